@@ -1,0 +1,75 @@
+"""Failures a user can mend: one line and an exit code of their own, never a traceback."""
+
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+from typing import NoReturn
+
+
+class ExitCode(IntEnum):
+    """The exit codes of every command of this project."""
+
+    OK = 0
+    CONFIGURATION = 2
+    DATA = 3
+    RESOURCES = 4
+    DIVERGED = 5
+    DISTRIBUTED = 6
+    PREEMPTED = 75
+    INTERRUPTED = 130
+
+
+class StageError(ValueError):
+    """A failure that one line explains: what, got, allowed, remedy."""
+
+    exit_code: ExitCode = ExitCode.CONFIGURATION
+
+
+class ConfigurationError(StageError):
+    """params.yaml, the command line or the environment asks for what cannot be."""
+
+
+class DataError(StageError):
+    """A data set, a model or a checkpoint is not what it has to be."""
+
+    exit_code = ExitCode.DATA
+
+
+class ResourceError(StageError):
+    """Disk, memory, devices or the machine's lock are not to be had."""
+
+    exit_code = ExitCode.RESOURCES
+
+
+class DivergedError(StageError):
+    """The numbers of the training left the finite."""
+
+    exit_code = ExitCode.DIVERGED
+
+
+class DistributedError(StageError):
+    """A rank or its launcher failed."""
+
+    exit_code = ExitCode.DISTRIBUTED
+
+
+class PreemptedError(StageError):
+    """The work was asked to stop, saved what it had, and goes on from there at the next run."""
+
+    exit_code = ExitCode.PREEMPTED
+
+
+def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
+    """Run `command` and end the process: 0, or the failure's own exit code after one line on stderr.
+
+    Only failures that a user can mend become one line; anything else keeps its traceback, since it is ours.
+    """
+    try:
+        command()
+    except StageError as error:
+        sys.stderr.write(f"{name}: {' '.join(str(error).split())}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{name}: interrupted\n")
+        sys.exit(ExitCode.INTERRUPTED)
+    sys.exit(ExitCode.OK)

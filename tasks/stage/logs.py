@@ -1,0 +1,28 @@
+"""Logging of a stage: short lines on stderr for a person, nothing chatty from libraries."""
+
+import logging
+import os
+import sys
+
+_QUIET = ("httpx", "httpcore", "urllib3", "filelock", "fsspec", "matplotlib", "alembic", "git")
+
+
+def configure_logging() -> None:
+    """Log INFO and above as `HH:MM:SS message` on stderr; also switch off what would call home."""
+    switch_off_telemetry()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def switch_off_telemetry() -> None:
+    """Tell every library of the stack, by environment, to send no usage data; children inherit it."""
+    os.environ.update(
+        {
+            "DO_NOT_TRACK": "1",
+            "DVC_NO_ANALYTICS": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        }
+    )

@@ -1,0 +1,62 @@
+"""YAML without its traps: no duplicate keys, no aliases, no octal, `5e-5` a number and `on` a word."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent, NodeEvent, ScalarEvent
+
+_MAX_BYTES = 1_000_000
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
+
+
+def read_strict_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping that the YAML 1.2 file holds.
+
+    Raises ValueError in one line for anything that another reader might read otherwise: duplicate keys, anchors
+    and aliases, tags, integers with a leading zero, a byte order mark, a file that is not UTF-8 or over 1 MB.
+    """
+    text = _read_text(path)
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        for event in yaml.parse(text):
+            _refuse_ambiguous(event)
+        value = YAML(typ="safe", pure=True).load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f"line {mark.line + 1}: " if mark is not None else ""
+        problem = " ".join(str(error.problem).split())
+        raise ValueError(f"{line}not valid YAML: {problem}; allowed: YAML 1.2, each key once") from None
+    except (YAMLError, RecursionError) as error:
+        raise ValueError(f"not valid YAML: {' '.join(str(error).split())[:200]}; allowed: YAML 1.2") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"got {type(value).__name__} at the top level; allowed: a mapping of keys")
+    return value
+
+
+def _read_text(path: Path) -> str:
+    if not path.is_file():
+        raise ValueError("no such file; `make use PRESET=embedded` writes one")
+    size = path.stat().st_size
+    if size > _MAX_BYTES:
+        raise ValueError(f"got {size} bytes; allowed: at most {_MAX_BYTES}")
+    raw = path.read_bytes()
+    if raw.startswith(b"\xef\xbb\xbf"):
+        raise ValueError("starts with a byte order mark; allowed: plain UTF-8")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8; allowed: plain UTF-8") from None
+
+
+def _refuse_ambiguous(event: Any) -> None:
+    line = f"line {event.start_mark.line + 1}: "
+    if isinstance(event, AliasEvent) or (isinstance(event, NodeEvent) and event.anchor is not None):
+        raise ValueError(f"{line}anchors and aliases are refused; allowed: the value itself")
+    if isinstance(event, ScalarEvent):
+        if event.tag is not None:
+            raise ValueError(f"{line}got the tag {event.tag!s}; allowed: values without tags")
+        if event.style is None and _LEADING_ZERO.fullmatch(event.value):
+            raise ValueError(f"{line}got {event.value}; allowed: a number without leading zeros")

@@ -1,0 +1,57 @@
+"""Files that are whole or absent, and digests of what they hold; standard library only."""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def digest_of_json(value: Any) -> str:
+    """Return the sha256 (hex) of `value` as canonical JSON: sorted keys, no spaces, no NaN."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """Return the sha256 (hex) of the file's bytes, read in blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path`; on success its content is on disk and takes the name `path`.
+
+    On any error `path` stays what it was and the temporary file is gone.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        sync_to_disk(temporary)
+        temporary.replace(path)
+        sync_to_disk(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically and durably; the file is whole or absent."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def sync_to_disk(path: Path) -> None:
+    """Flush a file or a folder's entries to the disk (fsync)."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
