@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from tasks.stage.complaint import first_complaint
 from tasks.stage.failure import ConfigurationError, exit_with_one_line
 from tasks.stage.strict_yaml import read_strict_yaml
 
@@ -30,6 +31,7 @@ _PROJECT = Path(__file__).resolve().parent.parent
 # validate_repo_id of huggingface_hub, without importing it: 1-96 characters, no "--", no "..".
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 BUILTIN_MODELS = ("tiny-qwen2",)
 BUILTIN_DATASETS = ("docstrings",)
@@ -112,7 +114,9 @@ class _Source(_Section):
             raise ValueError(f"source: got {self.source!r}; allowed: builtin:NAME, hub:OWNER/NAME or path:FILE")
         if (self.kind == "hub") != (self.revision is not None):
             raise ValueError("revision: a hub: source needs one (commit, tag or branch), others take none")
-        if self.revision is not None and not re.fullmatch(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", self.revision):
+        if self.revision is not None and not re.fullmatch(
+            r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", self.revision
+        ):
             raise ValueError(f"revision: got {self.revision!r}; allowed: a commit, tag or branch name")
 
 
@@ -306,11 +310,10 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
     Raises ConfigurationError (exit code 2) with one line that names the key, the value and what is allowed.
     """
     try:
-        raw = read_strict_yaml(path)
-        params = Params.model_validate(raw)
+        params = Params.model_validate(read_strict_yaml(path))
         _check_paths(params, path.resolve().parent)
     except ValidationError as error:
-        raise ConfigurationError(f"{path}: {_one_line(error, raw)}") from None
+        raise ConfigurationError(f"{path}: {first_complaint(error, Params)}") from None
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from None
     return params
@@ -384,42 +387,6 @@ def _count_rows(file: Path) -> int | None:
         return int(pq.read_metadata(file).num_rows)
     except (pa.ArrowException, OSError):
         return None
-
-
-def _one_line(error: ValidationError, raw: Any) -> str:
-    """Return the first complaint as `key: got VALUE; allowed: WHAT`."""
-    first = error.errors(include_url=False)[0]
-    path = [str(part) for part in first["loc"]]
-    key = ".".join(path) or "params.yaml"
-    if first["type"] == "extra_forbidden":
-        allowed = _allowed_keys(path[:-1])
-        near = difflib.get_close_matches(path[-1], allowed, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        return f"{key}: unknown key{hint}; allowed: {_list_of('', allowed)}"
-    if first["type"] == "missing":
-        return f"{key}: missing; this key is required"
-    if first["type"] == "value_error":
-        message = str(first["ctx"]["error"])
-        # Validators of a whole section name the key themselves.
-        if isinstance(first["input"], dict | BaseModel):
-            return f"{key}.{message}" if path else message
-        return f"{key}: got {_shortened(first['input'])}; {message}"
-    message = first["msg"].replace("Input should be", "allowed:").replace("valid ", "")
-    return f"{key}: got {_shortened(first['input'])}; {message}"
-
-
-def _allowed_keys(path: list[str]) -> list[str]:
-    model: Any = Params
-    for part in path:
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            annotation = model.model_fields[part].annotation
-            model = CellParams if part == "cells" else annotation
-    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _main() -> None:

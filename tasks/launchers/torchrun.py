@@ -1,0 +1,88 @@
+"""Ranks started by torchrun on this machine: each in its own process, all ended with this one."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tasks.stage.parent import parent_death_signal_setter
+
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+_LINES_SHOWN = 20
+
+
+class Launch:
+    """A group of ranks under torchrun.
+
+    torchrun leads a session of its own; it is ended by signal to that whole session, and the kernel ends it when this
+    process dies. Every rank, in turn, ends itself when torchrun dies.
+    """
+
+    def __init__(self, config: Path, *, world_size: int, threads_per_rank: int, log_folder: Path) -> None:
+        log_folder.mkdir(parents=True, exist_ok=True)
+        self._log_folder = log_folder
+        self._log = log_folder / "torchrun.log"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={world_size}", "--max-restarts=0"]
+        command += [f"--log-dir={log_folder}", "--redirects=3", "-m", "training", "--config", str(config)]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads_per_rank)},
+                preexec_fn=parent_death_signal_setter(signal.SIGTERM),
+            )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether torchrun still runs."""
+        return self._process.poll() is None
+
+    def stop(self, *, grace_seconds: float) -> None:
+        """Ask the ranks to save and end (SIGTERM); after the grace time end them (SIGKILL)."""
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + grace_seconds
+        while self.is_running and time.monotonic() < deadline:
+            time.sleep(0.05)
+        # Also when torchrun has ended by itself: none of its session may stay.
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def exit_code(self) -> int:
+        """Return 0, or the exit code of the rank that failed first (negative: the signal that ended it)."""
+        code = self._process.wait()
+        cause = self._root_cause()
+        return code if code == 0 or cause is None else cause[1]
+
+    def explanation(self) -> str:
+        """Return the first failure's rank, exit code and last words, and where the whole logs are."""
+        cause = self._root_cause()
+        if cause is None:
+            return f"torchrun ended: {self._last_lines(self._log)} (whole log: {self._log})"
+        rank, code = cause
+        ending = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        logs = sorted(self._log_folder.glob(f"*/attempt_*/{rank}/stderr.log"))
+        words = self._last_lines(logs[-1]) if logs else ""
+        return f"rank {rank} {ending}; logs in {self._log_folder}" + (f"\n{words}" if words else "")
+
+    def _root_cause(self) -> tuple[int, int] | None:
+        match = _ROOT_CAUSE.search(self._log.read_text(errors="replace"))
+        return (int(match[1]), int(match[2])) if match else None
+
+    def _last_lines(self, file: Path) -> str:
+        return "\n".join(file.read_text(errors="replace").strip().splitlines()[-_LINES_SHOWN:])
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+start = Launch
+"""What every launcher offers under this name."""

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import NoReturn
 
+from tasks.stage.parent import end_with_parent
+
 
 class ExitCode(IntEnum):
     """The exit codes of every command of this project."""
@@ -63,7 +65,9 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
     """Run `command` and end the process: 0, or the failure's own exit code after one line on stderr.
 
     Only failures that a user can mend become one line; anything else keeps its traceback, since it is ours.
+    The process also ends with its parent.
     """
+    end_with_parent()
     try:
         command()
     except StageError as error:

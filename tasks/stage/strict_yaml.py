@@ -6,9 +6,10 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent, NodeEvent, ScalarEvent
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent, ScalarEvent
 
-_MAX_BYTES = 1_000_000
+_MAX_BYTES = 100_000
+_MAX_DEPTH = 10
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
 
 
@@ -16,13 +17,18 @@ def read_strict_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping that the YAML 1.2 file holds.
 
     Raises ValueError in one line for anything that another reader might read otherwise: duplicate keys, anchors
-    and aliases, tags, integers with a leading zero, a byte order mark, a file that is not UTF-8 or over 1 MB.
+    and aliases, tags, integers with a leading zero, a byte order mark, a file that is not UTF-8, over 100 kB
+    or nested deeper than 10 levels.
     """
     text = _read_text(path)
     yaml = YAML(typ="safe", pure=True)
     try:
+        depth = 0
         for event in yaml.parse(text):
             _refuse_ambiguous(event)
+            depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+            if depth > _MAX_DEPTH:
+                raise ValueError(f"nested deeper than {_MAX_DEPTH} levels; allowed: sections of keys and values")
         value = YAML(typ="safe", pure=True).load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark

@@ -1,0 +1,77 @@
+# `make compare` and `make test` are all a newcomer needs; both set up the environment first if need be.
+.DEFAULT_GOAL := help
+.ONESHELL:
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# Where it is set, every process would compile its imports again.
+export PYTHONDONTWRITEBYTECODE :=
+# The machine's own certificates, so that a proxy of the house works.
+export UV_SYSTEM_CERTS := 1
+export DVC_NO_ANALYTICS := 1
+export DO_NOT_TRACK := 1
+
+.PHONY: help setup compare report use params mlflow serve check lint types imports test test-fast lock clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(READY)  ## Make .venv from the hash-pinned requirements.lock
+
+# uv itself comes from the same lock, by hash, through pip.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed, got " + sys.version.split()[0])'
+	[ -x $(VENV)/bin/python ] || $(PYTHON) -m venv $(VENV)
+	awk '/^uv==/ {on=1} on {print} on && !/\\$$/ {exit}' requirements.lock > $(VENV)/uv.lock
+	[ -x $(VENV)/bin/uv ] || $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.lock
+	echo "Installing the packages of requirements.lock (a minute or two the first time)"
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) uv pip sync --quiet --compile-bytecode --require-hashes requirements.lock
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) uv pip install --quiet --no-deps --no-build-isolation --offline -e .
+	touch $@
+
+compare: $(READY)  ## Run the comparison of params.yaml; what is finished is not run again
+	@python -m flows
+
+report: $(READY)  ## Render the report again from reports/results.json, without training
+	@python -m tasks.report --from-results reports/results.json --reports reports
+
+use: $(READY)  ## Make a comparison of presets/ the active one: make use PRESET=qwen2-arxiv
+	@python -m tasks.stage.presets "$(PRESET)"
+
+params: $(READY)  ## Check params.yaml
+	@python -m tasks.params && echo "params.yaml is valid"
+
+mlflow: $(READY)  ## Open the MLflow UI on http://127.0.0.1:5000
+	@MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 --host 127.0.0.1 --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}"
+
+serve: $(READY)  ## Serve the deployment ddp-compare with its weekly schedule, until Ctrl-C
+	@python -m flows.serve
+
+check: lint types imports  ## Lint, types and import rules
+
+lint: $(READY)
+	@ruff check . && ruff format --check .
+
+types: $(READY)
+	@mypy
+
+imports: $(READY)
+	@lint-imports
+
+test: $(READY)  ## Everything: check and all tests
+	@$(MAKE) --no-print-directory check
+	pytest
+
+test-fast: $(READY)  ## The quick answer: tests that take seconds
+	@pytest -m "not slow"
+
+lock: $(READY)  ## Resolve requirements.lock anew from pyproject.toml
+	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock
+
+clean:  ## Remove everything that a comparison made; asks first
+	@read -r -p "Remove data/, reports/, .work/, mlflow.db, mlruns/ and DVC's cache? [y/N] " answer
+	[ "$$answer" = y ] && rm -rf data reports .work mlflow.db mlruns .dvc/cache dvc.lock

@@ -1,0 +1,144 @@
+"""Stage `fingerprint`: what decides numbers - the meaning of training/, this machine, local source files.
+
+Runs every time and takes about a second: torch is not imported, versions come from the installed packages' metadata.
+"""
+
+import argparse
+import ast
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from tasks.params import load_params
+from tasks.stage.failure import exit_with_one_line
+from tasks.stage.logs import configure_logging
+from training.files import digest_of_file, digest_of_json, write_json
+
+_TRAINING = Path(__file__).resolve().parent.parent / "training"
+_PACKAGES = ("torch", "transformers", "numpy", "safetensors")
+
+
+def digest_of_code(folder: Path) -> str:
+    """Return the sha256 of what the folder's Python files mean.
+
+    Two versions that differ in comments, docstrings or layout have the same digest. The digest holds for one
+    version of Python, whose grammar decides what a syntax tree is; that version is part of the machine's facts.
+    """
+    meanings = {}
+    for file in sorted(folder.rglob("*.py")):
+        tree = ast.parse(file.read_bytes())
+        _drop_docstrings(tree)
+        meanings[file.relative_to(folder).as_posix()] = ast.dump(tree, include_attributes=False)
+    return digest_of_json(meanings)
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return GPUs, driver, CPU and versions, and under `digest` the sha256 of them all."""
+    gpus, driver = _gpus()
+    facts: dict[str, Any] = {
+        "gpus": gpus,
+        "num_gpus": len(gpus),
+        "driver": driver,
+        "cpu": _cpu_name(),
+        "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "os": platform.system(),
+        "architecture": platform.machine(),
+        "versions": {"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in _PACKAGES},
+    }
+    return {"digest": digest_of_json(facts), **facts}
+
+
+def digest_of_source(path: Path) -> str | None:
+    """Return the sha256 of a local file or of a folder's files by name; None if there is nothing."""
+    if path.is_file():
+        return digest_of_file(path)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        return digest_of_json({file.relative_to(path).as_posix(): digest_of_file(file) for file in files})
+    return None
+
+
+def _drop_docstrings(tree: ast.AST) -> None:
+    """Remove every string that stands as a statement: it documents, it does nothing."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [part for part in body if not _is_bare_string(part)] or [ast.Pass()]  # type: ignore[attr-defined]
+
+
+def _is_bare_string(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _gpus() -> tuple[list[dict[str, Any]], str | None]:
+    """Return the NVIDIA GPUs that a process started from here may use, and the driver's version."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return [], None
+    try:
+        every = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        facts = [
+            {
+                "name": pynvml.nvmlDeviceGetName(handle),
+                "memory_gib": round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
+                "uuid": pynvml.nvmlDeviceGetUUID(handle),
+            }
+            for handle in every
+        ]
+        return [{key: gpu[key] for key in ("name", "memory_gib")} for gpu in _visible(facts)], str(
+            pynvml.nvmlSystemGetDriverVersion()
+        )
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible(gpus: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA stops at the first unknown entry."""
+    choice = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if choice is None:
+        return gpus
+    chosen = []
+    for entry in (part.strip() for part in choice.split(",")):
+        if entry.isdigit() and int(entry) < len(gpus):
+            chosen.append(gpus[int(entry)])
+        elif entry.startswith("GPU-") and (found := [gpu for gpu in gpus if gpu["uuid"].startswith(entry)]):
+            chosen.append(found[0])
+        else:
+            break
+    return chosen
+
+
+def _cpu_name() -> str:
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="tasks.fingerprint", description=__doc__)
+    parser.add_argument("--code", type=Path, required=True)
+    parser.add_argument("--machine", type=Path, required=True)
+    parser.add_argument("--sources", type=Path, required=True)
+    arguments = parser.parse_args()
+    configure_logging()
+    params = load_params()
+    sources = {
+        name: {"digest": digest_of_source(Path(part.location))} if part.kind == "path" else None
+        for name, part in (("model", params.model), ("dataset", params.dataset))
+    }
+    write_json(arguments.code, {"digest": digest_of_code(_TRAINING)})
+    write_json(arguments.machine, machine_facts())
+    write_json(arguments.sources, sources)
+
+
+if __name__ == "__main__":
+    exit_with_one_line(_main, name="fingerprint")

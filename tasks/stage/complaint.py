@@ -1,0 +1,53 @@
+"""A schema's complaint as one line: the key, the value, what is allowed."""
+
+import difflib
+import typing
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+
+def first_complaint(error: ValidationError, schema: type[BaseModel]) -> str:
+    """Return the first complaint as `key: got VALUE; allowed: WHAT`, unknown keys before all others.
+
+    An unknown key comes first because it is often the cause of a missing one.
+    """
+    complaints = error.errors(include_url=False)
+    first = min(complaints, key=lambda complaint: complaint["type"] != "extra_forbidden")
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(part if part.isprintable() else repr(part) for part in path) or "params.yaml"
+    if first["type"] == "extra_forbidden":
+        allowed = _allowed_keys(schema, path[:-1])
+        near = difflib.get_close_matches(path[-1], allowed, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        return f"{key[:120]}: unknown key{hint}; allowed: {', '.join(allowed)}"
+    if first["type"] == "missing":
+        return f"{key}: missing; this key is required"
+    if first["type"] == "value_error":
+        message = str(first["ctx"]["error"])
+        # The check of a whole section names the key itself.
+        if isinstance(first["input"], dict | BaseModel):
+            return f"{key}.{message}" if path else message
+        return f"{key}: got {_shortened(first['input'])}; {message}"
+    if first["type"] == "model_type":
+        keys = ", ".join(_allowed_keys(schema, path))
+        return f"{key}: got {_shortened(first['input'])}; allowed: a mapping with the keys {keys}"
+    message = first["msg"].replace("Input should be", "allowed:").replace("a valid integer", "an integer")
+    message = message.replace("valid ", "")
+    return f"{key}: got {_shortened(first['input'])}; {message}"
+
+
+def _allowed_keys(schema: type[BaseModel], path: list[str]) -> list[str]:
+    """Return the keys of the section at `path`; a mapping of sections has the keys of one of them."""
+    section: Any = schema
+    for part in path:
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            section = section.model_fields[part].annotation
+        else:
+            section = typing.get_args(section)[-1]
+    return list(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,315 @@
+"""Stage `train@<cell>`: train one cell, range by range and epoch by epoch, reusing every finished segment.
+
+The work lives in .work/runs/<cell>/, outside DVC, since DVC deletes outputs before it runs a stage; a finished
+segment is immutable there and appears in the output as hard links once the whole cell is trained.
+"""
+
+import argparse
+import datetime
+import importlib
+import json
+import logging
+import shutil
+import signal
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.params import Params, load_params
+from tasks.services.tracker import follow_cell
+from tasks.stage.failure import (
+    ConfigurationError,
+    DataError,
+    DistributedError,
+    DivergedError,
+    ExitCode,
+    PreemptedError,
+    ResourceError,
+    StageError,
+    exit_with_one_line,
+)
+from tasks.stage.links import link_folder
+from tasks.stage.live import EventStream, TrainingProgress
+from tasks.stage.lock import machine_lock
+from tasks.stage.logs import configure_logging
+from training.files import digest_of_json, write_json
+
+_log = logging.getLogger(__name__)
+
+_WORK = Path(".work/runs")
+_GRACE_SECONDS = 12.0
+_LAUNCHES_KEPT = 5
+
+# What the content of a segment does not depend on: how far the run goes, and when it logs or saves.
+_NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps"}
+
+
+def segments_of(
+    cell: str, params: Params, *, slices: dict[str, Any], base_model: str, code: str, machine: str
+) -> list[dict[str, Any]]:
+    """Return the cell's segments in order, each with the fingerprint of everything its content depends on.
+
+    The number of epochs and ranges is not part of a fingerprint: one more of either leaves the finished ones valid.
+    """
+    spread = params.cells[cell].model_dump()
+    content = params.train.model_dump(exclude=_NOT_CONTENT)
+    previous = base_model
+    segments = []
+    for part in params.ranges:
+        for epoch in range(1, params.train.epochs + 1):
+            fingerprint = digest_of_json(
+                {
+                    "cell": cell,
+                    "spread": spread,
+                    "train": content,
+                    "workload": params.workload,
+                    "model": params.model.name,
+                    "base_model": base_model,
+                    "slice": slices[str(part)]["digest"],
+                    "range": str(part),
+                    "epoch": epoch,
+                    "code": code,
+                    "machine": machine,
+                    "previous": previous,
+                }
+            )
+            num_steps = -(-slices[str(part)]["num_rows"] // params.train.global_batch_size)
+            segments.append({"range": str(part), "epoch": epoch, "fingerprint": fingerprint, "num_steps": num_steps})
+            previous = fingerprint
+    return segments
+
+
+def is_whole(segment: Path, fingerprint: str) -> bool:
+    """Return True if the folder's receipt bears the fingerprint and every file it names has its size.
+
+    Contents are verified by hash when a segment is loaded; this answers whether there is anything left to train.
+    """
+    try:
+        receipt = json.loads((segment / "receipt.json").read_bytes())
+        return receipt["fingerprint"] == fingerprint and all(
+            (segment / name).stat().st_size == fact["num_bytes"] for name, fact in receipt["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def choose_device(cell: str, params: Params, machine: dict[str, Any]) -> str:
+    """Return "cuda" where the machine has NVIDIA GPUs, else "cpu".
+
+    Raises ResourceError (exit code 4) if the cell wants more ranks than GPUs and does not say `oversubscribe: true`.
+    """
+    wanted, gpus, cpus = params.cells[cell].world_size, machine["num_gpus"], machine["num_cpus"]
+    if gpus == 0:
+        if wanted * params.train.threads_per_rank > cpus:
+            _log.warning(
+                "%s: %d ranks x %d threads share %d CPU cores: the cell cannot show what as many cores would give",
+                cell, wanted, params.train.threads_per_rank, cpus,
+            )  # fmt: skip
+        return "cpu"
+    if wanted > gpus and not params.cells[cell].oversubscribe:
+        raise ResourceError(
+            f"cells.{cell}.world_size={wanted} is more than the {gpus} GPUs of this machine; allowed: at most {gpus}, "
+            f"or oversubscribe: true in cells.{cell} (ranks then share GPUs, which says nothing about scaling)"
+        )
+    return "cuda"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellRun:
+    """One cell to be trained: what it is made from and where its work lives."""
+
+    params: Params
+    cell: str
+    device: str
+    """`cpu` or `cuda`."""
+    base_model: dict[str, Any]
+    """manifest.json of the base model."""
+    code_digest: str
+    machine_digest: str
+    segments: list[dict[str, Any]]
+    """range, epoch, fingerprint and num_steps of every segment, in order."""
+    work: Path
+    """The folder outside DVC that keeps finished segments and partial checkpoints."""
+
+    def segment_folder(self, segment: dict[str, Any]) -> Path:
+        """Return where the finished segment stands, or will."""
+        return self.work / "segments" / str(segment["fingerprint"])
+
+    def missing(self) -> list[dict[str, Any]]:
+        """Return the segments that are still to be trained."""
+        return [part for part in self.segments if not is_whole(self.segment_folder(part), part["fingerprint"])]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what run.json says of the cell, apart from its segments."""
+        train, spread = self.params.train, self.params.cells[self.cell]
+        return {
+            "cell": self.cell,
+            **spread.model_dump(),
+            "threads_per_rank": train.threads_per_rank,
+            "device": self.device,
+            "micro_batch_size": train.micro_batch_size,
+            "grad_accum_steps": self.params.grad_accum_steps(self.cell),
+            "global_batch_size": train.global_batch_size,
+            "model_name": self.params.model.name,
+            "base_model_digest": self.base_model["digest"],
+            "code_digest": self.code_digest,
+            "machine_digest": self.machine_digest,
+        }
+
+    def config(self, *, base_model: Path, slices: Path) -> dict[str, Any]:
+        """Return what the ranks are told (training/config.py)."""
+        spread = self.params.cells[self.cell]
+        keys = ("range", "epoch", "fingerprint")
+        return {
+            **self.params.train.model_dump(exclude={"epochs"}),
+            "cell": self.cell,
+            "strategy": spread.strategy,
+            "world_size": spread.world_size,
+            "oversubscribe": spread.oversubscribe,
+            "workload": self.params.workload,
+            "device": self.device,
+            "model_dir": str(base_model.resolve()),
+            "model_name": self.params.model.name,
+            "work_dir": str(self.work),
+            "segments": [
+                {**{key: part[key] for key in keys}, "slice_dir": str((slices / part["range"]).resolve())}
+                for part in self.segments
+            ],
+        }
+
+
+def _main() -> None:
+    arguments = _parse_arguments()
+    configure_logging()
+    run = _describe(arguments)
+    missing = run.missing()
+    _log.info(
+        "%s: %d of %d segments are finished already%s",
+        run.cell, len(run.segments) - len(missing), len(run.segments), "" if missing else "; nothing to train",
+    )  # fmt: skip
+    if missing:
+        with (
+            machine_lock(f"training of cell {run.cell}"),
+            follow_cell(run.params, run.facts(), slices=arguments.slices, machine=arguments.machine) as follower,
+        ):
+            config = run.config(base_model=arguments.base_model, slices=arguments.slices)
+            _train(run, config, follower, total_steps=sum(part["num_steps"] for part in missing))
+            follower.replay([run.segment_folder(part) for part in run.segments])
+    _assemble(run, arguments.run)
+
+
+def _describe(arguments: argparse.Namespace) -> CellRun:
+    params = load_params()
+    cell = arguments.cell
+    if cell not in params.cells:
+        raise ConfigurationError(f"cell {cell!r} is not in params.yaml; allowed: {', '.join(params.cells)}")
+    code, machine = _read(arguments.code), _read(arguments.machine)
+    base_model, slices = _read(arguments.base_model / "manifest.json"), _read(arguments.slices / "manifest.json")
+    return CellRun(
+        params=params,
+        cell=cell,
+        device=choose_device(cell, params, machine),
+        base_model=base_model,
+        code_digest=code["digest"],
+        machine_digest=machine["digest"],
+        segments=segments_of(
+            cell, params, slices=slices["slices"], base_model=base_model["digest"],
+            code=code["digest"], machine=machine["digest"],
+        ),
+        work=(_WORK / cell).resolve(),
+    )  # fmt: skip
+
+
+def _train(run: CellRun, config: dict[str, Any], follower: Any, *, total_steps: int) -> None:
+    """Launch the ranks, show their progress and wait for their end.
+
+    Raises the StageError of what went wrong; what was finished or saved until then stays in the work folder.
+    """
+    launcher = importlib.import_module(f"tasks.launchers.{run.params.cells[run.cell].launcher}")
+    run.work.mkdir(parents=True, exist_ok=True)
+    write_json(run.work / "config.json", config)
+    stream = EventStream(run.work / "steps.jsonl")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    launch = launcher.start(
+        run.work / "config.json",
+        world_size=config["world_size"],
+        threads_per_rank=config["threads_per_rank"],
+        log_folder=_new_log_folder(run.work / "logs"),
+    )
+    try:
+        with TrainingProgress(run.cell, total_steps=total_steps) as progress:
+            is_running = True
+            while is_running and not stop.is_set():
+                is_running = launch.is_running
+                events = stream.read_new()
+                progress.show(events)
+                follower.send(events)
+                stop.wait(0.2)
+        if stop.is_set():
+            _log.info("%s: asked to stop; the ranks finish their step and save", run.cell)
+    finally:
+        launch.stop(grace_seconds=_GRACE_SECONDS if stop.is_set() else 0.0)
+    code = launch.exit_code()
+    if code != 0 and stop.is_set():
+        raise PreemptedError(f"cell {run.cell} was stopped; the next run goes on from the last checkpoint")
+    if code != 0:
+        raise _failure(run.cell, code, launch.explanation())
+
+
+def _failure(cell: str, code: int, explanation: str) -> StageError:
+    first, _, words = explanation.partition("\n")
+    if words:
+        _log.error("last words of the rank that failed first:\n%s", words)
+    kinds = {ExitCode.DATA: DataError, ExitCode.RESOURCES: ResourceError, ExitCode.DIVERGED: DivergedError,
+             ExitCode.PREEMPTED: PreemptedError}  # fmt: skip
+    kind = kinds.get(ExitCode(code), DistributedError) if code in list(ExitCode) else DistributedError
+    last = words.strip().splitlines()[-1] if words.strip() else ""
+    return kind(f"cell {cell}: {last or 'no message'} ({first})")
+
+
+def _assemble(run: CellRun, output: Path) -> None:
+    """Link the finished segments into the output under their semantic names and write run.json."""
+    shutil.rmtree(output, ignore_errors=True)
+    described = []
+    for part in run.segments:
+        source = run.segment_folder(part)
+        if not is_whole(source, part["fingerprint"]):
+            raise DataError(
+                f"{run.cell}: segment {part['range']} epoch {part['epoch']} is incomplete in {source}; run again"
+            )
+        folder = f"segments/{part['range']}-epoch-{part['epoch']}"
+        link_folder(source, output / folder)
+        described.append({**_read(source / "segment.json"), "folder": folder})
+    last = run.segments[-1]
+    final = f"{described[-1]['folder']}/{run.params.model.name}_{last['range']}-epoch-{last['epoch']}.pt"
+    write_json(output / "run.json", {**run.facts(), "segments": described, "final_checkpoint": final})
+
+
+def _new_log_folder(logs: Path) -> Path:
+    """Return a fresh folder for this launch's logs, keeping those of the last few launches."""
+    if logs.is_dir():
+        for old in sorted(logs.iterdir())[: -(_LAUNCHES_KEPT - 1)]:
+            shutil.rmtree(old, ignore_errors=True)
+    return logs / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {error}; `dvc repro` makes it anew") from None
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tasks.train", description=__doc__)
+    parser.add_argument("cell")
+    for name in ("slices", "base-model", "code", "machine", "run"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    exit_with_one_line(_main, name="train")

@@ -1,0 +1,223 @@
+"""params.yaml: what is refused, in one line, before anything heavy is imported or written."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tasks.params import Params, load_params
+from tasks.stage.failure import ConfigurationError
+
+GOOD = """\
+name: test
+description: A test.
+model: {source: builtin:tiny-qwen2, name: tiny}
+dataset: {source: builtin:docstrings}
+ranges: [0-100, 100-250]
+heldout: 300-350
+workload: causal_lm
+train: {epochs: 2, global_batch_size: 16, micro_batch_size: 4, learning_rate: 5e-5, seq_len: 64}
+cells:
+  1proc: {strategy: single, world_size: 1}
+  2proc: {strategy: ddp, world_size: 2}
+"""
+
+# What is changed in GOOD, and what the one line must name.
+BAD = {
+    "unknown key": ("epochs: 2", "epoch: 2", ["train.epoch", "did you mean epochs?"]),
+    "unknown top-level key": ("workload:", "wrkload:", ["wrkload", "did you mean workload?"]),
+    "unknown key in a cell": ("world_size: 2", "worldsize: 2", ["cells.2proc.worldsize", "world_size"]),
+    "missing key": ("seq_len: 64", "seed: 1", ["train.seq_len", "missing"]),
+    "missing section": ("heldout: 300-350\n", "", ["heldout", "missing"]),
+    "null": ("epochs: 2", "epochs: null", ["train.epochs", "None"]),
+    "word for a number": ("epochs: 2", "epochs: two", ["train.epochs", "'two'"]),
+    "quoted number": ("5e-5", '"5e-5"', ["train.learning_rate", "'5e-5'"]),
+    "bool as int": ("epochs: 2", "epochs: true", ["train.epochs", "True"]),
+    "on is a word": ("epochs: 2", "epochs: on", ["train.epochs", "'on'"]),
+    "fraction for a count": ("world_size: 2", "world_size: 1.5", ["cells.2proc.world_size", "1.5"]),
+    "octal": ("epochs: 2", "epochs: 010", ["010", "leading zeros"]),
+    "sexagesimal": ("epochs: 2", "epochs: 1:30", ["train.epochs", "1:30"]),
+    "huge epochs": ("epochs: 2", "epochs: 1000000000", ["train.epochs", "10000"]),
+    "zero epochs": ("epochs: 2", "epochs: 0", ["train.epochs", "0"]),
+    "zero micro-batch": ("micro_batch_size: 4", "micro_batch_size: 0", ["train.micro_batch_size", "0"]),
+    "negative micro-batch": ("micro_batch_size: 4", "micro_batch_size: -4", ["train.micro_batch_size", "-4"]),
+    "batch does not divide": ("batch_size: 16", "batch_size: 12", ["train.global_batch_size", "12", "use 8 or 16"]),
+    "batch too small": ("global_batch_size: 16", "global_batch_size: 2", ["train.global_batch_size", "use 4"]),
+    "learning rate nan": ("5e-5", ".nan", ["train.learning_rate", "nan"]),
+    "learning rate inf": ("5e-5", ".inf", ["train.learning_rate", "inf"]),
+    "learning rate zero": ("5e-5", "0", ["train.learning_rate", "0"]),
+    "learning rate negative": ("5e-5", "-1e-3", ["train.learning_rate", "-0.001"]),
+    "seq_len one": ("seq_len: 64", "seq_len: 1", ["train.seq_len", "1"]),
+    "unknown precision": ("seq_len: 64", "seq_len: 64, precision: fp8", ["train.precision", "fp8", "bf16"]),
+    "unknown schedule": ("seq_len: 64", "seq_len: 64, schedule: cos", ["train.schedule", "cosine"]),
+    "negative seed": ("seq_len: 64", "seq_len: 64, seed: -1", ["train.seed", "-1"]),
+    "zero clip": ("seq_len: 64", "seq_len: 64, max_grad_norm: 0", ["train.max_grad_norm"]),
+    "no threads": ("seq_len: 64", "seq_len: 64, threads_per_rank: 0", ["train.threads_per_rank"]),
+    "log never": ("seq_len: 64", "seq_len: 64, log_every_steps: 0", ["train.log_every_steps"]),
+    "reversed range": ("0-100,", "100-0,", ["ranges.0", "100-0"]),
+    "empty range": ("0-100,", "50-50,", ["ranges.0", "50-50"]),
+    "negative range": ("0-100,", "-5-100,", ["ranges.0", "-5-100"]),
+    "range of words": ("0-100,", "all,", ["ranges.0", "'all'"]),
+    "range of one number": ("0-100,", "100,", ["ranges.0", "100"]),
+    "overlapping ranges": ("100-250", "99-250", ["ranges", "99-250 overlaps 0-100"]),
+    "no ranges": ("[0-100, 100-250]", "[]", ["ranges"]),
+    "ranges not a list": ("[0-100, 100-250]", "0-100", ["ranges", "list"]),
+    "too large range": ("300-350", "300-35000", ["35000", "6000"]),
+    "held-out rows in a range": ("300-350", "200-350", ["heldout", "overlaps", "100-250"]),
+    "held-out reversed": ("300-350", "350-300", ["heldout", "350-300"]),
+    "unknown workload": ("causal_lm", "casual_lm", ["workload", "did you mean causal_lm?"]),
+    "unknown strategy": ("strategy: ddp", "strategy: dpd", ["cells.2proc.strategy", "did you mean ddp?"]),
+    "strategy from elsewhere": ("strategy: ddp", "strategy: ../ddp", ["cells.2proc.strategy", "allowed: ddp"]),
+    "unknown launcher": ("strategy: ddp,", "strategy: ddp, launcher: slurm,", ["cells.2proc.launcher", "torchrun"]),
+    "world size zero": ("world_size: 2", "world_size: 0", ["cells.2proc.world_size", "0"]),
+    "world size negative": ("world_size: 2", "world_size: -1", ["cells.2proc.world_size", "-1"]),
+    "single on two ranks": ("strategy: ddp, ", "strategy: single, ", ["cells.2proc.world_size", "single"]),
+    "cells not a mapping": ("2proc: {strategy: ddp, world_size: 2}", "2proc: ddp", ["cells.2proc", "'ddp'"]),
+    "cell name with a slash": ("2proc:", "a/b:", ["cells", "a/b"]),
+    "cell name that climbs": ("2proc:", "..:", ["cells", "'..'"]),
+    "no cells": (GOOD[GOOD.index("  1proc") :], "", ["cells"]),
+    "unknown built-in model": ("builtin:tiny-qwen2", "builtin:gpt5", ["model.source", "gpt5", "tiny-qwen2"]),
+    "unknown built-in data set": ("builtin:docstrings", "builtin:wiki", ["dataset.source", "wiki"]),
+    "unknown kind of source": ("builtin:docstrings", "s3:bucket", ["dataset.source", "s3:bucket"]),
+    "source without a kind": ("builtin:docstrings", "docstrings", ["dataset.source", "docstrings"]),
+    "Hub id that climbs": ("builtin:docstrings", "hub:a/../b, revision: main", ["dataset.source", "a/../b"]),
+    "Hub id absolute": ("builtin:docstrings", "hub:/etc/passwd, revision: main", ["dataset.source"]),
+    "Hub id as a URL": ("builtin:docstrings", "'hub:https://x.y/z', revision: main", ["dataset.source"]),
+    "Hub id of 300 characters": ("builtin:docstrings", f"hub:{'a' * 300}, revision: main", ["dataset.source", "96"]),
+    "Hub id without a revision": ("builtin:docstrings", "hub:a/b", ["dataset.revision"]),
+    "revision that climbs": ("builtin:docstrings", "hub:a/b, revision: ../x", ["dataset.revision", "../x"]),
+    "revision of a built-in": ("builtin:docstrings", "builtin:docstrings, revision: main", ["dataset.revision"]),
+    "missing file": ("builtin:docstrings", "path:nowhere.parquet", ["dataset.source", "nowhere.parquet"]),
+    "file of another kind": ("builtin:docstrings", "path:data.csv", ["dataset.source", ".parquet or .jsonl"]),
+    "missing model folder": ("builtin:tiny-qwen2", "path:nowhere", ["model.source", "nowhere/config.json"]),
+    "model name with a slash": ("name: tiny}", "name: a/b}", ["model.name", "a/b"]),
+    "name with a newline": ("name: test", 'name: "a\\nb"', ["name"]),
+    "empty description": ("A test.", '""', ["description"]),
+    "upload to nowhere": ("cells:", "upload: {repo_id: a//b}\ncells:", ["upload.repo_id", "a//b"]),
+    "duplicate key": ("name: test\n", "name: test\nname: again\n", ["duplicate key", "name"]),
+    "alias": ("heldout: 300-350", "heldout: &h 300-350\nother: *h", ["aliases"]),
+    "tag": ("name: test", "name: !!python/object:os.system test", ["tag"]),
+    "tab": ("  1proc:", "\t1proc:", ["line 10"]),
+    "unclosed bracket": ("[0-100, 100-250]", "[0-100, 100-250", ["not valid YAML"]),
+}  # fmt: skip
+
+WHOLE_FILES = {
+    "empty file": (b"", "top level"),
+    "list at the top": (b"- a\n- b\n", "top level"),
+    "byte order mark": (b"\xef\xbb\xbf" + GOOD.encode(), "byte order mark"),
+    "not UTF-8": (b"name: \xff\xfe\n", "UTF-8"),
+    "ten megabytes": (b"#" * 10_000_000, "bytes"),
+    "deep nesting": (b"[" * 20_000, "nested"),
+    "alias bomb": (b"a: &a [x,x]\nb: &b [*a,*a]\nc: [*b,*b]\n", "aliases"),
+    "null bytes": (b"name: a\0b\n", "YAML"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_value_is_refused_with_key_value_and_what_is_allowed(case: str, tmp_path: Path) -> None:
+    old, new, named = BAD[case]
+    assert GOOD.count(old) >= 1
+    file = tmp_path / "params.yaml"
+    file.write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(ConfigurationError) as caught:
+        load_params(file)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert len(line) < 600
+    for part in named:
+        assert part in line
+
+
+@pytest.mark.parametrize("case", WHOLE_FILES)
+def test_a_file_that_is_no_params_file_is_refused(case: str, tmp_path: Path) -> None:
+    content, named = WHOLE_FILES[case]
+    file = tmp_path / "params.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=named):
+        load_params(file)
+
+
+def test_the_good_file_is_accepted_and_read_exactly(tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text(GOOD)
+    params = load_params(file)
+    assert params.train.learning_rate == 5e-5
+    assert [str(part) for part in params.ranges] == ["0-100", "100-250"]
+    assert params.num_rows_needed == 350
+    assert params.baseline == "1proc"
+    assert (params.grad_accum_steps("1proc"), params.grad_accum_steps("2proc")) == (4, 2)
+
+
+def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n' * 320)
+    file = tmp_path / "params.yaml"
+    file.write_text(GOOD.replace("builtin:docstrings", "path:rows.jsonl"))
+    with pytest.raises(ConfigurationError, match=r"heldout: row 350 is beyond the 320 rows of rows\.jsonl"):
+        load_params(file)
+
+
+@pytest.mark.parametrize("name", ["embedded", "qwen2-arxiv"])
+def test_every_preset_is_valid(name: str, project: Path) -> None:
+    assert load_params(project / "presets" / f"{name}.yaml").name == name
+
+
+def test_the_default_comparison_is_the_embedded_preset(project: Path) -> None:
+    assert (project / "params.yaml").read_bytes() == (project / "presets" / "embedded.yaml").read_bytes()
+
+
+def test_the_command_ends_with_2_and_one_line_and_imports_nothing_heavy(tmp_path: Path, project: Path) -> None:
+    (tmp_path / "params.yaml").write_text(GOOD.replace("epochs: 2", "epochs: -2"))
+    code = (
+        "import runpy, sys, atexit\n"
+        "heavy = {'torch', 'prefect', 'mlflow', 'datasets', 'pandas', 'dvc'}\n"
+        "atexit.register(lambda: print(sorted(heavy & set(sys.modules))))\n"
+        "sys.argv = ['params']\n"
+        "runpy.run_module('tasks.params', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout.strip() == "[]"
+    assert re.fullmatch(r"params: params\.yaml: train\.epochs: got -2; .*\n", done.stderr)
+    assert [file.name for file in tmp_path.iterdir()] == ["params.yaml"]
+
+
+def _refusal(file: Path) -> str:
+    try:
+        load_params(file)
+    except ConfigurationError as error:
+        return str(error).strip()
+    return ""
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats() | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+_keys = sorted(Params.model_fields)
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.dictionaries(st.sampled_from(_keys) | st.text(max_size=10), _values, min_size=1, max_size=4))
+def test_generated_params_are_accepted_or_refused_in_one_line(changes: dict[str, object], tmp_path: Path) -> None:
+    from ruamel.yaml import YAML
+
+    file = tmp_path / "params.yaml"
+    whole = YAML(typ="safe", pure=True).load(GOOD) | changes
+    with file.open("w", encoding="utf-8") as stream:
+        YAML(typ="safe", pure=True).dump(whole, stream)
+    assert "\n" not in _refusal(file)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=200))
+def test_arbitrary_bytes_are_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigurationError) as caught:
+        load_params(file)
+    assert "\n" not in str(caught.value).strip()
