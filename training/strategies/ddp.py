@@ -1,0 +1,71 @@
+"""DistributedDataParallel: every rank holds the whole model, gradients are averaged once per optimizer step."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from training.config import TrainingConfig
+from training.data import MicroBatch
+from training.distributed import Ranks
+from training.replica import Replica
+from training.strategies import StepResult
+from training.workloads import Workload
+
+# Buffers of our models are constants; broadcasting them before every forward would be communication for nothing.
+# torch 2.15 renames the option.
+_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+_NO_BUFFER_SYNC: Any = {"forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers": False}
+
+
+def build(model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> "Ddp":
+    """Return the strategy, on any number of ranks."""
+    return Ddp(Replica(model, workload, config, ranks.device), ranks)
+
+
+class Ddp:
+    """Micro-batches are shared out over the ranks; only the last one of a step communicates."""
+
+    def __init__(self, replica: Replica, ranks: Ranks) -> None:
+        self.replica = replica
+        self._world_size = ranks.world_size
+        self._group: Any = ranks.gradient_group
+        self._wrapped = DistributedDataParallel(
+            replica.module, process_group=self._group, gradient_as_bucket_view=True, **_NO_BUFFER_SYNC
+        )
+        self._num_gradient_bytes = sum(
+            part.numel() * part.element_size() for part in replica.module.parameters() if part.requires_grad
+        )
+
+    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_tokens: int, learning_rate: float) -> StepResult:
+        """Apply one update; see Strategy."""
+        before = self._num_collectives()
+        # DDP averages over ranks, the loss is a mean over tokens: undo the division by the number of ranks.
+        weight = self._world_size / max(num_tokens, 1)
+        *earlier, last = micro_batches
+        # Around forward too: DDP decides there whether the backward will communicate.
+        with self._wrapped.no_sync():
+            for micro_batch in earlier:
+                self.replica.add(self._wrapped, micro_batch, weight=weight)
+        self.replica.add(self._wrapped, last, weight=weight)
+        num_all_reduces = self._num_collectives() - before
+        loss_sum, grad_norm = self.replica.step(learning_rate)
+        return StepResult(
+            loss_sum=loss_sum,
+            grad_norm=grad_norm,
+            num_all_reduces=num_all_reduces,
+            # Every reduction of the whole gradient takes all buckets, and each parameter is in one of them.
+            num_all_reduce_bytes=self._num_gradient_bytes if num_all_reduces else 0,
+        )
+
+    def warm_up(self, micro_batch: MicroBatch) -> None:
+        """Run forward, backward and all-reduce twice, change nothing; DDP fixes its buckets in between."""
+        for _ in range(2):
+            self.replica.add(self._wrapped, micro_batch, weight=0.0)
+            self.replica.forget_gradient()
+
+    def _num_collectives(self) -> int:
+        """Return how many collectives the group of the gradients has begun: counted by torch, not by us."""
+        return int(self._group._get_sequence_number_for_group())

@@ -1,0 +1,39 @@
+"""One rank, the plain module: the baseline that owes nothing to any wrapper."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from training.config import TrainingConfig
+from training.data import MicroBatch
+from training.distributed import Ranks
+from training.replica import Replica
+from training.strategies import StepResult
+from training.workloads import Workload
+
+
+def build(model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> "Single":
+    """Return the strategy; raises ValueError on more than one rank."""
+    if ranks.world_size != 1:
+        raise ValueError(f"world_size={ranks.world_size} with strategy single; allowed: 1, or strategy ddp")
+    return Single(Replica(model, workload, config, ranks.device))
+
+
+class Single:
+    """Micro-batches one after another on one model."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+
+    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_tokens: int, learning_rate: float) -> StepResult:
+        """Apply one update; see Strategy."""
+        for micro_batch in micro_batches:
+            self.replica.add(self.replica.module, micro_batch, weight=1 / max(num_tokens, 1))
+        loss_sum, grad_norm = self.replica.step(learning_rate)
+        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, num_all_reduces=0, num_all_reduce_bytes=0)
+
+    def warm_up(self, micro_batch: MicroBatch) -> None:
+        """Run forward and backward, change nothing."""
+        for _ in range(2):
+            self.replica.add(self.replica.module, micro_batch, weight=0.0)
+            self.replica.forget_gradient()

@@ -1,0 +1,24 @@
+"""ML problems: one file per workload, found by its name in params.yaml."""
+
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from training.data import MicroBatch
+
+
+class Workload(Protocol):
+    """What a file of this folder offers: model and loss of an ML problem."""
+
+    def load_model(self, model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
+        """Return the base model in fp32 on the CPU, or with the weights of a checkpoint file."""
+        ...
+
+    def has_dropout(self, model: nn.Module) -> bool:
+        """Return True if the model draws random numbers while training."""
+        ...
+
+    def loss_sum(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+        """Return the sum (not the mean) of the loss over the micro-batch's label tokens: () float32."""
+        ...

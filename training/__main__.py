@@ -1,0 +1,66 @@
+"""One rank of a training: `torchrun ... -m training --config FILE`.
+
+Exit codes: 0 trained; 3 bad checkpoint; 5 diverged; 75 stopped by SIGTERM, 130 by SIGINT, both after saving; 6 else.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from training.config import TrainingConfig, read_config
+from training.events import EventStream
+from training.failure import EXIT_FAILED, TrainingError
+from training.lifeline import end_with_parent
+
+
+def main() -> int:
+    """Train what the config file describes; return the exit code."""
+    end_with_parent()
+    parser = argparse.ArgumentParser(prog="training", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="JSON file, see training/config.py")
+    path = parser.parse_args().config
+    rank = int(os.environ.get("RANK", "0"))
+    logging.basicConfig(
+        level=logging.INFO if rank == 0 else logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
+    )
+    try:
+        config = read_config(path)
+    except ValueError as error:
+        sys.stderr.write(f"training: {error}\n")
+        return EXIT_FAILED
+    events = EventStream(config.work_dir / "steps.jsonl", rank=rank)
+    try:
+        _run(config, events)
+    except TrainingError as error:
+        sys.stderr.write(f"training: rank {rank}: {error}\n")
+        kind = "stopped" if "Stopped" in type(error).__name__ else "failed"
+        events.send(kind, reason=str(error), exit_code=error.exit_code)
+        return error.exit_code
+    except Exception as error:
+        traceback.print_exc()
+        events.send("failed", reason=f"rank {rank}: {type(error).__name__}: {error}", exit_code=EXIT_FAILED)
+        return EXIT_FAILED
+    return 0
+
+
+def _run(config: TrainingConfig, events: EventStream) -> None:
+    # Before torch is imported: it reads the number of threads once.
+    os.environ["OMP_NUM_THREADS"] = str(config.threads_per_rank)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch
+
+    from training.distributed import joined_ranks
+    from training.loop import train
+    from training.stopping import StopRequest
+
+    torch.set_num_threads(config.threads_per_rank)
+    stop = StopRequest()
+    with joined_ranks(config) as ranks:
+        train(config, ranks, stop=stop, events=events)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

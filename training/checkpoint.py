@@ -1,0 +1,146 @@
+"""Finished segments and partial checkpoints in the work folder: whole or absent, verified before every use."""
+
+import dataclasses
+import json
+import logging
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.config import SegmentConfig
+from training.failure import BadCheckpointError
+from training.receipt import problem_with, remove_unfinished, sealed_folder, set_aside
+from training.record import LEDGER_COLUMNS, Counters, SegmentRecord
+from training.replica import Replica
+from training.weights import load_tensors, load_weights
+
+_log = logging.getLogger(__name__)
+
+_PARTIALS_KEPT = 2
+_STATE = "state.pt"
+_PARTIAL_WEIGHTS = "weights.pt"
+
+
+class CheckpointStore:
+    """`segments/<fingerprint>/` and `partial/<fingerprint>/step-<n>/`; only rank 0 writes and verifies."""
+
+    def __init__(self, work_dir: Path, *, model_name: str, world_size: int) -> None:
+        self._segments = work_dir / "segments"
+        self._partials = work_dir / "partial"
+        self._model_name = model_name
+        self._facts = {
+            "world_size": world_size,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        }
+
+    def clear_unfinished(self) -> None:
+        """Remove what a crash in mid-writing has left."""
+        for parent in (self._segments, *self._partials.glob("*")):
+            remove_unfinished(parent)
+
+    def finished(self, segment: SegmentConfig, *, start_checksum: str | None) -> dict[str, Any] | None:
+        """Return the segment.json of a finished segment that verifies and begins where its predecessor ended.
+
+        One that does not is set aside with a warning, and None returned as for one that was never trained.
+        """
+        folder = self._segments / segment.fingerprint
+        if not folder.exists():
+            return None
+        problem = problem_with(folder, fingerprint=segment.fingerprint)
+        if problem is None:
+            facts: dict[str, Any] = json.loads((folder / "segment.json").read_bytes())
+            if start_checksum in (None, facts["start_checksum"]):
+                return facts
+            problem = f"it began from weights {facts['start_checksum']}, its predecessor ended with {start_checksum}"
+        set_aside(folder, problem)
+        return None
+
+    def newest_partial(self, segment: SegmentConfig, *, start_checksum: str | None) -> Path | None:
+        """Return the newest partial checkpoint that verifies; newer ones that do not are set aside with a warning."""
+        for folder in reversed(self._partials_of(segment)):
+            problem = problem_with(folder, fingerprint=segment.fingerprint)
+            if problem is None:
+                began = load_tensors(folder / _STATE)["counters"]["start_checksum"]
+                if start_checksum in (None, began):
+                    return folder
+                problem = f"its segment began from weights {began}, the predecessor now ends with {start_checksum}"
+            set_aside(folder, problem)
+        return None
+
+    def load_finished(self, segment: SegmentConfig, replica: Replica, facts: dict[str, Any]) -> None:
+        """Restore the state at the end of a segment.
+
+        Raises BadCheckpointError if that cannot be done: training never begins from anything else instead.
+        """
+        folder = self._segments / segment.fingerprint
+        _restore(replica, folder / self._weights_name(segment), folder / _STATE)
+        wanted, got = facts["parameter_checksums"][0], replica.parameter_checksum()
+        if got != wanted:
+            raise BadCheckpointError(f"{folder}: loaded weights have checksum {got}, {wanted} were saved")
+
+    def load_partial(self, folder: Path, replica: Replica, record: SegmentRecord, *, is_first_rank: bool) -> None:
+        """Restore the state in mid-segment, and the segment's record up to there; BadCheckpointError if impossible."""
+        state = _restore(replica, folder / _PARTIAL_WEIGHTS, folder / _STATE)
+        record.counters = Counters(**state["counters"])
+        record.counters.num_resumes += 1
+        record.lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+        if is_first_rank:
+            with np.load(folder / "ledger.npz", allow_pickle=False) as ledger:
+                record.earlier_ledger = np.stack([ledger[name] for name in LEDGER_COLUMNS], axis=1)
+
+    def save_partial(self, replica: Replica, record: SegmentRecord, ledger: np.ndarray) -> Path:
+        """Save the state in mid-segment durably, then drop all but the newest few; return its folder."""
+        segment = record.segment
+        destination = self._partials / segment.fingerprint / f"step-{record.counters.segment_step:08d}"
+        if destination.exists():
+            return destination
+        with sealed_folder(destination, fingerprint=segment.fingerprint, facts=self._facts) as folder:
+            _write_state(folder, _PARTIAL_WEIGHTS, replica, record, ledger)
+        for old in self._partials_of(segment)[:-_PARTIALS_KEPT]:
+            shutil.rmtree(old)
+        return destination
+
+    def save_finished(
+        self, replica: Replica, record: SegmentRecord, ledger: np.ndarray, summarise: Any
+    ) -> dict[str, Any]:
+        """Save the finished segment durably, then drop its partial checkpoints; return its segment.json.
+
+        `summarise()` is asked for segment.json when the rest is written, so that it can tell how long that took.
+        """
+        segment = record.segment
+        destination = self._segments / segment.fingerprint
+        with sealed_folder(destination, fingerprint=segment.fingerprint, facts=self._facts) as folder:
+            _write_state(folder, self._weights_name(segment), replica, record, ledger)
+            summary: dict[str, Any] = summarise()
+            (folder / "segment.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        shutil.rmtree(self._partials / segment.fingerprint, ignore_errors=True)
+        return summary
+
+    def _weights_name(self, segment: SegmentConfig) -> str:
+        return f"{self._model_name}_{segment.range}-epoch-{segment.epoch}.pt"
+
+    def _partials_of(self, segment: SegmentConfig) -> list[Path]:
+        parent = self._partials / segment.fingerprint
+        return sorted(path for path in parent.glob("step-*") if path.name.removeprefix("step-").isdigit())
+
+
+def _restore(replica: Replica, weights: Path, state_file: Path) -> dict[str, Any]:
+    load_weights(replica.module, weights)
+    state = load_tensors(state_file)
+    try:
+        replica.load_state(state)
+    except (KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise BadCheckpointError(f"{state_file}: not the state of this run: {type(error).__name__}: {error}") from None
+    return state
+
+
+def _write_state(folder: Path, weights_name: str, replica: Replica, record: SegmentRecord, ledger: np.ndarray) -> None:
+    torch.save(replica.weights(), folder / weights_name)
+    torch.save({**replica.state(), "counters": dataclasses.asdict(record.counters)}, folder / _STATE)
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in record.lines))
+    columns: Any = {name: ledger[:, index] for index, name in enumerate(LEDGER_COLUMNS)}
+    np.savez(folder / "ledger.npz", **columns)

@@ -1,0 +1,120 @@
+"""What the ranks of one cell are told: a JSON file, read strictly."""
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentConfig:
+    """One range x one epoch, in the order of the run."""
+
+    range: str
+    """Rows of the data set, `start-end`, end exclusive."""
+    epoch: int
+    """Pass over the range, from 1."""
+    slice_dir: Path
+    """Folder with the range's tokens."""
+    fingerprint: str
+    """Digest of everything that the segment's content depends on; its address in the work folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """The whole run of one cell."""
+
+    cell: str
+    """Name of the cell."""
+    strategy: str
+    """Name of a file in training/strategies/."""
+    world_size: int
+    """Number of ranks."""
+    workload: str
+    """Name of a file in training/workloads/."""
+    device: Literal["cpu", "cuda"]
+    """Where the model lives."""
+    oversubscribe: bool
+    """Whether ranks may share a GPU."""
+    model_dir: Path
+    """Folder of the base model."""
+    model_name: str
+    """Short name of the model in checkpoint files."""
+    work_dir: Path
+    """Folder for segments, partial checkpoints and the event stream; the only place written to."""
+    segments: tuple[SegmentConfig, ...]
+    """All segments of the run, in order; the finished ones are reused."""
+    global_batch_size: int
+    """Samples per optimizer step, all ranks together."""
+    micro_batch_size: int
+    """Samples per forward pass of one rank."""
+    learning_rate: float
+    """Peak learning rate of AdamW."""
+    schedule: Literal["constant", "linear", "cosine"]
+    """Decay of the learning rate over each segment."""
+    warmup_steps: int
+    """Optimizer steps at the start of each segment over which the learning rate rises."""
+    weight_decay: float
+    """Decoupled weight decay of AdamW."""
+    max_grad_norm: float
+    """Largest L2 norm of the whole gradient; a larger one is scaled down to it."""
+    precision: Literal["fp32", "bf16", "fp16"]
+    """Arithmetic of forward and backward; weights and optimizer state are fp32."""
+    seq_len: int
+    """Tokens per sample at most."""
+    seed: int
+    """Seed of the order of the samples and of dropout."""
+    threads_per_rank: int
+    """CPU threads of each rank."""
+    log_every_steps: int
+    """Optimizer steps between two log points."""
+    checkpoint_every_steps: int
+    """Optimizer steps between two partial checkpoints; 0: none but on a stop."""
+
+
+def read_config(path: Path) -> TrainingConfig:
+    """Return the run that the JSON file describes.
+
+    Raises ValueError, naming the key, for an unknown or missing key or a value of another type.
+    """
+    try:
+        raw = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}; needed: the JSON file that the train stage writes") from None
+    config: TrainingConfig = _built(TrainingConfig, raw, where=str(path))
+    if not config.segments:
+        raise ValueError(f"{path}: segments is empty; allowed: at least one")
+    return config
+
+
+def _built(kind: Any, raw: Any, *, where: str) -> Any:
+    if not isinstance(raw, dict):
+        raise ValueError(f"{where}: got {type(raw).__name__}; allowed: an object")
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]
+    unknown, missing = sorted(raw.keys() - set(names)), [name for name in names if name not in raw]
+    if unknown or missing:
+        raise ValueError(f"{where}: unknown keys {unknown}, missing keys {missing}; allowed: exactly {names}")
+    return kind(**{name: _converted(hints[name], raw[name], where=f"{where}: {name}") for name in names})
+
+
+def _converted(kind: Any, value: Any, *, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        if value not in typing.get_args(kind):
+            raise ValueError(f"{where}: got {value!r}; allowed: {', '.join(typing.get_args(kind))}")
+        return value
+    if origin is tuple and isinstance(value, list):
+        item = typing.get_args(kind)[0]
+        return tuple(_built(item, part, where=f"{where}[{index}]") for index, part in enumerate(value))
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    # `type() is`, since a JSON true is no number.
+    if isinstance(kind, types.GenericAlias) or type(value) is not kind:
+        raise ValueError(f"{where}: got {value!r}; allowed: {getattr(kind, '__name__', kind)}")
+    return value

@@ -1,0 +1,88 @@
+"""Which samples make up which optimizer step, and which rank takes them: pure functions of numbers.
+
+The micro-batches of a step, their samples and their shapes do not depend on the number of ranks; only who runs
+them does. That is what makes cells comparable, and equal up to the rounding of sums.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from training.data import MicroBatch, Slice, collate, dummy_micro_batch
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One optimizer step, for all ranks."""
+
+    micro_batches: tuple[np.ndarray, ...]
+    """Rows of the slice in each micro-batch, longest rows first; each (at most micro_batch_size,) int64."""
+    num_tokens: int
+    """Label tokens of the whole global batch: what the loss is divided by."""
+
+    def dealt_to(self, rank: int, world_size: int) -> list[int | None]:
+        """Return the micro-batches (by index) that the rank runs, None for a dummy; equally many on every rank.
+
+        They are dealt to and fro (0 1 1 0 0 1 ...), which evens out their falling lengths. The longest is run last:
+        that is where a strategy can hide communication behind computation.
+        """
+        num_rounds = -(-len(self.micro_batches) // world_size)
+        places = [
+            turn * world_size + (rank if turn % 2 == 0 else world_size - 1 - rank)
+            for turn in reversed(range(num_rounds))
+        ]
+        return [place if place < len(self.micro_batches) else None for place in places]
+
+
+@dataclass(frozen=True)
+class SegmentPlan:
+    """All optimizer steps of one pass over one range."""
+
+    order: np.ndarray
+    """(num_rows,) int64: the rows of the slice in the order of this epoch, each exactly once."""
+    lengths: np.ndarray
+    """(num_rows,) int64: tokens of each row of the slice, after cutting."""
+    global_batch_size: int
+    """Samples per optimizer step; the last step takes what is left."""
+    micro_batch_size: int
+    """Samples per micro-batch at most."""
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the segment."""
+        return -(-len(self.order) // self.global_batch_size)
+
+    def step(self, segment_step: int) -> StepPlan:
+        """Return the plan of a step, counted from 1."""
+        start = (segment_step - 1) * self.global_batch_size
+        rows = self.order[start : start + self.global_batch_size]
+        rows = rows[np.argsort(-self.lengths[rows], kind="stable")]
+        cuts = range(self.micro_batch_size, len(rows), self.micro_batch_size)
+        return StepPlan(
+            micro_batches=tuple(np.split(rows, list(cuts))),
+            num_tokens=int(np.maximum(self.lengths[rows] - 1, 0).sum()),
+        )
+
+
+def plan_segment(
+    lengths: np.ndarray, *, seed: int, epoch: int, rows: str, global_batch_size: int, micro_batch_size: int
+) -> SegmentPlan:
+    """Return the plan for rows of these lengths: a pure function of the seed, the epoch and the range `rows`."""
+    start, end = (int(part) for part in rows.split("-"))
+    order = np.random.default_rng([seed, epoch, start, end]).permutation(len(lengths))
+    return SegmentPlan(
+        order=order, lengths=lengths, global_batch_size=global_batch_size, micro_batch_size=micro_batch_size
+    )
+
+
+def micro_batches_for(
+    source: Slice, step: StepPlan, *, rank: int, world_size: int, seq_len: int, seed: tuple[int, int]
+) -> Iterator[MicroBatch]:
+    """Yield what the rank runs in a step, dummies included; `seed`: the run's seed and the step's number."""
+    for index in step.dealt_to(rank, world_size):
+        if index is None:
+            yield dummy_micro_batch(seq_len)
+        else:
+            dropout_seed = int(np.random.SeedSequence([*seed, index]).generate_state(1)[0])
+            yield collate(source, step.micro_batches[index].tolist(), seq_len=seq_len, dropout_seed=dropout_seed)

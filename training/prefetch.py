@@ -1,0 +1,34 @@
+"""The micro-batches of the next step, made ready while the present one runs."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from training.data import MicroBatch
+
+
+def prefetched(
+    make: Callable[[int], list[MicroBatch]], steps: range, device: torch.device
+) -> Iterator[tuple[int, list[MicroBatch], float]]:
+    """Yield (step, its micro-batches on the device, seconds waited for them) for every step.
+
+    `make` runs in one background thread, one step ahead. For CUDA it hands over pinned memory, so that the copy to the
+    device runs beside the host and the computation.
+    """
+
+    def make_ready(step: int) -> list[MicroBatch]:
+        micro_batches = make(step)
+        return [part.pinned() for part in micro_batches] if device.type == "cuda" else micro_batches
+
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch") as thread:
+        ahead = thread.submit(make_ready, steps.start) if steps else None
+        for step in steps:
+            assert ahead is not None
+            started = time.perf_counter()
+            micro_batches = ahead.result()
+            data_wait_seconds = time.perf_counter() - started
+            if step + 1 in steps:
+                ahead = thread.submit(make_ready, step + 1)
+            yield step, [part.to(device) for part in micro_batches], data_wait_seconds

@@ -1,0 +1,135 @@
+"""What a segment has done so far: counters, step lines and the ledger of samples, kept through stops and resumes."""
+
+import dataclasses
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from training.config import SegmentConfig
+from training.data import MicroBatch
+from training.distributed import Ranks
+from training.strategies import StepResult
+from training.window import StepFacts
+
+LEDGER_COLUMNS = ("rank", "step", "row_id", "num_tokens")
+
+
+@dataclass
+class Counters:
+    """Running totals of a segment; plain values, saved with every checkpoint."""
+
+    started_at: str
+    """UTC, ISO 8601: when its first launch began it."""
+    start_checksum: str
+    """Checksum of the parameters at its start: the predecessor's at its end."""
+    segment_step: int = 0
+    """Steps done."""
+    num_samples: int = 0
+    """Samples consumed, all ranks."""
+    num_tokens: int = 0
+    """Label tokens learned from, all ranks."""
+    num_padded_tokens: int = 0
+    """Positions that held padding, all ranks."""
+    loss_sum: float = 0.0
+    """Sum of the losses of all label tokens."""
+    train_seconds: float = 0.0
+    """Sum of the timed optimizer steps, each of its slowest rank."""
+    data_wait_seconds: float = 0.0
+    """Part of it in which a rank had no data."""
+    checkpoint_seconds: float = 0.0
+    """Seconds spent on checkpoints, never part of train_seconds."""
+    num_all_reduces: int = 0
+    """Gradient all-reduces that rank 0 took part in."""
+    num_all_reduce_bytes: int = 0
+    """Bytes of gradient that rank 0 put into them."""
+    num_resumes: int = 0
+    """Launches that went on with it."""
+    peak_memory_gib: float | None = None
+    """Most GPU memory that any rank had allocated; None on CPU."""
+
+
+@dataclass
+class SegmentRecord:
+    """Counters and lines are the same on every rank; of the ledger, each rank has its own part."""
+
+    segment: SegmentConfig
+    """Which segment this is the record of."""
+    first_step: int
+    """Its first step, counted from 1 over the whole run."""
+    num_steps: int
+    """Its number of optimizer steps."""
+    counters: Counters
+    """Running totals."""
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    """The lines of its steps.jsonl, every step once."""
+    earlier_ledger: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), dtype=np.int64))
+    """(n, 4) int64, LEDGER_COLUMNS: what all ranks consumed in earlier launches; empty on other ranks than 0."""
+    _consumed: list[np.ndarray] = field(default_factory=list)
+
+    def consume(self, step: int, rank: int, micro_batches: Sequence[MicroBatch], result: StepResult) -> None:
+        """Enter what this rank put through the model in a step."""
+        self.counters.num_all_reduces += result.num_all_reduces
+        self.counters.num_all_reduce_bytes += result.num_all_reduce_bytes
+        for part in micro_batches:
+            rows = np.empty((part.num_samples, len(LEDGER_COLUMNS)), dtype=np.int64)
+            rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] = rank, step, part.row_ids, part.sample_num_tokens
+            self._consumed.append(rows)
+
+    def add(self, facts: Sequence[StepFacts]) -> list[dict[str, Any]]:
+        """Count the steps of a window; return their lines."""
+        lines = []
+        for fact in facts:
+            self.counters.segment_step = fact.step - self.first_step + 1
+            for name in ("loss_sum", "num_samples", "num_tokens", "num_padded_tokens", "data_wait_seconds"):
+                setattr(self.counters, name, getattr(self.counters, name) + getattr(fact, name))
+            self.counters.train_seconds += fact.seconds
+            lines.append(self._line(fact))
+        self.lines += lines
+        return lines
+
+    def whole_ledger(self, ranks: Ranks) -> np.ndarray:
+        """Return, on rank 0, all that all ranks consumed: (n, 4) int64, LEDGER_COLUMNS, by step and rank."""
+        mine = np.concatenate([np.zeros((0, len(LEDGER_COLUMNS)), dtype=np.int64), *self._consumed])
+        everything = np.concatenate([self.earlier_ledger, *ranks.gather_rows(mine)])
+        return everything[np.lexsort((everything[:, 0], everything[:, 1]))]
+
+    def summary(self, cell: str, parameter_checksums: list[str]) -> dict[str, Any]:
+        """Return the content of segment.json."""
+        totals = dataclasses.asdict(self.counters)
+        loss_sum, seconds = totals.pop("loss_sum"), totals["train_seconds"]
+        return {
+            "cell": cell,
+            "range": self.segment.range,
+            "epoch": self.segment.epoch,
+            "fingerprint": self.segment.fingerprint,
+            "first_step": self.first_step,
+            "last_step": self.first_step + self.num_steps - 1,
+            "num_steps": totals.pop("segment_step"),
+            **totals,
+            "loss": loss_sum / max(totals["num_tokens"], 1),
+            "tokens_per_second": totals["num_tokens"] / seconds,
+            "samples_per_second": totals["num_samples"] / seconds,
+            "parameter_checksums": parameter_checksums,
+        }
+
+    def _line(self, fact: StepFacts) -> dict[str, Any]:
+        values = dataclasses.asdict(fact)
+        loss_sum = values.pop("loss_sum")
+        return {
+            "event": "step",
+            "step": values.pop("step"),
+            "range": self.segment.range,
+            "epoch": self.segment.epoch,
+            "segment_step": fact.step - self.first_step + 1,
+            "segment_steps": self.num_steps,
+            "loss": loss_sum / max(fact.num_tokens, 1),
+            **values,
+        }
+
+
+def now() -> str:
+    """Return the wall clock, UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,103 @@
+"""A whole model with its optimizer on one rank: what every strategy that replicates the model shares."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.config import TrainingConfig
+from training.data import MicroBatch
+from training.weights import parameter_checksum, weights_of
+from training.workloads import Workload
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Replica:
+    """Gradients are added up by `add`, one micro-batch at a time, and applied by `step`.
+
+    Weights, gradients and optimizer state are fp32 whatever the precision of forward and backward. Nothing here waits
+    for the device.
+    """
+
+    def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, device: torch.device) -> None:
+        self.module = model.to(device).train()
+        self.device = device
+        self._workload = workload
+        self._has_dropout = workload.has_dropout(model)
+        self._max_grad_norm = config.max_grad_norm
+        self._dtype = _DTYPES[config.precision]
+        # As usual for transformers: biases and norms are not decayed.
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        groups = [
+            {"params": [part for part in parameters if part.ndim >= 2], "weight_decay": config.weight_decay},
+            {"params": [part for part in parameters if part.ndim < 2], "weight_decay": 0.0},
+        ]
+        self._parameters = parameters
+        self._optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+
+    @property
+    def forgives_overflow(self) -> bool:
+        """Whether a step with a non-finite gradient is a normal event: under fp16, until scaling cannot help."""
+        return self._scaler.is_enabled() and self._scaler.get_scale() >= 1.0
+
+    def add(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float) -> None:
+        """Run forward and backward; `model` is the module itself or a wrapper around it.
+
+        The gradient of (sum of the micro-batch's losses) x `weight` is added to the parameters'.
+        """
+        if self._has_dropout:
+            torch.manual_seed(micro_batch.dropout_seed)
+        with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
+            loss_sum = self._workload.loss_sum(model, micro_batch)
+        self._scaler.scale(loss_sum * weight).backward()
+        self._loss_sum += loss_sum.detach()
+
+    def step(self, learning_rate: float) -> tuple[Tensor, Tensor]:
+        """Clip and apply the gradient, and forget it; return this rank's sum of losses and the gradient's L2 norm.
+
+        A gradient that is not finite changes no parameter and no optimizer state: the fused kernel skips it on the
+        device, without telling the host.
+        """
+        self._scaler.unscale_(self._optimizer)
+        grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        if not self._scaler.is_enabled():
+            # What GradScaler.step sets under fp16, for the same purpose.
+            self._optimizer.found_inf = (~grad_norm.isfinite()).float()  # type: ignore[attr-defined]
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        loss_sum = self._loss_sum
+        self.forget_gradient()
+        return loss_sum, grad_norm
+
+    def forget_gradient(self) -> None:
+        """Drop what was added up."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._loss_sum = torch.zeros_like(self._loss_sum)
+
+    def parameter_checksum(self) -> str:
+        """Return the sha256 (hex) of all parameters."""
+        return parameter_checksum(self.module)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the model's state dict, on the CPU."""
+        return weights_of(self.module)
+
+    def state(self) -> dict[str, Any]:
+        """Return everything else that the next step depends on."""
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": self._scaler.state_dict(),
+            "rng": torch.get_rng_state(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` gave."""
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
+        torch.set_rng_state(state["rng"])

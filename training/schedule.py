@@ -1,0 +1,22 @@
+"""The learning rate of every step; it runs its course once per segment."""
+
+import math
+
+
+def learning_rate_at(segment_step: int, num_steps: int, *, peak: float, schedule: str, warmup_steps: int) -> float:
+    """Return the learning rate of a step (from 1) of a segment of `num_steps`.
+
+    It rises evenly to the peak over `warmup_steps`, then decays to 0, which it would reach one step after the last:
+    no step is wasted on a rate of 0. Per segment, so that one more epoch or range changes nothing before it.
+    """
+    if segment_step <= warmup_steps:
+        return peak * segment_step / warmup_steps
+    done = (segment_step - warmup_steps - 1) / (num_steps - warmup_steps)
+    match schedule:
+        case "constant":
+            return peak
+        case "linear":
+            return peak * (1 - done)
+        case "cosine":
+            return peak * (1 + math.cos(math.pi * done)) / 2
+    raise ValueError(f"schedule: got {schedule!r}; allowed: constant, linear, cosine")

@@ -1,0 +1,73 @@
+"""Weights of a model as a file, and as a checksum."""
+
+import hashlib
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.failure import BadCheckpointError
+
+_NUM_DIFFERENCES_NAMED = 5
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict on the CPU; tensors that are tied stay one, so that they are stored once."""
+    copies: dict[tuple[int, torch.Size], Tensor] = {}
+    state = {}
+    for name, tensor in model.state_dict().items():
+        key = (tensor.data_ptr(), tensor.shape)
+        if key not in copies:
+            copies[key] = tensor.detach().cpu()
+        state[name] = copies[key]
+    return state
+
+
+def load_weights(model: nn.Module, file: Path) -> None:
+    """Load a state dict file into the model, all of it or nothing.
+
+    Raises BadCheckpointError, naming the first differences in names, shapes and types, before any weight changes.
+    """
+    weights = load_tensors(file)
+    wanted = model.state_dict()
+    differences = [f"{name} is missing" for name in wanted if name not in weights]
+    differences += [f"{name} is not in the model" for name in weights if name not in wanted]
+    for name, tensor in wanted.items():
+        got = weights.get(name)
+        if got is not None and (not isinstance(got, Tensor) or (got.shape, got.dtype) != (tensor.shape, tensor.dtype)):
+            differences.append(f"{name} is {_described(got)}, the model has {_described(tensor)}")
+    if differences:
+        named = "; ".join(differences[:_NUM_DIFFERENCES_NAMED])
+        raise BadCheckpointError(f"{file}: {len(differences)} differences from the model: {named}")
+    model.load_state_dict(weights, strict=True)
+
+
+def load_tensors(file: Path) -> dict[str, Any]:
+    """Return what torch saved in the file, on the CPU, without running any code of it.
+
+    Raises BadCheckpointError if the file is missing, broken or holds anything but tensors and plain values.
+    """
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        raise BadCheckpointError(f"{file}: not loadable: {' '.join(str(error).split())[:300]}") from None
+    if not isinstance(state, dict):
+        raise BadCheckpointError(f"{file}: holds a {type(state).__name__}; allowed: a dict")
+    return state
+
+
+def parameter_checksum(model: nn.Module) -> str:
+    """Return the sha256 (hex) of the names and bytes of all parameters, sorted by name; tied ones count once."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode() + b"\0")
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

@@ -1,0 +1,118 @@
+"""The steps between two log points: timed as one span, and looked at only when it is over."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from training.data import MicroBatch
+from training.distributed import Ranks
+from training.failure import DivergedError, RanksDisagreeError
+from training.strategies import StepResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFacts:
+    """One optimizer step, all ranks together."""
+
+    step: int
+    """From 1, over the whole run."""
+    loss_sum: float
+    """Sum of the losses of all label tokens."""
+    num_tokens: int
+    """Label tokens that were learned from, as counted by the ranks that had them."""
+    num_samples: int
+    """Samples that were consumed."""
+    num_padded_tokens: int
+    """Positions that held padding."""
+    learning_rate: float
+    """Learning rate of the update."""
+    grad_norm: float | None
+    """L2 norm of the gradient before clipping; None if it was not finite and the fp16 scaler skipped the step."""
+    seconds: float
+    """Seconds of the span it belongs to / steps in it; the span of the slowest rank."""
+    data_wait_seconds: float
+    """Seconds that the rank which waited longest had no data; part of `seconds`."""
+
+
+class Window:
+    """Collects steps without looking at the device; `close` waits for it and returns what they were."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.open()
+
+    def open(self) -> None:
+        """Start the clock."""
+        self._steps: list[tuple[int, int, float]] = []
+        self._results: list[StepResult] = []
+        self._counts: list[tuple[int, int, int, float]] = []
+        self._ranks.synchronize()
+        self._started = time.perf_counter()
+
+    def add(
+        self, step: int, result: StepResult, micro_batches: Sequence[MicroBatch], *,
+        num_tokens: int, learning_rate: float, data_wait_seconds: float,
+    ) -> None:  # fmt: skip
+        """Note a step; `num_tokens` is what the plan says of all ranks."""
+        self._steps.append((step, num_tokens, learning_rate))
+        self._results.append(result)
+        self._counts.append(
+            (
+                sum(part.num_tokens for part in micro_batches),
+                sum(part.num_samples for part in micro_batches),
+                sum(part.num_padded_tokens for part in micro_batches),
+                data_wait_seconds,
+            )
+        )
+
+    def close(self, *, forgives_overflow: bool) -> list[StepFacts]:
+        """Stop the clock on all ranks and return the steps since `open`.
+
+        Raises DivergedError, on all ranks alike, if a loss or a gradient norm is not finite; a norm may be where
+        `forgives_overflow`.
+        """
+        self._ranks.synchronize()
+        seconds = time.perf_counter() - self._started
+        losses = torch.stack([result.loss_sum for result in self._results]).double().tolist()
+        norms = torch.stack([result.grad_norm for result in self._results]).double().tolist()
+        mine = [(loss, norm, seconds, *counts) for loss, norm, counts in zip(losses, norms, self._counts, strict=True)]
+        everyones = self._ranks.gather(np.array(mine))
+        return [self._facts(*noted, everyones[:, index], forgives_overflow) for index, noted in enumerate(self._steps)]
+
+    def _facts(
+        self, step: int, num_tokens: int, learning_rate: float, ranks: np.ndarray, forgives_overflow: bool
+    ) -> StepFacts:
+        """Return the step's facts; `ranks`: (world_size, 7), one row per rank."""
+        losses, norms, seconds, tokens, samples, padded, waits = ranks.T
+        _check_finite(step, "loss", losses)
+        if not forgives_overflow:
+            _check_finite(step, "gradient norm", norms)
+        if int(tokens.sum()) != num_tokens:
+            raise RanksDisagreeError(
+                f"step {step}: the ranks learned from {tokens.astype(int).tolist()} tokens, the plan has {num_tokens}"
+            )
+        return StepFacts(
+            step=step,
+            loss_sum=float(losses.sum()),
+            num_tokens=num_tokens,
+            num_samples=int(samples.sum()),
+            num_padded_tokens=int(padded.sum()),
+            learning_rate=learning_rate,
+            grad_norm=float(norms[0]) if math.isfinite(norms[0]) else None,
+            seconds=float(seconds.max()) / len(self._steps),
+            data_wait_seconds=float(waits.max()),
+        )
+
+
+def _check_finite(step: int, name: str, values: np.ndarray) -> None:
+    bad = [rank for rank, value in enumerate(values.tolist()) if not math.isfinite(value)]
+    if bad:
+        where = "every rank" if len(bad) == len(values) else f"rank {', '.join(map(str, bad))}"
+        raise DivergedError(
+            f"diverged at step {step}: {name} is {values[bad[0]]} on {where}; nothing of it was saved; lower "
+            "learning_rate, or look at the samples that ledger and plan name for this step"
+        )
