@@ -46,7 +46,7 @@ params: $(READY)  ## Check params.yaml
 	@python -m tasks.params && echo "params.yaml is valid"
 
 mlflow: $(READY)  ## Open the MLflow UI on http://127.0.0.1:5000
-	@MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 --host 127.0.0.1 --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}"
+	@python -m tasks.services.tracker_ui
 
 serve: $(READY)  ## Serve the deployment ddp-compare with its weekly schedule, until Ctrl-C
 	@python -m flows.serve

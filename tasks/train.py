@@ -34,6 +34,7 @@ from tasks.stage.live import EventStream, TrainingProgress
 from tasks.stage.lock import machine_lock
 from tasks.stage.logs import configure_logging
 from training.files import digest_of_json, write_json
+from training.receipt import problem_with
 
 _log = logging.getLogger(__name__)
 
@@ -80,20 +81,6 @@ def segments_of(
     return segments
 
 
-def is_whole(segment: Path, fingerprint: str) -> bool:
-    """Return True if the folder's receipt bears the fingerprint and every file it names has its size.
-
-    Contents are verified by hash when a segment is loaded; this answers whether there is anything left to train.
-    """
-    try:
-        receipt = json.loads((segment / "receipt.json").read_bytes())
-        return receipt["fingerprint"] == fingerprint and all(
-            (segment / name).stat().st_size == fact["num_bytes"] for name, fact in receipt["files"].items()
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def choose_device(cell: str, params: Params, machine: dict[str, Any]) -> str:
     """Return "cuda" where the machine has NVIDIA GPUs, else "cpu".
 
@@ -136,9 +123,13 @@ class CellRun:
         """Return where the finished segment stands, or will."""
         return self.work / "segments" / str(segment["fingerprint"])
 
+    def problem_with(self, segment: dict[str, Any]) -> str | None:
+        """Return None if the segment is finished and every byte of it is what its receipt says, else why not."""
+        return problem_with(self.segment_folder(segment), fingerprint=segment["fingerprint"])
+
     def missing(self) -> list[dict[str, Any]]:
         """Return the segments that are still to be trained."""
-        return [part for part in self.segments if not is_whole(self.segment_folder(part), part["fingerprint"])]
+        return [part for part in self.segments if self.problem_with(part) is not None]
 
     def facts(self) -> dict[str, Any]:
         """Return what run.json says of the cell, apart from its segments."""
@@ -252,22 +243,25 @@ def _train(run: CellRun, config: dict[str, Any], follower: Any, *, total_steps: 
             _log.info("%s: asked to stop; the ranks finish their step and save", run.cell)
     finally:
         launch.stop(grace_seconds=_GRACE_SECONDS if stop.is_set() else 0.0)
-    code = launch.exit_code()
-    if code != 0 and stop.is_set():
-        raise PreemptedError(f"cell {run.cell} was stopped; the next run goes on from the last checkpoint")
-    if code != 0:
-        raise _failure(run.cell, code, launch.explanation())
+    follower.send(stream.read_new())
+    if launch.exit_code() != 0:
+        raise _failure(run.cell, stream.last, launch, is_stopped=stop.is_set())
 
 
-def _failure(cell: str, code: int, explanation: str) -> StageError:
-    first, _, words = explanation.partition("\n")
-    if words:
-        _log.error("last words of the rank that failed first:\n%s", words)
+def _failure(cell: str, last: dict[str, Any], launch: Any, *, is_stopped: bool) -> StageError:
+    """Return the failure that the ranks reported last, or else what the launcher saw of their end."""
+    if is_stopped:
+        return PreemptedError(f"cell {cell} was stopped; the next run goes on from the last checkpoint")
+    first, _, words = launch.explanation().partition("\n")
+    if last.get("event") not in ("failed", "stopped"):
+        _log.error("%s\n%s", first, words)
+        return DistributedError(f"cell {cell}: {first}; run again, it goes on from the last checkpoint")
     kinds = {ExitCode.DATA: DataError, ExitCode.RESOURCES: ResourceError, ExitCode.DIVERGED: DivergedError,
              ExitCode.PREEMPTED: PreemptedError}  # fmt: skip
-    kind = kinds.get(ExitCode(code), DistributedError) if code in list(ExitCode) else DistributedError
-    last = words.strip().splitlines()[-1] if words.strip() else ""
-    return kind(f"cell {cell}: {last or 'no message'} ({first})")
+    kind = kinds.get(last["exit_code"], DistributedError)
+    if kind is DistributedError:
+        _log.error("%s\n%s", first, words)
+    return kind(f"cell {cell}: {last['reason']} ({first})")
 
 
 def _assemble(run: CellRun, output: Path) -> None:
@@ -276,10 +270,8 @@ def _assemble(run: CellRun, output: Path) -> None:
     described = []
     for part in run.segments:
         source = run.segment_folder(part)
-        if not is_whole(source, part["fingerprint"]):
-            raise DataError(
-                f"{run.cell}: segment {part['range']} epoch {part['epoch']} is incomplete in {source}; run again"
-            )
+        if problem := run.problem_with(part):
+            raise DataError(f"{run.cell}: the segment in {source} is unusable: {problem}; run again")
         folder = f"segments/{part['range']}-epoch-{part['epoch']}"
         link_folder(source, output / folder)
         described.append({**_read(source / "segment.json"), "folder": folder})

@@ -1,5 +1,6 @@
 """Failures a user can mend: one line and an exit code of their own, never a traceback."""
 
+import errno
 import sys
 from collections.abc import Callable
 from enum import IntEnum
@@ -19,6 +20,9 @@ class ExitCode(IntEnum):
     DISTRIBUTED = 6
     PREEMPTED = 75
     INTERRUPTED = 130
+
+
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class StageError(ValueError):
@@ -73,6 +77,11 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
     except StageError as error:
         sys.stderr.write(f"{name}: {' '.join(str(error).split())}\n")
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in _STORAGE:
+            raise
+        sys.stderr.write(f"{name}: {error.strerror}: {error.filename or 'a file'}; free space or choose another disk\n")
+        sys.exit(ExitCode.RESOURCES)
     except KeyboardInterrupt:
         sys.stderr.write(f"{name}: interrupted\n")
         sys.exit(ExitCode.INTERRUPTED)

@@ -24,6 +24,8 @@ class EventStream:
         path.unlink(missing_ok=True)
         self._path = path
         self._position = 0
+        self.last: dict[str, Any] = {}
+        """The newest event that was read; empty before the first."""
 
     def read_new(self) -> list[dict[str, Any]]:
         """Return the events that came since the last call."""
@@ -35,7 +37,10 @@ class EventStream:
             return []
         whole = block[: block.rfind(b"\n") + 1]
         self._position += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        events = [json.loads(line) for line in whole.splitlines()]
+        if events:
+            self.last = events[-1]
+        return events
 
 
 class TrainingProgress:

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 
-_QUIET = ("httpx", "httpcore", "urllib3", "filelock", "fsspec", "matplotlib", "alembic", "git")
+_QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "urllib3", "filelock", "fsspec", "matplotlib", "alembic", "git")
 
 
 def configure_logging() -> None:
@@ -22,6 +22,7 @@ def switch_off_telemetry() -> None:
             "DO_NOT_TRACK": "1",
             "DVC_NO_ANALYTICS": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_XET_TELEMETRY_ENABLED": "false",
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         }

@@ -30,6 +30,9 @@ def read_strict_yaml(path: Path) -> dict[str, Any]:
             if depth > _MAX_DEPTH:
                 raise ValueError(f"nested deeper than {_MAX_DEPTH} levels; allowed: sections of keys and values")
         value = YAML(typ="safe", pure=True).load(text)
+        # DVC reads the file too, by another reader, which wants quotes around some words that hold a colon.
+        if YAML(typ="safe").load(text) != value:
+            raise ValueError("YAML readers differ on what it says; put quotes around words with signs in them")
     except MarkedYAMLError as error:
         mark = error.problem_mark
         line = f"line {mark.line + 1}: " if mark is not None else ""

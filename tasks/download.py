@@ -1,0 +1,95 @@
+"""Stage `download`: data set and base model, from the Hub, a local path or the built-in ones.
+
+What has arrived stays in .work/download/, outside DVC, which deletes outputs before it runs a stage.
+"""
+
+import argparse
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tasks.builtin.corpus import package_versions
+from tasks.params import DatasetParams, Params, load_params
+from tasks.sources.commits import commit_of
+from tasks.sources.models import stored_model
+from tasks.sources.row_store import place_rows, stored_rows
+from tasks.stage.failure import DataError, exit_with_one_line
+from tasks.stage.links import link_folder
+from tasks.stage.logs import configure_logging
+from training.files import write_json
+
+_log = logging.getLogger(__name__)
+
+
+def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> None:
+    """Fill `raw` with rows.parquet, up to the last row that a range or the held-out slice names, and manifest.json."""
+    dataset = params.dataset
+    commit = _commit(dataset, "dataset")
+    stored = stored_rows(dataset, params.num_rows_needed, commit=commit)
+    if None not in (source_digest, stored.source_digest) and source_digest != stored.source_digest:
+        raise DataError(f"dataset.source {dataset.source}: changed since this run began; run again")
+    _clear(raw)
+    facts = place_rows(stored, params.num_rows_needed, heldout=params.heldout, target=raw / "rows.parquet")
+    manifest: dict[str, Any] = {
+        "source": dataset.source,
+        "kind": dataset.kind,
+        "revision": dataset.revision,
+        "commit": commit,
+        "split": dataset.split if dataset.kind == "hub" else None,
+        "text_column": dataset.text_column,
+        **facts,
+        "label": _label(dataset),
+        "source_digest": stored.source_digest,
+    }
+    if dataset.kind == "builtin":
+        manifest["packages"] = package_versions()
+        manifest["license"] = "the open-source licence of each package"
+    write_json(raw / "manifest.json", manifest)
+    _log.info("%s: %d rows, %s", dataset.source, facts["num_rows"], manifest["label"])
+    if facts["num_duplicate_rows"]:
+        _log.warning(
+            "%s: %d rows repeat the text of an earlier row; %d held-out rows also stand outside the held-out slice",
+            dataset.source, facts["num_duplicate_rows"], facts["num_heldout_rows_seen"],
+        )  # fmt: skip
+
+
+def download_model(params: Params, base_model: Path) -> None:
+    """Fill `base_model` with a transformers folder and its manifest.json, as hard links into the store."""
+    stored = stored_model(params.model, commit=_commit(params.model, "model"))
+    _clear(base_model)
+    link_folder(stored, base_model)
+
+
+def _commit(source: Any, kind: Any) -> str | None:
+    return commit_of(source.location, source.revision, kind=kind) if source.kind == "hub" else None
+
+
+def _label(dataset: DatasetParams) -> str:
+    if dataset.kind == "builtin":
+        return "docstrings of the installed packages (built-in)"
+    name = Path(dataset.location).name if dataset.kind == "path" else dataset.location
+    return f"{name}, column {dataset.text_column}"
+
+
+def _clear(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="tasks.download", description=__doc__)
+    parser.add_argument("--sources", type=Path, required=True)
+    parser.add_argument("--raw", type=Path, required=True)
+    parser.add_argument("--base-model", type=Path, required=True)
+    arguments = parser.parse_args()
+    configure_logging()
+    params = load_params()
+    sources = json.loads(arguments.sources.read_text(encoding="utf-8"))
+    download_rows(params, arguments.raw, source_digest=(sources["dataset"] or {}).get("digest"))
+    download_model(params, arguments.base_model)
+
+
+if __name__ == "__main__":
+    exit_with_one_line(_main, name="download")

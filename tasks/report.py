@@ -1,0 +1,90 @@
+"""Stage `report`: what was compared, the gates, the verdict; as a page, as markdown and as data.
+
+`--from-results` renders the page, the markdown and the charts anew from an earlier results.json, without any data.
+"""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from tasks.params import load_params
+from tasks.reporting import data_files, drawing
+from tasks.reporting.collect import collect_results
+from tasks.reporting.html import render_html
+from tasks.reporting.markdown import render_markdown
+from tasks.reporting.outputs import Outputs, read_outputs
+from tasks.reporting.results import Results, read_results, write_results
+from tasks.services.tracker import log_report
+from tasks.stage.failure import ConfigurationError, exit_with_one_line
+from tasks.stage.logs import configure_logging
+
+_INPUTS = ("raw", "base_model", "slices", "runs", "evaluation", "machine")
+
+logger = logging.getLogger(__name__)
+
+
+def make_report(outputs: Outputs, reports: Path) -> Results:
+    """Check the gates, write all files of the report, and return what results.json holds."""
+    results = collect_results(outputs)
+    write_report(results, reports)
+    data_files.write_metrics(reports / "metrics.json", results)
+    data_files.write_epochs(reports / "epochs.csv", results)
+    data_files.write_losses(reports / "losses.csv", outputs)
+    write_results(reports / "results.json", results)
+    return results
+
+
+def write_report(results: Results, reports: Path) -> None:
+    """Write what people read: index.html, report.md and charts/; the same bytes for the same results."""
+    svgs = {name: drawing.draw_svg(name, chart, results) for name, chart in drawing.find_charts().items()}
+    for name, svg in svgs.items():
+        data_files.write_text(reports / "charts" / f"{name}.svg", svg)
+    for file in (reports / "charts").iterdir():
+        if file.suffix != ".svg" or file.stem not in svgs:
+            file.unlink()
+    data_files.write_text(reports / "index.html", render_html(results, svgs))
+    data_files.write_text(reports / "report.md", render_markdown(results))
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tasks.report", description=__doc__)
+    parser.add_argument("--raw", type=Path, help="manifest of the data set")
+    parser.add_argument("--base-model", type=Path, help="manifest of the base model")
+    parser.add_argument("--slices", type=Path)
+    parser.add_argument("--runs", type=Path)
+    parser.add_argument("--evaluation", type=Path)
+    parser.add_argument("--machine", type=Path)
+    parser.add_argument("--reports", type=Path, required=True)
+    parser.add_argument("--from-results", type=Path, metavar="FILE", help="render anew from this results.json alone")
+    arguments = parser.parse_args()
+    missing = [f"--{name.replace('_', '-')}" for name in _INPUTS if getattr(arguments, name) is None]
+    if arguments.from_results is None and missing:
+        raise ConfigurationError(f"missing {', '.join(missing)}; give them all, or --from-results FILE alone")
+    return arguments
+
+
+def _main() -> None:
+    arguments = _parse_arguments()
+    configure_logging()
+    reports: Path = arguments.reports
+    if arguments.from_results is not None:
+        results = read_results(arguments.from_results)
+        logger.info("rendering anew from %s", arguments.from_results)
+        write_report(results, reports)
+    else:
+        params = load_params()
+        outputs = read_outputs(params, **{name: getattr(arguments, name) for name in _INPUTS})
+        results = make_report(outputs, reports)
+        logger.info("checked %d gates on the runs of %s", len(results.gates), ", ".join(params.cells))
+        log_report(
+            params,
+            results.model_dump(mode="json"),
+            reports=reports, runs=arguments.runs, slices=arguments.slices, machine=arguments.machine,
+        )  # fmt: skip
+    lines = [results.label, results.verdict, str(reports / "index.html")]
+    sys.stdout.write("".join(f"{line}\n" for line in lines if line))
+
+
+if __name__ == "__main__":
+    exit_with_one_line(_main, name="report")

@@ -1,0 +1,35 @@
+"""Mean seconds of one pass over all ranges, one bar per cell."""
+
+from typing import TYPE_CHECKING
+
+from tasks.reporting import wording
+from tasks.reporting.drawing import series_color, short
+from tasks.reporting.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TITLE = "Average time per epoch"
+POSITION = 20
+NEEDS_SPEEDUP = False
+
+
+def alt_text(results: Results) -> str:
+    """Return the mean seconds per epoch of every cell."""
+    seconds = ", ".join(f"{cell.cell} {wording.seconds(cell.seconds_per_epoch)}" for cell in results.cells)
+    epochs = wording.counted(results.baseline.num_epochs, "epoch")
+    return f"Training seconds for one pass over all ranges, mean over {epochs}, lower is better: {seconds}."
+
+
+def draw(results: Results, axes: "Axes") -> None:
+    """Draw a bar per cell with its seconds beside it."""
+    seconds = [cell.seconds_per_epoch for cell in results.cells]
+    places = range(len(seconds))
+    bars = axes.barh(places, seconds, 0.62, color=[series_color(number) for number in places])
+    axes.bar_label(bars, [wording.seconds(value) for value in seconds], padding=4)
+    axes.set_yticks(places, [short(cell.cell) for cell in results.cells])
+    axes.invert_yaxis()
+    axes.set_xlabel("training seconds per epoch, all ranges")
+    axes.set_ylabel("cell (name)")
+    axes.margins(x=0.18)
+    axes.grid(axis="x")

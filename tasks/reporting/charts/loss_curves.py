@@ -1,0 +1,45 @@
+"""Training loss of the cells laid over each other."""
+
+from typing import TYPE_CHECKING
+
+from tasks.reporting import wording
+from tasks.reporting.drawing import add_legend, series_color, series_line, short
+from tasks.reporting.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TITLE = "Training loss"
+POSITION = 50
+NEEDS_SPEEDUP = False
+
+
+def alt_text(results: Results) -> str:
+    """Return first and last loss of every cell, and how many steps a point stands for."""
+    told = "; ".join(
+        f"{curve.cell} from {curve.losses[0]:.3f} to {curve.losses[-1]:.3f} in "
+        f"{wording.counted(curve.steps[-1], 'step')}"
+        for curve in results.loss_curves
+    )
+    per_point = results.loss_curves[0].steps_per_point
+    mean = f" Each point is the mean of {per_point} steps." if per_point > 1 else ""
+    return f"Loss per optimizer step, lower is better; curves of the same training lie on each other. {told}.{mean}"
+
+
+def draw(results: Results, axes: "Axes") -> None:
+    """Draw a line per cell, the first one broad, so that a line on top of another stays visible."""
+    for number, curve in enumerate(results.loss_curves):
+        axes.plot(
+            curve.steps,
+            curve.losses,
+            color=series_color(number),
+            linestyle=series_line(number),
+            linewidth=3.2 if number == 0 else 1.3,
+            alpha=0.55 if number == 0 else 1,
+            label=short(curve.cell),
+        )
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("loss (nats per token)")
+    axes.margins(x=0.02)
+    axes.grid()
+    add_legend(axes)

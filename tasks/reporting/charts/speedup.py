@@ -1,0 +1,56 @@
+"""Speedup over the number of ranks, with the ideal line."""
+
+from typing import TYPE_CHECKING
+
+from tasks.reporting import wording
+from tasks.reporting.drawing import MUTED, series_color, short
+from tasks.reporting.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TITLE = "Speedup"
+POSITION = 30
+NEEDS_SPEEDUP = True
+
+
+def alt_text(results: Results) -> str:
+    """Return the speedup of every cell with its number of ranks."""
+    told = ", ".join(
+        f"{cell.cell} {wording.ratio(cell.whole.speedup)} on {wording.counted(cell.world_size, 'rank')}"
+        for cell in results.cells
+    )
+    spread = any(cell.speedup_of_segments for cell in results.cells)
+    bar = (
+        " The thin bar spans the lowest and the highest speedup of a single segment; it is no interval."
+        if spread
+        else ""
+    )
+    return f"Times as fast as {results.baseline.cell} at equal work; the dashed line is linear: {told}.{bar}"
+
+
+def draw(results: Results, axes: "Axes") -> None:
+    """Draw a point per cell over its number of ranks, and the line of linear speedup."""
+    most = max(cell.world_size for cell in results.cells)
+    base = results.baseline.world_size
+    axes.plot([0, most * 1.15], [0, most * 1.15 / base], color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
+    axes.annotate("linear", (most, most / base), xytext=(-6, 6), textcoords="offset points", ha="right", color=MUTED)
+    for number, cell in enumerate(results.cells):
+        ratio, spread = cell.whole.speedup, cell.speedup_of_segments
+        if ratio is None:
+            continue
+        color = series_color(number)
+        if spread is not None:
+            axes.plot([cell.world_size] * 2, [spread.lowest, spread.highest], color=color, linewidth=2, alpha=0.6)
+        axes.plot([cell.world_size], [ratio], color=color, marker="o", markersize=9)
+        label = f"{short(cell.cell)}  {wording.ratio(ratio)}"
+        # To the right and a little below: the line of linear speedup runs above.
+        point = (cell.world_size, ratio)
+        axes.annotate(label, point, xytext=(10, -11), textcoords="offset points", ha="left", fontsize=9.5)
+    ticks = sorted({cell.world_size for cell in results.cells})
+    axes.set_xticks(ticks)
+    axes.set_xlim(0, most * 1.45)
+    axes.set_ylim(0, max([most / base, *(cell.whole.speedup or 0 for cell in results.cells)]) * 1.2)
+    axes.set_xlabel("number of ranks")
+    axes.set_ylabel(f"times as fast as {short(results.baseline.cell)}")
+    axes.grid()

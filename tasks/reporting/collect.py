@@ -1,0 +1,185 @@
+"""From what the stages wrote to Results: the figures of every cell, the gates, the verdict."""
+
+import functools
+from datetime import UTC, datetime
+
+from tasks.reporting import statistics
+from tasks.reporting.facts import ComparisonFacts, DatasetFacts, GpuFacts, MachineFacts, ModelFacts, SliceFacts
+from tasks.reporting.gates import check_gates
+from tasks.reporting.outputs import Outputs, RunOutputs
+from tasks.reporting.results import (
+    CellResults,
+    Figures,
+    LossCurve,
+    ModelQuality,
+    Quality,
+    Results,
+    Sample,
+    Spread,
+)
+from tasks.reporting.stage_files import SegmentFile
+from tasks.reporting.verdict import label_of, verdict_of
+from tasks.reporting.wording import readable
+
+_MAX_CURVE_POINTS = 1000
+
+
+def collect_results(outputs: Outputs) -> Results:
+    """Return everything the comparison found; speedups and efficiencies are None if a gate failed."""
+    gates = check_gates(outputs)
+    is_withheld = any(gate.verdict == "failed" for gate in gates)
+    results = Results(
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        name=outputs.params.name,
+        description=readable(outputs.params.description),
+        verdict="",
+        label=label_of(outputs),
+        is_speedup_withheld=is_withheld,
+        gates=gates,
+        comparison=_comparison(outputs),
+        cells=[_cell(outputs, cell, is_withheld=is_withheld) for cell in outputs.params.cells],
+        quality=_quality(outputs),
+        loss_curves=[_loss_curve(cell, run) for cell, run in outputs.runs.items()],
+    )
+    return results.model_copy(update={"verdict": verdict_of(results)})
+
+
+def _comparison(outputs: Outputs) -> ComparisonFacts:
+    params, raw, base, machine = outputs.params, outputs.raw, outputs.base_model, outputs.machine
+    return ComparisonFacts(
+        model=ModelFacts(
+            name=params.model.name,
+            **base.model_dump(include=set(ModelFacts.model_fields) - {"label"}),
+            label=readable(base.label),
+        ),
+        dataset=DatasetFacts(
+            **raw.model_dump(include=set(DatasetFacts.model_fields) - {"label"}), label=readable(raw.label)
+        ),
+        ranges=[_slice(outputs, str(part)) for part in params.ranges],
+        heldout=_slice(outputs, str(params.heldout)),
+        workload=params.workload,
+        train=params.train.model_dump(),
+        machine=MachineFacts(
+            **machine.model_dump(include=set(MachineFacts.model_fields) - {"gpus"}),
+            gpus=[GpuFacts(name=gpu["name"], memory_gib=gpu["memory_gib"]) for gpu in machine.gpus],
+        ),
+        trained_at=min(segment.facts.started_at for run in outputs.runs.values() for segment in run.segments),
+    )
+
+
+def _slice(outputs: Outputs, name: str) -> SliceFacts:
+    return SliceFacts(**outputs.slices[name].manifest.model_dump())
+
+
+def _cell(outputs: Outputs, cell: str, *, is_withheld: bool) -> CellResults:
+    run, baseline = outputs.runs[cell], outputs.baseline
+    keys = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
+    figures = functools.partial(_figures, run=run, baseline=None if is_withheld else baseline)
+    segments = [figures(part=part, epoch=epoch) for part, epoch in keys]
+    whole = figures()
+    epochs = list(dict.fromkeys(epoch for _, epoch in keys))
+    peaks = [segment.facts.peak_memory_gib for segment in run.segments if segment.facts.peak_memory_gib is not None]
+    exchanged = sum(segment.facts.num_all_reduce_bytes for segment in run.segments)
+    is_baseline = cell == outputs.params.baseline
+    return CellResults(
+        **run.facts.model_dump(include=set(CellResults.model_fields) - {"segments"}),
+        is_baseline=is_baseline,
+        num_epochs=len(epochs),
+        seconds_per_epoch=whole.train_seconds / len(epochs),
+        checkpoint_seconds=sum(segment.facts.checkpoint_seconds for segment in run.segments),
+        peak_memory_gib=max(peaks, default=None),
+        num_resumes=sum(segment.facts.num_resumes for segment in run.segments),
+        all_reduce_mib_per_step=exchanged / whole.num_steps / 2**20,
+        karp_flatt=_karp_flatt(whole.speedup, run.facts.world_size, baseline.facts.world_size),
+        speedup_of_segments=None if is_baseline else _spread(segments),
+        whole=whole,
+        epochs=[figures(epoch=epoch) for epoch in epochs],
+        ranges=[figures(part=part) for part in dict.fromkeys(part for part, _ in keys)],
+        segments=segments,
+    )
+
+
+def _figures(
+    *, run: RunOutputs, baseline: RunOutputs | None, part: str | None = None, epoch: int | None = None
+) -> Figures:
+    """Return the figures of the segments of one range, one epoch, both or (without either) of the whole run."""
+    facts = _segments_of(run, part, epoch)
+    seconds = sum(one.train_seconds for one in facts)
+    num_tokens, num_samples = sum(one.num_tokens for one in facts), sum(one.num_samples for one in facts)
+    ratio = efficiency = None
+    if baseline is not None:
+        baseline_seconds = sum(one.train_seconds for one in _segments_of(baseline, part, epoch))
+        ratio = statistics.speedup(baseline_seconds, seconds)
+        efficiency = statistics.parallel_efficiency(ratio, run.facts.world_size, baseline.facts.world_size)
+    return Figures(
+        range=part,
+        epoch=epoch,
+        num_steps=sum(one.num_steps for one in facts),
+        num_samples=num_samples,
+        num_tokens=num_tokens,
+        train_seconds=seconds,
+        data_wait_share=sum(one.data_wait_seconds for one in facts) / seconds,
+        tokens_per_second=num_tokens / seconds,
+        samples_per_second=num_samples / seconds,
+        loss=sum(one.loss * one.num_tokens for one in facts) / max(num_tokens, 1),
+        speedup=ratio,
+        parallel_efficiency=efficiency,
+    )
+
+
+def _segments_of(run: RunOutputs, part: str | None, epoch: int | None) -> list[SegmentFile]:
+    return [
+        segment.facts
+        for segment in run.segments
+        if part in (None, segment.facts.range) and epoch in (None, segment.facts.epoch)
+    ]
+
+
+def _karp_flatt(ratio: float | None, world_size: int, baseline_world_size: int) -> float | None:
+    if ratio is None or baseline_world_size != 1:
+        return None
+    return statistics.karp_flatt(ratio, world_size)
+
+
+def _spread(segments: list[Figures]) -> Spread | None:
+    ratios = [segment.speedup for segment in segments if segment.speedup is not None]
+    if len(ratios) < 2:
+        return None
+    return Spread(lowest=min(ratios), highest=max(ratios), num_segments=len(ratios))
+
+
+def _quality(outputs: Outputs) -> Quality:
+    evaluation = outputs.evaluation
+    names = ["base", *outputs.params.cells]
+    return Quality(
+        heldout=evaluation.heldout,
+        num_rows=evaluation.num_rows,
+        seq_len=evaluation.seq_len,
+        models=[
+            ModelQuality(
+                model=name,
+                loss=found.loss,
+                perplexity=statistics.perplexity(found.loss),
+                num_tokens=found.num_tokens,
+                checkpoint=found.checkpoint,
+            )
+            for name in names
+            if (found := evaluation.models.get(name)) is not None
+        ],
+        samples=[
+            Sample(
+                row_id=sample.row_id,
+                prompt=readable(sample.prompt),
+                reference=readable(sample.reference),
+                continuations={name: readable(text) for name, text in sample.continuations.items()},
+            )
+            for sample in evaluation.samples
+        ],
+    )
+
+
+def _loss_curve(cell: str, run: RunOutputs) -> LossCurve:
+    per_point, steps, losses = statistics.thinned(
+        run.steps.step.tolist(), run.steps.loss.tolist(), max_points=_MAX_CURVE_POINTS
+    )
+    return LossCurve(cell=cell, steps_per_point=per_point, steps=steps, losses=losses)

@@ -1,0 +1,182 @@
+"""Is it a fair comparison? Checks that the cells did the same work under the same conditions."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.reporting import wording
+from tasks.reporting.gate import Finding, finding, not_checked
+from tasks.reporting.outputs import Ledger, Outputs, RunOutputs
+from tasks.reporting.stage_files import RunFile
+
+_DATA_BOUND_SHARE = 0.05
+
+
+def same_setting(outputs: Outputs) -> Finding:
+    """Check start weights, code, machine, global batch and the learning rate of every step against the baseline."""
+    if not outputs.others:
+        return not_checked("only one cell")
+    baseline, first = outputs.baseline, outputs.params.baseline
+    problems = []
+    facts: list[tuple[str, Callable[[RunFile], object], object]] = [
+        ("start weights", lambda run: run.base_model_digest[:12], outputs.base_model.digest[:12]),
+        ("code", lambda run: run.code_digest[:12], baseline.facts.code_digest[:12]),
+        ("machine", lambda run: run.machine_digest[:12], outputs.machine.digest[:12]),
+        ("samples per optimizer step", lambda run: run.global_batch_size, outputs.params.train.global_batch_size),
+    ]
+    for cell, run in outputs.runs.items():
+        for what, fact, expected in facts:
+            if fact(run.facts) != expected:
+                problems.append(f"{cell}: {what} {fact(run.facts)}, expected {expected}")
+        problems += _step_problems(cell, run, first, baseline)
+    return finding(
+        problems,
+        otherwise=f"start weights {outputs.base_model.digest[:12]}, code {baseline.facts.code_digest[:12]}, machine "
+        f"{outputs.machine.digest[:12]}, {baseline.facts.global_batch_size} samples per step and the learning rate "
+        f"of each of {len(baseline.steps.step):,} steps are equal in all {len(outputs.runs)} cells",
+    )
+
+
+def _step_problems(cell: str, run: RunOutputs, first: str, baseline: RunOutputs) -> list[str]:
+    if len(run.steps.step) != len(baseline.steps.step):
+        return [f"{cell}: {len(run.steps.step)} optimizer steps, {first} {len(baseline.steps.step)}"]
+    for what, mine, its in (
+        ("learning rate", run.steps.learning_rate, baseline.steps.learning_rate),
+        ("samples", run.steps.num_samples, baseline.steps.num_samples),
+    ):
+        differing = np.flatnonzero(~np.isclose(mine, its, rtol=1e-9, atol=0))
+        if differing.size:
+            at = int(differing[0])
+            return [f"{cell}: {what} {mine[at]:g} at step {baseline.steps.step[at]}, {first} {its[at]:g}"]
+    return []
+
+
+def same_rows_per_step(outputs: Outputs) -> Finding:
+    """Check in the work ledgers that each optimizer step learned from the same rows in every cell."""
+    if not outputs.others:
+        return not_checked("only one cell")
+    reference = {(part.facts.range, part.facts.epoch): part for part in outputs.baseline.segments}
+    problems, num_steps = [], 0
+    for cell, run in outputs.others.items():
+        for segment in run.segments:
+            key = (segment.facts.range, segment.facts.epoch)
+            if key not in reference:
+                continue
+            mine, its = _rows_by_step(segment.ledger), _rows_by_step(reference[key].ledger)
+            num_steps += segment.facts.num_steps
+            if mine.shape != its.shape:
+                problems.append(
+                    f"{cell} {key[0]} epoch {key[1]}: {mine.shape[1]} samples, {its.shape[1]} in the baseline"
+                )
+            elif (differing := np.flatnonzero((mine != its).any(axis=0))).size:
+                step, row = mine[:, differing[0]]
+                problems.append(f"{cell} {key[0]} epoch {key[1]}: other rows from step {step} on (first: row {row})")
+    return finding(problems, otherwise=f"the rows of each of {num_steps:,} steps are the baseline's")
+
+
+def _rows_by_step(ledger: Ledger) -> NDArray[np.int64]:
+    """Return (2, num_samples): step and row of each sample, ordered by both."""
+    order = np.lexsort((ledger.row_id, ledger.step))
+    return np.stack([ledger.step[order], ledger.row_id[order]])
+
+
+def every_sample_once(outputs: Outputs) -> Finding:
+    """Check in the work ledgers that each segment learned from each row of its range exactly once."""
+    problems, num_samples = [], 0
+    for cell, run in outputs.runs.items():
+        found = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
+        if found != outputs.segments:
+            problems.append(f"{cell}: trained {_listed(found)}, asked for {_listed(outputs.segments)}")
+        for segment in run.segments:
+            if segment.facts.range not in outputs.slices:
+                continue
+            rows, counts = np.unique(segment.ledger.row_id, return_counts=True)
+            expected = np.unique(outputs.slices[segment.facts.range].row_ids)
+            missing, foreign = np.setdiff1d(expected, rows).size, np.setdiff1d(rows, expected).size
+            repeated = int((counts > 1).sum())
+            num_samples += int(counts.sum())
+            if missing or foreign or repeated:
+                problems.append(
+                    f"{cell} {segment.facts.range} epoch {segment.facts.epoch}: of {expected.size} rows {missing} "
+                    f"were left out and {repeated} used more than once; {foreign} rows of no such range "
+                    f"({int(counts.sum())} samples in all)"
+                )
+    return finding(
+        problems,
+        otherwise=f"{num_samples:,} samples in the work ledgers: every row of every range once per epoch, in every "
+        "cell",
+    )
+
+
+def _listed(segments: list[tuple[str, int]]) -> str:
+    shown = ", ".join(f"{part} epoch {epoch}" for part, epoch in segments[:6])
+    return f"{shown}, ... ({len(segments)} segments)" if len(segments) > 6 else shown
+
+
+def equal_tokens(outputs: Outputs) -> Finding:
+    """Check the tokens that each segment learned from against what its range holds, and so across the cells."""
+    seq_len = outputs.params.train.seq_len
+    per_range = {str(part): int(outputs.slices[str(part)].num_labels(seq_len).sum()) for part in outputs.params.ranges}
+    expected_in_all = sum(per_range.values()) * outputs.params.train.epochs
+    problems, totals = [], {}
+    for cell, run in outputs.runs.items():
+        totals[cell] = sum(int(segment.ledger.num_tokens.sum()) for segment in run.segments)
+        for segment in run.segments:
+            facts, counted = segment.facts, int(segment.ledger.num_tokens.sum())
+            expected = per_range.get(facts.range)
+            if expected is not None and not counted == facts.num_tokens == expected:
+                problems.append(
+                    f"{cell} {facts.range} epoch {facts.epoch}: {counted:,} tokens in the ledger and "
+                    f"{facts.num_tokens:,} reported, the range holds {expected:,}"
+                )
+        if not problems and totals[cell] != expected_in_all:
+            problems.append(f"{cell}: {totals[cell]:,} tokens in all, {expected_in_all:,} expected")
+    found = finding(problems, otherwise=f"{expected_in_all:,} tokens in every cell, as many as the ranges hold")
+    return Finding(found.verdict, found.compared, _per_token(outputs, totals) if problems else None)
+
+
+def _per_token(outputs: Outputs, totals: dict[str, int]) -> str | None:
+    """Return what the speedups are per token learned from, for the cells that did another amount of work."""
+    first = outputs.params.baseline
+    seconds = {cell: sum(part.facts.train_seconds for part in run.segments) for cell, run in outputs.runs.items()}
+    told = [
+        f"{cell} did {totals[cell] / totals[first]:.2f}x the work of {first}; per unit of work it is "
+        f"{totals[cell] / seconds[cell] / (totals[first] / seconds[first]):.2f}x as fast"
+        for cell in outputs.others
+        if totals[first] and totals[cell] != totals[first]
+    ]
+    return "; ".join(told) or None
+
+
+def not_data_bound(outputs: Outputs) -> Finding:
+    """Check that no cell waited for data for more than a small share of its steps."""
+    problems, seen = [], []
+    for cell, run in outputs.runs.items():
+        seconds = sum(segment.facts.train_seconds for segment in run.segments)
+        share = sum(segment.facts.data_wait_seconds for segment in run.segments) / seconds
+        seen.append(f"{cell} {wording.small_percent(share)}")
+        if not share <= _DATA_BOUND_SHARE:
+            problems.append(
+                f"{cell} waited for data in {wording.small_percent(share)} of its step time, at most "
+                f"{wording.percent(_DATA_BOUND_SHARE)} allowed"
+            )
+    return finding(problems, otherwise=f"share of step time spent waiting for data: {', '.join(seen)}")
+
+
+def own_device(outputs: Outputs) -> Finding:
+    """Check that no rank shares a GPU or, on the CPU, a core with another."""
+    problems, seen = [], []
+    for cell, run in outputs.runs.items():
+        facts = run.facts
+        if facts.device == "cuda":
+            needed, there, what = facts.world_size, len(outputs.machine.gpus), "GPUs"
+        else:
+            needed, there, what = facts.world_size * facts.threads_per_rank, outputs.machine.num_cpus, "CPUs"
+        seen.append(f"{cell} {needed} of {there} {what}")
+        if needed > there:
+            problems.append(
+                f"{cell} needs {needed} {what} and shares {there}: a cell whose ranks share devices says nothing "
+                "about scaling"
+            )
+    return finding(problems, otherwise=", ".join(seen))

@@ -1,0 +1,84 @@
+"""Figures for machines: metrics.json for `dvc metrics`, epochs.csv and losses.csv for plots and spreadsheets."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from tasks.reporting.outputs import Outputs
+from tasks.reporting.results import Results
+from training.files import replacing, write_json
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def metrics_of(results: Results) -> dict[str, Any]:
+    """Return the few figures that `dvc metrics show` and `diff` print; a withheld one is null."""
+    verdicts = [gate.verdict for gate in results.gates]
+    losses = {model.model: model for model in results.quality.models}
+    cells = {
+        cell.cell: {
+            "seconds_per_epoch": cell.seconds_per_epoch,
+            "tokens_per_second": cell.whole.tokens_per_second,
+            "speedup": cell.whole.speedup,
+            "parallel_efficiency": cell.whole.parallel_efficiency,
+        }
+        for cell in results.cells
+    }
+    for name, model in losses.items():
+        cells.setdefault(name, {})["heldout_loss"] = model.loss
+    gates = {
+        "passed": verdicts.count("passed"),
+        "failed": verdicts.count("failed"),
+        "not_checked": verdicts.count("not checked"),
+    }
+    return {"gates": gates, **cells}
+
+
+def write_metrics(path: Path, results: Results) -> None:
+    """Write metrics.json, whole or not at all."""
+    write_json(path, metrics_of(results))
+
+
+def write_epochs(path: Path, results: Results) -> None:
+    """Write epochs.csv: one line per cell and epoch."""
+    names = ["num_steps", "num_samples", "num_tokens", "train_seconds", "tokens_per_second", "samples_per_second"]
+    names += ["data_wait_share", "loss", "speedup", "parallel_efficiency"]
+    rows = [
+        [cell.cell, cell.world_size, part.epoch, *(getattr(part, name) for name in names)]
+        for cell in results.cells
+        for part in cell.epochs
+    ]
+    _write_csv(path, ["cell", "world_size", "epoch", *names], rows)
+
+
+def write_losses(path: Path, outputs: Outputs) -> None:
+    """Write losses.csv: one line per cell and optimizer step."""
+    rows = [
+        [cell, step, loss]
+        for cell, run in outputs.runs.items()
+        for step, loss in zip(run.steps.step.tolist(), run.steps.loss.tolist(), strict=True)
+    ]
+    _write_csv(path, ["cell", "step", "loss"], rows)
+
+
+def _write_csv(path: Path, names: list[str], rows: list[list[Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([[_cell(value) for value in row] for row in rows])
+    write_text(path, text.getvalue())
+
+
+def _cell(value: Any) -> Any:
+    """Return a text that a spreadsheet does not take for a formula; None becomes an empty field."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file as UTF-8, whole or not at all.
+
+    An older file of that name is replaced, not written into: it may be a hard link into DVC's cache.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")

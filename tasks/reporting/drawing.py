@@ -1,0 +1,202 @@
+"""Charts as SVG: one palette for light and dark, text that stays text, the same bytes for the same results."""
+
+import functools
+import importlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from tasks.reporting import wording
+from tasks.reporting.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_CHARTS = Path(__file__).with_name("charts")
+_WIDTH_INCHES, _HEIGHT_INCHES = 4.7, 3.2
+_DPI = 72.0
+_MOST_NAMES = 12
+
+# matplotlib draws with these stand-ins; in the SVG each becomes a CSS variable, so that a page can set light and dark.
+INK, MUTED, GRID = "#010101", "#010102", "#010103"
+_ROLES = {
+    INK: ("chart-ink", "#1a1f26", "#e8eaed"),
+    MUTED: ("chart-muted", "#59636e", "#a4adb8"),
+    GRID: ("chart-grid", "#dde1e6", "#353b44"),
+}
+# Okabe and Ito's colours, told apart with every kind of colour vision; deepened on light and lifted on dark ground.
+_SERIES = [
+    ("#0072b2", "#56b4e9"),
+    ("#d55e00", "#f0a33c"),
+    ("#00875f", "#2fc39a"),
+    ("#a8437f", "#dd8fba"),
+    ("#6b5b00", "#e3d34b"),
+]
+_ROLES |= {
+    f"#0102{number:02x}": (f"chart-series-{number}", light, dark)
+    for number, (light, dark) in enumerate(_SERIES, start=1)
+}
+_LINES = ["-", (0, (4, 2)), (0, (1, 1.5)), "-."]
+
+
+class Chart(Protocol):
+    """What a file of charts/ has to offer; its name is the chart's."""
+
+    TITLE: str
+    """Heading, with the unit."""
+    POSITION: int
+    """Charts stand in the order of their positions."""
+    NEEDS_SPEEDUP: bool
+    """True if nothing is drawn while the speedup is withheld."""
+
+    def alt_text(self, results: Results) -> str:
+        """Return in words what the chart shows, numbers included."""
+
+    def draw(self, results: Results, axes: "Axes") -> None:
+        """Draw the results; both axes get a label with a unit."""
+
+
+def find_charts() -> dict[str, Chart]:
+    """Return name -> chart for every file of charts/, in the order of the report."""
+    names = [file.stem for file in _CHARTS.glob("*.py") if not file.stem.startswith("_")]
+    charts = {name: cast(Chart, importlib.import_module(f"tasks.reporting.charts.{name}")) for name in names}
+    return dict(sorted(charts.items(), key=lambda item: (item[1].POSITION, item[0])))
+
+
+def series_color(number: int) -> str:
+    """Return the colour of the cell at this place (0-based)."""
+    return f"#0102{number % len(_SERIES) + 1:02x}"
+
+
+def series_line(number: int) -> Any:
+    """Return the dash pattern of the cell at this place (0-based), so that no line is told by its colour alone."""
+    return _LINES[number % len(_LINES)]
+
+
+def add_legend(axes: "Axes") -> None:
+    """Name the cells below the chart, where they cover nothing; of many cells the first few."""
+    handles, labels = axes.get_legend_handles_labels()
+    axes.figure.legend(handles[:_MOST_NAMES], labels[:_MOST_NAMES], loc="outside lower center", ncols=4)
+
+
+def short(name: str, most: int = 16) -> str:
+    """Return the name, cut in the middle if it is too long for an axis."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most // 2 - 1) :]}"
+
+
+def caption(chart: Chart, results: Results) -> str:
+    """Return in words what the chart shows, or why it shows nothing."""
+    if _is_withheld(chart, results):
+        return f"Withheld: {_reason(results)}."
+    return chart.alt_text(results)
+
+
+def draw_svg(name: str, chart: Chart, results: Results) -> str:
+    """Return the chart as an SVG file that follows the reader's light or dark setting."""
+    svg = _matplotlib_svg(name, chart, results)
+    svg = _with_variables(_with_own_ids(svg[svg.index("<svg") :], name))
+    description = f"<title>{_escaped(chart.TITLE)}</title><desc>{_escaped(caption(chart, results))}</desc>"
+    head, _, rest = svg.partition(">")
+    head = re.sub(r' (width|height)="[^"]*"', "", head)
+    return f'{head} role="img" font-family="system-ui, sans-serif">{_stylesheet()}{description}{rest}'
+
+
+def inline(svg: str) -> str:
+    """Return the SVG for use inside a page that sets the colours and names the chart itself."""
+    svg = re.sub(r"<style data-standalone.*?</style>|<title>.*?</title>|<desc>.*?</desc>", "", svg, flags=re.DOTALL)
+    return svg.replace(' role="img"', ' aria-hidden="true" focusable="false"', 1)
+
+
+@functools.cache
+def colors() -> dict[str, tuple[str, str]]:
+    """Return CSS variable -> (colour on light ground, colour on dark ground)."""
+    return {variable: (light, dark) for variable, light, dark in _ROLES.values()}
+
+
+def _matplotlib_svg(name: str, chart: Chart, results: Results) -> str:
+    import io  # matplotlib takes a second to import: only when a chart is really drawn
+
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    settings = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": name,
+        "font.family": "sans-serif",
+        "font.size": 9.5,
+        "text.parse_math": False,
+        "text.color": INK,
+        "axes.labelcolor": MUTED,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 11,
+        "axes.titleweight": "bold",
+        "axes.titlepad": 12,
+        "axes.edgecolor": GRID,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "grid.color": GRID,
+        "grid.linewidth": 0.8,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+        "legend.frameon": False,
+        "legend.fontsize": 9,
+        "legend.labelcolor": MUTED,
+    }
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), dpi=_DPI, layout="constrained")
+        axes = figure.subplots()
+        axes.set_title(chart.TITLE)
+        if _is_withheld(chart, results):
+            _draw_withheld(results, axes)
+        else:
+            chart.draw(results, axes)
+        file = io.StringIO()
+        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=metadata)
+    return file.getvalue()
+
+
+def _is_withheld(chart: Chart, results: Results) -> bool:
+    return chart.NEEDS_SPEEDUP and results.is_speedup_withheld
+
+
+def _reason(results: Results) -> str:
+    names = [f"“{gate.name}”" for gate in results.failed_gates]
+    return f"{'gate' if len(names) == 1 else 'gates'} {wording.listed(names)} failed"
+
+
+def _draw_withheld(results: Results, axes: "Axes") -> None:
+    import textwrap
+
+    axes.set_axis_off()
+    text = "\n".join(["Withheld", "", *textwrap.wrap(_reason(results), 46)[:6]])
+    box = {"boxstyle": "round,pad=1.2", "facecolor": "none", "edgecolor": MUTED, "linestyle": (0, (4, 3))}
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", bbox=box)
+
+
+def _with_own_ids(svg: str, name: str) -> str:
+    """Return the SVG with ids that no other chart on the page has."""
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r"url\(#", f"url(#{name}-", svg)
+    svg = re.sub(r'xlink:href="#', f'href="#{name}-', svg)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    return re.sub(r'<style type="text/css">.*?</style>', "", svg, flags=re.DOTALL)
+
+
+def _with_variables(svg: str) -> str:
+    for stand_in, (variable, light, _) in _ROLES.items():
+        svg = svg.replace(stand_in, f"var(--{variable}, {light})")
+    return re.sub(r"(font(?:-family)?: [^;\"]*?)'DejaVu Sans'[^;\"]*", r"\1system-ui, sans-serif", svg)
+
+
+def _stylesheet() -> str:
+    dark = "".join(f"--{variable}: {color[1]};" for variable, color in colors().items())
+    rule = f"@media (prefers-color-scheme: dark) {{ svg {{ {dark} background: #15191f; }} }}"
+    return f'<style data-standalone="">{rule}</style>'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

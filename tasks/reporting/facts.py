@@ -1,0 +1,116 @@
+"""The part of results.json that says what was compared, and on what."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Record(BaseModel):
+    """A part of results.json: unknown keys refused, never changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+
+
+class SourceFacts(Record):
+    """Where the rows or the base model came from."""
+
+    source: str
+    """As in params.yaml: builtin:NAME, hub:OWNER/NAME or path:FILE."""
+    revision: str | None
+    """The revision asked for; null for a local or built-in source."""
+    commit: str | None
+    """The commit that the Hub resolved it to."""
+    label: str
+    """What it is, in plain words."""
+    digest: str
+    """sha256 of the content."""
+
+
+class ModelFacts(SourceFacts):
+    """The base model."""
+
+    name: str
+    """The short name in checkpoint files."""
+    model_type: str
+    """The architecture, as in config.json."""
+    num_parameters: int
+    """Number of parameters."""
+    is_random_weights: bool
+    """True if the weights were drawn at random, not pretrained."""
+
+
+class DatasetFacts(SourceFacts):
+    """The data set."""
+
+    split: str | None
+    """The split that was read."""
+    text_column: str
+    """The column that holds the text."""
+    num_rows: int
+    """Rows that were read."""
+    packages: dict[str, str] = {}
+    """Built-in data set only: the packages whose texts were read, with their versions."""
+
+
+class SliceFacts(Record):
+    """One slice of the data set."""
+
+    range: str
+    """Rows start-end, end exclusive."""
+    num_rows: int
+    """Rows in it."""
+    num_tokens: int
+    """Tokens in it, before rows are cut to seq_len."""
+    digest: str
+    """sha256 of its tokens."""
+
+
+class GpuFacts(Record):
+    """One GPU."""
+
+    name: str
+    """As the driver names it."""
+    memory_gib: float
+    """Its memory."""
+
+
+class MachineFacts(Record):
+    """The machine that trained."""
+
+    digest: str
+    """sha256 of these facts."""
+    gpus: list[GpuFacts]
+    """The GPUs that the training could use."""
+    driver: str | None
+    """Version of the NVIDIA driver."""
+    cpu: str
+    """Name of the processor."""
+    num_cpus: int
+    """CPUs that the training could use."""
+    os: str
+    """Operating system."""
+    versions: dict[str, str | None]
+    """Versions of Python and of what computes."""
+
+
+class ComparisonFacts(Record):
+    """What was compared, and on what."""
+
+    model: ModelFacts
+    """The base model, from which every cell starts."""
+    dataset: DatasetFacts
+    """Where the rows come from."""
+    ranges: list[SliceFacts]
+    """The slices that were trained, in this order."""
+    heldout: SliceFacts
+    """The slice that every model is evaluated on; no range overlaps it."""
+    workload: str
+    """The ML problem."""
+    scaling: Literal["strong"] = "strong"
+    """strong: the global batch is the same in every cell."""
+    train: dict[str, bool | int | float | str]
+    """The work, the same in every cell: the section `train` of params.yaml."""
+    machine: MachineFacts
+    """The machine."""
+    trained_at: str
+    """UTC time at which the first segment began to train; finished segments are reused by later reports."""

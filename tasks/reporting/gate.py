@@ -1,0 +1,50 @@
+"""A gate: one automatic check that has to pass before a speedup is printed."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Verdict = Literal["passed", "failed", "not checked"]
+
+_MOST_PROBLEMS = 3
+
+
+class Gate(BaseModel):
+    """One check with its verdict and the numbers it compared; what report, tracker and model card read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9 -]+$")
+    """What holds if it passed; letters, digits, spaces and dashes, as a tracker's tags allow."""
+    question: str
+    """What it asks, in plain words."""
+    verdict: Verdict
+    """`not checked` is no pass: `compared` then says why nothing could be compared."""
+    compared: str
+    """The numbers that were compared, in plain words."""
+    true_figure: str | None = None
+    """Failed gates, where it can be told: the figure once the difference is taken out."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found."""
+
+    verdict: Verdict
+    compared: str
+    true_figure: str | None = None
+
+
+def finding(problems: list[str], *, otherwise: str) -> Finding:
+    """Return `failed` with the first few problems, or `passed` with `otherwise` if there are none."""
+    if not problems:
+        return Finding("passed", otherwise)
+    shown = "; ".join(problems[:_MOST_PROBLEMS])
+    more = len(problems) - _MOST_PROBLEMS
+    return Finding("failed", f"{shown}; and {more} more of this kind" if more > 0 else shown)
+
+
+def not_checked(reason: str) -> Finding:
+    """Return `not checked`, with the reason."""
+    return Finding("not checked", reason)

@@ -1,0 +1,40 @@
+"""What every column and word of the report means, in one place."""
+
+GLOSSARY: dict[str, str] = {
+    "Cell": "One way to spread the work: a strategy, a number of ranks and a launcher. The first cell is the baseline.",
+    "Ranks": "Number of training processes (world size); on GPUs one per device.",
+    "Seconds per epoch": "Seconds of optimizer steps in one pass over all ranges, mean over the epochs; the slowest "
+    "rank's. Checkpoints, logging, evaluation and upload are not inside.",
+    "Seconds": "Seconds of optimizer steps, the slowest rank's; all epochs of the row together.",
+    "Tokens/s": "Tokens learned from (labels, no padding) per second of training, all ranks together.",
+    "Samples/s": "Samples learned from per second of training, all ranks together.",
+    "Speedup": "Seconds of the baseline cell divided by seconds of this cell, for the same work. Below 1 is slower.",
+    "Efficiency": "Parallel efficiency: speedup divided by how many times more ranks than the baseline. 100 % is "
+    "linear.",
+    "Speedup of segments": "Lowest and highest speedup of a single segment: a spread, no confidence interval.",
+    "Karp-Flatt": "Serial fraction that would explain the speedup: (1/S - 1/N) / (1 - 1/N). 0 is perfect; below 0 the "
+    "baseline is suspect.",
+    "Data wait": "Share of the step time in which ranks waited for data. Above 5 % the run is called data-bound.",
+    "Loss": "Mean negative log-likelihood per token, in nats. Lower is better.",
+    "Perplexity": "exp(loss): among how many equally likely tokens the model hesitates on average. Lower is better.",
+    "Against base": "Loss minus the base model's loss on the same rows. Below 0 the training helped.",
+    "Model": "The base model, or the last checkpoint of a cell.",
+    "Tokens": "Tokens counted, each exactly once.",
+    "Range": "Rows start-end of the data set, end exclusive, trained one after another.",
+    "Epoch": "One pass over all ranges.",
+    "Segment": "One range in one epoch of one cell: the unit that is trained, checkpointed and resumed.",
+    "Strategy": "How the update is computed on several ranks: single is the plain model, ddp PyTorch's "
+    "DistributedDataParallel.",
+    "Launcher": "How the ranks were started.",
+    "Device": "What the ranks computed on, and through what they exchanged gradients.",
+    "Threads": "CPU threads of each rank, the same in every cell.",
+    "Micro-batch": "Samples in one forward pass of one rank.",
+    "Accumulation": "Forward passes of each rank per optimizer step.",
+    "Exchanged": "MiB of gradients that each rank exchanged per optimizer step.",
+    "Peak memory": "Largest device memory that a rank held; n/a where it is not counted.",
+    "Checkpoints": "Seconds spent on writing checkpoints; not part of the training seconds.",
+    "Resumed": "How often the training was taken up again from a checkpoint.",
+    "Gate": "A check that has to pass before a speedup is printed.",
+    "Verdict": "passed, failed, or not checked, which is no pass.",
+    "What was compared": "The numbers that the gate looked at.",
+}

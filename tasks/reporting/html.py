@@ -1,0 +1,101 @@
+"""reports/index.html: one file that needs nothing else, from results alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.reporting import drawing, notes, tables, wording
+from tasks.reporting.glossary import GLOSSARY
+from tasks.reporting.results import Results
+
+_FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart as the page shows it."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+
+
+def render_html(results: Results, svgs: dict[str, str]) -> str:
+    """Return the page; `svgs` holds every chart as drawn by drawing.draw_svg."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["anchor"] = _anchor
+    environment.filters["texts"] = tables.sample_texts
+    charts = drawing.find_charts()
+    figures = {
+        name: Figure(name, charts[name].TITLE, drawing.caption(charts[name], results), drawing.inline(svg))
+        for name, svg in svgs.items()
+    }
+    quality_charts = [figures.pop("loss_curves")] if "loss_curves" in figures else []
+    return environment.get_template("template.html.j2").render(
+        results=results,
+        style=(_FOLDER / "style.css").read_text(encoding="utf-8"),
+        light=_variables(0),
+        dark=_variables(1),
+        headline=_headline(results),
+        facts=tables.compared_facts(results),
+        work=tables.spread_of_work(results),
+        gates=tables.gates(results),
+        speed=[table for table in (tables.speed_of_cells(results), *_parts(results)) if table is not None],
+        speed_charts=list(figures.values()),
+        quality_charts=quality_charts,
+        quality=tables.quality_of_models(results),
+        withheld=notes.withheld(results),
+        how_measured=notes.how_measured(results),
+        not_claimed=notes.not_claimed(results),
+        glossary=GLOSSARY,
+    )
+
+
+def _parts(results: Results) -> list[tables.Table | None]:
+    return [tables.speed_of_ranges(results), tables.speed_of_epochs(results)]
+
+
+def _headline(results: Results) -> list[tuple[str, str, str]]:
+    """Return (value, what it is, remark) of the few figures that stand at the top."""
+    passed = sum(gate.verdict == "passed" for gate in results.gates)
+    fastest = min(results.cells[1:] or results.cells, key=lambda cell: cell.seconds_per_epoch)
+    baseline = results.baseline
+    shown = [
+        (wording.ratio(fastest.whole.speedup), "speedup", f"{fastest.cell} against {baseline.cell}"),
+        (wording.percent(fastest.whole.parallel_efficiency), "parallel efficiency", "100 % is linear"),
+    ]
+    return [
+        *(shown if len(results.cells) > 1 else []),
+        (
+            wording.seconds(fastest.seconds_per_epoch),
+            "per epoch",
+            f"{fastest.cell}; {baseline.cell} {wording.seconds(baseline.seconds_per_epoch)}"
+            if fastest is not baseline
+            else fastest.cell,
+        ),
+        (f"{wording.three_digits(fastest.whole.tokens_per_second)}", "tokens per second", fastest.cell),
+        (f"{passed} of {len(results.gates)}", "gates passed", _gate_remark(results)),
+    ]
+
+
+def _gate_remark(results: Results) -> str:
+    failed = len(results.failed_gates)
+    unchecked = sum(gate.verdict == "not checked" for gate in results.gates)
+    parts = [f"{failed} failed"] * bool(failed) + [f"{unchecked} not checked"] * bool(unchecked)
+    return ", ".join(parts) or "none failed, none left out"
+
+
+def _variables(ground: int) -> str:
+    return " ".join(f"--{variable}: {color[ground]};" for variable, color in drawing.colors().items())
+
+
+def _anchor(word: str) -> str:
+    return "word-" + "".join(char if char.isalnum() else "-" for char in word.lower())

@@ -1,0 +1,128 @@
+"""The text of the model card of a published comparison; its metadata is added in tasks/services/hub.py."""
+
+from collections.abc import Iterable
+
+from tasks.reporting.results import CellResults, Results
+
+_MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not checked"}
+
+
+def card_text(results: Results, *, cell: str, repo_id: str | None) -> str:
+    """Return the card's Markdown: verdict, what was trained, quality, gates and files of the published cell.
+
+    No speedup or efficiency is in it if one is withheld.
+    """
+    published = next(found for found in results.cells if found.cell == cell)
+    sections = [
+        f"# {_plain(results.name)}",
+        _plain(results.description),
+        f"> **{_plain(results.label)}**" if results.label else "",
+        f"**Verdict.** {_plain(results.verdict)}",
+        _use(repo_id),
+        "## What was trained\n\n" + _table(("", ""), _training_facts(results, published)),
+        f"## Quality on the held-out rows {results.quality.heldout}\n\n" + _quality(results, cell),
+        "## Gates\n\nA speedup is given only if no gate failed.\n\n" + _gates(results),
+        "" if results.is_speedup_withheld else "## Speedup\n\n" + _speedups(results),
+        _FILES,
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def metrics_of(results: Results, cell: str) -> dict[str, float]:
+    """Return the published cell's loss and, where it is a number, perplexity on the held-out rows."""
+    found = next((model for model in results.quality.models if model.model == cell), None)
+    if found is None:
+        return {}
+    return {"loss": found.loss, **({} if found.perplexity is None else {"perplexity": found.perplexity})}
+
+
+_FILES = """## Files
+
+| path | what |
+|---|---|
+| `model.safetensors`, `config.json`, tokenizer | the final weights, for `from_pretrained` |
+| `checkpoints/` | the weights after every range and epoch, for `torch.load(file, weights_only=True)` |
+| `report/` | the whole report: `index.html`, `report.md`, and `results.json` for machines |
+| `manifest.json` | size and sha256 of every file |"""
+
+
+def _use(repo_id: str | None) -> str:
+    name = repo_id or "OWNER/NAME"
+    return (
+        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("{name}")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```'
+    )
+
+
+def _training_facts(results: Results, cell: CellResults) -> list[tuple[str, str]]:
+    facts = results.comparison
+    versions = ", ".join(f"{name} {version}" for name, version in facts.machine.versions.items() if version)
+    gpus = ", ".join(gpu.name for gpu in facts.machine.gpus) or "no GPU"
+    ranks = "1 rank" if cell.world_size == 1 else f"{cell.world_size} ranks"
+    spread = (
+        f"strategy {cell.strategy}, {ranks} on {cell.device}, {cell.global_batch_size} samples per step: "
+        f"{cell.micro_batch_size} per forward and rank, {cell.grad_accum_steps} forwards"
+    )
+    return [
+        ("base model", f"{_source(facts.model.source, facts.model.commit)}: {facts.model.label}"),
+        ("parameters", f"{facts.model.num_parameters:,}"),
+        ("data set", f"{_source(facts.dataset.source, facts.dataset.commit)}: {facts.dataset.label}"),
+        ("rows trained on", ", ".join(part.range for part in facts.ranges)),
+        ("cell", f"{cell.cell} ({spread})"),
+        ("training", ", ".join(f"{name} {value}" for name, value in facts.train.items())),
+        ("optimizer steps", f"{cell.whole.num_steps:,}"),
+        ("tokens learned from", f"{cell.whole.num_tokens:,}"),
+        ("machine", f"{facts.machine.cpu}, {facts.machine.num_cpus} CPUs, {gpus}"),
+        ("versions", versions),
+        ("trained at", facts.trained_at),
+    ]
+
+
+def _quality(results: Results, cell: str) -> str:
+    rows = [
+        (
+            "base model" if model.model == "base" else f"cell {model.model}",
+            f"{model.loss:.4f}",
+            "n/a" if model.perplexity is None else f"{model.perplexity:.2f}",
+            "these weights" if model.model == cell else "",
+        )
+        for model in results.quality.models
+    ]
+    return _table(("model", "loss (nats per token)", "perplexity", ""), rows)
+
+
+def _gates(results: Results) -> str:
+    rows = [(gate.name, _MARKS[gate.verdict], gate.compared) for gate in results.gates]
+    return _table(("gate", "verdict", "what was compared"), rows)
+
+
+def _speedups(results: Results) -> str:
+    rows = [
+        (
+            cell.cell,
+            str(cell.world_size),
+            f"{cell.seconds_per_epoch:.2f}",
+            f"{cell.whole.tokens_per_second:,.0f}",
+            "n/a" if cell.whole.speedup is None else f"{cell.whole.speedup:.2f}",
+            "n/a" if cell.whole.parallel_efficiency is None else f"{cell.whole.parallel_efficiency:.0%}",
+        )
+        for cell in results.cells
+    ]
+    titles = ("cell", "ranks", "seconds per epoch", "tokens per second", "speedup", "parallel efficiency")
+    return _table(titles, rows)
+
+
+def _source(source: str, commit: str | None) -> str:
+    return f"`{source}`" + (f" at `{commit}`" if commit else "")
+
+
+def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = tuple(titles)
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(_plain(text) for text in line) + " |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """Return the text on one line, without what would end a table's cell or open an HTML tag."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,56 @@
+"""How it was measured, and what is not claimed: sentences that follow from the results."""
+
+from tasks.reporting import wording
+from tasks.reporting.results import Results
+
+
+def how_measured(results: Results) -> list[str]:
+    """Return how the figures came about, one sentence each."""
+    resumed = [f"{cell.cell} {cell.num_resumes}" for cell in results.cells if cell.num_resumes]
+    notes = [
+        "Every cell was trained once, from the same start weights, over all ranges in order; each range goes on from "
+        "the weights of the one before.",
+        "Seconds are those of optimizer steps only (forward, backward, exchange of gradients, update, and waiting "
+        "for data), the maximum over the ranks. Checkpoints, logging, evaluation and upload are outside.",
+        "Tokens and samples are counted from what was really learned from, without padding, and divided by wall time.",
+        "Forward and backward ran before the first timed step of each segment, outside the clock; what still warms "
+        "up after that is inside.",
+        "Models are evaluated on rows that no range overlaps, each token counted once.",
+    ]
+    if resumed:
+        notes.append(
+            f"Training was interrupted and taken up again from a checkpoint ({', '.join(resumed)}); each start warms "
+            "up anew."
+        )
+    return notes
+
+
+def not_claimed(results: Results) -> list[str]:
+    """Return what the report does not say, one sentence each."""
+    notes = [
+        "There is one run of each cell, so there is no confidence interval yet. A difference of a few percent cannot "
+        "be told from noise, and the spread over segments is no substitute: segments of one run share their "
+        "disturbances.",
+        "Whether the machine was idle otherwise was not measured.",
+        "Figures hold for this model, data, batch size, machine and these versions; nothing is said about other "
+        "numbers of ranks.",
+        "The gates compare what real runs recorded. They do not compare the weights of a step on several ranks with "
+        "those of a step on one.",
+    ]
+    unchecked = [gate.name for gate in results.gates if gate.verdict == "not checked"]
+    if unchecked:
+        notes.append(f"Not checked: {wording.listed(unchecked)}.")
+    if all(cell.device == "cpu" for cell in results.cells):
+        notes.append("Ranks shared the cores, caches and memory of one CPU; this says nothing about GPUs.")
+    return notes
+
+
+def withheld(results: Results) -> str | None:
+    """Return why no speedup is given and what the figures that are given are; None if nothing is withheld."""
+    if not results.is_speedup_withheld:
+        return None
+    failed = wording.counted(len(results.failed_gates), "gate")
+    return (
+        f"Speedup and efficiency are withheld, because {failed} failed. What was timed is shown as it was timed; "
+        "do not read it as a comparison."
+    )

@@ -1,0 +1,201 @@
+"""What the earlier stages wrote, read once and checked: manifests, slices, runs, evaluation, machine."""
+
+import json
+import zipfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from tasks.params import Params
+from tasks.reporting.stage_files import (
+    BaseModelManifest,
+    EvaluationFile,
+    MachineFile,
+    RawManifest,
+    RunFile,
+    SegmentFile,
+    SliceManifest,
+    StageFile,
+)
+from tasks.stage.failure import DataError
+
+Model = TypeVar("Model", bound=StageFile)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """steps.jsonl as columns, one entry per optimizer step."""
+
+    step: NDArray[np.int64]
+    loss: NDArray[np.float64]
+    learning_rate: NDArray[np.float64]
+    num_samples: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """ledger.npz: one entry per sample that was learned from."""
+
+    rank: NDArray[np.int64]
+    step: NDArray[np.int64]
+    row_id: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SliceOutputs:
+    """One slice of the data set: its manifest and the rows that it holds."""
+
+    folder: Path
+    manifest: SliceManifest
+
+    @cached_property
+    def row_ids(self) -> NDArray[np.int64]:
+        """Positions of the rows in the data set."""
+        return _array(self.folder / "row_ids.npy")
+
+    def num_labels(self, seq_len: int) -> NDArray[np.int64]:
+        """Return per row the tokens that can be learned from it when rows are cut to `seq_len`."""
+        lengths = np.diff(_array(self.folder / "offsets.npy"))
+        return np.maximum(np.minimum(lengths, seq_len) - 1, 0)
+
+
+@dataclass(frozen=True)
+class SegmentOutputs:
+    """One range x one epoch of one cell: its totals, and what it logged."""
+
+    folder: Path
+    facts: SegmentFile
+
+    @cached_property
+    def steps(self) -> Steps:
+        """Every optimizer step of the segment."""
+        path = self.folder / "steps.jsonl"
+        try:
+            with path.open(encoding="utf-8") as lines:
+                events = [event for line in lines if (event := json.loads(line)).get("event", "step") == "step"]
+            if len(events) != self.facts.num_steps:
+                raise ValueError(f"{len(events)} steps, segment.json has {self.facts.num_steps}")
+            return Steps(
+                step=np.array([event["step"] for event in events], dtype=np.int64),
+                loss=np.array([event["loss"] for event in events], dtype=np.float64),
+                learning_rate=np.array([event["learning_rate"] for event in events], dtype=np.float64),
+                num_samples=np.array([event["num_samples"] for event in events], dtype=np.int64),
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(path, error) from None
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Every sample that the segment learned from."""
+        path = self.folder / "ledger.npz"
+        try:
+            with np.load(path) as arrays:
+                return Ledger(
+                    **{name: arrays[name].astype(np.int64) for name in ("rank", "step", "row_id", "num_tokens")}
+                )
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise _damaged(path, error) from None
+
+
+@dataclass(frozen=True)
+class RunOutputs:
+    """One cell's whole training."""
+
+    facts: RunFile
+    segments: list[SegmentOutputs]
+
+    @cached_property
+    def steps(self) -> Steps:
+        """Every optimizer step of the run."""
+        parts = [segment.steps for segment in self.segments]
+        names = ("step", "loss", "learning_rate", "num_samples")
+        return Steps(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Everything that a report is made of."""
+
+    params: Params
+    raw: RawManifest
+    base_model: BaseModelManifest
+    machine: MachineFile
+    slices: dict[str, SliceOutputs]
+    runs: dict[str, RunOutputs]
+    evaluation: EvaluationFile
+
+    @property
+    def baseline(self) -> RunOutputs:
+        """The run of the first cell."""
+        return self.runs[self.params.baseline]
+
+    @property
+    def others(self) -> dict[str, RunOutputs]:
+        """The runs of all other cells."""
+        return {cell: run for cell, run in self.runs.items() if cell != self.params.baseline}
+
+    @property
+    def segments(self) -> list[tuple[str, int]]:
+        """The (range, epoch) of every segment that params.yaml asks for, in the order of training."""
+        epochs = range(1, self.params.train.epochs + 1)
+        return [(str(part), epoch) for part in self.params.ranges for epoch in epochs]
+
+
+def read_outputs(
+    params: Params, *, raw: Path, base_model: Path, slices: Path, runs: Path, evaluation: Path, machine: Path
+) -> Outputs:
+    """Return what the earlier stages wrote; raises DataError in one line for anything missing or damaged."""
+    names = [*(str(part) for part in params.ranges), str(params.heldout)]
+    return Outputs(
+        params=params,
+        raw=_read(raw, RawManifest),
+        base_model=_read(base_model, BaseModelManifest),
+        machine=_read(machine, MachineFile),
+        slices={
+            name: SliceOutputs(slices / name, _read(slices / name / "manifest.json", SliceManifest)) for name in names
+        },
+        runs={cell: _read_run(runs / cell) for cell in params.cells},
+        evaluation=_read(evaluation / "evaluation.json", EvaluationFile),
+    )
+
+
+def _read_run(folder: Path) -> RunOutputs:
+    facts = _read(folder / "run.json", RunFile)
+    segments = []
+    for entry in facts.segments:
+        path = folder / entry.folder
+        segments.append(SegmentOutputs(path, _read(path / "segment.json", SegmentFile)))
+    if not segments:
+        raise DataError(f"{folder / 'run.json'}: no segments; run the stage train again")
+    return RunOutputs(facts, segments)
+
+
+def _read(path: Path, model: type[Model]) -> Model:
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise _damaged(path, error) from None
+
+
+def _array(path: Path) -> NDArray[np.int64]:
+    try:
+        return np.asarray(np.load(path, mmap_mode="r"), dtype=np.int64)
+    except (OSError, ValueError, EOFError) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        reason = f"{'.'.join(str(part) for part in first['loc']) or 'top level'}: {first['msg']}"
+    elif isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+    else:
+        reason = f"{type(error).__name__}: {error}"
+    return DataError(f"{path}: {reason}; delete it and run `dvc repro` to make it anew")

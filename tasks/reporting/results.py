@@ -1,0 +1,238 @@
+"""results.json: everything that a comparison found, as one model; what the report's outputs are rendered from.
+
+The published JSON Schema stands beside this file (results.schema.json); a test holds the two together. Ratios are
+0..1, a quantity carries its unit in its name, and a withheld figure is null.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from tasks.reporting.facts import ComparisonFacts, Record
+from tasks.reporting.gate import Gate
+from tasks.stage.failure import DataError
+from training.files import write_json
+
+SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
+SCHEMA_VERSION: Literal[1] = 1
+
+
+class Spread(Record):
+    """The lowest and the highest of the speedups of single segments; no confidence interval."""
+
+    lowest: float
+    """The lowest speedup of a segment."""
+    highest: float
+    """The highest speedup of a segment."""
+    num_segments: int
+    """Number of segments."""
+
+
+class Figures(Record):
+    """What was counted and timed over one part of a cell's training: a segment, an epoch, a range or all of it."""
+
+    range: str | None = None
+    """The range; null if the part is of every range."""
+    epoch: int | None = None
+    """The epoch (1-based); null if the part is of every epoch."""
+    num_steps: int
+    """Optimizer steps."""
+    num_samples: int
+    """Samples learned from."""
+    num_tokens: int
+    """Tokens learned from: labels, without padding."""
+    train_seconds: float
+    """Seconds of the optimizer steps, the slowest rank's; no checkpoint, evaluation or logging inside."""
+    data_wait_share: float
+    """Share of those seconds spent waiting for data."""
+    tokens_per_second: float
+    """num_tokens / train_seconds, all ranks together."""
+    samples_per_second: float
+    """num_samples / train_seconds, all ranks together."""
+    loss: float
+    """Mean training loss per token, in nats."""
+    speedup: float | None
+    """The baseline cell's train_seconds / this cell's; null if withheld."""
+    parallel_efficiency: float | None
+    """speedup / how many times more ranks than the baseline; 1.0 is linear; null if withheld."""
+
+
+class CellResults(Record):
+    """One way to spread the work, and what it gave."""
+
+    cell: str
+    """Name of the cell."""
+    is_baseline: bool
+    """True for the first cell, against which speedups are counted."""
+    strategy: str
+    """How the update is computed on several ranks."""
+    world_size: int
+    """Number of ranks."""
+    launcher: str
+    """How the ranks were started."""
+    device: str
+    """cpu or cuda."""
+    backend: str | None
+    """How ranks exchange gradients; null where there is one rank only."""
+    threads_per_rank: int
+    """CPU threads of each rank."""
+    micro_batch_size: int
+    """Samples per forward pass of one rank."""
+    grad_accum_steps: int
+    """Forward passes of each rank per optimizer step."""
+    global_batch_size: int
+    """Samples per optimizer step, all ranks together."""
+    num_epochs: int
+    """Passes over all ranges."""
+    seconds_per_epoch: float
+    """Mean train_seconds of one pass over all ranges."""
+    checkpoint_seconds: float
+    """Seconds spent on writing checkpoints, outside train_seconds."""
+    peak_memory_gib: float | None
+    """Largest device memory of a rank; null where it is not counted."""
+    num_resumes: int
+    """How many times the training was taken up again from a checkpoint."""
+    all_reduce_mib_per_step: float
+    """MiB of gradients that each rank exchanged per optimizer step."""
+    karp_flatt: float | None
+    """Experimentally determined serial fraction; null for one rank or if withheld."""
+    speedup_of_segments: Spread | None
+    """Spread of the speedup over the segments; null for the baseline, a single segment or if withheld."""
+    final_checkpoint: str
+    """The last checkpoint, below the cell's folder."""
+    whole: Figures
+    """All of the training."""
+    epochs: list[Figures]
+    """Each pass over all ranges."""
+    ranges: list[Figures]
+    """Each range, all epochs together."""
+    segments: list[Figures]
+    """Each segment, in the order of training."""
+
+
+class LossCurve(Record):
+    """Training loss of one cell over its optimizer steps, thinned for drawing; losses.csv has every step."""
+
+    cell: str
+    """Name of the cell."""
+    steps_per_point: int
+    """Each point is the mean over this many steps."""
+    steps: list[int]
+    """The last step of each point (1-based)."""
+    losses: list[float]
+    """Loss in nats per token."""
+
+
+class ModelQuality(Record):
+    """One model on the held-out rows."""
+
+    model: str
+    """base, or the name of the cell that trained it."""
+    loss: float
+    """Mean loss per token, in nats."""
+    perplexity: float | None
+    """exp(loss); null where that is too large for a number."""
+    num_tokens: int
+    """Tokens counted, each once."""
+    checkpoint: str | None
+    """The checkpoint that was evaluated; null for the base model."""
+
+
+class Sample(Record):
+    """One held-out row continued by every model."""
+
+    row_id: int
+    """The row's position in the data set."""
+    prompt: str
+    """The beginning of the row, which every model was given."""
+    reference: str
+    """How the row really goes on."""
+    continuations: dict[str, str]
+    """Model name -> what it wrote."""
+
+
+class Quality(Record):
+    """What the models are worth on rows that none was trained on."""
+
+    heldout: str
+    """The held-out rows."""
+    num_rows: int
+    """Rows evaluated."""
+    seq_len: int
+    """Tokens per row at most; longer rows are cut."""
+    models: list[ModelQuality]
+    """The base model first, then each cell's last checkpoint."""
+    samples: list[Sample]
+    """A few held-out rows, continued by every model."""
+
+
+class Results(Record):
+    """What one comparison found."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    """Version of this file's layout."""
+    created_at: str
+    """UTC time at which the figures were put together."""
+    name: str
+    """Name of the comparison."""
+    description: str
+    """What it compares, in one sentence."""
+    verdict: str
+    """The answer, in one sentence."""
+    label: str | None
+    """What kind of demonstration this is and what its figures do not say; null for GPUs and real data."""
+    is_speedup_withheld: bool
+    """True if a gate failed: no speedup or efficiency is given anywhere."""
+    gates: list[Gate] = Field(min_length=1)
+    """The checks that stand before a speedup, in the order of the report."""
+    comparison: ComparisonFacts
+    """What was compared."""
+    cells: list[CellResults] = Field(min_length=1)
+    """The cells, the baseline first."""
+    quality: Quality
+    """Loss and perplexity on the held-out rows, and samples."""
+    loss_curves: list[LossCurve]
+    """Training loss of the cells."""
+
+    @property
+    def baseline(self) -> CellResults:
+        """The cell against which speedups are counted."""
+        return self.cells[0]
+
+    @property
+    def failed_gates(self) -> list[Gate]:
+        """The gates that failed."""
+        return [gate for gate in self.gates if gate.verdict == "failed"]
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of results.json, as published in results.schema.json."""
+    schema = Results.model_json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def write_results(path: Path, results: Results) -> None:
+    """Write results.json, whole or not at all."""
+    write_json(path, results.model_dump(mode="json"))
+
+
+def read_results(path: Path) -> Results:
+    """Return what an earlier report found; raises DataError in one line if the file is not a results.json."""
+    try:
+        return Results.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; run `make compare` to make one") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "top level"
+        raise DataError(
+            f"{path}: {where}: {first['msg']}; allowed: a results.json of schema {SCHEMA_VERSION}"
+        ) from None
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON: {error}; allowed: a results.json of this project") from None
+
+
+if __name__ == "__main__":
+    write_json(SCHEMA_FILE, json_schema())

@@ -1,0 +1,135 @@
+"""The JSON files of the earlier stages, as far as the report reads them."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+
+
+class StageFile(BaseModel):
+    """A JSON file of another stage; keys that the report does not need are passed over."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+
+
+class SourceManifest(StageFile):
+    """The common part of data/raw/manifest.json and data/base_model/manifest.json."""
+
+    source: str
+    kind: str
+    revision: str | None = None
+    commit: str | None = None
+    label: str
+    digest: str
+
+
+class RawManifest(SourceManifest):
+    """data/raw/manifest.json"""
+
+    split: str | None = None
+    text_column: str
+    num_rows: int
+    packages: dict[str, str] = {}
+
+
+class BaseModelManifest(SourceManifest):
+    """data/base_model/manifest.json"""
+
+    num_parameters: int
+    model_type: str
+    is_random_weights: bool
+
+
+class SliceManifest(StageFile):
+    """data/slices/<start>-<end>/manifest.json"""
+
+    range: str
+    num_rows: int
+    num_tokens: int
+    digest: str
+
+
+class MachineFile(StageFile):
+    """data/fingerprint/machine.json"""
+
+    digest: str
+    gpus: list[dict[str, Any]]
+    driver: str | None = None
+    cpu: str
+    num_cpus: int
+    os: str
+    versions: dict[str, str | None]
+
+
+class SegmentFile(StageFile):
+    """segment.json: the totals of one segment."""
+
+    cell: str
+    range: str
+    epoch: int
+    num_steps: PositiveInt
+    num_samples: int
+    num_tokens: int
+    train_seconds: PositiveFloat
+    data_wait_seconds: float
+    checkpoint_seconds: float
+    loss: float
+    peak_memory_gib: float | None = None
+    num_all_reduces: int
+    num_all_reduce_bytes: int
+    start_checksum: str
+    parameter_checksums: list[str]
+    num_resumes: int
+    started_at: str
+
+
+class SegmentEntry(StageFile):
+    """Where run.json says that a segment lies."""
+
+    folder: str
+
+
+class RunFile(StageFile):
+    """run.json: one cell's whole training."""
+
+    cell: str
+    strategy: str
+    world_size: int
+    launcher: str
+    threads_per_rank: int
+    device: str
+    backend: str | None = None
+    micro_batch_size: int
+    grad_accum_steps: int
+    global_batch_size: int
+    base_model_digest: str
+    machine_digest: str
+    code_digest: str
+    segments: list[SegmentEntry]
+    final_checkpoint: str
+
+
+class EvaluatedModel(StageFile):
+    """One model's figures in evaluation.json."""
+
+    loss: float
+    num_tokens: int
+    checkpoint: str | None = None
+
+
+class EvaluatedSample(StageFile):
+    """One continued row in evaluation.json."""
+
+    row_id: int
+    prompt: str
+    reference: str
+    continuations: dict[str, str]
+
+
+class EvaluationFile(StageFile):
+    """data/evaluation/evaluation.json"""
+
+    heldout: str
+    num_rows: int
+    seq_len: int
+    models: dict[str, EvaluatedModel]
+    samples: list[EvaluatedSample] = []

@@ -1,0 +1,200 @@
+"""The tables of the report as words, for the page and the markdown alike."""
+
+from dataclasses import dataclass
+
+from tasks.reporting import wording
+from tasks.reporting.results import CellResults, Figures, Results, Sample
+
+_MAX_EPOCH_ROWS = 40
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose headings are words of the glossary; the first `num_row_headings` columns name the row."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    num_row_headings: int = 1
+
+
+def speed_of_cells(results: Results) -> Table:
+    """Return how fast each cell was over the whole training."""
+    headings = ["Cell", "Ranks", "Seconds per epoch", "Tokens/s", "Samples/s", "Speedup", "Efficiency"]
+    headings += ["Speedup of segments", "Karp-Flatt", "Data wait"]
+    rows = [
+        [
+            cell.cell,
+            str(cell.world_size),
+            wording.seconds(cell.seconds_per_epoch),
+            *_rates(cell.whole),
+            _spread(results, cell),
+            _karp_flatt(results, cell),
+            wording.small_percent(cell.whole.data_wait_share),
+        ]
+        for cell in results.cells
+    ]
+    return Table("Each cell", headings, rows)
+
+
+def speed_of_ranges(results: Results) -> Table:
+    """Return how fast each cell was on each range."""
+    headings = ["Range", "Cell", "Seconds", "Tokens/s", "Samples/s", "Speedup", "Efficiency"]
+    rows = [
+        [part.range, cell.cell, wording.seconds(part.train_seconds), *_rates(part)]
+        for name in [part.range for part in results.baseline.ranges]
+        for cell in results.cells
+        for part in cell.ranges
+        if part.range is not None and part.range == name
+    ]
+    return Table("Each range", headings, rows, num_row_headings=2)
+
+
+def speed_of_epochs(results: Results) -> Table | None:
+    """Return how fast each cell was in each epoch; None where there is one epoch, or too many for a table."""
+    num_epochs = results.baseline.num_epochs
+    if num_epochs == 1 or num_epochs * len(results.cells) > _MAX_EPOCH_ROWS:
+        return None
+    headings = ["Epoch", "Cell", "Seconds", "Tokens/s", "Samples/s", "Speedup", "Efficiency", "Loss"]
+    rows = [
+        [str(part.epoch), cell.cell, wording.seconds(part.train_seconds), *_rates(part), wording.loss(part.loss)]
+        for number in [part.epoch for part in results.baseline.epochs]
+        for cell in results.cells
+        for part in cell.epochs
+        if part.epoch == number
+    ]
+    return Table("Each epoch", headings, rows, num_row_headings=2)
+
+
+def quality_of_models(results: Results) -> Table:
+    """Return loss and perplexity of the base model and of each cell's last checkpoint."""
+    models = results.quality.models
+    base = next((model for model in models if model.model == "base"), None)
+    rows = [
+        [
+            "base model" if model.model == "base" else model.model,
+            wording.loss(model.loss),
+            wording.NOT_AVAILABLE if model.perplexity is None else wording.three_digits(model.perplexity),
+            wording.NOT_AVAILABLE if base is None or model is base else f"{model.loss - base.loss:+.4f}",
+            wording.count(model.num_tokens),
+        ]
+        for model in models
+    ]
+    return Table("On the held-out rows", ["Model", "Loss", "Perplexity", "Against base", "Tokens"], rows)
+
+
+def spread_of_work(results: Results) -> Table:
+    """Return how each cell spread the same work; memory only where it was counted."""
+    has_memory = any(cell.peak_memory_gib is not None for cell in results.cells)
+    headings = ["Cell", "Strategy", "Ranks", "Launcher", "Device", "Threads", "Micro-batch", "Accumulation"]
+    headings += ["Exchanged", *["Peak memory"] * has_memory, "Checkpoints", "Resumed"]
+    rows = [
+        [
+            cell.cell,
+            cell.strategy,
+            str(cell.world_size),
+            cell.launcher,
+            cell.device if cell.backend is None else f"{cell.device}, {cell.backend}",
+            str(cell.threads_per_rank),
+            str(cell.micro_batch_size),
+            str(cell.grad_accum_steps),
+            f"{wording.three_digits(cell.all_reduce_mib_per_step)} MiB",
+            *([_memory(cell.peak_memory_gib)] * has_memory),
+            wording.seconds(cell.checkpoint_seconds),
+            str(cell.num_resumes),
+        ]
+        for cell in results.cells
+    ]
+    return Table("How each cell spread the work", headings, rows)
+
+
+def gates(results: Results) -> Table:
+    """Return the verdict of each gate."""
+    rows = [
+        [gate.name, gate.verdict, gate.compared + (f" ({gate.true_figure})" if gate.true_figure else "")]
+        for gate in results.gates
+    ]
+    return Table("Gates", ["Gate", "Verdict", "What was compared"], rows)
+
+
+def compared_facts(results: Results) -> list[tuple[str, str]]:
+    """Return (fact, value) of what was compared, on what and when."""
+    facts, machine = results.comparison, results.comparison.machine
+    model, dataset, train = facts.model, facts.dataset, facts.train
+    weights = "random start weights" if model.is_random_weights else "pretrained"
+    rows = sum(part.num_rows for part in facts.ranges)
+    tokens = sum(part.num_tokens for part in facts.ranges)
+    gpus = wording.listed([f"{gpu.name} ({gpu.memory_gib:g} GiB)" for gpu in machine.gpus])
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items() if version)
+    return [
+        ("Model", f"{model.label}; {model.model_type}, {wording.count(model.num_parameters)} parameters, {weights}"),
+        ("Model source", _source(model.source, model.revision, model.commit, model.digest)),
+        ("Data", f"{dataset.label}; {wording.count(dataset.num_rows)} rows read"),
+        ("Data source", _source(dataset.source, dataset.revision, dataset.commit, dataset.digest)),
+        (
+            "Ranges",
+            f"{', '.join(part.range for part in facts.ranges)} ({wording.count(rows)} rows, {wording.count(tokens)} "
+            f"tokens); held out: {facts.heldout.range}",
+        ),
+        (
+            "Work",
+            f"{facts.workload}, {wording.counted(int(train['epochs']), 'epoch')}, {train['global_batch_size']} "
+            f"samples per step, {train['seq_len']} tokens per sample at most, learning rate {train['learning_rate']:g} "
+            f"({train['schedule']}), {train['precision']}, seed {train['seed']}; strong scaling: the same in every "
+            "cell",
+        ),
+        (
+            "Machine",
+            f"{gpus + ', ' if gpus else 'no GPU, '}{machine.cpu}, {wording.counted(machine.num_cpus, 'CPU')}, "
+            f"{machine.os}" + (f", driver {machine.driver}" if machine.driver else ""),
+        ),
+        ("Versions", versions),
+        ("Trained", f"from {_utc(facts.trained_at)}; figures put together {_utc(results.created_at)}"),
+    ]
+
+
+def sample_texts(sample: Sample) -> list[tuple[str, str]]:
+    """Return (whose, text): how the row goes on, and what the models wrote; those that wrote the same are one."""
+    writers: dict[str, list[str]] = {}
+    for model, text in sample.continuations.items():
+        writers.setdefault(text.strip(), []).append("base model" if model == "base" else model)
+    written = [(wording.listed(models), text) for text, models in writers.items()]
+    return [("the text itself", sample.reference.strip()), *written]
+
+
+def _rates(part: Figures) -> list[str]:
+    return [
+        wording.three_digits(part.tokens_per_second),
+        wording.three_digits(part.samples_per_second),
+        wording.ratio(part.speedup),
+        wording.percent(part.parallel_efficiency),
+    ]
+
+
+def _spread(results: Results, cell: CellResults) -> str:
+    spread = cell.speedup_of_segments
+    if spread is None:
+        is_given = cell.is_baseline or len(cell.segments) < 2 or not results.is_speedup_withheld
+        return wording.NOT_AVAILABLE if is_given else wording.WITHHELD
+    return f"{spread.lowest:.2f}x to {spread.highest:.2f}x ({spread.num_segments})"
+
+
+def _karp_flatt(results: Results, cell: CellResults) -> str:
+    if cell.karp_flatt is None:
+        return wording.WITHHELD if results.is_speedup_withheld and cell.world_size > 1 else wording.NOT_AVAILABLE
+    return f"{cell.karp_flatt:.2f}"
+
+
+def _memory(gib: float | None) -> str:
+    return wording.NOT_AVAILABLE if gib is None else f"{wording.three_digits(gib)} GiB"
+
+
+def _source(source: str, revision: str | None, commit: str | None, digest: str) -> str:
+    asked = f", revision {revision}" if revision else ""
+    resolved = f", commit {commit[:12]}" if commit and commit != revision else ""
+    return f"{source}{asked}{resolved}, content {digest[:12]}"
+
+
+def _utc(moment: str) -> str:
+    """Return `2026-11-21 02:41 UTC` of an ISO time in UTC."""
+    return f"{moment[:10]} {moment[11:16]} UTC"

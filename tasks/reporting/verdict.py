@@ -1,0 +1,96 @@
+"""The answer in one sentence, and the label that says what kind of comparison gave it."""
+
+from tasks.reporting import wording
+from tasks.reporting.outputs import Outputs
+from tasks.reporting.results import CellResults, Results
+from tasks.reporting.statistics import NOISE_OF_ONE_RUN
+
+
+def verdict_of(results: Results) -> str:
+    """Return the answer in one sentence: how much faster, or which gate withholds it."""
+    if results.is_speedup_withheld:
+        return _withheld(results)
+    others = results.cells[1:]
+    if not others:
+        only = results.baseline
+        return (
+            f"{only.cell} needs {wording.seconds(only.seconds_per_epoch)} per epoch; a speedup needs a second cell to "
+            f"compare with; {_gates_passed(results)}."
+        )
+    answers = _one_answer(results, others[0]) if len(others) == 1 else _many_answers(results, others)
+    return f"{answers}; {_gates_passed(results)}; one run of each cell{_segments(others)}, so no interval yet."
+
+
+def _segments(cells: list[CellResults]) -> str:
+    """Return the spread over the segments of the only other cell, where it has some."""
+    spread = cells[0].speedup_of_segments
+    if len(cells) > 1 or spread is None:
+        return ""
+    return f" (single segments {wording.ratio(spread.lowest)} to {wording.ratio(spread.highest)})"
+
+
+def _one_answer(results: Results, cell: CellResults) -> str:
+    assert cell.whole.speedup is not None
+    baseline = results.baseline
+    times = f"{wording.seconds(cell.seconds_per_epoch)} against {wording.seconds(baseline.seconds_per_epoch)} per epoch"
+    figure = f"{wording.ratio(cell.whole.speedup)}, {wording.percent(cell.whole.parallel_efficiency)} of linear"
+    if abs(cell.whole.speedup - 1) <= NOISE_OF_ONE_RUN:
+        return f"No clear difference between {cell.cell} and {baseline.cell} at equal work ({figure}): {times}"
+    if cell.whole.speedup < 1:
+        return f"{cell.cell} trains slower than {baseline.cell} at equal work ({figure}): {times}"
+    return (
+        f"{cell.cell} trains {wording.ratio(cell.whole.speedup)} as fast as {baseline.cell} "
+        f"({wording.percent(cell.whole.parallel_efficiency)} of linear) at equal work: {times}"
+    )
+
+
+def _many_answers(results: Results, cells: list[CellResults]) -> str:
+    figures = [
+        f"{cell.cell} {wording.ratio(cell.whole.speedup)} ({wording.percent(cell.whole.parallel_efficiency)} of linear)"
+        for cell in cells
+    ]
+    seconds = wording.seconds(results.baseline.seconds_per_epoch)
+    return f"Speed at equal work, as a multiple of {results.baseline.cell} ({seconds} per epoch): {', '.join(figures)}"
+
+
+def _withheld(results: Results) -> str:
+    failed = results.failed_gates
+    named = " and ".join(f"“{gate.name}”" for gate in failed)
+    numbers = f": {failed[0].compared}" if len(failed) == 1 else ""
+    true_figures = [gate.true_figure for gate in failed if gate.true_figure]
+    remedy = f" ({true_figures[0]})" if true_figures else ""
+    return f"Speedup withheld: {_gate_or_gates(len(failed))} {named} failed{numbers}{remedy}."
+
+
+def _gate_or_gates(number: int) -> str:
+    return "the gate" if number == 1 else f"the {number} gates"
+
+
+def _gates_passed(results: Results) -> str:
+    verdicts = [gate.verdict for gate in results.gates]
+    num_passed, num_unchecked = verdicts.count("passed"), verdicts.count("not checked")
+    if not num_unchecked:
+        return f"all {len(verdicts)} gates passed"
+    return f"{num_passed} of {len(verdicts)} gates passed, {num_unchecked} not checked"
+
+
+def label_of(outputs: Outputs) -> str | None:
+    """Return what kind of demonstration the comparison is and what its figures do not say; None if they say it all.
+
+    Told by the facts that the stages recorded (sources, weights, device), not by the comparison's name.
+    """
+    is_builtin = outputs.raw.kind == "builtin"
+    has_random_weights = outputs.base_model.is_random_weights
+    is_on_cpu = all(run.facts.device == "cpu" for run in outputs.runs.values())
+    if not (is_builtin or has_random_weights or is_on_cpu):
+        return None
+    size = wording.parameters(outputs.base_model.num_parameters)
+    model = f"a model of {size} that starts from random weights" if has_random_weights else f"a model of {size}"
+    where = " on the CPU" if is_on_cpu else ""
+    kind = "built-in demonstration" if is_builtin else "comparison"
+    sentences = [f"This {kind} trains {model}{where}; its texts are {wording.readable(outputs.raw.label)}."]
+    if is_on_cpu:
+        sentences.append("Its speedup says something about the cores of this machine, and nothing about GPUs.")
+    if has_random_weights:
+        sentences.append("Its loss shows that training works, not what a useful model reaches.")
+    return " ".join(sentences)

@@ -1,0 +1,79 @@
+"""Numbers as people read them: three digits that mean something, a unit, and no more."""
+
+import math
+
+WITHHELD = "withheld"
+NOT_AVAILABLE = "n/a"
+
+
+def three_digits(value: float) -> str:
+    """Return `value` with three significant digits, thousands separated: `0.00381`, `6.40`, `54.0`, `12,300`."""
+    if value == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(value)))
+    if not -5 < magnitude < 15:
+        return f"{value:.2e}"
+    decimals = 2 - magnitude
+    return f"{round(value, decimals):,.{max(decimals, 0)}f}"
+
+
+def seconds(value: float) -> str:
+    """Return a span such as `41.2 s`."""
+    return f"{three_digits(value)} s"
+
+
+def ratio(value: float | None) -> str:
+    """Return a speedup such as `1.31x`, or that it is withheld."""
+    return WITHHELD if value is None else f"{value:.2f}x"
+
+
+def percent(value: float | None) -> str:
+    """Return a share such as `65 %`, or that it is withheld."""
+    return WITHHELD if value is None else f"{value:.0%}".replace("%", " %")
+
+
+def small_percent(value: float) -> str:
+    """Return a share with one decimal, such as `0.4 %`."""
+    return f"{value:.1%}".replace("%", " %")
+
+
+def difference(value: float) -> str:
+    """Return a small relative difference such as `3.1e-06`."""
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def parameters(number: int) -> str:
+    """Return the size of a model, such as `1.1 million parameters`."""
+    for size, word in ((10**9, "billion"), (10**6, "million")):
+        if number >= size:
+            return f"{number / size:.1f} {word} parameters"
+    return counted(number, "parameter")
+
+
+def loss(value: float) -> str:
+    """Return a loss with four decimals."""
+    return f"{value:.4f}"
+
+
+def count(value: int) -> str:
+    """Return a number of things, thousands separated."""
+    return f"{value:,}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 gate`, `2 gates`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(names: list[str]) -> str:
+    """Return `a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def readable(text: str) -> str:
+    """Return the text without what no page can show: lone surrogates and control characters."""
+    whole = text.encode("utf-8", "replace").decode("utf-8")
+    return "".join(
+        char if char in "\n\t" or (ord(char) >= 32 and not 127 <= ord(char) < 160) else "\N{REPLACEMENT CHARACTER}"
+        for char in whole
+    )

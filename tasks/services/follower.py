@@ -1,0 +1,136 @@
+"""Forwarding a running training to a tracker that may be slow, locked or gone: the training never notices."""
+
+import collections
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tasks.services.tracked import Point, point_of_step, without_secrets
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+FLUSH_SECONDS = 10.0
+"""Between two calls to the tracker while a cell trains."""
+OPEN_SECONDS = 20.0
+"""At most, before a training: importing MLflow and opening the store."""
+CLOSE_SECONDS = 30.0
+"""At most, after a training: sending what is still missing."""
+
+_STEPS_PER_FLUSH = 100
+"""While ranks use the CPU, a flush must cost less than 0.1 s of it."""
+_MAX_WAITING_STEPS = 20_000
+
+
+class CellRun(Protocol):
+    """One cell's run in the store of a tracker."""
+
+    def set_status(self, status: str) -> None:
+        """Set RUNNING, FINISHED, FAILED or KILLED."""
+
+    def send_points(self, points: Iterable[Point]) -> int:
+        """Send the steps that the run lacks; return the number of values sent."""
+        ...
+
+    def send_segments(self, folders: Iterable[Path]) -> int:
+        """Send what the run lacks of finished segments; return the number of values sent."""
+        ...
+
+
+class Follower:
+    """Forwards a running cell's steps from a thread of its own: no call blocks, fails or waits."""
+
+    def __init__(self, open_run: Callable[[], CellRun]) -> None:
+        self._open_run = open_run
+        self._run: CellRun | None = None
+        self._steps: collections.deque[tuple[int, dict[str, Any]]] = collections.deque(maxlen=_MAX_WAITING_STEPS)
+        self._folders: list[Path] = []
+        self._status = "FINISHED"
+        self._is_warned = False
+        self._is_open = threading.Event()
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
+
+    def send(self, events: list[dict[str, Any]]) -> None:
+        """Take the newest events of the live stream; those that are steps will be sent."""
+        now = int(time.time() * 1000)
+        self._steps.extend((now, event) for event in events if event.get("event") == "step")
+
+    def replay(self, folders: Iterable[Path]) -> None:
+        """Take finished segments; what the store lacks of them is sent when the ranks are gone."""
+        self._folders += folders
+
+    def open(self) -> None:
+        """Open the run now, before the ranks need the CPU; waits OPEN_SECONDS at most."""
+        self._thread.start()
+        self._is_open.wait(OPEN_SECONDS)
+
+    def close(self, status: str) -> None:
+        """Send what is still missing and set the run's status; waits CLOSE_SECONDS at most."""
+        self._status = status
+        self._is_closing.set()
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._warn("no answer in time")
+
+    def _work(self) -> None:
+        self._attempt(self._start)
+        self._is_open.set()
+        while not self._is_closing.wait(FLUSH_SECONDS):
+            self._attempt(self._flush)
+        self._attempt(self._finish)
+
+    def _attempt(self, part: Callable[[CellRun], None]) -> None:
+        try:
+            self._run = self._run or self._open_run()
+            part(self._run)
+        except Exception as error:
+            # Whether the last call arrived is not known: a run that is opened anew asks the store what it has.
+            self._run = None
+            self._warn(one_line(error))
+
+    def _warn(self, reason: str) -> None:
+        if not self._is_warned:
+            _log.warning("tracker: %s; nothing is lost, the report sends what is missing", reason)
+        self._is_warned = True
+
+    def _start(self, run: CellRun) -> None:
+        run.set_status("RUNNING")
+
+    def _flush(self, run: CellRun) -> None:
+        steps = [self._steps.popleft() for _ in range(min(len(self._steps), _STEPS_PER_FLUSH))]
+        try:
+            run.send_points(point_of_step(event, timestamp_ms=at) for at, event in steps)
+        except Exception:
+            self._steps.extendleft(reversed(steps))
+            raise
+
+    def _finish(self, run: CellRun) -> None:
+        run.send_points(point_of_step(event, timestamp_ms=at) for at, event in self._steps)
+        run.send_segments(self._folders)
+        run.set_status(self._status)
+
+
+def attempt_within(seconds: float, call: Callable[[], _Result]) -> tuple[_Result | None, str | None]:
+    """Return what `call` returns and None, or None and in one line why it failed or did not end within `seconds`."""
+    outcome: list[tuple[_Result | None, str | None]] = []
+
+    def attempt() -> None:
+        try:
+            outcome.append((call(), None))
+        except Exception as error:
+            outcome.append((None, one_line(error)))
+
+    thread = threading.Thread(target=attempt, name="tracker", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return outcome[0] if outcome else (None, f"no answer within {seconds:.0f} seconds")
+
+
+def one_line(error: Exception) -> str:
+    """Return the error's kind and its first words, without secrets."""
+    words = without_secrets(" ".join(str(error).split()))
+    return f"{type(error).__name__}: {words[:160]}{'...' if len(words) > 160 else ''}"

@@ -1,0 +1,299 @@
+"""The Hugging Face Hub: base models in, published comparisons out; the only import of huggingface_hub.
+
+Waiting is bounded: every request has a time limit and every call a few tries. Failures end in one line
+that holds neither a token nor a signed address.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from tasks.services import network
+from tasks.services.manifest import MANIFEST, differences, paths_in, read_digests
+from tasks.stage.failure import ConfigurationError, DataError, ResourceError, StageError
+from tasks.stage.links import link_file
+
+if TYPE_CHECKING:  # importing the library takes half a second, which most stages need not spend
+    from huggingface_hub import HfApi
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+_MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+"""All that is taken from a model repository: never pickles (.bin, .pt) and never code (.py)."""
+
+
+def resolve_commit(repo_id: str, revision: str, *, kind: Literal["model", "dataset"]) -> str:
+    """Return the commit (40 hex digits) that the branch, tag or commit `revision` stands for now.
+
+    Offline, the answer is what the local cache last heard. Raises DataError if there is no such repository
+    or revision or it is closed to us, ResourceError if the Hub cannot be reached.
+    """
+    from huggingface_hub import resolve_revision
+
+    def ask() -> str:
+        return resolve_revision(repo_id, repo_type=kind, revision=revision).resolved
+
+    with _reading(f"{kind} {repo_id}", revision):
+        commit = _call(ask)
+    if commit != revision:
+        _log.info("%s %s: revision %s is commit %s", kind, repo_id, revision, commit)
+    return commit
+
+
+def download_model(repo_id: str, commit: str, folder: Path) -> None:
+    """Fill `folder` with the model's config, safetensors weights and tokenizer, as real files.
+
+    Weights are hard links into the Hugging Face cache where the file system allows it, the rest are copies.
+    Raises as `resolve_commit`; also DataError if the repository has no config or no safetensors weights.
+    """
+    from huggingface_hub import snapshot_download
+
+    def fetch() -> str:
+        # Folders of a repository ("*/*") hold other formats of the same model.
+        return snapshot_download(repo_id, revision=commit, allow_patterns=list(_MODEL_FILES), ignore_patterns=["*/*"])
+
+    with _reading(f"model {repo_id}", commit), network.saying_that_it_runs(f"downloading model {repo_id}"):
+        snapshot = Path(_call(fetch))
+    files = [file for pattern in _MODEL_FILES for file in sorted(snapshot.glob(pattern))]
+    names = {file.name for file in files}
+    if "config.json" not in names:
+        raise DataError(f"model {repo_id} at {commit}: has no config.json; choose a transformers model")
+    if not any(name.endswith(".safetensors") for name in names):
+        raise DataError(
+            f"model {repo_id} at {commit}: has no model.safetensors, and pickled weights are refused; choose a "
+            "model with safetensors, or convert it (https://huggingface.co/spaces/safetensors/convert)"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        # A later stage may rewrite a small file, and the cache must not change with it.
+        place = link_file if file.suffix == ".safetensors" else shutil.copyfile
+        place(file.resolve(), folder / file.name)
+    _log.info("model %s at %s: %d files in %s", repo_id, commit, len(files), folder)
+
+
+@dataclass(frozen=True)
+class Publication:
+    """Where a folder stands on the Hub."""
+
+    repo_id: str
+    commit: str
+    url: str
+    """Address of that commit."""
+    num_sent: int
+    """Files that were not there before; 0: nothing had changed and no commit was made."""
+
+
+def publish(folder: Path, repo_id: str, *, is_private: bool, message: str) -> Publication:
+    """Make the model repository hold the files of `folder`, as its manifest.json names them, in one commit at most.
+
+    Only what differs is sent: a second call sends nothing, a call after an interruption what is missing. Files of
+    an earlier manifest that are in this one no more are removed; others in the repository are left alone. Ends only
+    when the hashes on the Hub equal the manifest's. Raises ConfigurationError if the token may not do this,
+    ResourceError ("upload pending") if the Hub cannot be reached.
+    """
+    from huggingface_hub import HfApi
+
+    digests = read_digests(folder)
+    sent: set[str] = set()
+
+    def send() -> Publication:
+        api = HfApi()
+        name = api.create_repo(repo_id, private=is_private, exist_ok=True).repo_id
+        _send_differences(api, name, folder, digests, message=message, sent=sent)
+        commit, remote = _remote_files(api, name)
+        different = differences(remote, folder, digests)
+        if different:
+            raise ResourceError(
+                f"upload pending: {len(different)} files of {name} differ from {folder}, first {different[0]}; "
+                "something else writes there: run again"
+            )
+        return Publication(name, commit, f"{api.endpoint}/{name}/tree/{commit}", len(sent))
+
+    with _writing(repo_id), network.saying_that_it_runs(f"uploading to {repo_id}"):
+        return _call(send)
+
+
+def _send_differences(
+    api: "HfApi", repo_id: str, folder: Path, digests: dict[str, str], *, message: str, sent: set[str]
+) -> None:
+    """Commit what the repository lacks, all at once, and note it in `sent`.
+
+    Not `upload_folder`: that one splits large folders over several commits, and a reader would see half of one.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    head, remote = _remote_files(api, repo_id)
+    changed = differences(remote, folder, digests)
+    removed: list[str] = []
+    if MANIFEST in changed and MANIFEST in remote:
+        earlier = paths_in(Path(api.hf_hub_download(repo_id, MANIFEST, revision=head)))
+        removed = sorted(earlier & set(remote) - set(digests))
+    if not changed:
+        return
+    operations: list[Any] = [CommitOperationAdd(path, folder / path) for path in changed]
+    operations += [CommitOperationDelete(path) for path in removed]
+    _log.info("%s: sending %d of %d files, removing %d", repo_id, len(changed), len(digests), len(removed))
+    sent.update(changed)
+    api.create_commit(repo_id, operations, commit_message=message, parent_commit=head)
+
+
+def _remote_files(api: "HfApi", repo_id: str) -> tuple[str, dict[str, str]]:
+    """Return the newest commit and its files: path -> sha256 of large files, git hash (sha1) of the others."""
+    from huggingface_hub.hf_api import RepoFile
+
+    head = str(api.repo_info(repo_id).sha)
+    entries = api.list_repo_tree(repo_id, recursive=True, revision=head)
+    files = [entry for entry in entries if isinstance(entry, RepoFile)]
+    return head, {file.path: file.lfs.sha256 if file.lfs else file.blob_id for file in files}
+
+
+def model_card(
+    body: str,
+    *,
+    name: str,
+    base_model: str | None,
+    dataset: str | None,
+    dataset_name: str,
+    metrics: dict[str, float],
+    tags: list[str],
+) -> str:
+    """Return README.md of a model repository: metadata as YAML, where the Hub reads it, then the body.
+
+    `base_model` and `dataset` are Hub ids, None for others; `dataset_name` says in words what `metrics` (name ->
+    value) were measured on.
+    """
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+    evaluations = [
+        EvalResult("text-generation", dataset or "local", dataset_name, metric, value, metric_name=metric)
+        for metric, value in metrics.items()
+    ]
+    metadata = ModelCardData(
+        base_model=base_model,
+        datasets=None if dataset is None else [dataset],
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=tags,
+        model_name=name,
+        eval_results=evaluations or None,
+    )
+    return str(ModelCard(f"---\n{metadata}\n---\n\n{body}"))
+
+
+def has_token() -> bool:
+    """Return True if HF_TOKEN or the token file of `hf auth login` holds a token."""
+    from huggingface_hub import get_token
+
+    return bool(get_token())
+
+
+@contextlib.contextmanager
+def _reading(what: str, revision: str) -> Iterator[None]:
+    """Turn what goes wrong while reading into one line that names `what`, the revision and the remedy."""
+    from huggingface_hub import errors
+
+    place = f"{what} at {revision}"
+    token = "a token is set" if has_token() else "no token is set"
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise DataError(
+            f"{place}: access is gated; accept its terms on its page, then set HF_TOKEN ({token})"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise DataError(f"{place}: no such revision; allowed: a branch, tag or commit of it") from None
+    except (errors.RepositoryNotFoundError, errors.RemoteEntryNotFoundError):
+        raise DataError(
+            f"{place}: not found on the Hub, or private; check the spelling, or set HF_TOKEN ({token})"
+        ) from None
+    except errors.HFValidationError:
+        raise DataError(f"{place}: no Hub id; allowed: OWNER/NAME, at most 96 characters") from None
+    except Exception as error:
+        if network.status_code(error) in (401, 403):
+            raise DataError(
+                f"{place}: access refused ({network.reason(error)}); set HF_TOKEN to a valid token ({token})"
+            ) from None
+        raise _failure(error, place) from None
+
+
+@contextlib.contextmanager
+def _writing(repo_id: str) -> Iterator[None]:
+    """Turn what goes wrong while publishing into one line with the remedy."""
+    try:
+        yield
+    except Exception as error:
+        status = network.status_code(error)
+        if status in (401, 403, 404):
+            raise ConfigurationError(
+                f"upload.repo_id: the Hub refused to write to {repo_id} (HTTP {status}); use a token with write access "
+                "to it (https://huggingface.co/settings/tokens) in HF_TOKEN, or another upload.repo_id"
+            ) from None
+        raise _failure(error, f"upload pending: {repo_id}") from None
+
+
+def _failure(error: Exception, place: str) -> Exception:
+    """Return the one-line failure for what the Hub or the network did, or `error` itself if it is neither."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    if isinstance(error, StageError):
+        return error
+    if any(isinstance(cause, OfflineModeIsEnabled) for cause in network.causes(error)):
+        return ResourceError(f"{place}: HF_HUB_OFFLINE is set, and the local cache is not enough; unset it")
+    if network.is_transient(error):
+        tries = len(network.WAITS_SECONDS) + 1
+        return ResourceError(
+            f"{place}: the Hub could not be reached ({network.reason(error)}, {tries} tries); check the network "
+            "and run again: what has arrived is kept"
+        )
+    if network.status_code(error) is not None:
+        return ResourceError(f"{place}: the Hub answered {network.reason(error)}; run again later")
+    return error
+
+
+def _call(call: Callable[[], _Result]) -> _Result:
+    """Return what `call` returns, with a few tries, each request with a time limit, and quietly.
+
+    The library's own warnings print addresses with signatures; ours say the same without.
+    """
+    from huggingface_hub import get_session
+    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import logging as hub_logging
+
+    def once() -> _Result:
+        hooks = get_session().event_hooks["request"]
+        if network.set_time_limits not in hooks:
+            hooks.append(network.set_time_limits)
+        return call()
+
+    # Xet, the Hub's storage, tries for six minutes by itself.
+    os.environ.setdefault("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "2")
+    hub_logging.set_verbosity_error()
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    return network.with_retries(once, give_up_on=OfflineModeIsEnabled)

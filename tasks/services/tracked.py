@@ -1,0 +1,172 @@
+"""What the tracker is told, as plain values; no MLflow here."""
+
+import datetime
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.params import Params
+from training.files import digest_of_json
+
+_MAX_CHARACTERS = 6_000
+"""MLflow cuts or refuses longer values of parameters and tags."""
+_NOT_IN_KEYS = re.compile(r"[^\w\-. :/]")
+"""Characters that MLflow refuses in names."""
+
+_STEP_METRICS = ("loss", "learning_rate", "grad_norm", "data_wait_seconds", "num_tokens")
+_EPOCH_METRICS = (
+    "loss", "train_seconds", "data_wait_seconds", "checkpoint_seconds", "tokens_per_second", "samples_per_second",
+    "num_samples", "num_tokens", "num_steps", "num_resumes", "peak_memory_gib",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One parent run: what it is, and where it is kept."""
+
+    uri: str
+    """MLflow tracking URI; may hold credentials, so it is never printed (see `without_secrets`)."""
+    experiment: str
+    """MLflow experiment of the run."""
+    name: str
+    """Name of the run."""
+    description: str
+    """Note on the run."""
+    digest: str
+    """Identity: a comparison with the same digest goes on in the same run."""
+    facts: dict[str, str]
+    """Parameters and facts about the machine, one level deep."""
+
+    def without_uri(self) -> dict[str, Any]:
+        """Return all but the URI: what may be written to a file."""
+        return {key: value for key, value in asdict(self).items() if key != "uri"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """The metrics of one optimizer step, or of one segment at its last step."""
+
+    step: int
+    """Optimizer step, 1-based over the whole run of the cell."""
+    timestamp_ms: int
+    """UTC, milliseconds since 1970."""
+    values: dict[str, float]
+
+
+def tracking_uri(params: Params) -> str:
+    """Return where the runs are kept: params.yaml, else $MLFLOW_TRACKING_URI, else mlflow.db in this folder."""
+    return params.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+
+
+def describe_comparison(params: Params, run: Mapping[str, Any], *, slices: Path, machine: Path) -> Comparison:
+    """Return the comparison that `run` (run.json of any of its cells, or its beginning) belongs to.
+
+    Its identity is the validated params, without what changes no number (where it is tracked and published, its
+    description), and the digests of code, base model, data and machine.
+    """
+    content = params.model_dump(mode="json", exclude={"tracking", "upload", "description"})
+    machine_facts = json.loads(machine.read_bytes())
+    slice_facts = json.loads((slices / "manifest.json").read_bytes())["slices"]
+    identity = {
+        "params": content,
+        "code": run["code_digest"],
+        "base_model": run["base_model_digest"],
+        "machine": machine_facts["digest"],
+        "slices": {str(part): slice_facts[str(part)]["digest"] for part in (*params.ranges, params.heldout)},
+    }
+    return Comparison(
+        uri=tracking_uri(params),
+        experiment=params.tracking.experiment,
+        name=params.name,
+        description=params.description,
+        digest=digest_of_json(identity),
+        facts=flattened({**content, "machine": machine_facts, "code_digest": run["code_digest"]}),
+    )
+
+
+def flattened(value: Mapping[str, Any]) -> dict[str, str]:
+    """Return every leaf under its dotted key, as params.yaml would write it, short enough for MLflow."""
+    return {re.sub(_NOT_IN_KEYS, "", key): _as_text(leaf)[:_MAX_CHARACTERS] for key, leaf in _leaves(value)}
+
+
+def point_of_step(event: Mapping[str, Any], *, timestamp_ms: int) -> Point:
+    """Return the metrics of a step event; those that the training did not take are absent."""
+    values = {key: float(event[key]) for key in _STEP_METRICS if event.get(key) is not None}
+    if event.get("seconds"):
+        values["step_seconds"] = float(event["seconds"])
+        values["tokens_per_second"] = event["num_tokens"] / event["seconds"]
+    return Point(event["step"], timestamp_ms, values)
+
+
+def points_of_segment(folder: Path) -> tuple[list[Point], Point]:
+    """Return a finished segment's step points, and its epoch metrics at its last step.
+
+    The times follow from the segment's start and the seconds of its steps, so that they are the same at every call.
+    """
+    facts = json.loads((folder / "segment.json").read_bytes())
+    now = datetime.datetime.fromisoformat(facts["started_at"]).timestamp()
+    points = []
+    with (folder / "steps.jsonl").open(encoding="utf-8") as lines:
+        for event in map(json.loads, lines):
+            now += event["seconds"]
+            points.append(point_of_step(event, timestamp_ms=int(now * 1000)))
+    epoch = {f"epoch/{key}": float(facts[key]) for key in _EPOCH_METRICS if facts.get(key) is not None}
+    return points, Point(facts["last_step"], int(now * 1000), epoch)
+
+
+def final_figures(results: Mapping[str, Any]) -> dict[str | None, dict[str, float]]:
+    """Return what results.json found: cell -> figures, and under None those of the base model.
+
+    Figures are the measured numbers, counts and settings are not; a withheld one is null there and absent here.
+    """
+    figures: dict[str | None, dict[str, float]] = {None: {}}
+    for cell in results["cells"]:
+        found = {**cell, **cell.get("whole", {})}
+        figures[cell["cell"]] = {f"final/{key}": value for key, value in found.items() if isinstance(value, float)}
+    for model in results["quality"]["models"]:
+        is_base = model["model"] == "base"
+        for key in ("loss", "perplexity"):
+            if model.get(key) is not None:
+                name = f"final/{'base_' if is_base else ''}heldout_{key}"
+                figures.setdefault(None if is_base else model["model"], {})[name] = float(model[key])
+    return figures
+
+
+def gate_tags(results: Mapping[str, Any]) -> dict[str, str]:
+    """Return one tag per gate: its verdict and the numbers that it compared."""
+    tags = {}
+    for gate in results["gates"]:
+        key = re.sub(_NOT_IN_KEYS, "", f"gate.{gate['name']}")
+        tags[key] = f"{gate['verdict']}: {gate['compared']}"[:_MAX_CHARACTERS]
+    return tags
+
+
+def without_secrets(text: str) -> str:
+    """Return the text without credentials in addresses, query strings, Hub tokens or this process's MLflow secrets."""
+    text = re.sub(r"//[^/\s@]*@", "//***@", text)
+    text = re.sub(r"(\w+://[^\s?]*)\?\S*", r"\1", text)
+    text = re.sub(r"hf_[A-Za-z0-9]{20,}", "***", text)
+    for name in ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"):
+        if secret := os.environ.get(name):
+            text = text.replace(secret, "***")
+    return text
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _leaves(part, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list) and any(isinstance(part, Mapping | list) for part in value):
+        yield from _leaves({str(index): part for index, part in enumerate(value)}, prefix)
+    else:
+        yield prefix, value
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_as_text(part) for part in value)
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,229 @@
+"""Stage `slice`: the tokens of every range and of the held-out rows, once, as arrays that can be memory-mapped.
+
+A finished slice stays in .work/slices/ under the digest of what went into it: one more range tokenises only that one.
+"""
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from tasks.params import Params, RowRange, load_params
+from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_line
+from tasks.stage.kept import MANIFEST, keeping, kept_manifest
+from tasks.stage.links import link_folder
+from tasks.stage.logs import configure_logging
+from tasks.stage.progress import counting
+from training.files import digest_of_file, digest_of_json, write_json
+
+_log = logging.getLogger(__name__)
+
+_STORE = Path(".work/slices")
+_FORMAT = 1
+"""Counts up when the same rows and tokenizer would give another array than before."""
+_BATCH_ROWS = 1_000
+_NOT_TOKENIZER = ("config.json", "generation_config.json")
+
+
+@dataclass(frozen=True)
+class RowTokenizer:
+    """Turns texts into the token ids of rows, each closed by `eos_token_id`."""
+
+    backend: Any
+    eos_token_id: int
+    vocab_size: int
+    """Rows of the model's embedding: every id is below."""
+    special_ids: frozenset[int]
+    """Ids that no text may turn into."""
+    digest: str
+    """sha256 over the tokenizer's files."""
+
+    def rows(self, texts: list[str], *, first_row: int) -> list[np.ndarray]:
+        """Return one int32 array per text. What looks like a special token in a text is encoded as plain text.
+
+        Raises DataError where an id does not exist in the model, naming the row.
+        """
+        rows = []
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        for row_id, encoding in enumerate(encodings, start=first_row):
+            ids = np.array([*encoding.ids, self.eos_token_id], dtype=np.int64)
+            if ids.max() >= self.vocab_size:
+                raise DataError(
+                    f"row {row_id}: the tokenizer gives id {ids.max()}, and the model's embedding has "
+                    f"{self.vocab_size} rows; use the tokenizer that belongs to the model"
+                )
+            if not self.special_ids.isdisjoint(encoding.ids):
+                raise DataError(
+                    f"row {row_id}: the tokenizer turns part of the text into a special token; "
+                    "use a tokenizer that encodes special tokens as text when asked to"
+                )
+            rows.append(ids.astype(np.int32))
+        return rows
+
+
+def load_tokenizer(base_model: Path) -> RowTokenizer:
+    """Return the tokenizer of a model folder. Raises DataError if it has no fast one or no end-of-text token."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base_model, trust_remote_code=False)
+    if not tokenizer.is_fast:
+        raise DataError(f"{base_model}: has no fast tokenizer; save one with a tokenizer.json beside the model")
+    if tokenizer.eos_token_id is None:
+        raise DataError(f"{base_model}: the tokenizer names no eos_token, which ends every row; set it")
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    config = AutoConfig.from_pretrained(base_model, trust_remote_code=False)
+    files: dict[str, str] = json.loads((base_model / MANIFEST).read_text(encoding="utf-8"))["files"]
+    return RowTokenizer(
+        backend=backend,
+        eos_token_id=tokenizer.eos_token_id,
+        vocab_size=config.get_text_config().vocab_size,
+        special_ids=frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | {tokenizer.eos_token_id},
+        digest=digest_of_json({name: digest for name, digest in files.items() if _is_of_tokenizer(name)}),
+    )
+
+
+def check_extent(params: Params, num_rows: int) -> None:
+    """Raise ConfigurationError if a slice overlaps another or ends beyond the data set's `num_rows` rows."""
+    parts = [*params.ranges, params.heldout]
+    for index, part in enumerate(parts):
+        if part.end > num_rows:
+            raise ConfigurationError(
+                f"params.yaml: ranges and heldout: {part} ends beyond the {num_rows} rows of {params.dataset.source}; "
+                f"allowed: 0-{num_rows}"
+            )
+        for other in parts[:index]:
+            if part.overlaps(other):
+                raise ConfigurationError(
+                    f"params.yaml: ranges and heldout: {part} overlaps {other}; allowed: slices without a common row"
+                )
+
+
+def stored_slice(part: RowRange, rows: Path, tokenizer: RowTokenizer, *, workload: str) -> Path:
+    """Return the folder of the slice's arrays and manifest, tokenised only if it is not stored whole yet."""
+    key = digest_of_json(
+        {
+            "format": _FORMAT,
+            "range": str(part),
+            "texts": _digest_of_texts(rows, part),
+            "tokenizer": tokenizer.digest,
+            "vocab_size": tokenizer.vocab_size,
+            "workload": workload,
+            "tokenizers": importlib.metadata.version("tokenizers"),
+        }
+    )
+    folder = _STORE / key[:32]
+    if kept_manifest(folder) is not None:
+        _log.info("slice %s: reused, its rows and the tokenizer are unchanged", part)
+        return folder
+    with keeping(folder) as partial:
+        manifest = _tokenise(part, rows, tokenizer, partial)
+    _log.info("slice %s: tokenised %d rows, %d tokens", part, manifest["num_rows"], manifest["num_tokens"])
+    return folder
+
+
+def _tokenise(part: RowRange, rows: Path, tokenizer: RowTokenizer, folder: Path) -> dict[str, Any]:
+    """Write tokens.npy, offsets.npy, row_ids.npy and manifest.json; memory holds one batch of rows at a time."""
+    lengths: list[int] = []
+    row_ids: list[int] = []
+    with (folder / "tokens.npy").open("wb") as file, counting(f"slice {part}: rows", part.end - part.start) as advance:
+        _write_header(file, 0)
+        for first, texts in _texts(rows, part):
+            arrays = tokenizer.rows(texts, first_row=first)
+            file.write(np.concatenate(arrays).tobytes())
+            lengths.extend(len(array) for array in arrays)
+            row_ids.extend(range(first, first + len(texts)))
+            advance(len(texts))
+        # numpy pads the header so that a longer length fits in the same place.
+        file.seek(0)
+        _write_header(file, sum(lengths))
+    np.save(folder / "offsets.npy", np.cumsum([0, *lengths], dtype=np.int64))
+    np.save(folder / "row_ids.npy", np.array(row_ids, dtype=np.int64))
+    files = {name: digest_of_file(folder / name) for name in ("offsets.npy", "row_ids.npy", "tokens.npy")}
+    manifest = {
+        "range": str(part),
+        "num_rows": len(lengths),
+        "num_tokens": sum(lengths),
+        "digest": digest_of_json(files),
+        "files": files,
+    }
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def _write_header(file: Any, num_tokens: int) -> None:
+    header = {"descr": "<i4", "fortran_order": False, "shape": (num_tokens,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def _texts(rows: Path, part: RowRange) -> Iterator[tuple[int, list[str]]]:
+    """Yield (first row id, texts) in batches, reading only the row groups that the slice touches."""
+    with pq.ParquetFile(rows) as file:
+        first = 0
+        for group in range(file.num_row_groups):
+            num_rows = file.metadata.row_group(group).num_rows
+            start, end = max(part.start - first, 0), min(part.end - first, num_rows)
+            if start < end:
+                texts = file.read_row_group(group, columns=["text"]).column(0).slice(start, end - start).to_pylist()
+                for offset in range(0, len(texts), _BATCH_ROWS):
+                    yield first + start + offset, texts[offset : offset + _BATCH_ROWS]
+            first += num_rows
+
+
+def _digest_of_texts(rows: Path, part: RowRange) -> str:
+    digest = hashlib.sha256()
+    for _, texts in _texts(rows, part):
+        for text in texts:
+            digest.update(text.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _is_of_tokenizer(name: str) -> bool:
+    return name not in _NOT_TOKENIZER and not name.endswith((".safetensors", ".index.json"))
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="tasks.slice", description=__doc__)
+    parser.add_argument("--raw", type=Path, required=True)
+    parser.add_argument("--base-model", type=Path, required=True)
+    parser.add_argument("--slices", type=Path, required=True)
+    arguments = parser.parse_args()
+    configure_logging()
+    params = load_params()
+    rows = arguments.raw / "rows.parquet"
+    check_extent(params, pq.read_metadata(rows).num_rows)
+    tokenizer = load_tokenizer(arguments.base_model)
+    parts = [*params.ranges, params.heldout]
+    stored = {str(part): stored_slice(part, rows, tokenizer, workload=params.workload) for part in parts}
+    shutil.rmtree(arguments.slices, ignore_errors=True)
+    facts = {}
+    for name, folder in stored.items():
+        link_folder(folder, arguments.slices / name)
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        facts[name] = {key: manifest[key] for key in ("digest", "num_rows", "num_tokens")}
+    write_json(
+        arguments.slices / "manifest.json",
+        {
+            "tokenizer_digest": tokenizer.digest,
+            "vocab_size": tokenizer.vocab_size,
+            "eos_token_id": tokenizer.eos_token_id,
+            "workload": params.workload,
+            "slices": facts,
+            "heldout": str(params.heldout),
+        },
+    )
+
+
+if __name__ == "__main__":
+    exit_with_one_line(_main, name="slice")

@@ -1,0 +1,165 @@
+"""Base models as transformers folders: config, safetensors weights and tokenizer, checked and kept once."""
+
+import contextlib
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.builtin import corpus, tiny_model
+from tasks.params import DatasetParams, ModelParams
+from tasks.services import hub
+from tasks.sources.row_store import stored_rows
+from tasks.stage.failure import DataError
+from tasks.stage.kept import MANIFEST, keeping, kept_manifest
+from training.files import digest_of_file, digest_of_json, write_json
+
+_log = logging.getLogger(__name__)
+
+STORE = Path(".work/download/models")
+_MAX_CONFIG_BYTES = 10 * 2**20
+_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
+_SMALL_FILES = (
+    "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json",
+    "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
+
+
+def stored_model(model: ModelParams, *, commit: str | None = None) -> Path:
+    """Return a folder with the model's files and its manifest.json; made only if it is not stored whole yet.
+
+    Raises DataError if the model has no safetensors weights, an unknown architecture, or a tokenizer that does not
+    fit its embedding.
+    """
+    identity = _identity(model, commit)
+    folder = STORE / digest_of_json(identity)[:32]
+    if kept_manifest(folder) is not None:
+        _log.info("%s: reused the model in %s", model.source, folder)
+        return folder
+    with keeping(folder) as partial:
+        _fill(partial, model, commit)
+        facts = _checked_facts(partial, model.source)
+        files = {file.name: digest_of_file(file) for file in sorted(partial.iterdir())}
+        manifest = {
+            "source": model.source,
+            "kind": model.kind,
+            "revision": model.revision,
+            "commit": commit,
+            "label": _label(model, facts),
+            **facts,
+            "is_random_weights": model.kind == "builtin",
+            "digest": digest_of_json(files),
+            "files": files,
+        }
+        write_json(partial / MANIFEST, manifest)
+    _log.info("%s: %s, stored in %s", model.source, manifest["label"], folder)
+    return folder
+
+
+def _identity(model: ModelParams, commit: str | None) -> dict[str, Any]:
+    if model.kind == "builtin":
+        import importlib.metadata
+
+        files = sorted(Path(tiny_model.__file__).parent.glob("*.py"))
+        return {
+            "source": model.source,
+            "versions": {name: importlib.metadata.version(name) for name in _LIBRARIES},
+            "packages": corpus.package_versions(),
+            "code": {file.name: digest_of_file(file) for file in files},
+        }
+    if model.kind == "hub":
+        return {"source": model.source, "revision": model.revision, "commit": commit}
+    files = _files_to_take(Path(model.location), model.source)
+    return {"source": model.source, "files": {file.name: digest_of_file(file) for file in files}}
+
+
+def _fill(folder: Path, model: ModelParams, commit: str | None) -> None:
+    if model.kind == "builtin":
+        corpus_params = DatasetParams(source="builtin:docstrings")
+        rows = next(stored_rows(corpus_params, tiny_model.NUM_TOKENIZER_ROWS).batches(tiny_model.NUM_TOKENIZER_ROWS))
+        tiny_model.write_tiny_qwen2(folder, rows)
+    elif model.kind == "hub":
+        assert commit is not None
+        hub.download_model(model.location, commit, folder)
+    else:
+        # Copies, not links: DVC makes its outputs read-only, and the user's own files must stay as they are.
+        for file in _files_to_take(Path(model.location), model.source):
+            shutil.copyfile(file, folder / file.name)
+
+
+def _files_to_take(folder: Path, source: str) -> list[Path]:
+    """Return the files of a local model folder that are data: never pickles (.bin, .pt), never code (.py)."""
+    weights = [*sorted(folder.glob("model.safetensors")), *sorted(folder.glob("model-*.safetensors"))]
+    if not weights:
+        pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl") for file in folder.glob(pattern))
+        found = f"only {pickles[0]}, and pickled weights are refused" if pickles else "none"
+        raise DataError(
+            f"model.source {source}: needs model.safetensors, or model-*.safetensors with an index; found {found}; "
+            "save the model with save_pretrained()"
+        )
+    return [file for name in _SMALL_FILES if (file := folder / name).is_file()] + weights
+
+
+def _checked_facts(folder: Path, source: str) -> dict[str, Any]:
+    """Return `num_parameters` and `model_type`, having read the config, every weights header and the tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    place = f"model.source {source}"
+    _check_weights(folder, place)
+    with _refusing(f"{place}: config.json"):
+        if (folder / "config.json").stat().st_size > _MAX_CONFIG_BYTES:
+            raise ValueError(f"over {_MAX_CONFIG_BYTES} bytes")
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    with _refusing(f"{place}: tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        vocabulary = tokenizer.get_vocab()
+    num_embeddings = network.get_input_embeddings().num_embeddings
+    token, token_id = max(vocabulary.items(), key=lambda item: item[1])
+    if token_id >= num_embeddings:
+        raise DataError(
+            f"{place}: the tokenizer's token {token!r} has id {token_id}, and the model's embedding has "
+            f"{num_embeddings} rows; use the tokenizer that belongs to the model"
+        )
+    if tokenizer.eos_token_id is None:
+        raise DataError(f"{place}: the tokenizer names no eos_token, which ends every row; set it")
+    return {"num_parameters": network.num_parameters(), "model_type": config.model_type}
+
+
+def _check_weights(folder: Path, place: str) -> None:
+    from safetensors import safe_open
+
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        with _refusing(f"{place}: {index.name}"):
+            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        missing = sorted(name for name in named if not (folder / name).is_file())
+        if missing:
+            raise DataError(f"{place}: {missing[0]} is missing ({len(missing)} of {len(named)} files); fetch it again")
+    for file in sorted(folder.glob("*.safetensors")):
+        with _refusing(f"{place}: {file.name}"), safe_open(file, framework="np") as weights:
+            if not list(weights.keys()):
+                raise ValueError("holds no tensors")
+
+
+@contextlib.contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Turn any complaint of a library about a file that is not ours into one line with exit code 3."""
+    try:
+        yield
+    except Exception as error:  # the Rust libraries raise plain Exception
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"{what}: cannot be used ({type(error).__name__}: {reason})") from None
+
+
+def _label(model: ModelParams, facts: dict[str, Any]) -> str:
+    size = f"{facts['num_parameters'] / 1e6:,.1f} M parameters"
+    if model.kind == "builtin":
+        return f"{model.location}: Qwen2 architecture with random weights, {size} (built-in)"
+    name = Path(model.location).resolve().name if model.kind == "path" else model.location
+    return f"{name}, {facts['model_type']}, {size}"

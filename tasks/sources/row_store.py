@@ -1,0 +1,144 @@
+"""Rows that have arrived stay in .work/download/rows/, so that a re-run or a smaller question reads no source again."""
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.builtin import corpus
+from tasks.params import DatasetParams, RowRange
+from tasks.sources.rows import BATCH_ROWS, TextCheck, texts_of
+from tasks.stage.failure import ConfigurationError
+from tasks.stage.progress import counting
+from training.files import digest_of_file, digest_of_json, replacing, write_json
+
+_log = logging.getLogger(__name__)
+
+STORE = Path(".work/download/rows")
+_FORMAT = 1
+"""Counts up when rows that were accepted before would be refused now, or the file's layout changes."""
+_SCHEMA = pa.schema([pa.field("row_id", pa.int64(), nullable=False), pa.field("text", pa.string(), nullable=False)])
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The first rows of a data set in a parquet file, at least as many as were asked for."""
+
+    file: Path
+    num_rows: int
+    source_digest: str | None
+    """sha256 of the local file that the rows were read from; None for other sources."""
+
+    def batches(self, num_rows: int) -> Iterator[list[str]]:
+        """Yield the texts of the first `num_rows` rows, in batches."""
+        left = num_rows
+        with pq.ParquetFile(self.file) as file:
+            for batch in file.iter_batches(BATCH_ROWS, columns=["text"]):
+                if left <= 0:
+                    return
+                yield batch.column(0).slice(0, left).to_pylist()
+                left -= batch.num_rows
+
+
+def stored_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = None) -> StoredRows:
+    """Return the data set's first `num_rows` rows or more, read from the source only if they are not stored yet.
+
+    Raises ConfigurationError if the data set has fewer rows, DataError if one of them cannot be trained on.
+    """
+    identity = _identity(dataset, commit)
+    folder = STORE / digest_of_json(identity)[:32]
+    file, facts_file = folder / "rows.parquet", folder / "facts.json"
+    facts = _facts(facts_file)
+    if facts is not None and facts["num_rows"] >= num_rows and file.is_file():
+        if digest_of_file(file) == facts["sha256"]:
+            _log.info("%s: reused the %d rows in %s", dataset.source, facts["num_rows"], folder)
+            return StoredRows(file, facts["num_rows"], identity.get("digest"))
+        _log.warning("%s: %s is damaged; reading the source again", dataset.source, file)
+    with replacing(file) as temporary:
+        _read(dataset, num_rows, commit, temporary)
+    write_json(facts_file, {"num_rows": num_rows, "sha256": digest_of_file(file), "identity": identity})
+    _log.info("%s: read %d rows into %s", dataset.source, num_rows, folder)
+    return StoredRows(file, num_rows, identity.get("digest"))
+
+
+def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: Path) -> dict[str, Any]:
+    """Write exactly the first `num_rows` rows to `target` and return facts on them.
+
+    The facts: `num_rows`, `digest` (sha256 of the texts), `num_duplicate_rows` (rows whose text stands in an
+    earlier row) and `num_heldout_rows_seen` (held-out rows whose text also stands in a row outside).
+    """
+    digest = hashlib.sha256()
+    keys = np.empty(num_rows, dtype=np.uint64)
+    with replacing(target) as temporary, pq.ParquetWriter(temporary, _SCHEMA, compression="zstd") as writer:
+        first = 0
+        for texts in stored.batches(num_rows):
+            writer.write_table(_table(first, texts))
+            for index, text in enumerate(texts, start=first):
+                raw = text.encode()
+                digest.update(raw + b"\0")
+                keys[index] = int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
+            first += len(texts)
+    inside = keys[heldout.start : heldout.end]
+    outside = np.concatenate([keys[: heldout.start], keys[heldout.end :]])
+    return {
+        "num_rows": num_rows,
+        "digest": digest.hexdigest(),
+        "num_duplicate_rows": num_rows - len(np.unique(keys)),
+        "num_heldout_rows_seen": int(np.isin(inside, outside).sum()),
+    }
+
+
+def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Path) -> None:
+    check = TextCheck(dataset)
+    first = 0
+    with (
+        pq.ParquetWriter(target, _SCHEMA, compression="zstd") as writer,
+        counting(f"{dataset.source}: rows", num_rows) as advance,
+        contextlib.closing(texts_of(dataset, num_rows, commit=commit)) as batches,
+    ):
+        for texts in batches:
+            if check.take(texts):
+                writer.write_table(_table(first, texts))
+            first += len(texts)
+            advance(len(texts))
+    check.finish()
+    if first < num_rows:
+        raise ConfigurationError(
+            f"params.yaml: ranges and heldout: they need {num_rows} rows, and {dataset.source} has {first}; "
+            f"allowed: 0-{first}"
+        )
+
+
+def _table(first: int, texts: list[str]) -> pa.Table:
+    row_ids = np.arange(first, first + len(texts), dtype=np.int64)
+    return pa.table({"row_id": row_ids, "text": pa.array(texts, pa.string())}, schema=_SCHEMA)
+
+
+def _identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]:
+    """Return everything that the rows depend on, apart from how many of them are asked for."""
+    identity: dict[str, Any] = {"format": _FORMAT, "source": dataset.source, "column": dataset.text_column}
+    if dataset.kind == "builtin":
+        files = sorted(Path(corpus.__file__).parent.glob("*.py"))
+        identity["packages"] = corpus.package_versions()
+        identity["code"] = {file.name: digest_of_file(file) for file in files}
+    elif dataset.kind == "hub":
+        identity |= {"commit": commit, "split": dataset.split}
+    else:
+        identity["digest"] = digest_of_file(Path(dataset.location))
+    return identity
+
+
+def _facts(file: Path) -> dict[str, Any] | None:
+    try:
+        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return facts

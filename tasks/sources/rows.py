@@ -1,0 +1,213 @@
+"""The texts of a data set, read in order and only as far as asked, in batches, whatever they come from."""
+
+import itertools
+import json
+import logging
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.builtin.corpus import corpus_rows
+from tasks.params import DatasetParams
+from tasks.services.network import is_transient, reason, status_code
+from tasks.stage.failure import ConfigurationError, DataError, ResourceError, StageError
+
+BATCH_ROWS = 1_000
+MAX_CHARACTERS = 1_000_000
+"""Characters of a row at most; a longer one is a damaged file rather than a text."""
+_MAX_LINE_BYTES = 64 * 2**20
+
+
+def texts_of(dataset: DatasetParams, num_rows: int, *, commit: str | None) -> Generator[list[Any], None, None]:
+    """Yield batches of the text column's first `num_rows` values, unchecked, in the order of the source.
+
+    Fewer come if the source has fewer. What stands behind the last one is not looked at.
+
+    Raises DataError if the source cannot be read or has no such text column, ResourceError if the Hub is away.
+    """
+    if dataset.kind == "builtin":
+        return _batches(itertools.islice(corpus_rows(), num_rows))
+    if dataset.kind == "hub":
+        assert commit is not None
+        return _hub_texts(dataset, num_rows, commit)
+    file = Path(dataset.location)
+    if file.suffix == ".parquet":
+        return _parquet_texts(file, num_rows, dataset)
+    return _batches(itertools.islice(_jsonl_texts(file, dataset), num_rows))
+
+
+class TextCheck:
+    """Counts the rows that cannot be trained on, so that the refusal names the first one and how many there are."""
+
+    def __init__(self, dataset: DatasetParams) -> None:
+        self._column = f"dataset.source {dataset.source}: column {dataset.text_column!r}"
+        self._num_rows = 0
+        self._faults: dict[str, tuple[int, int]] = {}
+
+    def take(self, batch: Iterable[Any]) -> bool:
+        """Look at the next rows; return True as long as every row so far was good."""
+        for value in batch:
+            if value is not None and not isinstance(value, str):
+                raise DataError(f"{self._column}: row {self._num_rows} is {type(value).__name__}; allowed: text")
+            fault = _fault_of(value)
+            if fault is not None:
+                first, count = self._faults.get(fault, (self._num_rows, 0))
+                self._faults[fault] = (first, count + 1)
+            self._num_rows += 1
+        return not self._faults
+
+    def finish(self) -> None:
+        """Raise DataError if any of the rows was at fault."""
+        if self._faults:
+            found = "; ".join(
+                f"{count} {'row is' if count == 1 else 'rows are'} {fault}, the first is row {first}"
+                for fault, (first, count) in sorted(self._faults.items(), key=lambda item: item[1])
+            )
+            raise DataError(
+                f"{self._column}: {found} (counting from 0, of {self._num_rows} rows read); "
+                "drop or mend them in the source"
+            )
+
+
+def _fault_of(value: str | None) -> str | None:
+    if value is None:
+        return "null"
+    if not value.strip():
+        return "empty or white space"
+    if "\0" in value:
+        return "text with a NUL character"
+    if len(value) > MAX_CHARACTERS:
+        return f"longer than {MAX_CHARACTERS} characters"
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "text with a lone surrogate, which UTF-8 cannot hold"
+    return None
+
+
+def _batches(values: Iterable[Any]) -> Generator[list[Any], None, None]:
+    iterator = iter(values)
+    while batch := list(itertools.islice(iterator, BATCH_ROWS)):
+        yield batch
+
+
+def _missing_column(dataset: DatasetParams, columns: Iterable[str], where: str = "") -> DataError:
+    return DataError(
+        f"dataset.source {dataset.source}: {where}no column {dataset.text_column!r}; the columns there are: "
+        f"{', '.join(sorted(columns)) or 'none'}; set dataset.text_column"
+    )
+
+
+def _parquet_texts(path: Path, num_rows: int, dataset: DatasetParams) -> Generator[list[Any], None, None]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    column = dataset.text_column
+    first = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            if column not in schema.names:
+                raise _missing_column(dataset, schema.names)
+            _require_text(schema.field(column).type, dataset)
+            for batch in file.iter_batches(BATCH_ROWS, columns=[column]):
+                yield _values_of(batch.column(0).slice(0, num_rows - first), first, dataset)
+                first += batch.num_rows
+                if first >= num_rows:
+                    return
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"dataset.source {dataset.source}: no readable parquet file ({error}); write it anew") from None
+
+
+def _require_text(kind: Any, dataset: DatasetParams) -> None:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise DataError(
+            f"dataset.source {dataset.source}: column {dataset.text_column!r} holds {kind}; allowed: strings"
+        )
+
+
+def _values_of(values: Any, first_row: int, dataset: DatasetParams) -> list[Any]:
+    """Return the batch as Python strings. Raises DataError with the row number where the bytes are no UTF-8."""
+    try:
+        return list(values.to_pylist())
+    except UnicodeDecodeError:
+        pass
+    for index, value in enumerate(values):
+        try:
+            value.as_py()
+        except UnicodeDecodeError:
+            raise DataError(
+                f"dataset.source {dataset.source}: row {first_row + index} is not UTF-8; mend it in the source"
+            ) from None
+    raise AssertionError("a batch failed to decode and none of its rows did")
+
+
+def _jsonl_texts(path: Path, dataset: DatasetParams) -> Iterator[Any]:
+    """Yield the column of every JSON object, one a line; empty lines are no rows."""
+    with path.open("rb") as file:
+        for number in itertools.count(1):
+            line = file.readline(_MAX_LINE_BYTES)
+            if not line:
+                return
+            if line.strip():
+                yield _value_of_line(line, f"line {number}", dataset)
+
+
+def _value_of_line(line: bytes, where: str, dataset: DatasetParams) -> Any:
+    place = f"dataset.source {dataset.source}: {where}"
+    if len(line) == _MAX_LINE_BYTES and not line.endswith(b"\n"):
+        raise DataError(f"{place} is longer than {_MAX_LINE_BYTES} bytes; allowed: one JSON object a line")
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}, byte {error.start} is not UTF-8; save the file as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place} is not valid JSON ({error}); allowed: one JSON object a line") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{place} holds {type(row).__name__}; allowed: one JSON object a line")
+    if dataset.text_column not in row:
+        raise _missing_column(dataset, row, f"{where} has ")
+    return row[dataset.text_column]
+
+
+def _hub_texts(dataset: DatasetParams, num_rows: int, commit: str) -> Generator[list[Any], None, None]:
+    """Yield the column of a Hub data set as it streams in; files further on are never fetched."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    # Its warnings show addresses with signatures.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    place = f"dataset.source {dataset.source} at {commit}"
+    try:
+        rows = datasets.load_dataset(dataset.location, revision=commit, split=dataset.split, streaming=True)
+        left = num_rows
+        for batch in rows.iter(batch_size=BATCH_ROWS):
+            if dataset.text_column not in batch:
+                raise _missing_column(dataset, batch)
+            values = batch[dataset.text_column]
+            yield values[:left]
+            left -= len(values)
+            if left <= 0:
+                return
+    except Exception as error:  # whatever the reader of the files' format raises
+        raise _hub_failure(error, dataset, place) from None
+
+
+def _hub_failure(error: Exception, dataset: DatasetParams, place: str) -> StageError:
+    """Return the one line for what went wrong while a Hub data set was read."""
+    if isinstance(error, StageError):
+        return error
+    if is_transient(error):
+        return ResourceError(
+            f"{place}: the Hub could not be reached ({reason(error)}); check the network and run again"
+        )
+    if status_code(error) is not None:
+        return DataError(f"{place}: the Hub refused ({reason(error)}); accept its terms there, or set HF_TOKEN")
+    message = " ".join(str(error).split())[:300]
+    if message.startswith(("Bad split", "Unknown split")):
+        return ConfigurationError(f"params.yaml: dataset.split: got {dataset.split!r}; {message}")
+    return DataError(f"{place}: cannot be read ({type(error).__name__}: {message})")

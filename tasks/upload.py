@@ -1,0 +1,219 @@
+"""Stage `upload`, always last: what is published of a comparison, staged in a folder and sent to the Hub if asked.
+
+Staging is rebuilt each time, by hard links. The receipt is written last: a stage that could not publish is not
+done, and its next run sends what is missing.
+"""
+
+import argparse
+import importlib
+import json
+import logging
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.params import Params, load_params
+from tasks.reporting.model_card import card_text, metrics_of
+from tasks.reporting.results import Results, read_results
+from tasks.services import hub
+from tasks.services.manifest import MANIFEST, write_manifest
+from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_line
+from tasks.stage.links import link_file
+from tasks.stage.logs import configure_logging
+from training.failure import BadCheckpointError
+from training.files import write_json
+from training.receipt import RECEIPT
+
+_log = logging.getLogger(__name__)
+
+# What is taken from the base model as it is; weights and config come from the trained model.
+_TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".txt")
+_NOT_TOKENIZER = (MANIFEST, "config.json", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Where the parts of a publication come from."""
+
+    base_model: Path
+    """Folder of the base model."""
+    runs: Path
+    """Folder with one folder per trained cell."""
+    reports: Path
+    """Folder with the finished report."""
+
+
+def published_cell(params: Params, runs: Path) -> str:
+    """Return the cell whose weights are published: the last one of params.yaml that has been trained."""
+    for cell in reversed(params.cells):
+        if (runs / cell / "run.json").is_file():
+            return cell
+    raise DataError(f"{runs}: no finished run of the cells {', '.join(params.cells)}; run `dvc repro` first")
+
+
+def stage_publication(params: Params, sources: Sources, staged: Path) -> dict[str, Any]:
+    """Fill the folder `staged` with exactly what is published, and return its manifest.
+
+    Raises DataError if a part is missing or is not what its receipt says.
+    """
+    cell = published_cell(params, sources.runs)
+    run = sources.runs / cell
+    facts = json.loads((run / "run.json").read_bytes())
+    results = read_results(sources.reports / "results.json")
+    if cell not in {found.cell for found in results.cells}:
+        raise DataError(f"{sources.reports / 'results.json'}: does not know cell {cell}; run `dvc repro report`")
+    _log.info("cell %s: publishing %s", cell, facts["final_checkpoint"])
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
+    receipts = _link_checkpoints(run, facts, staged)
+    _write_model(params.workload, sources.base_model, run / facts["final_checkpoint"], staged)
+    _link_tokenizer(sources.base_model, staged)
+    _link_report(sources.reports, staged)
+    (staged / "README.md").write_text(_card(params, results, cell), encoding="utf-8")
+    manifest = write_manifest(staged, {"comparison": params.name, "cell": cell, "final": facts["final_checkpoint"]})
+    _require_as_trained(manifest, receipts)
+    return manifest
+
+
+def _link_checkpoints(run: Path, facts: dict[str, Any], staged: Path) -> dict[str, str]:
+    """Link the semantic checkpoints of all segments, and return path -> sha256 as their receipts say."""
+    receipts = {}
+    for segment in facts["segments"]:
+        folder = run / segment["folder"]
+        receipt = json.loads((folder / RECEIPT).read_bytes())["files"]
+        for file in sorted(folder.glob("*-epoch-*.pt")):
+            link_file(file, staged / "checkpoints" / file.name)
+            receipts[f"checkpoints/{file.name}"] = receipt[file.name]["sha256"]
+    if f"checkpoints/{Path(facts['final_checkpoint']).name}" not in receipts:
+        raise DataError(f"{run / 'run.json'}: no file {facts['final_checkpoint']}; run `dvc repro` to restore it")
+    return receipts
+
+
+def _require_as_trained(manifest: dict[str, Any], receipts: dict[str, str]) -> None:
+    for path, sha256 in receipts.items():
+        found = manifest["files"][path]["sha256"]
+        if found != sha256:
+            raise DataError(
+                f"{path}: sha256 {found} is not {sha256} of its receipt; delete data/runs and run `dvc repro`"
+            )
+
+
+def _write_model(workload: str, base_model: Path, checkpoint: Path, staged: Path) -> None:
+    """Write config and safetensors of the checkpoint; tied weights are stored once."""
+    from transformers import AutoConfig, GenerationConfig  # here: seconds, which a missing token need not cost
+
+    try:
+        model = importlib.import_module(f"training.workloads.{workload}").load_model(base_model, checkpoint=checkpoint)
+    except BadCheckpointError as error:
+        raise DataError(f"{error}; delete its run and run `dvc repro`") from None
+    # Training switches the cache off; generation by the published model wants what the base model had.
+    model.config.use_cache = getattr(AutoConfig.from_pretrained(base_model), "use_cache", True)
+    # The base model's own file is linked later; saving it would refuse the odd ones that many models have.
+    model.generation_config = GenerationConfig.from_model_config(model.config)
+    model.save_pretrained(staged)
+
+
+def _link_tokenizer(base_model: Path, staged: Path) -> None:
+    for file in sorted(base_model.iterdir()):
+        if file.is_file() and file.suffix in _TOKENIZER_SUFFIXES and file.name not in _NOT_TOKENIZER:
+            link_file(file, staged / file.name)
+
+
+def _link_report(reports: Path, staged: Path) -> None:
+    files = [reports / name for name in ("index.html", "report.md", "results.json")]
+    files += sorted((reports / "charts").glob("*.svg"))  # report.md shows them
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"{file}: missing; run `dvc repro report`")
+        link_file(file, staged / "report" / file.relative_to(reports))
+
+
+def _card(params: Params, results: Results, cell: str) -> str:
+    model, dataset = results.comparison.model, results.comparison.dataset
+    return hub.model_card(
+        card_text(results, cell=cell, repo_id=params.upload.repo_id),
+        name=f"{params.name}-{cell}",
+        base_model=_hub_id(model.source),
+        dataset=_hub_id(dataset.source),
+        dataset_name=f"{dataset.label}, held-out rows {results.quality.heldout}",
+        metrics=metrics_of(results, cell),
+        tags=["ddp-compare", params.workload],
+    )
+
+
+def _hub_id(source: str) -> str | None:
+    return source.removeprefix("hub:") if source.startswith("hub:") else None
+
+
+def _publish(params: Params, staged: Path, cell: str) -> dict[str, Any]:
+    """Return the receipt of the publication, or of the staging if none was asked for."""
+    repo_id = params.upload.repo_id
+    if repo_id is None:
+        return {"status": "staged"}
+    message = f"{params.name}: cell {cell}"
+    published = hub.publish(staged, repo_id, is_private=params.upload.private, message=message)
+    if published.num_sent:
+        _log.info("published %d files as %s", published.num_sent, published.url)
+    else:
+        _log.info("nothing changed, nothing sent: %s", published.url)
+    return {
+        "status": "published",
+        "repo_id": published.repo_id,
+        "commit": published.commit,
+        "url": published.url,
+    }
+
+
+def _list_files(params: Params, manifest: dict[str, Any]) -> None:
+    """Print what would be published, one line per file."""
+    lines = [f"{facts['num_bytes']:>14,}  {path}" for path, facts in manifest["files"].items()]
+    target = params.upload.repo_id or "the Hub, if upload.repo_id were set"
+    lines.append(f"dry run: {_extent(manifest)} would be published to {target}")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _extent(manifest: dict[str, Any]) -> str:
+    num_bytes = sum(facts["num_bytes"] for facts in manifest["files"].values())
+    return f"{len(manifest['files'])} files ({num_bytes / 1e6:.1f} MB)"
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tasks.upload", description=__doc__.splitlines()[0])
+    parser.add_argument("--base-model", type=Path, required=True, help="folder of the base model")
+    parser.add_argument("--runs", type=Path, required=True, help="folder with one folder per trained cell")
+    parser.add_argument("--reports", type=Path, required=True, help="folder with the finished report")
+    parser.add_argument("--staged", type=Path, required=True, help="folder to fill with what is published")
+    parser.add_argument("--receipt", type=Path, required=True, help="file that says what became of it")
+    parser.add_argument("--dry-run", action="store_true", help="only list the files and their sizes")
+    arguments, unknown = parser.parse_known_args()
+    if unknown:  # argparse would print them, and somebody may have given a token
+        raise ConfigurationError(f"{len(unknown)} unknown arguments; see --help; a token is read from HF_TOKEN only")
+    return arguments
+
+
+def _main() -> None:
+    arguments = _parse_arguments()
+    configure_logging()
+    params = load_params()
+    sources = Sources(base_model=arguments.base_model, runs=arguments.runs, reports=arguments.reports)
+    if arguments.dry_run:
+        with tempfile.TemporaryDirectory(prefix=".dry-run-", dir=arguments.reports) as folder:
+            _list_files(params, stage_publication(params, sources, Path(folder) / "hub"))
+        return
+    if params.upload.repo_id is not None and not hub.has_token():
+        raise ConfigurationError(
+            f"upload.repo_id: got {params.upload.repo_id}, but there is no token; set HF_TOKEN or run `hf auth login`, "
+            "or set upload.repo_id: null to publish nothing. The comparison itself is finished: see reports/"
+        )
+    manifest = stage_publication(params, sources, arguments.staged)
+    receipt = _publish(params, arguments.staged, manifest["cell"])
+    if receipt["status"] == "staged":
+        sys.stdout.write(f"nothing published; {_extent(manifest)} staged in {arguments.staged}\n")
+    write_json(arguments.receipt, {**receipt, "cell": manifest["cell"], "num_files": len(manifest["files"])})
+
+
+if __name__ == "__main__":
+    exit_with_one_line(_main, name="upload")
