@@ -1,0 +1,131 @@
+"""A child process with everything it starts: in a session of its own, heard live, ended as a whole."""
+
+import contextlib
+import contextvars
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+_SECONDS_TO_SAVE = 15.0
+_SECONDS_BETWEEN_LOOKS = 0.1
+_CHUNK_BYTES = 65_536
+
+
+def run_child(command: list[str], *, env: dict[str, str], hear: Callable[[bytes], None]) -> int:
+    """Run `command` to its end and return its exit code, negative for a signal; output goes to `hear` as it comes.
+
+    On a terminal the child gets a terminal too, so that its progress bars live. Nothing that it started is left
+    when this returns. On any exception, such as Ctrl-C or a cancellation, the whole tree gets SIGTERM, 15 seconds
+    to save, then SIGKILL; another exception meanwhile shortens the wait to nothing.
+    """
+    reading, writing = _open_terminal() if sys.stderr.isatty() else os.pipe()
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=writing, stderr=writing, env=env, start_new_session=True
+        )
+    finally:
+        os.close(writing)
+    # The Prefect run that the lines belong to is found through the context.
+    listener = threading.Thread(
+        target=contextvars.copy_context().run, args=(_listen, reading, process, hear), name="listener", daemon=True
+    )
+    listener.start()
+    try:
+        process.wait()
+    finally:
+        end_group(process)
+        listener.join(timeout=5)
+    return process.returncode
+
+
+def end_group(process: subprocess.Popen[bytes], *, seconds_to_save: float = _SECONDS_TO_SAVE) -> None:
+    """End what is left of the session that the process leads, and what descends from it."""
+    living = _Living(process.pid)
+    try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + seconds_to_save
+        while living.look() and time.monotonic() < deadline:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    finally:
+        for left in living.look():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()
+        process.wait()
+
+
+class _Living:
+    """The processes of a session that still live, with their descendants in whatever session these are."""
+
+    def __init__(self, session: int) -> None:
+        self._session = session
+        self._known: set[psutil.Process] = set()
+        self.look()
+
+    def look(self) -> set[psutil.Process]:
+        """Return those that live now; a descendant stays known when the process that started it is gone."""
+        for pid in psutil.pids():
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):
+                if os.getsid(pid) == self._session:
+                    self._known.add(psutil.Process(pid))
+        for process in list(self._known):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._known.update(process.children(recursive=True))
+        self._known = {process for process in self._known if _lives(process)}
+        return self._known
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _open_terminal() -> tuple[int, int]:
+    """Return (side to read, side for the child) of a new terminal as large as ours."""
+    reading, writing = pty.openpty()
+    with contextlib.suppress(termios.error, OSError):
+        termios.tcsetwinsize(writing, termios.tcgetwinsize(sys.stderr.fileno()))
+    return reading, writing
+
+
+def _listen(reading: int, process: subprocess.Popen[bytes], hear: Callable[[bytes], None]) -> None:
+    try:
+        for chunk in _chunks(reading, process):
+            hear(chunk)
+    finally:
+        os.close(reading)
+
+
+def _chunks(reading: int, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    while True:
+        ready, _, _ = select.select([reading], [], [], 0.5)
+        if not ready:
+            # A process that outlived the child may hold the other end open for ever.
+            if process.returncode is not None:
+                return
+            continue
+        try:
+            chunk = os.read(reading, _CHUNK_BYTES)
+        except OSError:  # how Linux says that nobody has the other end of a terminal open any more
+            return
+        if not chunk:
+            return
+        yield chunk
+
+
+def environment_for(interpreter: str) -> dict[str, str]:
+    """Return our environment, with the interpreter's folder first in PATH so that `python` means this one."""
+    folder = str(Path(interpreter).parent)
+    return {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])}

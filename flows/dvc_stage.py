@@ -1,0 +1,161 @@
+"""One DVC stage as one Prefect task run: order, live log, `Cached` where DVC finds nothing to do."""
+
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dvc.exceptions import DvcException
+from dvc.lock import LockError
+from dvc.repo import Repo
+from prefect import State, Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed, Failed
+
+from flows.child import environment_for, run_child
+from flows.output import StageOutput
+from flows.run_log import line_logger
+from tasks.stage.failure import ExitCode
+
+logger = logging.getLogger(__name__)
+
+LOGS = Path(".work/logs")
+DVC_LOCK = Path("dvc.lock")
+_MAX_REASONS = 4
+_MAX_MESSAGE_CHARACTERS = 500
+_DVC_CHATTER = ("Running stage ", "> ", "Updating lock file", "WARNING:", "Stage '")
+
+
+class StageFailed(Exception):  # noqa: N818 - what happened, not a kind of error
+    """A stage ended with something else than 0; the message is its own one line."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def run_stage(stage: str, *, retries: int = 0) -> None:
+    """Bring the stage up to date as a task run of its name.
+
+    `retries` go to failures that another try may mend, such as an unreachable service, never to a bad input.
+    Raises StageFailed.
+    """
+    state = _dvc_stage.with_options(retries=retries)(stage)
+    if state.is_failed():
+        raise StageFailed(str(state.message), exit_code_of(state))
+
+
+def exit_code_of(state: State[Any]) -> int:
+    """Return the exit code that a failed state of ours carries, 1 for any other."""
+    code = state.result(raise_on_failure=False)
+    return code if isinstance(code, int) else 1
+
+
+def _another_try_may_help(_task: Task[Any, Any], _run: object, state: State[Any]) -> bool:
+    return state.is_failed() and exit_code_of(state) == ExitCode.RESOURCES
+
+
+# Prefect's own cache stays off: it said "Cached" for outputs that had been deleted.
+@task(
+    task_run_name="{stage}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retry_delay_seconds=[5, 20],
+    retry_condition_fn=_another_try_may_help,
+)
+def _dvc_stage(stage: str) -> State[Any]:
+    try:
+        reasons = reasons_to_run(stage)
+    except LockError as error:
+        return _failed(stage, f"another DVC works in this folder: {_one_line(error)}", ExitCode.RESOURCES)
+    except DvcException as error:
+        return _failed(stage, _one_line(error), 1)
+    if reasons:
+        return _reproduce(stage, why=_in_short(reasons))
+    logger.info("%s: cached, nothing has changed", stage)
+    return Completed(name="Cached", message="nothing has changed")
+
+
+def _reproduce(stage: str, *, why: str) -> State[Any]:
+    """Let DVC restore or run the stage, and say which of them it was."""
+    logger.info("%s: %s", stage, why)
+    started_at = time.perf_counter()
+    lock_before = _content_of(DVC_LOCK)
+    output = StageOutput(LOGS / f"{stage}.log", send=line_logger().info)
+    try:
+        code = run_child(
+            [sys.executable, "-m", "flows.tied_dvc", str(os.getpid()), "repro", "--single-item", stage],
+            env=environment_for(sys.executable),
+            hear=output.hear,
+        )
+    finally:
+        output.close()
+    if code != 0:
+        return _failed(stage, *reason_of_failure(output.last_lines, code))
+    if not any(line.startswith("Running stage ") for line in output.first_lines):
+        logger.info("%s: cached, restored from the DVC cache", stage)
+        return Completed(name="Cached", message="restored from the DVC cache")
+    seconds = time.perf_counter() - started_at
+    if _content_of(DVC_LOCK) == lock_before:
+        logger.info("%s: done in %.1f s, with the same result as before", stage, seconds)
+        return Completed(name="Unchanged", message=f"ran, because of {why}; same result as before")
+    logger.info("%s: done in %.1f s", stage, seconds)
+    return Completed(message=f"ran, because of {why}")
+
+
+def reasons_to_run(stage: str) -> list[str]:
+    """Return what DVC finds changed about the stage, in words; nothing where it is up to date."""
+    with Repo() as repo, repo.lock:
+        (found,) = repo.stage.collect(stage)
+        status: list[Any] = found.status().get(found.addressing, [])
+    return list(_words_of(status))
+
+
+def reason_of_failure(lines: Iterable[str], dvc_code: int) -> tuple[str, int]:
+    """Return the stage's one line and its exit code, read from the last lines that DVC and it have written."""
+    lines = list(lines)
+    start = max((number for number, line in enumerate(lines) if line.startswith("ERROR:")), default=len(lines))
+    complaint = " ".join(lines[start:]).removeprefix("ERROR:").strip()
+    exited = re.search(r"exited with (-?\d+)$", complaint)
+    if exited is None:
+        is_busy = "busy" in complaint or "lock" in complaint
+        message = complaint[:_MAX_MESSAGE_CHARACTERS] or f"DVC ended with {dvc_code}"
+        return message, ExitCode.RESOURCES if is_busy else 1
+    code = int(exited[1])
+    said = [line for line in lines[:start] if not line.startswith(_DVC_CHATTER)]
+    message = said[-1].strip() if said else f"its command exited with {code}"
+    return message, code if code >= 0 else 128 - code
+
+
+def _failed(stage: str, message: str, exit_code: int) -> State[Any]:
+    own_name = stage.partition("@")[0]
+    message = message if message.startswith(f"{own_name}:") else f"{stage}: {message}"
+    return Failed(message=message, data=int(exit_code))
+
+
+def _words_of(status: list[Any]) -> Iterable[str]:
+    for entry in status:
+        if isinstance(entry, str):
+            yield "its command" if entry == "changed checksum" else entry
+            continue
+        for files in entry.values():
+            for file, change in files.items():
+                changes = ", ".join(change) if isinstance(change, dict) else change
+                yield f"{file} ({changes})"
+
+
+def _in_short(reasons: list[str]) -> str:
+    more = len(reasons) - _MAX_REASONS
+    return ", ".join(reasons[:_MAX_REASONS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:_MAX_MESSAGE_CHARACTERS]
+
+
+def _content_of(file: Path) -> bytes:
+    return file.read_bytes() if file.exists() else b""

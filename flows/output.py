@@ -1,0 +1,100 @@
+"""The output of a stage in three places: live on the terminal, whole in a file, thinned in the Prefect log."""
+
+import codecs
+import logging
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+_MAX_LINES_PER_SECOND = 10
+_MAX_BURST_LINES = 100
+_SECONDS_BETWEEN_REPAINTS = 5.0
+_MAX_FILE_BYTES = 40_000_000
+_MAX_LINE_CHARACTERS = 2_000
+_NUM_FIRST_LINES = 20
+_NUM_LAST_LINES = 200
+
+_LINE_END = re.compile(r"\r\n|\n|\r(?!\n)(?=.)", re.DOTALL)
+_TERMINAL_CODE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
+
+
+class StageOutput:
+    """Takes the bytes that a stage writes; its first and last lines stay at hand, without terminal codes."""
+
+    def __init__(self, file: Path, *, send: Callable[[str], None]) -> None:
+        """`send` takes the thinned lines: 10 per second, after a first 100 at any rate."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self.first_lines: list[str] = []
+        self.last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        self._file = RotatingFileHandler(file, maxBytes=_MAX_FILE_BYTES, backupCount=1, encoding="utf-8")
+        if file.stat().st_size:
+            self._file.doRollover()
+        self._thinned = _Thinned(send, whole=file)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._pending = ""
+        self._repainted_at = 0.0
+
+    def hear(self, chunk: bytes) -> None:
+        """Pass the bytes on to the terminal as they are, and every line that they complete to file and log."""
+        sys.stderr.buffer.write(chunk)
+        sys.stderr.buffer.flush()
+        self._pending += self._decoder.decode(chunk)
+        start = 0
+        for end in _LINE_END.finditer(self._pending):
+            self._take(self._pending[start : end.start()], is_repaint=end[0] == "\r")
+            start = end.end()
+        self._pending = self._pending[start:][-_MAX_FILE_BYTES:]
+
+    def close(self) -> None:
+        """Take what stands after the last line end."""
+        self._take(self._pending, is_repaint=False)
+        self._pending = ""
+        self._thinned.tell_left_out()
+        self._file.close()
+
+    def _take(self, raw: str, *, is_repaint: bool) -> None:
+        line = _TERMINAL_CODE.sub("", raw).rstrip()
+        if not line:
+            return
+        if is_repaint:
+            # A progress bar draws itself over and over; one look at it every few seconds is enough.
+            if time.monotonic() - self._repainted_at < _SECONDS_BETWEEN_REPAINTS:
+                return
+            self._repainted_at = time.monotonic()
+        if len(self.first_lines) < _NUM_FIRST_LINES:
+            self.first_lines.append(line)
+        self.last_lines.append(line)
+        self._file.emit(logging.LogRecord("stage", logging.INFO, "", 0, line, None, None))
+        self._thinned.take(line)
+
+
+class _Thinned:
+    """Passes lines on at a bounded rate, and says how many it left out."""
+
+    def __init__(self, send: Callable[[str], None], *, whole: Path) -> None:
+        self._send = send
+        self._whole = whole
+        self._num_left_out = 0
+        self._allowance = float(_MAX_BURST_LINES)
+        self._counted_at = time.monotonic()
+
+    def take(self, line: str) -> None:
+        now = time.monotonic()
+        earned = (now - self._counted_at) * _MAX_LINES_PER_SECOND
+        self._allowance = min(_MAX_BURST_LINES, self._allowance + earned)
+        self._counted_at = now
+        if self._allowance < 1:
+            self._num_left_out += 1
+            return
+        self._allowance -= 1
+        self.tell_left_out()
+        self._send(line if len(line) <= _MAX_LINE_CHARACTERS else line[:_MAX_LINE_CHARACTERS] + " …")
+
+    def tell_left_out(self) -> None:
+        if self._num_left_out:
+            self._send(f"({self._num_left_out} lines left out here; all of them: {self._whole})")
+            self._num_left_out = 0

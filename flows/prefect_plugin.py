@@ -1,0 +1,35 @@
+"""Makes `prefect deployment run ddp-compare` mean the one deployment, `ddp-compare/ddp-compare`.
+
+Prefect's command line wants FLOW/DEPLOYMENT. It loads this module as a plugin, which prefect.toml allows.
+"""
+
+import sys
+from pathlib import PurePath
+
+from prefect.plugins import HookContext, register_hook
+
+_NAME = "ddp-compare"
+_VERBS = {"run", "inspect", "delete"}
+
+
+@register_hook
+def setup_environment(*, ctx: HookContext) -> None:
+    """Rewrite our bare name in the command line that is about to be read, and nothing else."""
+    sys.argv[:] = with_full_name(sys.argv)
+
+
+def with_full_name(arguments: list[str]) -> list[str]:
+    """Return the arguments with `ddp-compare` as FLOW/DEPLOYMENT where the command names a deployment."""
+    if not arguments or PurePath(arguments[0]).stem not in ("prefect", "__main__"):
+        return arguments
+    words = [position for position, word in enumerate(arguments) if position and not word.startswith("-")]
+    verbs = [arguments[position] for position in words]
+    if verbs[:1] != ["deployment"]:
+        return arguments
+    num_verbs = 3 if verbs[1:2] == ["schedule"] else 2
+    if num_verbs == 2 and verbs[1:2] and verbs[1] not in _VERBS:
+        return arguments
+    if verbs[num_verbs : num_verbs + 1] != [_NAME]:
+        return arguments
+    named = words[num_verbs]
+    return [*arguments[:named], f"{_NAME}/{_NAME}", *arguments[named + 1 :]]

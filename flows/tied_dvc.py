@@ -1,0 +1,37 @@
+"""`python -m flows.tied_dvc PARENT ARGUMENTS`: the command line of DVC, which ends with the process PARENT.
+
+Asked to end by SIGTERM, it lets the stage's command finish, which got the signal too and may be saving: then DVC
+reports the command's exit code and frees its locks, as after any other failure.
+"""
+
+import logging
+import os
+import signal
+import sys
+from types import FrameType
+
+import psutil
+
+from tasks.stage.parent import set_parent_death_signal
+
+
+def _main() -> int:
+    parent, *arguments = sys.argv[1:]
+    set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != int(parent):  # it ended before the signal was asked for
+        return 1
+    signal.signal(signal.SIGTERM, _end_unless_a_command_runs)
+    from dvc.cli import main
+
+    # Eight stages would say eight times how to add dvc.lock to git.
+    logging.getLogger("dvc.repo.scm_context").setLevel(logging.WARNING)
+    return int(main(arguments))
+
+
+def _end_unless_a_command_runs(number: int, _frame: FrameType | None) -> None:
+    if not psutil.Process().children():
+        sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
