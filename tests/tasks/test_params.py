@@ -15,8 +15,11 @@ from tasks.stage.failure import ConfigurationError
 GOOD = """\
 name: test
 description: A test.
-model: {source: builtin:tiny-qwen2, name: tiny}
-dataset: {source: builtin:docstrings}
+model:
+  source: builtin:tiny-qwen2
+  name: tiny
+dataset:
+  source: builtin:docstrings
 ranges: [0-100, 100-250]
 heldout: 300-350
 workload: causal_lm
@@ -40,7 +43,7 @@ BAD = {
     "on is a word": ("epochs: 2", "epochs: on", ["train.epochs", "'on'"]),
     "fraction for a count": ("world_size: 2", "world_size: 1.5", ["cells.2proc.world_size", "1.5"]),
     "octal": ("epochs: 2", "epochs: 010", ["010", "leading zeros"]),
-    "sexagesimal": ("epochs: 2", "epochs: 1:30", ["train.epochs", "1:30"]),
+    "sexagesimal": ("epochs: 2", "epochs: 1:30", ["not valid YAML"]),
     "huge epochs": ("epochs: 2", "epochs: 1000000000", ["train.epochs", "10000"]),
     "zero epochs": ("epochs: 2", "epochs: 0", ["train.epochs", "0"]),
     "zero micro-batch": ("micro_batch_size: 4", "micro_batch_size: 0", ["train.micro_batch_size", "0"]),
@@ -84,24 +87,25 @@ BAD = {
     "unknown built-in data set": ("builtin:docstrings", "builtin:wiki", ["dataset.source", "wiki"]),
     "unknown kind of source": ("builtin:docstrings", "s3:bucket", ["dataset.source", "s3:bucket"]),
     "source without a kind": ("builtin:docstrings", "docstrings", ["dataset.source", "docstrings"]),
-    "Hub id that climbs": ("builtin:docstrings", "hub:a/../b, revision: main", ["dataset.source", "a/../b"]),
-    "Hub id absolute": ("builtin:docstrings", "hub:/etc/passwd, revision: main", ["dataset.source"]),
-    "Hub id as a URL": ("builtin:docstrings", "'hub:https://x.y/z', revision: main", ["dataset.source"]),
-    "Hub id of 300 characters": ("builtin:docstrings", f"hub:{'a' * 300}, revision: main", ["dataset.source", "96"]),
+    "Hub id that climbs": ("builtin:docstrings", "hub:a/../b\n  revision: main", ["dataset.source", "a/../b"]),
+    "Hub id absolute": ("builtin:docstrings", "hub:/etc/passwd\n  revision: main", ["dataset.source"]),
+    "Hub id as a URL": ("builtin:docstrings", "'hub:https://x.y/z'\n  revision: main", ["dataset.source"]),
+    "Hub id of 300 characters": ("builtin:docstrings", f"hub:{'a' * 300}\n  revision: main", ["dataset.source", "96"]),
     "Hub id without a revision": ("builtin:docstrings", "hub:a/b", ["dataset.revision"]),
-    "revision that climbs": ("builtin:docstrings", "hub:a/b, revision: ../x", ["dataset.revision", "../x"]),
-    "revision of a built-in": ("builtin:docstrings", "builtin:docstrings, revision: main", ["dataset.revision"]),
+    "revision that climbs": ("builtin:docstrings", "hub:a/b\n  revision: ../x", ["dataset.revision", "../x"]),
+    "revision of a built-in": ("builtin:docstrings", "builtin:docstrings\n  revision: main", ["dataset.revision"]),
     "missing file": ("builtin:docstrings", "path:nowhere.parquet", ["dataset.source", "nowhere.parquet"]),
     "file of another kind": ("builtin:docstrings", "path:data.csv", ["dataset.source", ".parquet or .jsonl"]),
     "missing model folder": ("builtin:tiny-qwen2", "path:nowhere", ["model.source", "nowhere/config.json"]),
-    "model name with a slash": ("name: tiny}", "name: a/b}", ["model.name", "a/b"]),
+    "model name with a slash": ("name: tiny", "name: a/b", ["model.name", "a/b"]),
     "name with a newline": ("name: test", 'name: "a\\nb"', ["name"]),
     "empty description": ("A test.", '""', ["description"]),
     "upload to nowhere": ("cells:", "upload: {repo_id: a//b}\ncells:", ["upload.repo_id", "a//b"]),
     "duplicate key": ("name: test\n", "name: test\nname: again\n", ["duplicate key", "name"]),
     "alias": ("heldout: 300-350", "heldout: &h 300-350\nother: *h", ["aliases"]),
     "tag": ("name: test", "name: !!python/object:os.system test", ["tag"]),
-    "tab": ("  1proc:", "\t1proc:", ["line 10"]),
+    "tab": ("  1proc:", "\t1proc:", ["line 13"]),
+    "colon that only some readers take": ("name: test", "name: {a: b:c}", ["line 1"]),
     "unclosed bracket": ("[0-100, 100-250]", "[0-100, 100-250", ["not valid YAML"]),
 }  # fmt: skip
 

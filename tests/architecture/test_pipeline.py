@@ -1,0 +1,50 @@
+"""dvc.yaml, tasks/ and the lock hold together."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+
+@pytest.fixture(scope="module")
+def stages(project: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = YAML(typ="safe", pure=True).load(project / "dvc.yaml")["stages"]
+    return loaded
+
+
+def test_every_stage_is_one_module_of_tasks(stages: dict[str, Any], project: Path) -> None:
+    modules = {file.stem for file in (project / "tasks").glob("*.py")} - {"__init__", "params"}
+    assert modules == set(stages)
+
+
+def test_every_stage_runs_its_own_module(stages: dict[str, Any]) -> None:
+    for name, stage in stages.items():
+        command = stage.get("do", stage)["cmd"]
+        assert command.startswith(f"python -m tasks.{name} "), name
+
+
+def test_upload_depends_on_the_report_and_nothing_depends_on_upload(stages: dict[str, Any]) -> None:
+    assert "reports/results.json" in stages["upload"]["deps"]
+    outputs = {next(iter(out)) if isinstance(out, dict) else out for out in stages["upload"]["outs"]}
+    for name, stage in stages.items():
+        assert not outputs & set(stage.get("do", stage).get("deps", [])), name
+
+
+def test_the_lock_pins_every_package_by_hash_and_names_no_host(project: Path) -> None:
+    lock = (project / "requirements.lock").read_text()
+    packages = re.findall(r"^[A-Za-z0-9_.\-]+==", lock, flags=re.MULTILINE)
+    assert len(packages) > 200
+    assert len(re.findall(r"==.*\\\n    --hash=sha256:", lock)) == len(packages)
+    assert "://" not in lock
+
+
+def test_the_lock_keeps_the_pins_without_which_prefect_dies_or_never_fires(project: Path) -> None:
+    lock = (project / "requirements.lock").read_text()
+    fastapi = re.search(r"^fastapi==0\.(\d+)\.", lock, flags=re.MULTILINE)
+    sqlalchemy = re.search(r"^sqlalchemy==(\d+)\.(\d+)\.", lock, flags=re.MULTILINE)
+    assert fastapi is not None
+    assert 139 <= int(fastapi[1]) < 151
+    assert sqlalchemy is not None
+    assert (int(sqlalchemy[1]), int(sqlalchemy[2])) == (2, 0)

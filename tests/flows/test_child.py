@@ -1,0 +1,87 @@
+"""A child process is heard to its last word and ended with everything that it started."""
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.child import end_group, run_child
+from tests.flows.toy_project import wait_for
+
+# Starts a process in a session of its own, tells its pid, and ignores SIGTERM.
+_STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, lambda *_: print("asked to end", flush=True))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(child.pid, flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+def _run(code: str) -> tuple[int, str]:
+    heard: list[bytes] = []
+    exit_code = run_child([sys.executable, "-c", code], env=dict(os.environ), hear=heard.append)
+    return exit_code, b"".join(heard).decode()
+
+
+def test_exit_code_and_all_output_come_back() -> None:
+    code, heard = _run("import sys; print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)")
+    assert (code, heard.split()) == (3, ["out", "err"])
+
+
+def test_process_that_the_child_leaves_behind_in_its_session_is_ended() -> None:
+    code, heard = _run(
+        "import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)"
+    )
+    assert code == 0
+    assert not psutil.pid_exists(int(heard)) or psutil.Process(int(heard)).status() == psutil.STATUS_ZOMBIE
+
+
+def test_tree_that_ignores_sigterm_is_killed_with_processes_in_sessions_of_their_own() -> None:
+    process = subprocess.Popen([sys.executable, "-c", _STUBBORN], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    grandchild = psutil.Process(int(process.stdout.readline()))
+    end_group(process, seconds_to_save=0.5)
+    assert process.stdout.read() == b"asked to end\n"
+    assert process.returncode == -9
+    wait_for(lambda: not grandchild.is_running(), seconds=5, what="the grandchild is gone")
+    process.stdout.close()
+
+
+def test_exception_in_the_middle_ends_the_child_before_it_is_passed_on(tmp_path: Path) -> None:
+    code = f"""
+import os, signal, sys, time
+from flows.child import run_child
+def stop(*_): raise KeyboardInterrupt
+signal.signal(signal.SIGTERM, stop)
+waits = "import os, time; open({str(tmp_path / "pid")!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+run_child([sys.executable, "-c", waits], env=dict(os.environ), hear=lambda _: None)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), seconds=10, what="the child runs")
+    child = psutil.Process(int((tmp_path / "pid").read_text()))
+    parent.terminate()
+    _, said = parent.communicate(timeout=20)
+    assert b"KeyboardInterrupt" in said
+    assert not child.is_running()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_child_has_a_terminal_exactly_where_we_have_one(is_terminal: bool) -> None:
+    reading, writing = pty.openpty() if is_terminal else os.pipe()
+    code = (
+        "import os, sys\nfrom flows.child import run_child\n"
+        "asks = 'import sys; print(\"terminal\", sys.stdout.isatty())'\n"
+        "run_child([sys.executable, '-c', asks], env=dict(os.environ), hear=lambda heard: os.write(1, heard))"
+    )
+    subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=writing, check=True, timeout=30)
+    time.sleep(0.1)
+    assert f"terminal {is_terminal}" in os.read(reading, 1000).decode()
+    os.close(reading)
+    os.close(writing)

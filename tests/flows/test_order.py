@@ -1,0 +1,32 @@
+"""The flow and dvc.yaml name the same stages, in an order that the dependencies allow."""
+
+from pathlib import Path
+
+import networkx as nx
+import pytest
+from dvc.repo import Repo
+
+from flows import ddp_compare
+from tasks.params import load_params
+
+
+@pytest.fixture
+def order_of_flow(project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    order: list[str] = []
+    monkeypatch.setattr(ddp_compare, "run_stage", lambda stage, **_: order.append(stage))
+    monkeypatch.setattr(ddp_compare, "show_report", lambda: order.append("(report shown)"))
+    ddp_compare.run_stages(load_params(project / "params.yaml"))
+    return order
+
+
+def test_flow_runs_every_stage_of_dvc_yaml_after_those_it_depends_on(project: Path, order_of_flow: list[str]) -> None:
+    stages = [stage for stage in order_of_flow if not stage.startswith("(")]
+    with Repo(str(project)) as repo:
+        graph = nx.relabel_nodes(repo.index.graph, lambda stage: stage.addressing)
+    assert sorted(stages) == sorted(graph.nodes)
+    for stage, needed in graph.edges:
+        assert stages.index(needed) < stages.index(stage), f"{stage} needs {needed}"
+
+
+def test_upload_is_last_and_the_report_is_shown_before_it(order_of_flow: list[str]) -> None:
+    assert order_of_flow[-2:] == ["(report shown)", "upload"]

@@ -1,0 +1,66 @@
+"""A stage's output reaches file and log: whole here, bounded there, without the codes of a terminal."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.output import StageOutput
+
+
+@pytest.fixture(autouse=True)
+def _unread(capfd: pytest.CaptureFixture[str]) -> None:
+    """Keep what goes to the terminal out of the test's own output."""
+
+
+def test_log_gets_a_bounded_number_of_lines_and_how_many_were_left_out(tmp_path: Path) -> None:
+    sent: list[str] = []
+    output = StageOutput(tmp_path / "logs" / "train.log", send=sent.append)
+    for number in range(5_000):
+        output.hear(f"line {number}\n".encode())
+    output.close()
+    assert sent[:100] == [f"line {number}" for number in range(100)]
+    # 100 at once and 10 a second: 5,000 lines take well under 10 s.
+    assert len(sent) < 300
+    left_out = [int(line.split()[0][1:]) for line in sent if "left out" in line]
+    assert sum(left_out) + len(sent) - len(left_out) == 5_000
+    assert (tmp_path / "logs" / "train.log").read_text().splitlines() == [f"line {number}" for number in range(5_000)]
+
+
+def test_lines_are_the_same_however_the_bytes_are_cut(tmp_path: Path) -> None:
+    text = "erste Zeile: größer\r\nzweite\n\x1b[1;32mdritte\x1b[0m\n\nletzte ohne Ende".encode()
+    for size in (1, 2, 3, 7, len(text)):
+        sent: list[str] = []
+        output = StageOutput(tmp_path / f"{size}.log", send=sent.append)
+        for start in range(0, len(text), size):
+            output.hear(text[start : start + size])
+        output.close()
+        assert sent == ["erste Zeile: größer", "zweite", "dritte", "letzte ohne Ende"], size
+
+
+def test_progress_bar_that_draws_itself_over_and_over_is_one_line_every_few_seconds(tmp_path: Path) -> None:
+    sent: list[str] = []
+    output = StageOutput(tmp_path / "train.log", send=sent.append)
+    output.hear(b"start\n")
+    for percent in range(100):
+        output.hear(f"\r\x1b[2Ktraining {percent} %".encode())
+    output.hear(b"\r\x1b[2Ktraining 100 %\ndone\n")
+    output.close()
+    assert sent[0] == "start"
+    assert sent[-2:] == ["training 100 %", "done"]
+    assert len(sent) <= 5
+
+
+def test_terminal_gets_the_bytes_as_they_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    output = StageOutput(tmp_path / "train.log", send=lambda _: None)
+    output.hear(b"\r\x1b[2K50 %")
+    assert capfd.readouterr().err == "\r\x1b[2K50 %"
+    output.close()
+
+
+def test_log_of_the_run_before_is_kept_beside_the_new_one(tmp_path: Path) -> None:
+    for text in (b"first run\n", b"second run\n"):
+        output = StageOutput(tmp_path / "train.log", send=lambda _: None)
+        output.hear(text)
+        output.close()
+    assert (tmp_path / "train.log").read_text() == "second run\n"
+    assert (tmp_path / "train.log.1").read_text() == "first run\n"

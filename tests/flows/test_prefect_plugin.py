@@ -1,0 +1,46 @@
+"""Only our own bare name is rewritten, and only where Prefect's command line wants a deployment."""
+
+import pytest
+
+from flows.prefect_plugin import with_full_name
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("prefect deployment run ddp-compare", "prefect deployment run ddp-compare/ddp-compare"),
+        ("/venv/bin/prefect deployment run ddp-compare --watch", "... deployment run ddp-compare/ddp-compare --watch"),
+        (
+            "prefect --no-prompt deployment inspect ddp-compare",
+            "... --no-prompt deployment inspect ddp-compare/ddp-compare",
+        ),
+        ("prefect deployment schedule ls ddp-compare", "prefect deployment schedule ls ddp-compare/ddp-compare"),
+        (
+            "prefect deployment schedule pause ddp-compare 12",
+            "... deployment schedule pause ddp-compare/ddp-compare 12",
+        ),
+        ("/x/prefect/__main__.py deployment delete ddp-compare", "... deployment delete ddp-compare/ddp-compare"),
+    ],
+)
+def test_our_bare_name_becomes_the_one_deployment(typed: str, meant: str) -> None:
+    assert with_full_name(typed.split())[1:] == meant.split()[1:]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "prefect",
+        "prefect deployment",
+        "prefect deployment run",
+        "prefect deployment ls ddp-compare",
+        "prefect deployment run ddp-compare/ddp-compare",
+        "prefect deployment run ddp-compare-2",
+        "prefect deployment run other/ddp-compare",
+        "prefect deployment run --id ddp-compare-id other ddp-compare",
+        "prefect flow-run ls ddp-compare",
+        "prefect work-pool inspect ddp-compare",
+        "pytest deployment run ddp-compare",
+    ],
+)
+def test_everything_else_stays_as_it_was_typed(typed: str) -> None:
+    assert with_full_name(typed.split()) == typed.split()

@@ -1,0 +1,58 @@
+"""A stage of the toy pipeline: writes its output at once, fails or takes its time, as TOY_* say.
+
+TOY_FAILS=NAME:CODE   prints one line and exits with the code
+TOY_IS_SLOW=NAME      starts a process in a group of its own and waits for SIGTERM, then saves and exits with 75
+TOY_IS_LOUD=NAME:N    prints N lines
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tasks.stage.parent import end_with_parent
+
+
+def _take_long() -> None:
+    end_with_parent()
+    # As a rank of torchrun: in a session of its own, and bound to its parent.
+    sleeps = "from tasks.stage.parent import end_with_parent; end_with_parent(); import time; time.sleep(600)"
+    rank = subprocess.Popen([sys.executable, "-c", sleeps], start_new_session=True)
+
+    def save(*_: object) -> None:
+        Path("saved.txt").write_text("saved")
+        print("train: saved", flush=True)
+        rank.terminate()
+        rank.wait()
+        sys.exit(75)
+
+    signal.signal(signal.SIGTERM, save)
+    Path("slow.txt").write_text(f"{os.getpid()} {rank.pid}")
+    while True:
+        time.sleep(0.1)
+
+
+def main() -> None:
+    """Write the output of the stage and note that it ran."""
+    name, output, text = sys.argv[1], Path(sys.argv[2]), " ".join(sys.argv[3:])
+    with Path("executed.txt").open("a") as executed:
+        executed.write(f"{name}\n")
+    failing, _, code = os.environ.get("TOY_FAILS", "").partition(":")
+    if name == failing:
+        sys.stderr.write(f"{name}: rows of the toy: got 3; allowed: 4\n")
+        sys.exit(int(code))
+    if name == os.environ.get("TOY_IS_SLOW"):
+        _take_long()
+    loud, _, num_lines = os.environ.get("TOY_IS_LOUD", "").partition(":")
+    if name == loud:
+        for number in range(int(num_lines)):
+            print(f"line {number} of {num_lines}")
+    print(f"{name} says hello")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

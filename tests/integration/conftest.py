@@ -1,0 +1,34 @@
+"""One finished small comparison, made once; tests work on copies of it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.workspace import SMALL, Workspace
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspace:
+    """A workspace in which the flow has run from nothing to the end, with its output in `first-run.log`."""
+    workspace = Workspace.create(tmp_path_factory.mktemp("finished") / "project", project=project, changes=SMALL)
+    (workspace.folder / "first-run.log").write_text(workspace.flow())
+    return workspace
+
+
+@pytest.fixture
+def workspace(finished: Workspace, tmp_path: Path) -> Workspace:
+    """A copy of the finished workspace for one test."""
+    return finished.copy(tmp_path / "project")
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Return the command lines of all processes whose current directory is in the folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").resolve().is_relative_to(folder):
+                found.append(f"{process.name}: {(process / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()}")
+        except (OSError, PermissionError):
+            continue
+    return [line for line in found if not line.startswith(f"{os.getpid()}:")]

@@ -1,0 +1,174 @@
+"""What is done is not done again, and what is killed goes on: real DVC, real Prefect flow, real torchrun."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.integration.conftest import processes_in
+from tests.workspace import SMALL, Workspace
+
+pytestmark = pytest.mark.slow
+
+STAGES = ["fingerprint", "download", "slice", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
+CELLS = ["1proc", "2proc"]
+
+
+def _weights(checkpoint: Path) -> str:
+    """Return the sha256 over the sorted parameters' bytes."""
+    state = torch.load(checkpoint, weights_only=True)
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(name.encode() + state[name].numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _digests(workspace: Workspace) -> dict[str, str]:
+    """Return the sha256 of every file of the runs' output."""
+    runs = workspace.folder / "data" / "runs"
+    files = sorted(file for file in runs.rglob("*") if file.is_file())
+    return {str(file.relative_to(runs)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def _launches(workspace: Workspace) -> list[int]:
+    return [workspace.launches(cell) for cell in CELLS]
+
+
+def test_the_first_run_runs_every_stage_and_trains_every_cell(finished: Workspace) -> None:
+    said = (finished.folder / "first-run.log").read_text()
+    for stage in STAGES:
+        assert f"Running stage '{stage}'" in said
+    assert ": cached, " not in said
+    assert _launches(finished) == [1, 1]
+    for cell in CELLS:
+        for segment in ("0-64-epoch-1", "64-128-epoch-1"):
+            assert finished.checkpoint(cell, segment).name == f"tiny_qwen2_{segment}.pt"
+    assert (finished.folder / "reports" / "index.html").stat().st_size > 10_000
+
+
+def test_a_second_flow_runs_nothing_and_every_stage_is_cached(workspace: Workspace) -> None:
+    before = _digests(workspace)
+    said = workspace.flow()
+    assert said.count(": cached, ") == len(STAGES) - 1  # fingerprint runs every time
+    assert _launches(workspace) == [1, 1]
+    assert _digests(workspace) == before
+
+
+def test_dvc_repro_after_the_flow_does_nothing_and_the_other_way_round(workspace: Workspace) -> None:
+    said = workspace.repro().stdout
+    assert said.count("Running stage") == 1
+    assert "Running stage 'fingerprint'" in said
+    workspace.change({"train.learning_rate": 0.001})
+    workspace.repro()
+    assert _launches(workspace) == [2, 2]
+    said = workspace.flow()
+    assert said.count(": cached, ") == len(STAGES) - 1
+    assert _launches(workspace) == [2, 2]
+
+
+def test_a_deleted_output_comes_back_from_the_cache_without_training(workspace: Workspace) -> None:
+    before = _digests(workspace)
+    subprocess.run(["rm", "-rf", workspace.folder / "data" / "runs" / "2proc"], check=True)
+    subprocess.run(["rm", "-rf", workspace.folder / ".work"], check=True)
+    workspace.flow()
+    assert _launches(workspace) == [0, 0]
+    assert _digests(workspace) == before
+
+
+def test_more_epochs_and_one_more_range_train_only_what_is_new(workspace: Workspace) -> None:
+    receipts = workspace.folder / "data/runs/1proc/segments/0-64-epoch-1/receipt.json"
+    before = receipts.read_bytes()
+    workspace.change({"ranges": ["0-64", "64-128", "160-192"]})
+    workspace.repro("train@1proc")
+    assert workspace.launches("1proc") == 2
+    assert receipts.read_bytes() == before
+    log = workspace.folder / ".work/runs/1proc/steps.jsonl"
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    trained = {(event["range"], event["epoch"]) for event in events if event["event"] == "step"}
+    assert trained == {("160-192", 1)}
+
+
+def test_a_second_epoch_of_one_range_reuses_the_first(workspace: Workspace) -> None:
+    workspace.change({"ranges": ["0-64"]})
+    workspace.repro("train@1proc")
+    assert workspace.launches("1proc") == 1  # the one segment was finished already
+    workspace.change({"train.epochs": 2})
+    workspace.repro("train@1proc")
+    log = workspace.folder / ".work/runs/1proc/steps.jsonl"
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    trained = {(event["range"], event["epoch"]) for event in events if event["event"] == "step"}
+    assert trained == {("0-64", 2)}
+
+
+def test_a_parameter_put_back_restores_the_results_without_training(workspace: Workspace) -> None:
+    before = _digests(workspace)
+    workspace.change({"train.learning_rate": 0.003})
+    workspace.repro("train@1proc")
+    assert workspace.launches("1proc") == 2
+    workspace.change({"train.learning_rate": 0.002})
+    workspace.repro("train@1proc")
+    assert workspace.launches("1proc") == 2
+    assert _digests(workspace) == before
+
+
+def test_a_comment_or_docstring_under_training_retrains_nothing_and_a_real_change_does(workspace: Workspace) -> None:
+    loop = workspace.folder / "training" / "loop.py"
+    source = loop.read_text()
+    loop.write_text("# a remark\n" + source.replace('"""', '"""Remark. ', 1))
+    said = workspace.repro("train@1proc").stdout
+    assert "Running stage 'train" not in said
+    assert workspace.launches("1proc") == 1
+    loop.write_text(source + "\nCHANGED = True\n")
+    workspace.repro("train@1proc")
+    assert workspace.launches("1proc") == 2
+
+
+def _wait_for_steps(
+    workspace: Workspace, cell: str, *, range_: str, steps: int, process: subprocess.Popen[bytes]
+) -> None:
+    """Wait until the cell has taken so many steps in the range."""
+    log = workspace.folder / ".work" / "runs" / cell / "steps.jsonl"
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the flow ended before it could be killed"
+        lines = log.read_text().splitlines() if log.exists() else []
+        taken = [line for line in lines if '"event": "step"' in line and f'"range": "{range_}"' in line]
+        if len(taken) >= steps:
+            return
+        time.sleep(0.02)
+    pytest.fail(f"{cell} did not reach step {steps} of {range_}")
+
+
+def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(tmp_path: Path, project: Path) -> None:
+    changes = {**SMALL, "ranges": ["0-64", "64-464"], "heldout": "464-480", "train.checkpoint_every_steps": 5}
+    disturbed = Workspace.create(tmp_path / "disturbed", project=project, changes=changes)
+    with (disturbed.folder / "flow.log").open("wb") as log:
+        flow = subprocess.Popen(
+            ["python", "-m", "flows"], cwd=disturbed.folder, env=disturbed.environment(), stdout=log, stderr=log
+        )
+        _wait_for_steps(disturbed, "2proc", range_="64-464", steps=12, process=flow)
+        os.kill(flow.pid, signal.SIGKILL)
+        flow.wait()
+    deadline = time.monotonic() + 5
+    while (left := processes_in(disturbed.folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+
+    undisturbed = disturbed.copy(tmp_path / "undisturbed")
+    subprocess.run(["rm", "-rf", undisturbed.folder / ".work" / "runs" / "2proc"], check=True)
+    disturbed.flow()
+    assert _launches(disturbed) == [1, 2]
+    log_lines = (disturbed.folder / ".work/runs/2proc/steps.jsonl").read_text().splitlines()
+    resumed = [json.loads(line) for line in log_lines if "segment_started" in line or "segment_reused" in line]
+    assert [event["event"] for event in resumed] == ["segment_reused", "segment_started"]
+    assert resumed[1]["resumed_at_step"] >= 5
+
+    undisturbed.repro("train@2proc")
+    segment = "64-464-epoch-1"
+    assert _weights(disturbed.checkpoint("2proc", segment)) == _weights(undisturbed.checkpoint("2proc", segment))

@@ -1,0 +1,155 @@
+"""The download stage on a data set and a model from a Hub on loopback that speaks the real protocol."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.builtin.tiny_model import write_tiny_qwen2
+from tasks.params import load_params
+from tests.hub_server import HubServer
+
+pytestmark = pytest.mark.slow
+
+ROWS_PER_FILE = 1_500
+REFUSED_TEXT = "hf_canaryCanaryCanaryCanaryCanary05"
+
+
+class Downloader:
+    """A project folder, a Hub, and runs of the stage in processes of their own."""
+
+    def __init__(self, folder: Path, hub: HubServer, project: Path) -> None:
+        self.folder = folder
+        self.hub = hub
+        self._project = project
+        self._params = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
+
+    def run(self, *ranges: str, heldout: str = "300-400", **dataset: Any) -> subprocess.CompletedProcess[str]:
+        """Run the stage once and return what it said."""
+        params = {**self._params, "ranges": ranges or ["0-300"], "heldout": heldout}
+        params["model"] = {"source": "hub:owner/tiny", "revision": "main", "name": "tiny"}
+        params["dataset"] = {"source": "hub:owner/texts", "revision": "main", **dataset}
+        (self.folder / "params.yaml").write_text(json.dumps(params))  # JSON is YAML
+        (self.folder / "sources.json").write_text('{"model": null, "dataset": null}')
+        self.hub.requests.clear()
+        own = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        hub = self.hub.environment(cache=self.folder / "cache", token=REFUSED_TEXT)
+        ended = subprocess.run(
+            [sys.executable, "-m", "tasks.download", "--sources=sources.json", "--raw=raw", "--base-model=model"],
+            cwd=self.folder,
+            env={**own, **hub, "PYTHONPATH": str(self._project)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert REFUSED_TEXT not in ended.stderr
+        assert "Traceback" not in ended.stderr
+        assert self.hub.unknown == []
+        return ended
+
+    @property
+    def texts(self) -> list[str]:
+        return pq.read_table(self.folder / "raw/rows.parquet").column("text").to_pylist()
+
+    def manifest(self, of: str) -> Any:
+        return json.loads((self.folder / of / "manifest.json").read_text())
+
+
+def text(number: int, edition: str = "first") -> str:
+    return f"Text {number} of the {edition} edition, in its own words."
+
+
+def write_texts(folder: Path, edition: str = "first") -> Path:
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    for part in range(3):
+        numbers = range(part * ROWS_PER_FILE, (part + 1) * ROWS_PER_FILE)
+        table = pa.table({"id": numbers, "text": [text(number, edition) for number in numbers]})
+        pq.write_table(table, folder / f"data/train-{part:05d}-of-00003.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_qwen2(folder, [f"{text(number)} {number:x} {number:o} {number:b}" for number in range(3_000)])
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    return folder
+
+
+@pytest.fixture
+def downloader(tmp_path: Path, project: Path, model: Path) -> Iterator[Downloader]:
+    with HubServer(tokens=(REFUSED_TEXT,)) as hub:
+        hub.add_repo("dataset", "owner/texts", write_texts(tmp_path / "source"))
+        hub.add_repo("model", "owner/tiny", model)
+        yield Downloader(tmp_path, hub, project)
+
+
+def test_rows_and_model_arrive_at_a_commit_that_stays_until_the_user_asks_anew(
+    downloader: Downloader, tmp_path: Path, model: Path
+) -> None:
+    repo = downloader.hub.repos["dataset", "owner/texts"]
+    first_commit = repo.head
+    # Errors for a while delay the download and change nothing.
+    downloader.hub.fail("503", "GET /api/datasets/owner/texts/revision")
+    downloader.hub.fail("500", r"GET .*train-00000.*\.parquet", times=2)
+    downloader.hub.fail("503", "GET .*/model.safetensors")
+    ended = downloader.run()
+    assert ended.returncode == 0, ended.stderr
+    assert [fault.times for fault in downloader.hub.faults] == [0, 0, 0]
+    assert downloader.texts == [text(number) for number in range(400)]
+    assert downloader.hub.count("train-00000-of-00003.parquet") > 0
+    assert downloader.hub.count("train-0000[12]-of-00003.parquet") == 0  # only what is needed
+    facts = downloader.manifest("raw")
+    assert [facts[key] for key in ("source", "revision", "commit", "split", "num_rows")] == [
+        "hub:owner/texts", "main", first_commit, "train", 400,
+    ]  # fmt: skip
+    facts = downloader.manifest("model")
+    assert (facts["revision"], facts["commit"]) == ("main", downloader.hub.repos["model", "owner/tiny"].head)
+    assert facts["is_random_weights"] is False
+    assert (tmp_path / "model/model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    assert not (tmp_path / "model/pytorch_model.bin").exists()
+
+    shutil.rmtree(tmp_path / "raw")
+    shutil.rmtree(tmp_path / "model")
+    assert downloader.run().returncode == 0
+    assert downloader.hub.requests == []  # nothing is asked twice
+
+    repo.add_folder(write_texts(tmp_path / "source", "second"))
+    ended = downloader.run("0-300", f"400-{ROWS_PER_FILE + 100}")
+    assert f"dataset:owner/texts@main: stays at commit {first_commit}" in ended.stderr
+    assert downloader.texts == [text(number) for number in range(ROWS_PER_FILE + 100)]
+    assert downloader.manifest("raw")["commit"] == first_commit
+
+    (tmp_path / ".work/download/revisions.json").unlink()
+    assert downloader.run().returncode == 0
+    assert downloader.manifest("raw")["commit"] == repo.head != first_commit
+    assert downloader.texts[0] == text(0, "second")
+
+
+def test_bad_answers_of_the_hub_end_in_one_line_and_lose_nothing(downloader: Downloader, tmp_path: Path) -> None:
+    assert downloader.run().returncode == 0
+    kept = downloader.texts
+    refusals = [
+        (
+            {"text_column": "abstract"},
+            3,
+            "no column 'abstract'; the columns there are: id, text; set dataset.text_column",
+        ),
+        ({"split": "test"}, 2, "dataset.split: got 'test'; Bad split: test. Available splits: ['train']"),
+        ({"heldout": "4400-4600"}, 2, "they need 4600 rows, and hub:owner/texts has 4500; allowed: 0-4500"),
+    ]
+    for changes, code, said in refusals:
+        ended = downloader.run(**changes)
+        assert ended.returncode == code, ended.stderr
+        assert ended.stderr.splitlines()[-1].startswith("download: ")
+        assert said in ended.stderr.splitlines()[-1]
+        assert downloader.texts == kept

@@ -1,0 +1,171 @@
+"""Base models and revisions from a Hub on loopback that speaks the real protocol."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.hub_server import HubServer
+
+TOKEN = "hf_canaryCanaryCanaryCanaryCanary03"
+IN_HASTE = """
+from tasks.services import network
+network.WAITS_SECONDS = (0.1, 0.1, 0.1)
+"""
+FETCH = """
+import logging
+import sys
+from pathlib import Path
+from tasks.services import hub
+from tasks.stage.failure import exit_with_one_line
+
+def main():
+    repo_id, revision = sys.argv[1:]
+    commit = hub.resolve_commit(repo_id, revision, kind="model")
+    hub.download_model(repo_id, commit, Path("model"))
+    print(commit)
+
+logging.basicConfig(level=logging.INFO)
+exit_with_one_line(main, name="download")
+"""
+TAKEN = {
+    "config.json": b"{}",
+    "generation_config.json": b"{}",
+    "model.safetensors": b"weights" * 1000,
+    "tokenizer.json": b"{}",
+    "tokenizer_config.json": b"{}",
+    "chat_template.jinja": b"{{ messages }}",
+}
+LEFT = {
+    "pytorch_model.bin": b"pickle",
+    "training_args.pt": b"pickle",
+    "modeling.py": b"1 / 0",
+    "consolidated.safetensors": b"the same again",
+    "onnx/model.safetensors": b"another format",
+    "README.md": b"#",
+}
+
+
+@dataclass
+class Reader:
+    """A folder, the Hub, and processes that download from it."""
+
+    folder: Path
+    hub: HubServer
+    project: Path
+
+    def fetch(
+        self,
+        repo_id: str = "owner/model",
+        revision: str = "main",
+        *,
+        program: str = FETCH,
+        token: str | None = None,
+        **environment: str,
+    ) -> subprocess.CompletedProcess[str]:
+        own = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        hub = self.hub.environment(cache=self.folder / "cache", token=token)
+        ended = subprocess.run(
+            [sys.executable, "-c", program, repo_id, revision],
+            cwd=self.folder,
+            env={**own, **hub, "PYTHONPATH": str(self.project), **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert TOKEN not in ended.stdout + ended.stderr
+        return ended
+
+    @property
+    def found(self) -> dict[str, bytes]:
+        files = [path for path in (self.folder / "model").rglob("*") if not path.is_dir()]
+        assert not any(file.is_symlink() for file in files)
+        return {str(file.relative_to(self.folder / "model")): file.read_bytes() for file in files}
+
+
+@pytest.fixture
+def reader(tmp_path: Path, project: Path) -> Iterator[Reader]:
+    source = tmp_path / "source"
+    for name, content in {**TAKEN, **LEFT}.items():
+        file = source / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    with HubServer(tokens=(TOKEN,)) as hub:
+        hub.add_repo("model", "owner/model", source)
+        yield Reader(tmp_path, hub, project)
+        assert hub.unknown == []
+
+
+def test_a_model_arrives_as_real_files_without_pickles_and_code_and_then_works_offline(reader: Reader) -> None:
+    ended = reader.fetch()
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == reader.hub.repos["model", "owner/model"].head
+    assert reader.found == TAKEN
+    assert (reader.folder / "model/model.safetensors").stat().st_nlink == 2  # the cache holds it too
+    assert (reader.folder / "model/config.json").stat().st_nlink == 1
+
+    reader.hub.requests.clear()
+    again = reader.fetch(HF_HUB_OFFLINE="1")
+    assert (again.returncode, again.stdout) == (0, ended.stdout), again.stderr
+    assert reader.hub.requests == []
+
+
+def test_a_download_converges_through_errors_and_a_truncated_file(reader: Reader) -> None:
+    reader.hub.fail("503", "GET /api/models/owner/model/revision")
+    reader.hub.fail("429", "GET /api/models/owner/model/tree")
+    reader.hub.fail("truncate", "GET .*/model.safetensors")
+    ended = reader.fetch()
+    assert ended.returncode == 0, ended.stderr
+    assert [fault.times for fault in reader.hub.faults] == [0, 0, 0]
+    assert reader.found == TAKEN
+
+
+@pytest.mark.parametrize(
+    ("repo_id", "revision", "said"),
+    [
+        ("owner/other", "main", "model owner/other at main: not found on the Hub, or private; check the spelling"),
+        ("owner/model", "v9", "model owner/model at v9: no such revision; allowed: a branch, tag or commit"),
+        ("owner/model", "0" * 40, f"model owner/model at {'0' * 40}: no such revision"),
+        ("a/b/c", "main", "model a/b/c at main: no Hub id; allowed: OWNER/NAME"),
+    ],
+)
+def test_what_is_not_there_ends_with_exit_code_3_in_one_line(
+    reader: Reader, repo_id: str, revision: str, said: str
+) -> None:
+    ended = reader.fetch(repo_id, revision)
+    assert ended.returncode == 3
+    assert ended.stderr.startswith(f"download: {said}")
+    assert len(ended.stderr.splitlines()) == 1
+    assert not (reader.folder / "model").exists()
+
+
+def test_a_gated_model_says_so_without_a_token_and_arrives_with_one(reader: Reader) -> None:
+    reader.hub.repos["model", "owner/model"].is_gated = True
+    ended = reader.fetch()
+    assert ended.returncode == 3
+    assert "access is gated; accept its terms on its page, then set HF_TOKEN (no token is set)" in ended.stderr
+    assert reader.fetch(token=TOKEN).returncode == 0
+    assert reader.found == TAKEN
+
+
+def test_pickled_weights_alone_are_refused(reader: Reader) -> None:
+    (reader.folder / "source/model.safetensors").unlink()
+    reader.hub.repos["model", "owner/model"].add_folder(reader.folder / "source")
+    ended = reader.fetch()
+    assert ended.returncode == 3
+    assert "has no model.safetensors, and pickled weights are refused" in ended.stderr
+
+
+def test_an_unreachable_hub_ends_with_exit_code_4_in_bounded_tries(reader: Reader) -> None:
+    reader.hub.fail("drop", ".", times=1000)
+    ended = reader.fetch(program=IN_HASTE + FETCH)
+    assert ended.returncode == 4
+    assert "the Hub could not be reached (RemoteProtocolError, 4 tries); check the network" in ended.stderr
+    offline = reader.fetch(HF_HUB_OFFLINE="1")
+    assert offline.returncode == 4
+    assert "HF_HUB_OFFLINE is set, and the local cache is not enough; unset it" in offline.stderr

@@ -1,0 +1,287 @@
+"""A real MLflow on a real SQLite store."""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.params import Params
+from tasks.services import follower as following
+from tasks.services.tracker import PENDING, follow_cell, log_report, sync_cell
+from tasks.services.tracker_ui import send_pending
+from tasks.stage.failure import PreemptedError
+from tests.tracked_run import (
+    NUM_STEPS,
+    PARAMS,
+    cell_facts,
+    report_results,
+    step_event,
+    tracked_params,
+    write_comparison,
+    write_report,
+)
+
+ALL_STEPS = list(range(1, 2 * NUM_STEPS + 1))
+
+
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with its tables: making them takes over a second, each time."""
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
+
+
+class Place:
+    """A project folder with a finished comparison and a store of its own."""
+
+    def __init__(self, folder: Path, empty_store: Path) -> None:
+        self.folder = folder
+        self.store = folder / "mlflow.db"
+        self.store.write_bytes(empty_store.read_bytes())
+        self.params = tracked_params()
+        write_comparison(folder, self.params)
+        self.where = {"slices": folder / "slices", "machine": folder / "machine.json"}
+
+    def follow(self, params: Params | None = None) -> contextlib.AbstractContextManager[following.Follower]:
+        return follow_cell(params or self.params, cell_facts("2proc", self.params), **self.where)
+
+    def report(self, *, speedup: float | None, params: Params | None = None) -> None:
+        results = report_results(self.params, speedup=speedup)
+        write_report(self.folder / "reports", results)
+        used = params or self.params
+        log_report(used, results, reports=self.folder / "reports", runs=self.folder / "runs", **self.where)
+
+    def runs(self) -> dict[str, Any]:
+        """The runs that the UI shows, by name."""
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=f"sqlite:///{self.store}")
+        experiment = client.get_experiment_by_name("ddp-compare")
+        found = client.search_runs([experiment.experiment_id]) if experiment else []
+        runs = {run.info.run_name: run for run in found}
+        assert len(runs) == len(found)
+        return runs
+
+    def steps(self, cell: str, key: str = "loss") -> list[int]:
+        """Every step at which the cell's run has the metric, one entry per stored value."""
+        query = "select step from metrics where run_uuid = ? and key = ? order by step"
+        with contextlib.closing(sqlite3.connect(self.store)) as database:
+            return [step for (step,) in database.execute(query, (self.runs()[cell].info.run_id, key))]
+
+    def num_rows(self) -> int:
+        with contextlib.closing(sqlite3.connect(self.store)) as database:
+            return int(database.execute("select count(*) from metrics").fetchone()[0])
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        with contextlib.closing(sqlite3.connect(self.store, isolation_level=None)) as database:
+            database.execute("BEGIN EXCLUSIVE")
+            yield
+            database.execute("ROLLBACK")
+
+
+@pytest.fixture
+def place(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(following, "FLUSH_SECONDS", 0.1)
+    return Place(tmp_path, empty_store)
+
+
+def _events(*steps: int) -> list[dict[str, Any]]:
+    return [{"event": "launch_started"}, *map(step_event, steps)]
+
+
+def _wait_until(is_true: Any) -> None:
+    for _ in range(200):
+        if is_true():
+            return
+        time.sleep(0.05)
+    raise AssertionError("did not happen within 10 seconds")
+
+
+def _train_until_stopped(place: Place) -> None:
+    with place.follow() as follower:
+        follower.send(_events(1, 2, 3, 4))
+        raise PreemptedError("stopped")
+
+
+def _closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: Place) -> None:
+    place.report(speedup=1.5)
+    runs = place.runs()
+    parent = runs.pop("small")
+    assert set(runs) == set(place.params.cells)
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
+    assert {run.info.status for run in (parent, *runs.values())} == {"FINISHED"}
+    assert parent.data.params["train.learning_rate"] == "0.002"
+    assert parent.data.params["machine.versions.torch"] == "2.15"
+    assert parent.data.tags["gate.Same rows same work"] == "passed: 1,600 rows and 1,600 rows"
+    assert runs["2proc"].data.params["world_size"] == "2"
+    assert runs["2proc"].data.metrics["final/speedup"] == 1.5
+    kept = place.folder / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts"
+    files = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
+    assert files == {"index.html", "results.json", "charts/speedup.svg"}
+
+
+def test_the_store_has_every_value_of_steps_jsonl_once(place: Place) -> None:
+    place.report(speedup=1.5)
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{place.store}")
+    for cell in place.params.cells:
+        for key in ("loss", "learning_rate", "grad_norm", "data_wait_seconds", "num_tokens"):
+            stored = [
+                (value.step, value.value) for value in client.get_metric_history(place.runs()[cell].info.run_id, key)
+            ]
+            written = [(step, step_event(step)[key]) for step in ALL_STEPS if step_event(step)[key] is not None]
+            assert sorted(stored) == written
+        assert place.steps(cell, "epoch/loss") == [NUM_STEPS, 2 * NUM_STEPS]
+
+
+def test_a_second_report_sends_nothing(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    place.report(speedup=1.5)
+    num_rows = place.num_rows()
+    with caplog.at_level(logging.INFO):
+        place.report(speedup=1.5)
+    assert place.num_rows() == num_rows
+    assert "0 values sent" in caplog.text
+    assert sync_cell(place.params, place.folder / "runs" / "2proc", **place.where) == 0
+
+
+def test_steps_appear_while_the_cell_trains(place: Place) -> None:
+    with place.follow() as follower:
+        follower.send(_events(1, 2))
+        _wait_until(lambda: place.steps("2proc") == [1, 2])
+        assert place.runs()["2proc"].info.status == "RUNNING"
+    assert place.runs()["2proc"].info.status == "FINISHED"
+
+
+def test_a_resumed_cell_goes_on_in_its_run_without_gap_or_duplicate(place: Place) -> None:
+    with pytest.raises(PreemptedError):
+        _train_until_stopped(place)
+    first = place.runs()["2proc"]
+    assert first.info.status == "KILLED"
+    # The checkpoint was that of step 2: steps 3 and 4 are trained, and streamed, again.
+    with place.follow() as follower:
+        follower.send(_events(3, 4, 5, 6))
+        follower.send(_events(7, 8, 9, 10))
+    again = place.runs()["2proc"]
+    assert (again.info.run_id, again.info.status) == (first.info.run_id, "FINISHED")
+    assert place.steps("2proc") == ALL_STEPS
+
+
+def test_steps_that_never_arrived_are_filled_in_from_the_finished_segments(place: Place) -> None:
+    with place.follow() as follower:
+        follower.send(_events(4, 5))
+        follower.replay(sorted((place.folder / "runs" / "2proc" / "segments").iterdir()))
+    assert place.steps("2proc") == ALL_STEPS
+    assert place.steps("2proc", "epoch/loss") == [NUM_STEPS, 2 * NUM_STEPS]
+
+
+def test_an_unreachable_server_costs_one_warning_and_is_caught_up_with(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = tracked_params(uri=f"http://me:canary@127.0.0.1:{_closed_port()}")
+    with place.follow(gone) as follower:
+        follower.send(_events(*ALL_STEPS))
+        time.sleep(0.5)
+    place.report(speedup=1.5, params=gone)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [message.count("\n") for message in warnings] == [0, 0]
+    assert "canary" not in caplog.text
+    assert "canary" not in PENDING.read_text()
+    assert send_pending(gone) is False
+    assert send_pending(place.params) is True
+    assert place.steps("2proc") == ALL_STEPS
+    assert not PENDING.exists()
+
+
+def test_a_missed_report_is_dropped_when_its_cells_were_trained_anew(place: Place) -> None:
+    place.report(speedup=1.5, params=tracked_params(uri=f"http://127.0.0.1:{_closed_port()}"))
+    run = place.folder / "runs" / "1proc" / "run.json"
+    run.write_text(run.read_text() + "\n")
+    assert send_pending(place.params) is True
+    assert not place.runs()
+    assert not PENDING.exists()
+
+
+def test_a_locked_store_delays_nothing_beyond_its_bound_and_loses_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(following, "OPEN_SECONDS", 0.5)
+    monkeypatch.setattr(following, "CLOSE_SECONDS", 0.5)
+    # Far below the 20 seconds that MLflow itself waits for the lock: a real bound, not a stopwatch.
+    with place.locked(), place.follow() as follower:
+        follower.send(_events(*ALL_STEPS))
+        follower.replay([])
+        worker = follower._thread
+        assert worker.is_alive()
+    assert "no answer in time" in caplog.text
+    worker.join(30)
+    place.report(speedup=None)
+    assert place.steps("2proc") == ALL_STEPS
+
+
+def test_a_speedup_that_is_withheld_later_vanishes_with_the_files_that_showed_it(place: Place) -> None:
+    place.report(speedup=1.5)
+    before = place.runs()
+    place.report(speedup=None)
+    after = place.runs()
+    assert set(after) == set(before)
+    assert not {run.info.run_id for run in after.values()} & {run.info.run_id for run in before.values()}
+    assert not [key for run in after.values() for key in run.data.metrics if "speedup" in key]
+    assert after["small"].data.tags["gate.Same rows same work"].startswith("failed")
+    assert place.steps("1proc") == ALL_STEPS
+
+
+@pytest.mark.slow
+def test_make_mlflow_opens_the_ui_on_loopback(place: Place, project: Path) -> None:
+    place.report(speedup=1.5)
+    (place.folder / "params.yaml").write_text(json.dumps(PARAMS))
+    port = _closed_port()
+    environment = {**os.environ, "PYTHONPATH": str(project)}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tasks.services.tracker_ui", "--port", str(port)],
+        cwd=place.folder, env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        page = _page(f"http://127.0.0.1:{port}/", server)
+        assert "<title>MLflow</title>" in page
+        run = place.runs()["small"]
+        address = f"http://127.0.0.1:{port}/get-artifact?path=index.html&run_uuid={run.info.run_id}"
+        assert _page(address, server) == "<p>report</p>"
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
+
+
+def _page(address: str, server: subprocess.Popen[bytes]) -> str:
+    for _ in range(240):
+        assert server.poll() is None, "the server ended"
+        try:
+            with urllib.request.urlopen(address, timeout=5) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            time.sleep(0.25)
+    raise AssertionError("the server did not answer within 60 seconds")

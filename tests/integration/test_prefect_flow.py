@@ -1,0 +1,232 @@
+"""`python -m flows` on a toy pipeline, with the real DVC and a real Prefect server: order, cache, failures, kills."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flows.server import find_or_start
+from tests.flows.toy_project import ToyProject, make_toy_project, wait_for
+
+pytestmark = pytest.mark.slow
+
+STAGES = ["fingerprint", "download", "slice", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
+COMMANDS = [*STAGES[:-1], "page", "upload"]
+
+
+class Api:
+    """The few questions that the tests ask a Prefect server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def ask(self, path: str, **body: Any) -> Any:
+        """Return the answer to a POST."""
+        request = urllib.request.Request(
+            f"{self.url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def last_flow_run(self) -> dict[str, Any]:
+        """Return the flow run that was started last."""
+        run: dict[str, Any] = self.ask("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]
+        return run
+
+    def states(self, flow_run: dict[str, Any]) -> dict[str, str]:
+        """Return task run name -> state name, in the order of their start."""
+        runs = self.ask("task_runs/filter", flow_runs={"id": {"any_": [flow_run["id"]]}})
+        runs.sort(key=lambda run: run["start_time"])
+        return {run["name"]: run["state_name"] for run in runs}
+
+
+@contextlib.contextmanager
+def _server_of(toy: ToyProject) -> Iterator[Api]:
+    """A temporary server on the project's own database, as `python -m flows` starts one for itself."""
+    before, folder = dict(os.environ), Path.cwd()
+    try:
+        for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+            del os.environ[name]
+        os.chdir(toy.folder)
+        server = find_or_start(temporary=True)
+    finally:
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(before)
+    try:
+        server.wait_until_ready()
+        yield Api(server.url)
+    finally:
+        server.end()
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """One server for the module."""
+    with _server_of(make_toy_project(tmp_path_factory.mktemp("server") / "toy")) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def finished(api: Api, tmp_path_factory: pytest.TempPathFactory) -> ToyProject:
+    """A toy project whose flow has run once, from nothing to the end."""
+    toy = make_toy_project(tmp_path_factory.mktemp("finished") / "toy")
+    ran = toy.flow(PREFECT_API_URL=api.url)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == ["2proc is faster, says the toy", "Report: reports/index.html"]
+    return toy
+
+
+def _flow(toy: ToyProject, api: Api, **extra: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
+    ran = toy.flow(PREFECT_API_URL=api.url, **extra)
+    return ran, api.states(api.last_flow_run())
+
+
+def test_first_run_runs_every_stage_and_the_second_none(finished: ToyProject, api: Api) -> None:
+    first = api.states(api.last_flow_run())
+    assert list(first) == STAGES
+    assert set(first.values()) == {"Completed"}
+    assert finished.executed() == COMMANDS
+
+    ran, second = _flow(finished, api)
+    assert ran.returncode == 0
+    assert second == {"fingerprint": "Unchanged", **dict.fromkeys(STAGES[1:], "Cached")}
+    assert finished.executed() == ["fingerprint"]
+    assert ran.stderr.count(": cached, nothing has changed") == len(STAGES) - 1
+
+
+def test_report_is_an_artifact_of_the_cached_run_too(finished: ToyProject, api: Api) -> None:
+    _flow(finished, api)
+    run = api.last_flow_run()
+    (artifact,) = api.ask("artifacts/filter", flow_runs={"id": {"any_": [run["id"]]}})
+    assert artifact["key"] == "ddp-compare-report"
+    assert artifact["data"] == "# The toy's report\n"
+    assert artifact["description"].endswith(f"{finished.folder}/reports/index.html")
+
+
+def test_deleted_output_is_restored_without_running_its_stage(finished: ToyProject, api: Api) -> None:
+    output = finished.folder / "data/runs/2proc.txt"
+    output.unlink()
+    finished.executed()
+    ran, states = _flow(finished, api)
+    assert output.read_text() == "1\n"
+    assert states["train@2proc"] == "Cached"
+    assert "train@2proc: cached, restored from the DVC cache" in ran.stderr
+    assert finished.executed() == ["fingerprint"]
+
+
+def test_changed_parameter_runs_what_depends_on_it_and_put_back_restores(finished: ToyProject, api: Api) -> None:
+    finished.executed()
+    finished.change("params.yaml", "epochs: 1", "epochs: 2")
+    _, states = _flow(finished, api)
+    # The reports of both are the same: upload finds nothing new.
+    assert [stage for stage in STAGES if states[stage] == "Completed"] == ["train@1proc", "train@2proc", "evaluate"]
+    assert finished.executed() == ["fingerprint", "train@1proc", "train@2proc", "evaluate"]
+
+    finished.change("params.yaml", "epochs: 2", "epochs: 1")
+    _, states = _flow(finished, api)
+    assert [stage for stage in STAGES if states[stage] != "Cached"] == ["fingerprint"]
+    assert finished.executed() == ["fingerprint"]
+    assert (finished.folder / "data/runs/1proc.txt").read_text() == "1\n"
+
+
+def test_loud_stage_is_whole_in_its_file_and_bounded_in_the_prefect_log(finished: ToyProject, api: Api) -> None:
+    finished.change("params.yaml", "seed: 1", "seed: 11")
+    _flow(finished, api, TOY_IS_LOUD="train@1proc:3000")
+    written = (finished.folder / ".work/logs/train@1proc.log").read_text().splitlines()
+    assert [line for line in written if line.startswith("line ")] == [f"line {n} of 3000" for n in range(3000)]
+    logs = api.ask("logs/filter", logs={"flow_run_id": {"any_": [api.last_flow_run()["id"]]}}, limit=200)
+    said = [log["message"] for log in logs]
+    assert "line 0 of 3000" in said
+    assert len(said) < 200
+    assert any("lines left out here; all of them: .work/logs/train@1proc.log" in line for line in said)
+
+
+def test_failing_stage_gives_its_exit_code_and_its_one_line(finished: ToyProject, api: Api) -> None:
+    finished.change("dvc.yaml", "data/slices.txt sliced", "data/slices.txt sliced again")
+    ran, states = _flow(finished, api, TOY_FAILS="slice:3")
+    assert ran.returncode == 3
+    assert ran.stderr.splitlines()[-1] == "slice: rows of the toy: got 3; allowed: 4"
+    assert "Traceback" not in ran.stderr
+    assert ran.stdout == ""
+    assert states["slice"] == "Failed"
+    assert "evaluate" not in states
+    run = api.last_flow_run()
+    assert (run["state_type"], run["state"]["message"]) == ("FAILED", "slice: rows of the toy: got 3; allowed: 4")
+
+
+@pytest.mark.parametrize("broken", ["epochs: 0", "epoch: 1"])
+def test_bad_params_end_in_one_line_before_anything_is_started(tmp_path: Path, broken: str) -> None:
+    toy = make_toy_project(tmp_path / "toy")
+    toy.change("params.yaml", "epochs: 1", broken)
+    before = set(toy.folder.iterdir())
+    ran = toy.flow()
+    assert ran.returncode == 2
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("ddp-compare: params.yaml: train.epoch")
+    assert set(toy.folder.iterdir()) == before
+
+
+def test_params_are_checked_without_importing_prefect_or_dvc(tmp_path: Path) -> None:
+    toy = make_toy_project(tmp_path / "toy")
+    toy.change("params.yaml", "epochs: 1", "epochs: -1")
+    ran = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "flows"],
+        cwd=toy.folder, env=toy.environment(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ran.stderr.splitlines()}
+    assert "pydantic" in imported
+    assert not imported & {"prefect", "dvc", "torch", "mlflow", "pandas", "numpy"}
+
+
+def _start_training(toy: ToyProject) -> list[psutil.Process]:
+    """Return every process of a flow whose `train@2proc` has begun."""
+    wait_for(lambda: (toy.folder / "slow.txt").exists(), seconds=60, what=f"training runs; said: {toy.output()}")
+    wait_for(lambda: (toy.folder / "slow.txt").read_text().count(" "), seconds=5, what="the pids are written")
+    pids = [int(pid) for pid in (toy.folder / "slow.txt").read_text().split()]
+    return [psutil.Process(pid) for pid in pids]
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_signal_lets_training_save_and_leaves_no_process(tmp_path: Path, number: int, exit_code: int) -> None:
+    toy = make_toy_project(tmp_path / "toy")
+    with toy.running("flows", TOY_IS_SLOW="train@2proc") as flow:
+        training = _start_training(toy)
+        everything = [*training, *psutil.Process(flow.pid).children(recursive=True)]
+        flow.send_signal(number)
+        assert flow.wait(timeout=20) == exit_code
+    assert (toy.folder / "saved.txt").read_text() == "saved"
+    assert "train: saved" in toy.output()
+    assert "Traceback" not in toy.output()
+    assert [process for process in everything if process.is_running()] == []
+
+
+def test_kill_of_the_flow_leaves_no_process_and_the_next_run_marks_it_as_crashed(tmp_path: Path) -> None:
+    toy = make_toy_project(tmp_path / "toy")
+    with toy.running("flows", TOY_IS_SLOW="train@2proc") as flow:
+        training = _start_training(toy)
+        everything = [*training, *psutil.Process(flow.pid).children(recursive=True)]
+        assert len(everything) >= 4, "server, DVC, training and its rank"
+        flow.kill()
+        time.sleep(5)
+        assert [process for process in everything if process.is_running()] == []
+    toy.executed()
+
+    ran = toy.flow()
+    assert ran.returncode == 0, ran.stderr
+    assert "had been killed; it is now marked as crashed" in ran.stderr
+    assert toy.executed() == ["fingerprint", *COMMANDS[4:]]
+    with _server_of(toy) as api:
+        runs = api.ask("flow_runs/filter", sort="START_TIME_DESC")
+        assert [run["state_type"] for run in runs] == ["COMPLETED", "CRASHED"]
+        assert "Running" not in api.states(runs[1]).values()

@@ -1,0 +1,159 @@
+"""The report in a real browser: nothing is fetched, nothing is missing, nothing hangs over the edge of a phone.
+
+Screenshots are kept in test-artifacts/, to be looked at.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tasks.report import make_report
+from tasks.reporting import drawing
+from tests.tasks.reporting.comparison import edit_segment, outputs_of, write_comparison
+
+SECTIONS = ["verdict", "compared", "gates", "speed", "quality", "measured", "glossary", "not-claimed"]
+NUM_CHARTS = 5
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("no chromium: install the distribution's package or set CHROMIUM")
+    with sync_playwright() as playwright:
+        # Root, as in a container, may not use Chromium's sandbox.
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The page of a clean comparison and of one whose speedup is withheld."""
+    pages = {}
+    for name in ("given", "withheld"):
+        folder = tmp_path_factory.mktemp(name)
+        params = write_comparison(folder)
+        if name == "withheld":
+            edit_segment(folder, "2proc", parameter_checksums=["aa", "bb"])
+        make_report(outputs_of(folder, params), folder / "reports")
+        pages[name] = folder / "reports" / "index.html"
+    return pages
+
+
+@pytest.fixture
+def opened(
+    browser: Browser, reports: dict[str, Path], request: pytest.FixtureRequest
+) -> Iterator[tuple[Page, list[str]]]:
+    """The page at the asked width and colour scheme, and what went wrong or over the network while it loaded."""
+    name, width, scheme = request.param
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    events: list[str] = []
+    page.on("console", lambda message: events.append(f"console {message.type}: {message.text}"))
+    page.on("pageerror", lambda error: events.append(f"error: {error}"))
+    page.on("request", lambda asked: events.append(f"request: {asked.url}"))
+    page.goto(reports[name].as_uri(), wait_until="networkidle")
+    yield page, events
+    context.close()
+
+
+VIEWS = [
+    (name, width, scheme) for name in ("given", "withheld") for width in (375, 1280) for scheme in ("light", "dark")
+]
+
+
+@pytest.mark.parametrize("opened", VIEWS, indirect=True, ids=str)
+def test_the_page_is_whole_at_every_width_and_colour_scheme(
+    opened: tuple[Page, list[str]], project: Path, request: pytest.FixtureRequest
+) -> None:
+    page, events = opened
+    artifacts = project / "test-artifacts"
+    artifacts.mkdir(exist_ok=True)
+    view = "-".join(str(part) for part in request.node.callspec.params["opened"])
+    page.screenshot(path=artifacts / f"report-{view}.png", full_page=True)
+    assert [event for event in events if not event.startswith(("request: file://", "request: data:"))] == []
+    assert len([event for event in events if event.startswith("request: file://")]) == 1
+    for name in SECTIONS:
+        box = page.locator(f"#{name}").bounding_box()
+        assert box is not None, name
+        assert box["height"] > 50, name
+    sizes: list[Any] = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert sizes[0] <= sizes[1], "the page hangs over the right edge"
+    charts = page.locator("figure svg")
+    assert charts.count() == NUM_CHARTS
+    for place in range(NUM_CHARTS):
+        box = charts.nth(place).bounding_box()
+        assert box is not None
+        assert box["width"] > 200
+        assert box["height"] > 120
+        assert charts.nth(place).locator("path").count() > 1 or "Withheld" in charts.nth(place).inner_text()
+
+
+@pytest.mark.parametrize("opened", [("given", 1280, "light"), ("given", 1280, "dark")], indirect=True, ids=str)
+def test_text_stands_out_from_its_ground(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    # WCAG 2.2: 4.5 for text of ordinary size.
+    weak: list[Any] = page.evaluate(
+        """() => {
+            const parse = color => color.match(/[\\d.]+/g).map(Number);
+            const luminance = color => {
+                const linear = v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+                const [r, g, b] = parse(color).map(v => linear(v / 255));
+                return .2126 * r + .7152 * g + .0722 * b;
+            };
+            const ground = element => {
+                for (let e = element; e; e = e.parentElement) {
+                    const color = getComputedStyle(e).backgroundColor;
+                    if (!/, 0\\)$/.test(color)) return color;
+                }
+            };
+            return [...document.querySelectorAll('main *, header *')]
+                .filter(e => !e.closest('svg') && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
+                .map(e => {
+                    const [a, b] = [luminance(getComputedStyle(e).color), luminance(ground(e))].sort((x, y) => y - x);
+                    return [(a + .05) / (b + .05), e.textContent.slice(0, 40)];
+                })
+                .filter(([contrast]) => contrast < 4.5);
+        }"""
+    )
+    assert weak == []
+
+
+@pytest.mark.parametrize("opened", [("given", 375, "light")], indirect=True, ids=str)
+def test_a_wide_table_scrolls_inside_itself_and_is_reached_by_keyboard(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    table = page.locator(".scroll").first
+    assert table.evaluate("element => element.scrollWidth > element.clientWidth")
+    table.focus()
+    page.keyboard.press("ArrowRight")
+    for _ in range(100):
+        if table.evaluate("element => element.scrollLeft") > 0:
+            return
+        page.wait_for_timeout(20)
+    pytest.fail("the arrow key did not scroll the table")
+
+
+@pytest.mark.parametrize("opened", [("given", 1280, "dark")], indirect=True, ids=str)
+def test_a_word_of_a_table_leads_to_its_meaning(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    page.get_by_role("link", name="Karp-Flatt").first.click()
+    assert page.url.endswith("#word-karp-flatt")
+    assert "Serial fraction" in page.locator("#word-karp-flatt").inner_text()
+
+
+@pytest.mark.parametrize("opened", [("given", 1280, "dark")], indirect=True, ids=str)
+def test_the_page_prints_dark_on_white(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    page.emulate_media(media="print", color_scheme="dark")
+    colors = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
+    assert colors == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"]
+    text = page.locator("#chart-speedup svg text").first
+    light, _ = drawing.colors()["chart-muted"]
+    printed = tuple(int(light[place : place + 2], 16) for place in (1, 3, 5))
+    assert text.evaluate("element => getComputedStyle(element).fill") == f"rgb{printed}"

@@ -1,0 +1,30 @@
+"""The built-in model, made once for all tests of the stages."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tasks.builtin.corpus import corpus_rows
+from tasks.builtin.tiny_model import write_tiny_qwen2
+from tasks.stage.kept import MANIFEST
+from training.files import digest_of_file, write_json
+
+NUM_ROWS = 300
+"""Fewer than the product trains its tokenizer on, to save seconds: enough for the whole vocabulary."""
+
+
+@pytest.fixture(scope="session")
+def builtin_rows() -> list[str]:
+    """The first rows of the built-in corpus."""
+    return list(itertools.islice(corpus_rows(), NUM_ROWS))
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen2(tmp_path_factory: pytest.TempPathFactory, builtin_rows: list[str]) -> Path:
+    """A folder with the built-in model, as data/base_model has it. Read only."""
+    folder = tmp_path_factory.mktemp("tiny_qwen2")
+    write_tiny_qwen2(folder, builtin_rows)
+    files = {file.name: digest_of_file(file) for file in sorted(folder.iterdir())}
+    write_json(folder / MANIFEST, {"files": files})
+    return folder

@@ -1,0 +1,275 @@
+"""A small finished comparison, written file by file, with figures that can be recomputed by hand.
+
+Two ranges of 8 rows, 4 rows per step, so 2 steps per segment. Row r has 4 + r % 3 tokens (none is cut), so 3 + r % 3
+can be learned from. `1proc` needs 6 s and 4 s, `2proc` 4 s and 2.4 s: 10 s against 6.4 s is a speedup of 1.5625.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.params import Params
+from tasks.reporting.outputs import Outputs, read_outputs
+from training.files import write_json
+
+RANGES = ["0-8", "8-16"]
+HELDOUT = "16-20"
+ROWS_PER_STEP = 4
+STEPS_PER_SEGMENT = 2
+NUM_PARAMETERS = 1000
+SECONDS = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4]}
+LOSSES = [4.0, 3.9, 3.8, 3.7, 3.6, 3.5, 3.4, 3.3]
+PARAMS: dict[str, Any] = {
+    "name": "by-hand",
+    "description": "A comparison written by hand.",
+    "model": {"source": "builtin:tiny-qwen2", "name": "tiny_qwen2"},
+    "dataset": {"source": "builtin:docstrings"},
+    "ranges": RANGES,
+    "heldout": HELDOUT,
+    "workload": "causal_lm",
+    "train": {
+        "epochs": 1,
+        "global_batch_size": ROWS_PER_STEP,
+        "micro_batch_size": 1,
+        "learning_rate": 2e-3,
+        "seq_len": 128,
+    },
+    "cells": {"1proc": {"strategy": "single", "world_size": 1}, "2proc": {"strategy": "ddp", "world_size": 2}},
+}
+
+
+def num_labels(row: int) -> int:
+    """Return how many tokens can be learned from a row."""
+    return 3 + row % 3
+
+
+def rows_of(name: str) -> range:
+    """Return the rows of a slice."""
+    start, _, end = name.partition("-")
+    return range(int(start), int(end))
+
+
+def write_comparison(
+    folder: Path,
+    *,
+    params: dict[str, Any] | None = None,
+    seconds: dict[str, list[float]] | None = None,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """Write everything that the stages before the report leave behind; return what params.yaml holds."""
+    params = params or PARAMS
+    seconds = seconds or SECONDS
+    write_json(folder / "params.yaml", params)  # JSON is YAML
+    _write_sources(folder)
+    for name in [*params["ranges"], params["heldout"]]:
+        _write_slice(folder / "slices" / name, name)
+    write_json(
+        folder / "slices" / "manifest.json",
+        {
+            "slices": {
+                name: json.loads((folder / "slices" / name / "manifest.json").read_text())
+                for name in [*params["ranges"], params["heldout"]]
+            }
+        },
+    )
+    for cell, facts in params["cells"].items():
+        _write_run(folder / "runs" / cell, cell, facts, params, seconds[cell], device)
+    _write_evaluation(folder, params)
+    return params
+
+
+def outputs_of(folder: Path, params: dict[str, Any]) -> Outputs:
+    """Return what was written as the report reads it."""
+    return read_outputs(
+        Params.model_validate(params),
+        raw=folder / "raw" / "manifest.json",
+        base_model=folder / "base_model" / "manifest.json",
+        slices=folder / "slices",
+        runs=folder / "runs",
+        evaluation=folder / "evaluation",
+        machine=folder / "machine.json",
+    )
+
+
+def arguments_of(folder: Path) -> list[str]:
+    """Return the arguments of `python -m tasks.report` for what was written, besides --reports."""
+    return [
+        *("--raw", str(folder / "raw" / "manifest.json")),
+        *("--base-model", str(folder / "base_model" / "manifest.json")),
+        *("--slices", str(folder / "slices")),
+        *("--runs", str(folder / "runs")),
+        *("--evaluation", str(folder / "evaluation")),
+        *("--machine", str(folder / "machine.json")),
+    ]
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Change some keys of a JSON file."""
+    write_json(path, json.loads(path.read_text()) | changes)
+
+
+def edit_segment(folder: Path, cell: str, part: str = "0-8", epoch: int = 1, **changes: Any) -> None:
+    """Change some keys of one segment.json."""
+    edit_json(segment_folder(folder, cell, part, epoch) / "segment.json", **changes)
+
+
+def edit_ledger(folder: Path, cell: str, change: Callable[[dict[str, Any]], None], part: str = "0-8") -> None:
+    """Change the arrays of one work ledger."""
+    path = segment_folder(folder, cell, part) / "ledger.npz"
+    with np.load(path) as file:
+        arrays = dict(file)
+    change(arrays)
+    np.savez(path, **arrays)
+
+
+def edit_steps(folder: Path, cell: str, part: str = "0-8", *, index: int = 1, **changes: Any) -> None:
+    """Change some keys of one line of steps.jsonl."""
+    path = segment_folder(folder, cell, part) / "steps.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[index] |= changes
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def segment_folder(folder: Path, cell: str, part: str = "0-8", epoch: int = 1) -> Path:
+    """Return where a segment lies."""
+    return folder / "runs" / cell / "segments" / f"{part}-epoch-{epoch}"
+
+
+def _write_sources(folder: Path) -> None:
+    source = {"revision": None, "commit": None}
+    write_json(
+        folder / "raw" / "manifest.json",
+        source
+        | {"source": "builtin:docstrings", "kind": "builtin", "split": None, "text_column": "text", "num_rows": 20}
+        | {"digest": "da7a" * 16, "label": "docstrings of the installed packages", "packages": {"numpy": "2.4.6"}},
+    )
+    write_json(
+        folder / "base_model" / "manifest.json",
+        source
+        | {"source": "builtin:tiny-qwen2", "kind": "builtin", "label": "tiny Qwen2 with random weights"}
+        | {"num_parameters": NUM_PARAMETERS, "model_type": "qwen2", "is_random_weights": True, "digest": "ba5e" * 16},
+    )
+    write_json(
+        folder / "machine.json",
+        {"digest": "ac3e" * 16, "gpus": [], "num_gpus": 0, "driver": None, "cpu": "A CPU", "num_cpus": 2, "os": "Linux"}
+        | {"versions": {"python": "3.11.9", "torch": "2.15.0"}},
+    )
+
+
+def _write_slice(folder: Path, name: str) -> None:
+    rows = rows_of(name)
+    lengths = [num_labels(row) + 1 for row in rows]
+    folder.mkdir(parents=True)
+    np.save(folder / "row_ids.npy", np.array(rows, dtype=np.int64))
+    np.save(folder / "offsets.npy", np.cumsum([0, *lengths], dtype=np.int64))
+    np.save(folder / "tokens.npy", np.zeros(sum(lengths), dtype=np.int32))
+    facts = {"range": name, "num_rows": len(rows), "num_tokens": sum(lengths), "digest": name.encode().hex() * 8}
+    write_json(folder / "manifest.json", facts)
+
+
+def _write_run(
+    folder: Path, cell: str, facts: dict[str, Any], params: dict[str, Any], seconds: list[float], device: str
+) -> None:
+    world_size, train = facts["world_size"], params["train"]
+    segments, first_step = [], 1
+    keys = [(part, epoch) for part in params["ranges"] for epoch in range(1, train["epochs"] + 1)]
+    for (part, epoch), taken in zip(keys, seconds, strict=True):
+        path = folder / "segments" / f"{part}-epoch-{epoch}"
+        path.mkdir(parents=True)
+        segment = _segment(cell, part, epoch, world_size, taken, first_step)
+        write_json(path / "segment.json", segment)
+        _write_steps(path, part, epoch, first_step)
+        _write_ledger(path, part, world_size, first_step)
+        segments.append(segment | {"folder": f"segments/{part}-epoch-{epoch}"})
+        first_step += STEPS_PER_SEGMENT
+    write_json(
+        folder / "run.json",
+        {"cell": cell, "strategy": facts["strategy"], "world_size": world_size, "launcher": "torchrun"}
+        | {"threads_per_rank": 1, "device": device, "backend": "gloo" if world_size > 1 else None}
+        | {"micro_batch_size": 1, "grad_accum_steps": train["global_batch_size"] // world_size}
+        | {"global_batch_size": train["global_batch_size"], "model_name": params["model"]["name"]}
+        | {"base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16, "code_digest": "c0de" * 16}
+        | {"segments": segments, "final_checkpoint": f"{segments[-1]['folder']}/tiny_qwen2_8-16-epoch-1.pt"},
+    )
+
+
+def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, first_step: int) -> dict[str, Any]:
+    rows = rows_of(part)
+    tokens = sum(num_labels(row) for row in rows)
+    num_reduces = STEPS_PER_SEGMENT if world_size > 1 else 0
+    num_bytes = 4 * NUM_PARAMETERS * STEPS_PER_SEGMENT if world_size > 1 else 0
+    losses = LOSSES[first_step - 1 : first_step - 1 + STEPS_PER_SEGMENT]
+    return {
+        "cell": cell,
+        "range": part,
+        "epoch": epoch,
+        "fingerprint": "f1" * 32,
+        "first_step": first_step,
+        "last_step": first_step + STEPS_PER_SEGMENT - 1,
+        "num_steps": STEPS_PER_SEGMENT,
+        "num_samples": len(rows),
+        "num_tokens": tokens,
+        "num_padded_tokens": tokens,
+        "train_seconds": seconds,
+        "data_wait_seconds": 0.01,
+        "checkpoint_seconds": 0.5,
+        "loss": sum(losses) / len(losses),
+        "tokens_per_second": tokens / seconds,
+        "samples_per_second": len(rows) / seconds,
+        "peak_memory_gib": None,
+        "num_all_reduces": num_reduces,
+        "num_all_reduce_bytes": num_bytes,
+        "start_checksum": f"{first_step:02}" * 8,
+        "parameter_checksums": [f"{first_step + STEPS_PER_SEGMENT:02}" * 8] * world_size,
+        "num_resumes": 0,
+        "started_at": f"2026-11-21T02:00:0{epoch}+00:00",
+    }
+
+
+def _write_steps(folder: Path, part: str, epoch: int, first_step: int) -> None:
+    lines = [
+        {"event": "step", "step": first_step + index, "range": part, "epoch": epoch, "segment_step": index + 1}
+        | {"segment_steps": STEPS_PER_SEGMENT, "loss": LOSSES[first_step - 1 + index], "num_tokens": 16}
+        | {"num_padded_tokens": 16, "num_samples": ROWS_PER_STEP, "learning_rate": 1e-3 / (index + 1)}
+        | {"grad_norm": 1.0, "seconds": 1.0, "data_wait_seconds": 0.005}
+        for index in range(STEPS_PER_SEGMENT)
+    ]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _write_ledger(folder: Path, part: str, world_size: int, first_step: int) -> None:
+    rows = np.array(rows_of(part), dtype=np.int64)
+    places = np.arange(len(rows))
+    np.savez(
+        folder / "ledger.npz",
+        rank=places % world_size,
+        step=first_step + places // ROWS_PER_STEP,
+        row_id=rows,
+        num_tokens=np.array([num_labels(row) for row in rows.tolist()]),
+    )
+
+
+def _write_evaluation(folder: Path, params: dict[str, Any]) -> None:
+    losses = {"base": 4.1, **dict.fromkeys(params["cells"], 3.25)}
+    write_json(
+        folder / "evaluation" / "evaluation.json",
+        {"heldout": params["heldout"], "num_rows": 4, "num_tokens": 16, "seq_len": 128}
+        | {
+            "models": {
+                name: {"loss": loss, "perplexity": float(np.exp(loss)), "num_tokens": 16}
+                | ({} if name == "base" else {"checkpoint": "segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"})
+                for name, loss in losses.items()
+            },
+            "samples": [
+                {
+                    "row_id": 16,
+                    "prompt": "Return the",
+                    "reference": " sum of the values.",
+                    "continuations": {name: f" words of {name}" for name in losses},
+                }
+            ],
+        },
+    )

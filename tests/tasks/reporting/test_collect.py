@@ -1,0 +1,92 @@
+"""Every figure, recomputed by hand: see comparison.py for what was written."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.reporting.collect import collect_results
+from tasks.reporting.results import Results
+from tests.tasks.reporting.comparison import PARAMS, edit_segment, outputs_of, write_comparison
+
+
+def test_the_figures_of_each_cell_are_those_worked_out_by_hand(clean_results: Results) -> None:
+    one, two = clean_results.cells
+    assert [one.cell, two.cell] == ["1proc", "2proc"]
+    assert (one.is_baseline, two.is_baseline) == (True, False)
+    assert (one.seconds_per_epoch, two.seconds_per_epoch) == (10.0, 6.4)
+    # Rows 0-7 have 3+4+5+3+4+5+3+4 = 31 tokens to learn, rows 8-15 5+3+4+5+3+4+5+3 = 32.
+    assert (one.whole.num_tokens, one.whole.num_samples, one.whole.num_steps) == (63, 16, 4)
+    assert (one.whole.tokens_per_second, two.whole.tokens_per_second) == (6.3, 63 / 6.4)
+    assert (one.whole.samples_per_second, two.whole.samples_per_second) == (1.6, 2.5)
+    assert (one.whole.speedup, two.whole.speedup) == (1.0, 1.5625)
+    assert (one.whole.parallel_efficiency, two.whole.parallel_efficiency) == (1.0, 0.78125)
+    assert two.karp_flatt == pytest.approx((1 / 1.5625 - 0.5) / 0.5)
+    assert one.karp_flatt is None
+    assert two.whole.data_wait_share == pytest.approx(0.02 / 6.4)
+    assert two.whole.loss == pytest.approx((3.95 * 31 + 3.75 * 32) / 63)
+    assert two.checkpoint_seconds == 1.0
+    # 4,000 bytes of gradient per step.
+    assert two.all_reduce_mib_per_step == pytest.approx(4000 / 2**20)
+
+
+def test_the_figures_of_each_range_compare_the_same_range(clean_results: Results) -> None:
+    first, second = clean_results.cells[1].ranges
+    assert (first.range, first.train_seconds, first.speedup, first.parallel_efficiency) == ("0-8", 4.0, 1.5, 0.75)
+    assert (second.range, second.train_seconds) == ("8-16", 2.4)
+    assert second.speedup == pytest.approx(4.0 / 2.4)
+    assert second.tokens_per_second == pytest.approx(32 / 2.4)
+
+
+def test_the_spread_is_the_lowest_and_highest_speedup_of_a_segment(clean_results: Results) -> None:
+    spread = clean_results.cells[1].speedup_of_segments
+    assert spread is not None
+    assert (spread.lowest, spread.highest, spread.num_segments) == (1.5, pytest.approx(4.0 / 2.4), 2)
+    assert clean_results.cells[0].speedup_of_segments is None
+
+
+def test_an_epoch_is_one_pass_over_all_ranges(tmp_path: Path) -> None:
+    params = PARAMS | {"train": PARAMS["train"] | {"epochs": 2}}
+    seconds = {"1proc": [6.0, 5.0, 4.0, 3.0], "2proc": [4.0, 4.0, 2.0, 2.0]}
+    results = collect_results(outputs_of(tmp_path, write_comparison(tmp_path, params=params, seconds=seconds)))
+    one, two = results.cells
+    assert [(part.epoch, part.train_seconds, part.num_tokens) for part in one.epochs] == [(1, 10.0, 63), (2, 8.0, 63)]
+    assert [(part.epoch, part.train_seconds) for part in two.epochs] == [(1, 6.0), (2, 6.0)]
+    assert [part.speedup for part in two.epochs] == [pytest.approx(10 / 6), pytest.approx(8 / 6)]
+    assert (one.seconds_per_epoch, two.seconds_per_epoch) == (9.0, 6.0)
+    assert [part.train_seconds for part in two.ranges] == [8.0, 4.0]
+    assert not results.is_speedup_withheld
+
+
+def test_a_failed_gate_leaves_no_speedup_or_efficiency_in_the_results(withheld_results: Results) -> None:
+    assert withheld_results.is_speedup_withheld
+    found: list[Any] = []
+
+    def visit(value: Any) -> None:
+        if isinstance(value, dict):
+            for key, part in value.items():
+                if ("speedup" in key and key != "is_speedup_withheld") or key in ("parallel_efficiency", "karp_flatt"):
+                    found.append(part)
+                visit(part)
+        elif isinstance(value, list):
+            for part in value:
+                visit(part)
+
+    visit(withheld_results.model_dump())
+    assert found
+    assert set(found) == {None}
+    assert withheld_results.cells[1].seconds_per_epoch == 6.4
+
+
+def test_quality_holds_the_base_model_first_and_perplexity_is_exp_of_the_loss(clean_results: Results) -> None:
+    models = clean_results.quality.models
+    assert [model.model for model in models] == ["base", "1proc", "2proc"]
+    assert models[0].perplexity == pytest.approx(60.34028759736195)
+    assert models[0].checkpoint is None
+
+
+def test_started_resumed_and_peak_memory_are_taken_over(tmp_path: Path, params: dict[str, Any]) -> None:
+    edit_segment(tmp_path, "2proc", num_resumes=2, peak_memory_gib=3.5, started_at="2026-11-20T23:00:00+00:00")
+    results = collect_results(outputs_of(tmp_path, params))
+    assert (results.cells[1].num_resumes, results.cells[1].peak_memory_gib) == (2, 3.5)
+    assert results.comparison.trained_at == "2026-11-20T23:00:00+00:00"

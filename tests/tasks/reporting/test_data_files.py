@@ -1,0 +1,70 @@
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.reporting import data_files
+from tasks.reporting.results import Results
+from tests.tasks.reporting.comparison import outputs_of
+from tests.tasks.reporting.hostile import hostile
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_epochs_csv_has_one_line_per_cell_and_epoch(tmp_path: Path, clean_results: Results) -> None:
+    data_files.write_epochs(tmp_path / "epochs.csv", clean_results)
+    one, two = rows_of(tmp_path / "epochs.csv")
+    assert (one["cell"], one["epoch"], one["train_seconds"], one["speedup"]) == ("1proc", "1", "10.0", "1.0")
+    assert (two["cell"], two["world_size"], two["num_tokens"]) == ("2proc", "2", "63")
+    assert (float(two["train_seconds"]), float(two["speedup"])) == (6.4, 1.5625)
+    assert float(two["parallel_efficiency"]) == 0.78125
+    assert float(two["loss"]) == pytest.approx((3.95 * 31 + 3.75 * 32) / 63)
+
+
+def test_losses_csv_has_one_line_per_cell_and_step(tmp_path: Path, params: dict[str, Any]) -> None:
+    data_files.write_losses(tmp_path / "losses.csv", outputs_of(tmp_path, params))
+    rows = [(row["cell"], row["step"], row["loss"]) for row in rows_of(tmp_path / "losses.csv")]
+    assert rows[:2] == [("1proc", "1", "4.0"), ("1proc", "2", "3.9")]
+    assert rows[4:] == [("2proc", "1", "4.0"), ("2proc", "2", "3.9"), ("2proc", "3", "3.8"), ("2proc", "4", "3.7")]
+
+
+def test_metrics_json_holds_the_few_figures_that_dvc_prints(tmp_path: Path, clean_results: Results) -> None:
+    data_files.write_metrics(tmp_path / "metrics.json", clean_results)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["gates"] == {"passed": 11, "failed": 0, "not_checked": 0}
+    assert metrics["base"] == {"heldout_loss": 4.1}
+    assert metrics["2proc"] == {
+        "seconds_per_epoch": 6.4,
+        "tokens_per_second": 9.84375,
+        "speedup": 1.5625,
+        "parallel_efficiency": 0.78125,
+        "heldout_loss": 3.25,
+    }
+
+
+def test_a_withheld_figure_is_null_in_metrics_and_empty_in_tables(tmp_path: Path, withheld_results: Results) -> None:
+    metrics = data_files.metrics_of(withheld_results)
+    assert metrics["gates"]["failed"] == 1
+    assert metrics["2proc"]["speedup"] is metrics["2proc"]["parallel_efficiency"] is None
+    data_files.write_epochs(tmp_path / "epochs.csv", withheld_results)
+    assert [(row["speedup"], row["parallel_efficiency"]) for row in rows_of(tmp_path / "epochs.csv")] == [("", "")] * 2
+
+
+def test_no_name_becomes_a_formula_of_a_spreadsheet(tmp_path: Path, clean_results: Results) -> None:
+    data_files.write_epochs(tmp_path / "epochs.csv", hostile(clean_results))
+    assert rows_of(tmp_path / "epochs.csv")[1]["cell"] == "'=cmd|'/C calc'!A0"
+
+
+def test_a_file_is_replaced_not_written_into(tmp_path: Path) -> None:
+    """DVC's cache may hold the same file under another name."""
+    path, cached = tmp_path / "index.html", tmp_path / "cached"
+    path.write_text("old")
+    cached.hardlink_to(path)
+    cached.chmod(0o444)
+    data_files.write_text(path, "new")
+    assert (path.read_text(), cached.read_text()) == ("new", "old")

@@ -1,0 +1,59 @@
+import pytest
+from markdown_it import MarkdownIt
+
+from tasks.reporting.markdown import escaped, render_markdown
+from tasks.reporting.results import Results
+from tests.tasks.reporting.hostile import NAMES, hostile
+
+ROW = "| 2proc | 2 | 6.40 s | 9.84 | 2.50 | 1.56x | 78 % | 1.50x to 1.67x (2) | 0.28 | 0.3 % |"
+
+
+def test_the_markdown_holds_the_same_figures_as_the_page(clean_results: Results) -> None:
+    text = render_markdown(clean_results)
+    assert ROW in text
+    assert "| 8-16 | 2proc | 2.40 s | 13.3 | 3.33 | 1.67x | 83 % |" in text
+    assert "| 2proc | 3.2500 | 25.8 | -0.8500 | 16 |" in text
+    assert f"**{clean_results.verdict}**" in text
+    assert clean_results.label is not None
+    assert text.index(clean_results.label) < text.index(clean_results.verdict)
+
+
+def test_every_table_has_as_many_cells_in_each_row_as_in_its_head(clean_results: Results) -> None:
+    for results in (clean_results, hostile(clean_results)):
+        tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(render_markdown(results))
+        num_cells: list[int] = []
+        for token in tokens:
+            if token.type == "tr_open":
+                num_cells.append(0)
+            elif token.type in ("th_open", "td_open"):
+                num_cells[-1] += 1
+            elif token.type == "table_close":
+                assert len(set(num_cells)) == 1
+                num_cells = []
+
+
+@pytest.mark.parametrize("text", [*NAMES.values(), "a_b _c_ *d* `e`", "x\n| y |\n# z", "![i](j) <b>", r"\| \\"])
+def test_escaped_text_is_read_back_as_it_was(text: str) -> None:
+    rendered = MarkdownIt("gfm-like", {"linkify": False}).parse(f"| h |\n| --- |\n| {escaped(text)} |")
+    cell = next(token for token in rendered if token.type == "inline" and token.content != "h")
+    assert cell.children is not None
+    assert {child.type for child in cell.children} <= {"text", "text_special"}
+    assert "".join(child.content for child in cell.children) == " ".join(text.split())
+
+
+def test_nothing_hostile_becomes_html_a_link_or_a_mention(clean_results: Results) -> None:
+    text = render_markdown(hostile(clean_results))
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
+    inline = [child for token in tokens for child in token.children or []]
+    assert not [token for token in tokens if token.type == "html_block"]
+    assert not [child for child in inline if child.type == "html_inline"]
+    links = [child.attrs["href"] for child in inline if child.type == "link_open"]
+    assert all(str(link).startswith("charts/") for link in links)
+    outside_code = "".join(child.content for child in inline)
+    assert "@someone" not in outside_code
+
+
+def test_a_withheld_speedup_is_said_to_be_withheld(withheld_results: Results) -> None:
+    text = render_markdown(withheld_results)
+    assert "| 2proc | 2 | 6.40 s | 9.84 | 2.50 | withheld | withheld | withheld | withheld | 0.3 % |" in text
+    assert "Speedup and efficiency are withheld, because 1 gate failed." in text

@@ -1,0 +1,69 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.reporting.collect import collect_results
+from tasks.stage.failure import DataError
+from tests.tasks.reporting.comparison import outputs_of, segment_folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "raw/manifest.json",
+        "machine.json",
+        "slices/0-8/row_ids.npy",
+        "slices/8-16/offsets.npy",
+        "runs/2proc/run.json",
+        "runs/2proc/segments/0-8-epoch-1/segment.json",
+        "runs/2proc/segments/0-8-epoch-1/steps.jsonl",
+        "runs/2proc/segments/0-8-epoch-1/ledger.npz",
+        "evaluation/evaluation.json",
+    ],
+)
+@pytest.mark.parametrize("damage", ["missing", "cut", "empty"])
+def test_a_missing_or_damaged_file_is_named_in_one_line(
+    tmp_path: Path, params: dict[str, Any], name: str, damage: str
+) -> None:
+    path = tmp_path / name
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+    with pytest.raises(DataError) as refused:
+        collect_results(outputs_of(tmp_path, params))
+    assert str(path) in str(refused.value)
+    assert "dvc repro" in str(refused.value)
+
+
+def test_steps_of_all_segments_follow_each_other(tmp_path: Path, params: dict[str, Any]) -> None:
+    run = outputs_of(tmp_path, params).runs["2proc"]
+    assert run.steps.step.tolist() == [1, 2, 3, 4]
+    assert run.steps.loss.tolist() == [4.0, 3.9, 3.8, 3.7]
+
+
+def test_tokens_to_learn_leave_out_the_first_of_each_row_and_what_is_cut(
+    tmp_path: Path, params: dict[str, Any]
+) -> None:
+    part = outputs_of(tmp_path, params).slices["0-8"]
+    assert part.num_labels(128).tolist() == [3, 4, 5, 3, 4, 5, 3, 4]
+    assert part.num_labels(5).tolist() == [3, 4, 4, 3, 4, 4, 3, 4]
+    assert part.num_labels(1).tolist() == [0] * 8
+
+
+def test_a_pickle_in_a_ledger_is_never_opened(tmp_path: Path, params: dict[str, Any]) -> None:
+    import numpy as np
+
+    canary = tmp_path / "canary"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (canary.touch, ())
+
+    bomb = np.array([Bomb()], dtype=object)
+    np.savez(segment_folder(tmp_path, "2proc") / "ledger.npz", rank=bomb, step=bomb, row_id=bomb, num_tokens=bomb)
+    with pytest.raises(DataError, match="ledger"):
+        collect_results(outputs_of(tmp_path, params))
+    assert not canary.exists()

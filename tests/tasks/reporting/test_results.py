@@ -1,0 +1,50 @@
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tasks.reporting.results import SCHEMA_FILE, Results, json_schema, read_results, write_results
+from tasks.stage.failure import DataError
+
+
+def test_the_published_schema_is_that_of_the_model() -> None:
+    assert json.loads(SCHEMA_FILE.read_text()) == json_schema(), "python -m tasks.reporting.results writes it anew"
+
+
+@pytest.mark.parametrize("name", ["clean_results", "withheld_results"])
+def test_results_json_is_valid_by_the_published_schema(
+    tmp_path: Path, request: pytest.FixtureRequest, name: str
+) -> None:
+    path = tmp_path / "results.json"
+    write_results(path, request.getfixturevalue(name))
+    schema = json.loads(SCHEMA_FILE.read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    content = json.loads(path.read_text())
+    validator.validate(content)
+    assert not validator.is_valid(content | {"another": 1})
+    assert not validator.is_valid({key: value for key, value in content.items() if key != "verdict"})
+
+
+def test_results_read_back_are_the_results_written(tmp_path: Path, clean_results: Results) -> None:
+    write_results(tmp_path / "results.json", clean_results)
+    assert read_results(tmp_path / "results.json") == clean_results
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        ("{", "Invalid JSON|not JSON"),
+        ("[]", "top level"),
+        ('{"schema_version": 2}', "schema_version"),
+    ],
+)
+def test_a_file_that_is_no_results_json_is_refused_in_one_line(tmp_path: Path, content: str | None, says: str) -> None:
+    path = tmp_path / "results.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=says) as refused:
+        read_results(path)
+    assert "\n" not in str(refused.value)

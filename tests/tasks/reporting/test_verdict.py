@@ -1,0 +1,92 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.reporting.collect import collect_results
+from tasks.reporting.results import Results
+from tests.tasks.reporting.comparison import (
+    PARAMS,
+    edit_json,
+    edit_segment,
+    outputs_of,
+    write_comparison,
+)
+
+
+def verdict_with(folder: Path, seconds: dict[str, list[float]], params: dict[str, Any] | None = None) -> str:
+    params = write_comparison(folder, seconds=seconds, params=params)
+    edit_json(folder / "machine.json", num_cpus=4)
+    return collect_results(outputs_of(folder, params)).verdict
+
+
+def test_the_verdict_says_how_much_faster_at_what_times_and_with_what_doubt(clean_results: Results) -> None:
+    assert clean_results.verdict == (
+        "2proc trains 1.56x as fast as 1proc (78 % of linear) at equal work: 6.40 s against 10.0 s per epoch; "
+        "all 11 gates passed; one run of each cell (single segments 1.50x to 1.67x), so no interval yet."
+    )
+
+
+def test_a_speedup_below_one_is_called_slower(tmp_path: Path) -> None:
+    verdict = verdict_with(tmp_path, {"1proc": [4.0, 4.0], "2proc": [5.0, 5.0]})
+    assert verdict.startswith(
+        "2proc trains slower than 1proc at equal work (0.80x, 40 % of linear): 10.0 s against 8.00 s"
+    )
+
+
+def test_a_difference_of_a_few_percent_is_called_no_clear_difference(tmp_path: Path) -> None:
+    verdict = verdict_with(tmp_path, {"1proc": [4.0, 4.1], "2proc": [4.0, 4.0]})
+    assert verdict.startswith("No clear difference between 2proc and 1proc at equal work (1.01x, 51 %")
+
+
+def test_several_cells_are_all_answered(tmp_path: Path) -> None:
+    params = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
+    verdict = verdict_with(tmp_path, {"1proc": [6, 6], "2proc": [4, 4], "4proc": [2.5, 2.5]}, params)
+    assert verdict.startswith(
+        "Speed at equal work, as a multiple of 1proc (12.0 s per epoch): 2proc 1.50x (75 % of linear), 4proc 2.40x ("
+    )
+
+
+def test_one_cell_has_no_speedup(tmp_path: Path) -> None:
+    params = PARAMS | {"cells": {"1proc": PARAMS["cells"]["1proc"]}}
+    verdict = verdict_with(tmp_path, {"1proc": [6.0, 4.0]}, params)
+    assert verdict == (
+        "1proc needs 10.0 s per epoch; a speedup needs a second cell to compare with; "
+        "6 of 11 gates passed, 5 not checked."
+    )
+
+
+def test_a_failed_gate_is_the_verdict(withheld_results: Results) -> None:
+    assert withheld_results.verdict == (
+        "Speedup withheld: the gate “Same parameters on all ranks” failed: "
+        "2proc 8-16 epoch 1: 2 different checksums on 2 ranks."
+    )
+
+
+def test_several_failed_gates_are_all_named(tmp_path: Path, params: dict[str, Any]) -> None:
+    edit_segment(tmp_path, "2proc", num_all_reduces=0, data_wait_seconds=2.0)
+    verdict = collect_results(outputs_of(tmp_path, params)).verdict
+    assert verdict == "Speedup withheld: the 2 gates “Gradients were synchronised” and “Not data-bound” failed."
+
+
+def test_the_label_says_what_a_demonstration_does_not_show(clean_results: Results) -> None:
+    assert clean_results.label == (
+        "This built-in demonstration trains a model of 1,000 parameters that starts from random weights on the CPU; "
+        "its texts are docstrings of the installed packages. Its speedup says something about the cores of this "
+        "machine, and nothing about GPUs. Its loss shows that training works, not what a useful model reaches."
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_label_follows_from_the_recorded_facts_not_from_the_name(tmp_path: Path, device: str) -> None:
+    params = write_comparison(tmp_path, device=device)
+    edit_json(tmp_path / "raw" / "manifest.json", kind="hub", label="arXiv abstracts")
+    edit_json(tmp_path / "base_model" / "manifest.json", kind="hub", is_random_weights=False)
+    label = collect_results(outputs_of(tmp_path, params)).label
+    if device == "cuda":
+        assert label is None
+    else:
+        assert label == (
+            "This comparison trains a model of 1,000 parameters on the CPU; its texts are arXiv abstracts. Its speedup "
+            "says something about the cores of this machine, and nothing about GPUs."
+        )

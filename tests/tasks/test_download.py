@@ -1,0 +1,344 @@
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.download import download_model, download_rows
+from tasks.params import Params, load_params
+from tasks.sources import models, row_store
+from tasks.sources.rows import MAX_CHARACTERS
+from tasks.stage.failure import ConfigurationError, DataError
+from training.files import digest_of_file, digest_of_json
+
+TEXTS = [f"Text {number} of the data set, in its own words." for number in range(40)]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def defaults(project: Path) -> dict[str, Any]:
+    return load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
+
+
+def ask(defaults: dict[str, Any], dataset: dict[str, Any] | None = None, **changes: Any) -> Params:
+    """Return the default comparison of rows 0-20 and 20-30, with another data set."""
+    changed = {**defaults, "ranges": ["0-20"], "heldout": "20-30", **changes}
+    if dataset is not None:
+        changed["dataset"] = dataset
+    return Params.model_validate(changed)
+
+
+def jsonl(lines: Iterable[Any], name: str = "rows.jsonl") -> dict[str, str]:
+    Path(name).write_bytes(
+        b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
+    )
+    return {"source": f"path:{name}"}
+
+
+def parquet(columns: dict[str, Any], name: str = "rows.parquet") -> dict[str, str]:
+    pq.write_table(pa.table(columns), name, row_group_size=7)
+    return {"source": f"path:{name}"}
+
+
+def rows_and_manifest(params: Params) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    download_rows(params, Path("data/raw"), source_digest=None)
+    manifest = json.loads(Path("data/raw/manifest.json").read_text())
+    return pq.read_table("data/raw/rows.parquet").to_pylist(), manifest
+
+
+def with_value(value: Any, *, at: int = 7) -> list[Any]:
+    return [*TEXTS[:at], value, *TEXTS[at + 1 :]]
+
+
+def as_lines(texts: list[Any]) -> list[dict[str, Any]]:
+    return [{"text": text} for text in texts]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "parquet of categories", "parquet of large strings"])
+def test_a_local_file_gives_its_rows_in_order_and_no_more_than_are_needed(defaults: dict[str, Any], kind: str) -> None:
+    types = {
+        "parquet of categories": pa.dictionary(pa.int32(), pa.string()),
+        "parquet of large strings": pa.large_string(),
+    }
+    if kind == "jsonl":
+        source = jsonl([{"other": 1, "text": text} for text in TEXTS[:9]] + [b"", b"  "] + as_lines(TEXTS[9:]))
+    else:
+        source = parquet({"other": range(40), "text": pa.array(TEXTS).cast(types.get(kind, pa.string()))})
+    rows, manifest = rows_and_manifest(ask(defaults, source))
+    assert rows == [{"row_id": number, "text": text} for number, text in enumerate(TEXTS[:30])]
+    digest = hashlib.sha256(b"".join(text.encode() + b"\0" for text in TEXTS[:30])).hexdigest()
+    assert (manifest["num_rows"], manifest["digest"], manifest["kind"]) == (30, digest, "path")
+    assert manifest["source_digest"] == digest_of_file(Path(source["source"].removeprefix("path:")))
+    schema = pq.read_schema("data/raw/rows.parquet")
+    assert (schema.names, schema.types) == (["row_id", "text"], [pa.int64(), pa.string()])
+
+
+def test_the_builtin_rows_are_the_corpus_and_name_its_packages(
+    defaults: dict[str, Any], builtin_rows: list[str]
+) -> None:
+    rows, manifest = rows_and_manifest(ask(defaults))
+    assert [row["text"] for row in rows] == builtin_rows[:30]
+    assert manifest["label"] == "docstrings of the installed packages (built-in)"
+    assert {"torch", "numpy"} <= set(manifest["packages"])
+
+
+BAD_TEXTS = [
+    (None, "1 row is null, the first is row 7"),
+    ("", "1 row is empty or white space, the first is row 7"),
+    (" \n\t\u00a0", "1 row is empty or white space, the first is row 7"),
+    ("a\0b", "1 row is text with a NUL character, the first is row 7"),
+    ("x" * (MAX_CHARACTERS + 1), "1 row is longer than 1000000 characters, the first is row 7"),
+]
+
+
+@pytest.mark.parametrize(("value", "said"), BAD_TEXTS, ids=[said for _, said in BAD_TEXTS])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_row_that_cannot_be_trained_on_is_refused_by_its_number(
+    defaults: dict[str, Any], kind: str, value: Any, said: str
+) -> None:
+    texts = with_value(value)
+    source = jsonl(as_lines(texts)) if kind == "jsonl" else parquet({"text": texts})
+    with pytest.raises(DataError, match=said) as caught:
+        rows_and_manifest(ask(defaults, source))
+    assert str(caught.value).startswith(f"dataset.source {source['source']}: column 'text': ")
+    assert not Path("data/raw").exists()
+
+
+def test_every_bad_row_is_counted_and_rows_that_no_range_names_are_not(defaults: dict[str, Any]) -> None:
+    texts = with_value(None, at=29)
+    texts[3] = texts[11] = texts[35] = " "
+    with pytest.raises(
+        DataError, match=r"2 rows are empty or white space, the first is row 3; 1 row is null, .* row 29"
+    ):
+        rows_and_manifest(ask(defaults, jsonl(as_lines(texts))))
+    good = [*as_lines(TEXTS[:30]), {"text": None}, b"{", b"\xff"]
+    assert len(rows_and_manifest(ask(defaults, jsonl(good)))[0]) == 30
+
+
+BAD_LINES = [
+    (b'{"text": "\xff"}', r"line 8, byte 10 is not UTF-8"),
+    (b'{"text": "cut', r"line 8 is not valid JSON"),
+    (b'["text"]', r"line 8 holds list; allowed: one JSON object a line"),
+    (b"[" * 100_000, r"line 8 is not valid JSON"),
+    (b'{"body": "x", "title": "y"}', r"line 8 has no column 'text'; the columns there are: body, title; set"),
+    (b'{"text": 5}', r"column 'text': row 7 is int; allowed: text"),
+    (b'{"text": ["a"]}', r"row 7 is list; allowed: text"),
+    (b'{"text": "a\\ud800b"}', r"1 row is text with a lone surrogate, .* the first is row 7"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), BAD_LINES, ids=[said for _, said in BAD_LINES])
+def test_a_bad_line_of_a_jsonl_file_is_refused_by_its_number(defaults: dict[str, Any], line: bytes, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        rows_and_manifest(ask(defaults, jsonl([*as_lines(TEXTS[:7]), line, *as_lines(TEXTS[8:])])))
+
+
+def test_a_parquet_file_without_the_column_names_those_it_has(defaults: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"no column 'text'; the columns there are: body, id; set dataset.text_column"):
+        rows_and_manifest(ask(defaults, parquet({"id": range(40), "body": TEXTS})))
+    rows, _ = rows_and_manifest(ask(defaults, {"source": "path:rows.parquet", "text_column": "body"}))
+    assert rows[0]["text"] == TEXTS[0]
+
+
+@pytest.mark.parametrize("values", [list(range(40)), [1.5] * 40, [b"bytes"] * 40, [["a"]] * 40])
+def test_a_parquet_column_that_holds_no_strings_is_refused(defaults: dict[str, Any], values: list[Any]) -> None:
+    with pytest.raises(DataError, match=r"column 'text' holds .*; allowed: strings"):
+        rows_and_manifest(ask(defaults, parquet({"text": values})))
+
+
+def test_a_parquet_string_that_is_not_utf8_is_refused_by_its_row(defaults: dict[str, Any]) -> None:
+    raw = pa.array([text.encode() for text in with_value("x")], pa.binary()).to_pylist()
+    raw[7] = b"\xff\xfe"
+    unchecked = pa.Array.from_buffers(pa.string(), 40, pa.array(raw, pa.binary()).buffers())
+    with pytest.raises(DataError, match="row 7 is not UTF-8"):
+        rows_and_manifest(ask(defaults, parquet({"text": unchecked})))
+
+
+@pytest.mark.parametrize("content", [b"", b"text\nhello\n", b"PAR1" + b"\0" * 100 + b"PAR1"])
+def test_a_file_that_is_no_parquet_is_refused(defaults: dict[str, Any], content: bytes) -> None:
+    Path("rows.parquet").write_bytes(content)
+    with pytest.raises(DataError, match="no readable parquet file"):
+        rows_and_manifest(ask(defaults, {"source": "path:rows.parquet"}))
+
+
+@pytest.mark.parametrize("count", [0, 1, 29])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_too_few_rows_name_the_number_needed_and_the_number_there(
+    defaults: dict[str, Any], kind: str, count: int
+) -> None:
+    texts = TEXTS[:count]
+    source = jsonl(as_lines(texts)) if kind == "jsonl" else parquet({"text": pa.array(texts, pa.string())})
+    with pytest.raises(
+        ConfigurationError, match=rf"need 30 rows, and {source['source']} has {count}; allowed: 0-{count}"
+    ):
+        rows_and_manifest(ask(defaults, source))
+
+
+def test_repeated_texts_are_kept_and_counted(defaults: dict[str, Any]) -> None:
+    texts = list(TEXTS)
+    texts[4] = texts[9] = TEXTS[2]
+    texts[22] = TEXTS[2]  # a held-out row that is trained on
+    rows, manifest = rows_and_manifest(ask(defaults, jsonl(as_lines(texts))))
+    assert [row["text"] for row in rows] == texts[:30]
+    assert (manifest["num_duplicate_rows"], manifest["num_heldout_rows_seen"]) == (3, 1)
+
+
+def test_rows_that_have_arrived_are_not_read_again_and_fewer_are_an_exact_prefix(
+    defaults: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = []
+    texts_of = row_store.texts_of
+    monkeypatch.setattr(row_store, "texts_of", lambda *args, **named: read.append(1) or texts_of(*args, **named))
+    first, _ = rows_and_manifest(ask(defaults))
+    shutil.rmtree("data")
+    with caplog.at_level(logging.INFO):
+        fewer, manifest = rows_and_manifest(ask(defaults, heldout="20-25"))
+    assert "reused the 30 rows" in caplog.text
+    assert (len(read), fewer, manifest["num_rows"]) == (1, first[:25], 25)
+    more, _ = rows_and_manifest(ask(defaults, heldout="20-35"))
+    assert (len(read), more[:30]) == (2, first)
+
+
+def test_a_damaged_store_is_read_anew_and_a_failed_question_loses_nothing(defaults: dict[str, Any]) -> None:
+    source = jsonl(as_lines(TEXTS))
+    first, _ = rows_and_manifest(ask(defaults, source))
+    with pytest.raises(ConfigurationError):
+        rows_and_manifest(ask(defaults, source, heldout="20-90"))
+    assert pq.read_table("data/raw/rows.parquet").num_rows == 30
+    (stored,) = Path(".work/download/rows").glob("*/rows.parquet")
+    assert pq.read_table(stored).num_rows == 30
+    stored.write_bytes(stored.read_bytes()[:-5])
+    assert rows_and_manifest(ask(defaults, source))[0] == first
+
+
+def test_a_local_file_that_changes_gives_its_new_rows(defaults: dict[str, Any]) -> None:
+    rows_and_manifest(ask(defaults, jsonl(as_lines(TEXTS))))
+    rows, _ = rows_and_manifest(ask(defaults, jsonl(as_lines(TEXTS[::-1]))))
+    assert rows[0]["text"] == TEXTS[-1]
+    with pytest.raises(DataError, match="changed since this run began; run again"):
+        download_rows(ask(defaults, jsonl(as_lines(TEXTS))), Path("data/raw"), source_digest="0" * 64)
+
+
+def local_model(defaults: dict[str, Any], location: Path) -> Params:
+    return ask(defaults, model={"source": f"path:{location}", "name": "local"})
+
+
+@pytest.fixture
+def model(folder: Path, tiny_qwen2: Path) -> Path:
+    """A copy of the built-in model as a folder of the user's."""
+    return Path(shutil.copytree(tiny_qwen2, folder / "model", ignore=shutil.ignore_patterns("manifest.json")))
+
+
+def test_a_local_model_arrives_without_pickles_and_code_and_with_facts(defaults: dict[str, Any], model: Path) -> None:
+    for name in ("pytorch_model.bin", "modeling.py", "training_args.pt", "notes.txt", "optimizer.safetensors"):
+        (model / name).write_bytes(b"not wanted")
+    download_model(local_model(defaults, model), Path("data/base_model"))
+    arrived = {file.name for file in Path("data/base_model").iterdir()}
+    taken = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert arrived == taken | {"manifest.json"}
+    manifest = json.loads(Path("data/base_model/manifest.json").read_text())
+    assert manifest["files"] == {name: digest_of_file(model / name) for name in sorted(taken)}
+    assert manifest["digest"] == digest_of_json(manifest["files"])
+    facts = [manifest[key] for key in ("kind", "model_type", "num_parameters", "is_random_weights", "commit")]
+    assert facts == ["path", "qwen2", 1_001_600, False, None]
+    # The user's own files are not tied to outputs that DVC makes read-only.
+    assert {file.stat().st_nlink for file in model.iterdir()} == {1}
+    assert {file.stat().st_nlink for file in Path("data/base_model").iterdir()} == {2}
+
+
+def test_the_builtin_model_says_that_its_weights_are_random_and_is_made_once(
+    defaults: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models.tiny_model, "NUM_TOKENIZER_ROWS", 300)
+    download_model(ask(defaults), Path("data/base_model"))
+    manifest = json.loads(Path("data/base_model/manifest.json").read_text())
+    assert manifest["is_random_weights"] is True
+    assert manifest["label"] == "tiny-qwen2: Qwen2 architecture with random weights, 1.0 M parameters (built-in)"
+    shutil.rmtree("data")
+    monkeypatch.setattr(models, "_fill", lambda *_: pytest.fail("made again"))
+    download_model(ask(defaults), Path("data/base_model"))
+    assert json.loads(Path("data/base_model/manifest.json").read_text()) == manifest
+
+
+def test_a_model_with_pickled_weights_alone_is_refused(defaults: dict[str, Any], model: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(
+        DataError, match=r"only pytorch_model.bin, and pickled weights are refused; save the model with"
+    ):
+        download_model(local_model(defaults, model), Path("data/base_model"))
+
+
+def test_a_tokenizer_that_does_not_fit_the_embedding_is_refused(defaults: dict[str, Any], model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 2_000}))
+    with pytest.raises(DataError, match=r"token '.*' has id 2047, and the model's embedding has 2000 rows"):
+        download_model(local_model(defaults, model), Path("data/base_model"))
+    # A longer embedding is the habit of many models, Qwen2 among them.
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 2_100}))
+    download_model(local_model(defaults, model), Path("data/base_model"))
+
+
+BROKEN = [
+    ("model.safetensors", b"\xff" * 7 + b"\x3f" + b"{}", "model.safetensors: cannot be used"),
+    ("model.safetensors", b"", "model.safetensors: cannot be used"),
+    ("config.json", b"{", "config.json: cannot be used"),
+    ("config.json", b'{"model_type": "no_such_model"}', "config.json: cannot be used"),
+    ("config.json", b"[" * 11_000_000, "config.json: cannot be used"),
+    ("config.json", b'{"model_type": "resnet"}', "config.json: cannot be used"),
+    ("tokenizer.json", b"{}", "tokenizer: cannot be used"),
+    ("model.safetensors.index.json", b'{"weight_map": {"a": "model-2.safetensors"}}', "model-2.safetensors is missing"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "said"), BROKEN, ids=[f"{name} {said}" for name, _, said in BROKEN])
+def test_a_broken_model_file_is_refused_by_name(
+    defaults: dict[str, Any], model: Path, name: str, content: bytes, said: str
+) -> None:
+    (model / name).write_bytes(content)
+    with pytest.raises(DataError, match=said) as caught:
+        download_model(local_model(defaults, model), Path("data/base_model"))
+    assert len(str(caught.value)) < 700
+    assert not Path("data/base_model").exists()
+
+
+def test_the_code_of_a_model_folder_is_never_run(defaults: dict[str, Any], model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}}
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "own.py").write_text("open('canary', 'w')\n")
+    with pytest.raises(DataError, match=r"config\.json: cannot be used"):
+        download_model(local_model(defaults, model), Path("data/base_model"))
+    assert not list(Path().rglob("canary"))
+
+
+def test_the_stage_ends_with_exit_code_3_and_one_line(project: Path, defaults: dict[str, Any], model: Path) -> None:
+    dataset = jsonl(as_lines(with_value("a\0b")))
+    params = {**defaults, "dataset": dataset, "ranges": ["0-20"], "heldout": "20-30"}
+    params["model"] = {"source": "path:model", "name": "local"}
+    Path("params.yaml").write_text(json.dumps(params))  # JSON is YAML
+    Path("sources.json").write_text('{"model": null, "dataset": null}')
+    ended = subprocess.run(
+        [sys.executable, "-m", "tasks.download", "--sources=sources.json", "--raw=raw", "--base-model=base_model"],
+        env={**os.environ, "PYTHONPATH": str(project)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 3
+    assert ended.stderr.startswith("download: dataset.source path:rows.jsonl: column 'text': 1 row is text with a NUL")
+    assert len(ended.stderr.splitlines()) == 1

@@ -1,0 +1,208 @@
+import itertools
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.evaluate import Rows, Subject, batches_of, evaluate, perplexity, rows_to_continue
+from tests.tiny import make_slice, make_tiny_model
+from tests.tracked_run import PARAMS
+from training.files import digest_of_file, digest_of_json, write_json
+
+VOCAB_SIZE = 128
+SEQ_LEN = PARAMS["train"]["seq_len"]
+CELLS = ("1proc", "2proc")
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer whose token i is the word `wi`, and enter it into the folder's manifest."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCAB_SIZE)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["files"]["tokenizer.json"] = digest_of_file(folder / "tokenizer.json")
+    write_json(folder / "manifest.json", {**manifest, "digest": digest_of_json(manifest["files"])})
+
+
+def _write_run(folder: Path, weights: dict[str, Any]) -> Path:
+    """Write a finished cell, as far as the evaluation reads it; return its last checkpoint."""
+    segment = folder / "segments" / "80-160-epoch-1"
+    segment.mkdir(parents=True)
+    checkpoint = segment / "tiny_80-160-epoch-1.pt"
+    torch.save(weights, checkpoint)
+    write_json(segment / "receipt.json", {"files": {checkpoint.name: {"sha256": digest_of_file(checkpoint)}}})
+    write_json(folder / "run.json", {"final_checkpoint": str(checkpoint.relative_to(folder))})
+    return checkpoint
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project folder in which two cells of different weights wait for their evaluation."""
+    folder = tmp_path_factory.mktemp("comparison")
+    (folder / "params.yaml").write_text(json.dumps(PARAMS))
+    data = folder / "data"
+    make_tiny_model(data / "base_model", vocab_size=VOCAB_SIZE, tied=False)
+    _write_tokenizer(data / "base_model")
+    make_slice(data / "slices" / "160-190", num_rows=30, vocab_size=VOCAB_SIZE, max_len=60, first_row=160)
+    write_json(data / "slices" / "manifest.json", {"vocab_size": VOCAB_SIZE, "eos_token_id": VOCAB_SIZE - 1})
+    write_json(data / "code.json", {"digest": "this code"})
+    for seed, cell in enumerate(CELLS, start=1):
+        other = make_tiny_model(folder / f"other-{seed}", vocab_size=VOCAB_SIZE, seed=seed, tied=False)
+        _write_run(data / "runs" / cell, _model(other).state_dict())
+    return folder
+
+
+def _model(folder: Path) -> Any:
+    from transformers import Qwen2ForCausalLM
+
+    return Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def _rows(comparison: Path) -> Rows:
+    return Rows(
+        folder=comparison / "data" / "slices" / "160-190",
+        seq_len=SEQ_LEN,
+        vocab_size=VOCAB_SIZE,
+        eos_token_id=VOCAB_SIZE - 1,
+        base_model=comparison / "data" / "base_model",
+        workload="causal_lm",
+    )
+
+
+def _run_stage(folder: Path, project: Path) -> subprocess.CompletedProcess[str]:
+    arguments = "--slices data/slices --base-model data/base_model --runs data/runs --code data/code.json"
+    return subprocess.run(
+        [sys.executable, "-m", "tasks.evaluate", *arguments.split(), "--evaluation", "data/evaluation"],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(project)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def _copy(comparison: Path, target: Path) -> Path:
+    shutil.copytree(comparison, target)
+    return target
+
+
+def test_loss_is_that_of_plain_torch_row_by_row(comparison: Path) -> None:
+    rows = _rows(comparison)
+    found = evaluate(Subject(name="base", checkpoint=None, weights_digest=""), rows)
+    tokens, offsets = (np.load(rows.folder / f"{name}.npy") for name in ("tokens", "offsets"))
+    model = _model(rows.base_model)
+    total, count = 0.0, 0
+    for start, end in itertools.pairwise(offsets):
+        row = torch.from_numpy(tokens[start:end][:SEQ_LEN].astype(np.int64))
+        with torch.no_grad():
+            chances = model(row[None]).logits[0].log_softmax(-1)
+        for position in range(len(row) - 1):
+            total -= float(chances[position, row[position + 1]])
+            count += 1
+    assert found["num_tokens"] == count
+    assert found["loss"] == pytest.approx(total / count, rel=1e-6)
+    assert found["perplexity"] == math.exp(found["loss"])
+
+
+def test_tokens_are_counted_exactly_once(comparison: Path) -> None:
+    rows = _rows(comparison)
+    lengths = np.diff(np.load(rows.folder / "offsets.npy"))
+    assert lengths.max() > SEQ_LEN
+    found = evaluate(Subject(name="base", checkpoint=None, weights_digest=""), rows)
+    assert found["num_tokens"] == sum(min(int(length), SEQ_LEN) - 1 for length in lengths)
+
+
+def test_the_same_prompts_are_continued_greedily_by_every_model(comparison: Path) -> None:
+    rows = _rows(comparison)
+    checkpoint = next((comparison / "data" / "runs" / "1proc").rglob("*.pt"))
+    base = evaluate(Subject(name="base", checkpoint=None, weights_digest=""), rows)["samples"]
+    cell = evaluate(Subject(name="1proc", checkpoint=checkpoint, weights_digest=""), rows)["samples"]
+    assert len(base) == 3
+    assert [(one["row_id"], one["prompt"]) for one in base] == [(one["row_id"], one["prompt"]) for one in cell]
+    assert [one["continuation"] for one in base] != [one["continuation"] for one in cell]
+    model = _model(rows.base_model)
+    ids = [int(word[1:]) for word in base[0]["prompt"].split()]
+    written = []
+    for _ in range(40):
+        with torch.no_grad():
+            written.append(int(model(torch.tensor([ids + written])).logits[0, -1].argmax()))
+        if written[-1] == VOCAB_SIZE - 1:
+            break
+    assert base[0]["continuation"].split() == [f"w{index}" for index in written]
+
+
+def test_every_row_is_in_exactly_one_batch_and_no_batch_is_larger_than_asked() -> None:
+    lengths = np.random.default_rng(0).integers(1, 100, size=200)
+    batches = batches_of(lengths, max_tokens=256)
+    assert sorted(row for batch in batches for row in batch) == list(range(200))
+    assert max(len(batch) * lengths[batch].max() for batch in batches) <= 256
+    assert len(batches) < 200
+    assert batches_of(np.array([500, 3]), max_tokens=256) == [[0], [1]]
+
+
+def test_samples_are_the_first_rows_long_enough_else_shorter_prompts() -> None:
+    assert rows_to_continue(np.array([10, 100, 60, 1, 50, 44])) == [(1, 24), (2, 24), (4, 24)]
+    assert rows_to_continue(np.array([10, 1, 100])) == [(2, 24), (0, 5)]
+
+
+def test_a_perplexity_too_large_for_a_number_is_none() -> None:
+    assert perplexity(1000.0) is None
+
+
+@pytest.mark.slow
+def test_a_second_run_evaluates_nothing_and_what_is_reused_belongs_to_the_weights(
+    comparison: Path, project: Path, tmp_path: Path
+) -> None:
+    folder = _copy(comparison, tmp_path / "project")
+    first = _run_stage(folder, project)
+    assert first.returncode == 0, first.stderr
+    written = (folder / "data" / "evaluation" / "evaluation.json").read_bytes()
+    evaluation = json.loads(written)
+    assert list(evaluation["models"]) == ["base", *CELLS]
+    assert len({model["loss"] for model in evaluation["models"].values()}) == 3
+    assert {len(sample["continuations"]) for sample in evaluation["samples"]} == {3}
+    assert evaluation["models"]["2proc"]["checkpoint"] == "segments/80-160-epoch-1/tiny_80-160-epoch-1.pt"
+    # Were a model loaded, the broken import would say so.
+    shutil.rmtree(folder / "data" / "evaluation")
+    (folder / "torch.py").write_text("raise ImportError('torch was imported')")
+    second = _run_stage(folder, project)
+    assert second.returncode == 0, second.stderr
+    assert (folder / "data" / "evaluation" / "evaluation.json").read_bytes() == written
+    (folder / "torch.py").unlink()
+    shutil.rmtree(folder / "data" / "runs" / "2proc")
+    _write_run(folder / "data" / "runs" / "2proc", _model(folder / "other-1").state_dict())
+    third = _run_stage(folder, project)
+    assert third.stderr.count("evaluated before") == 3, third.stderr
+    models = json.loads((folder / "data" / "evaluation" / "evaluation.json").read_bytes())["models"]
+    assert models["2proc"]["loss"] == models["1proc"]["loss"]
+
+
+@pytest.mark.parametrize(
+    "damage", ["missing", "cut", "not trained", pytest.param("other shape", marks=pytest.mark.slow)]
+)
+def test_a_missing_or_broken_checkpoint_ends_in_one_line_with_exit_code_3(
+    comparison: Path, project: Path, tmp_path: Path, damage: str
+) -> None:
+    folder = _copy(comparison, tmp_path / "project")
+    run = folder / "data" / "runs" / "2proc"
+    checkpoint = next(run.rglob("*.pt"))
+    if damage == "missing":
+        checkpoint.unlink()
+    elif damage == "cut":
+        checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    elif damage == "not trained":
+        shutil.rmtree(run)
+    else:
+        shutil.rmtree(run)
+        _write_run(run, {"lm_head.weight": torch.zeros(2, 2)})
+    done = _run_stage(folder, project)
+    assert done.returncode == 3, done.stderr
+    assert "2proc" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not (folder / "data" / "evaluation").exists()

@@ -1,0 +1,94 @@
+"""What decides numbers, and what does not."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.fingerprint import digest_of_code, digest_of_source, machine_facts
+
+SOURCE = '''\
+"""Says something."""
+
+import math
+
+
+class Circle:
+    """A circle."""
+
+    def area(self, radius: float) -> float:
+        """Return the area."""
+        # Archimedes
+        return math.pi * radius**2
+'''
+
+HARMLESS = {
+    "a comment": ("# Archimedes", "# Euclid, rather"),
+    "a docstring": ('"""Return the area."""', '"""Return the area; units squared."""'),
+    "a docstring removed": ('    """A circle."""\n', ""),
+    "the module's docstring": ('"""Says something."""\n', ""),
+    "layout": ("return math.pi * radius**2", "return (\n            math.pi\n            * radius ** 2\n        )"),
+}
+REAL = {
+    "a constant": ("radius**2", "radius**3"),
+    "an operator": ("math.pi *", "math.pi /"),
+    "a name": ("def area", "def surface"),
+    "a string that is used": ("return math", 'print("x")\n        return math'),
+    "a default": ("radius: float", "radius: float = 1.0"),
+}
+
+
+def _digest(folder: Path, text: str) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "shape.py").write_text(text)
+    return digest_of_code(folder)
+
+
+@pytest.mark.parametrize("case", HARMLESS)
+def test_what_only_people_read_does_not_change_the_digest(case: str, tmp_path: Path) -> None:
+    old, new = HARMLESS[case]
+    assert old in SOURCE
+    assert _digest(tmp_path / "a", SOURCE) == _digest(tmp_path / "b", SOURCE.replace(old, new))
+
+
+@pytest.mark.parametrize("case", REAL)
+def test_what_the_machine_does_otherwise_changes_the_digest(case: str, tmp_path: Path) -> None:
+    old, new = REAL[case]
+    assert old in SOURCE
+    assert _digest(tmp_path / "a", SOURCE) != _digest(tmp_path / "b", SOURCE.replace(old, new))
+
+
+def test_a_new_or_renamed_file_changes_the_digest(tmp_path: Path) -> None:
+    before = _digest(tmp_path / "a", SOURCE)
+    (tmp_path / "a" / "shape.py").rename(tmp_path / "a" / "form.py")
+    assert digest_of_code(tmp_path / "a") != before
+
+
+def test_the_machine_is_described_without_importing_torch() -> None:
+    code = "import sys; from tasks.fingerprint import machine_facts; machine_facts(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_machine_digest_is_stable_and_covers_every_fact() -> None:
+    first, second = machine_facts(), machine_facts()
+    assert first == second
+    assert first["num_cpus"] >= 1
+    assert {"python", "torch", "transformers", "numpy"} <= set(first["versions"])
+    assert json.dumps(first)
+
+
+def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert machine_facts()["num_gpus"] == 0
+
+
+def test_a_changed_byte_in_a_local_source_is_seen(tmp_path: Path) -> None:
+    assert digest_of_source(tmp_path / "none") is None
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    before = digest_of_source(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text("{ }")
+    assert digest_of_source(tmp_path / "model") != before

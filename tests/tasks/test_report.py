@@ -1,0 +1,117 @@
+"""The stage as a whole: all files, what is withheld in all of them, and rendering anew."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.report import make_report, write_report
+from tasks.reporting.results import read_results
+from tests.tasks.reporting.comparison import arguments_of, edit_segment, outputs_of, write_comparison
+
+FILES = ["index.html", "report.md", "results.json", "metrics.json", "epochs.csv", "losses.csv"]
+CHARTS = ["average_epoch_time", "loss_curves", "parallel_efficiency", "speedup", "time_per_epoch"]
+
+# Speedup, efficiency, serial fraction and speedups of segments, as printed and as stored.
+FIGURES = ["1.56x", "1.5625", "78 %", "0.78125", "1.50x", "1.67x", "75 %", "83 %", "1.666666", "0.28"]
+
+
+def run_stage(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    project = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tasks.report", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def what_is_read(path: Path) -> str:
+    """Return the file without the coordinates of drawn lines, which are digits of all kinds."""
+    return re.sub(r' (d|points|transform|x|y|viewBox)="[^"]*"', "", path.read_text())
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_stage_writes_every_file_and_prints_the_verdict(tmp_path: Path) -> None:
+    write_comparison(tmp_path)
+    done = run_stage(tmp_path, *arguments_of(tmp_path), "--reports", "reports")
+    assert done.returncode == 0, done.stderr
+    reports = tmp_path / "reports"
+    assert [str(path.relative_to(reports)) for path in files_in(reports)] == sorted(
+        [*FILES, *(f"charts/{name}.svg" for name in CHARTS)]
+    )
+    results = read_results(reports / "results.json")
+    assert done.stdout.splitlines() == [results.label, results.verdict, "reports/index.html"]
+    assert results.verdict.startswith("2proc trains 1.56x as fast as 1proc")
+
+
+def test_rendering_anew_needs_results_json_alone_and_gives_the_same_bytes(tmp_path: Path) -> None:
+    make_report(outputs_of(tmp_path, write_comparison(tmp_path)), tmp_path / "first")
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "results.json").write_bytes((tmp_path / "first" / "results.json").read_bytes())
+    (alone / "charts").mkdir()
+    (alone / "charts" / "of-an-older-version.svg").write_text("<svg/>")
+    done = run_stage(alone, "--from-results", "results.json", "--reports", ".")
+    assert done.returncode == 0, done.stderr
+    rendered = [path for path in files_in(alone) if path.name != "results.json"]
+    assert len(rendered) == 2 + len(CHARTS)
+    for path in rendered:
+        assert path.read_bytes() == (tmp_path / "first" / path.relative_to(alone)).read_bytes(), path.name
+
+
+def test_the_figures_are_in_the_outputs_of_a_clean_comparison(tmp_path: Path) -> None:
+    make_report(outputs_of(tmp_path, write_comparison(tmp_path)), tmp_path / "reports")
+    everything = "".join(what_is_read(path) for path in files_in(tmp_path / "reports"))
+    assert [figure for figure in FIGURES if figure not in everything] == []
+
+
+def test_a_failed_gate_leaves_the_figures_in_no_output(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    edit_segment(tmp_path, "2proc", data_wait_seconds=1.0)
+    make_report(outputs_of(tmp_path, params), tmp_path / "reports")
+    for path in files_in(tmp_path / "reports"):
+        found = [figure for figure in FIGURES if figure in what_is_read(path)]
+        assert found == [], (path.name, found)
+    content = json.loads((tmp_path / "reports" / "results.json").read_text())
+    assert content["verdict"] == (
+        "Speedup withheld: the gate “Not data-bound” failed: 2proc waited for data in 15.8 % of its step time, at most "
+        "5 % allowed."
+    )
+
+
+def test_a_report_over_an_older_one_leaves_nothing_of_it(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    make_report(outputs_of(tmp_path, params), tmp_path / "reports")
+    edit_segment(tmp_path, "2proc", data_wait_seconds=1.0)
+    make_report(outputs_of(tmp_path, params), tmp_path / "reports")
+    for path in files_in(tmp_path / "reports"):
+        assert "1.56x" not in what_is_read(path), path.name
+
+
+def test_missing_arguments_and_files_end_in_one_line(tmp_path: Path) -> None:
+    done = run_stage(tmp_path, "--reports", "reports", "--raw", "x")
+    assert done.returncode == 2
+    assert "missing --base-model, --slices, --runs, --evaluation, --machine" in done.stderr
+    done = run_stage(tmp_path, "--from-results", "nowhere.json", "--reports", "reports")
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert "nowhere.json: No such file or directory" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "reports").exists()
+
+
+@pytest.mark.parametrize("module", ["torch", "transformers", "mlflow", "prefect", "pandas"])
+def test_rendering_imports_nothing_heavy(module: str) -> None:
+    code = f"import sys, tasks.report; sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
+
+
+def test_write_report_can_be_called_twice(tmp_path: Path) -> None:
+    results = make_report(outputs_of(tmp_path, write_comparison(tmp_path)), tmp_path / "reports")
+    before = {path: path.read_bytes() for path in files_in(tmp_path / "reports")}
+    write_report(results, tmp_path / "reports")
+    assert {path: path.read_bytes() for path in files_in(tmp_path / "reports")} == before

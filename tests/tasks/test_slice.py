@@ -1,0 +1,258 @@
+import json
+import logging
+import lzma
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer
+
+from tasks import slice as slicing
+from tasks.params import Params, RowRange, load_params
+from tasks.stage.failure import ConfigurationError, DataError
+from tasks.stage.kept import MANIFEST
+from training.files import digest_of_file, digest_of_json, write_json
+
+SPECIAL = "Before <|endoftext|> after, and <|im_end|> as well."
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def texts(builtin_rows: list[str]) -> list[str]:
+    """Rows of many kinds: real ones, a short one, other scripts, and one that names special tokens."""
+    return [*builtin_rows[:45], "a", "Größe 日本語 \U0001f600", SPECIAL, *builtin_rows[45:60]]
+
+
+def write_rows(texts: list[str]) -> Path:
+    file = Path("data/raw/rows.parquet")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"row_id": range(len(texts)), "text": texts}), file, row_group_size=13)
+    return file
+
+
+def run_stage(
+    monkeypatch: pytest.MonkeyPatch, project: Path, base_model: Path, *ranges: str, heldout: str, **changes: Any
+) -> Any:
+    """Run the stage on these ranges and return its manifest."""
+    params = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
+    Path("params.yaml").write_text(
+        json.dumps({**params, "ranges": ranges, "heldout": heldout, **changes})
+    )  # JSON is YAML
+    command = f"slice --raw data/raw --base-model {base_model} --slices data/slices"
+    monkeypatch.setattr(sys, "argv", command.split())
+    slicing._main()
+    return json.loads(Path("data/slices/manifest.json").read_text())
+
+
+def rows_of(part: str) -> dict[int, list[int]]:
+    """Return row id -> tokens, read as a training process reads them."""
+    folder = Path("data/slices") / part
+    tokens = np.load(folder / "tokens.npy", mmap_mode="r")
+    offsets = np.load(folder / "offsets.npy", mmap_mode="r")
+    row_ids = np.load(folder / "row_ids.npy", mmap_mode="r")
+    assert (tokens.dtype, offsets.dtype, row_ids.dtype) == (np.int32, np.int64, np.int64)
+    assert (tokens.ndim, len(offsets), offsets[0], offsets[-1]) == (1, len(row_ids) + 1, 0, len(tokens))
+    return {int(row): tokens[offsets[index] : offsets[index + 1]].tolist() for index, row in enumerate(row_ids)}
+
+
+def test_every_row_is_its_tokens_and_one_end_of_text_under_its_own_id(
+    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
+) -> None:
+    write_rows(texts)
+    manifest = run_stage(monkeypatch, project, tiny_qwen2, "0-20", "20-41", heldout="41-60")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
+    by_hand = [
+        [*tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids, tokenizer.eos_token_id]
+        for text in texts
+    ]
+    for part, start, end in (("0-20", 0, 20), ("20-41", 20, 41), ("41-60", 41, 60)):
+        rows = rows_of(part)
+        assert rows == {row: by_hand[row] for row in range(start, end)}
+        assert manifest["slices"][part]["num_rows"] == end - start
+        assert manifest["slices"][part]["num_tokens"] == sum(len(by_hand[row]) for row in range(start, end))
+        assert all(tokenizer.decode(tokens[:-1]) == texts[row] for row, tokens in rows.items())
+    assert list(manifest["slices"]) == ["0-20", "20-41", "41-60"]
+    assert (manifest["heldout"], manifest["workload"], manifest["vocab_size"]) == ("41-60", "causal_lm", 2048)
+    assert manifest["eos_token_id"] == tokenizer.eos_token_id
+
+
+def test_special_tokens_in_a_text_stay_text(
+    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
+) -> None:
+    write_rows(texts)
+    run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="41-60")
+    end_of_text = AutoTokenizer.from_pretrained(tiny_qwen2).eos_token_id
+    (row,) = [row for row, text in enumerate(texts) if text == SPECIAL]
+    assert {tokens.count(end_of_text) for tokens in rows_of("41-60").values()} == {1}
+    assert rows_of("41-60")[row][-1] == end_of_text
+
+
+def test_a_manifest_holds_the_hashes_of_its_files(
+    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
+) -> None:
+    write_rows(texts)
+    whole = run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="41-60")
+    for part in ("0-20", "41-60"):
+        folder = Path("data/slices") / part
+        manifest = json.loads((folder / MANIFEST).read_text())
+        assert manifest["files"] == {name: digest_of_file(folder / name) for name in manifest["files"]}
+        assert {file.name for file in folder.iterdir()} == {*manifest["files"], MANIFEST}
+        assert manifest["digest"] == digest_of_json(manifest["files"]) == whole["slices"][part]["digest"]
+        assert manifest["range"] == part
+
+
+def test_one_more_range_tokenises_only_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+    project: Path,
+    tiny_qwen2: Path,
+    texts: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write_rows(texts[:50])
+    before = run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="40-50")
+    shutil.rmtree("data/slices")  # as DVC does before it runs a stage
+    write_rows([*texts[:25], "a row between the slices changed", *texts[26:]])
+    with caplog.at_level(logging.INFO):
+        after = run_stage(monkeypatch, project, tiny_qwen2, "0-20", "50-60", heldout="40-50")
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("slice ")]
+    assert [line.split(",")[0] for line in lines] == [
+        "slice 0-20: reused",
+        "slice 50-60: tokenised 10 rows",
+        "slice 40-50: reused",
+    ]
+    assert after["slices"]["0-20"] == before["slices"]["0-20"]
+    assert after["slices"]["40-50"] == before["slices"]["40-50"]
+
+
+def test_a_changed_row_and_a_damaged_file_are_tokenised_again(
+    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
+) -> None:
+    write_rows(texts)
+    before = run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="40-50")
+    rows = rows_of("0-20")
+    for stored in Path(".work/slices").glob("*/tokens.npy"):
+        stored.write_bytes(stored.read_bytes()[:-4])
+    assert run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="40-50") == before
+    assert rows_of("0-20") == rows
+    write_rows([texts[0], "another row", *texts[2:]])
+    after = run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="40-50")
+    assert after["slices"]["0-20"]["digest"] != before["slices"]["0-20"]["digest"]
+    assert after["slices"]["40-50"] == before["slices"]["40-50"]
+
+
+def test_a_slice_that_fails_leaves_the_finished_ones_kept(
+    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
+) -> None:
+    write_rows(texts)
+    tokenise = slicing._tokenise
+    monkeypatch.setattr(slicing, "_tokenise", lambda part, *rest: 1 / 0 if part.start == 20 else tokenise(part, *rest))
+    with pytest.raises(ZeroDivisionError):
+        run_stage(monkeypatch, project, tiny_qwen2, "0-20", "20-40", heldout="40-50")
+    assert [folder.suffix for folder in sorted(Path(".work/slices").iterdir(), key=lambda path: path.suffix)] == [
+        "",
+        ".partial",
+    ]
+    monkeypatch.setattr(slicing, "_tokenise", tokenise)
+    run_stage(monkeypatch, project, tiny_qwen2, "0-20", "20-40", heldout="40-50")
+    assert list(Path(".work/slices").glob("*.partial")) == []
+
+
+@pytest.mark.parametrize(
+    ("ranges", "heldout", "said"),
+    [
+        (["0-20", "10-30"], "40-50", "10-30 overlaps 0-20; allowed: slices without a common row"),
+        (["0-20", "20-41"], "40-50", "40-50 overlaps 20-41"),
+        (["0-20", "20-61"], "70-80", "20-61 ends beyond the 60 rows of builtin:docstrings; allowed: 0-60"),
+        (["0-20"], "59-61", "59-61 ends beyond the 60 rows"),
+    ],
+)
+def test_slices_that_overlap_or_end_beyond_the_rows_are_refused(
+    project: Path, ranges: list[str], heldout: str, said: str
+) -> None:
+    def parsed(text: str) -> RowRange:
+        start, end = map(int, text.split("-"))
+        return RowRange(start=start, end=end)
+
+    valid: Params = load_params(project / "presets" / "embedded.yaml")
+    # Past the schema, which refuses most of these itself.
+    params = valid.model_copy(update={"ranges": [parsed(part) for part in ranges], "heldout": parsed(heldout)})
+    with pytest.raises(ConfigurationError, match=said):
+        slicing.check_extent(params, 60)
+
+
+def test_an_id_beyond_the_embedding_is_refused_with_its_row(tiny_qwen2: Path, folder: Path, texts: list[str]) -> None:
+    model = Path(shutil.copytree(tiny_qwen2, folder / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
+    tokenizer = slicing.load_tokenizer(model)
+    assert len(tokenizer.rows(["a"], first_row=5)[0]) == 2
+    with pytest.raises(DataError, match=r"row 6: the tokenizer gives id \d+, and the model's embedding has 300 rows"):
+        tokenizer.rows(["a", texts[0]], first_row=5)
+
+
+def test_a_tokenizer_that_turns_text_into_special_tokens_is_refused(tiny_qwen2: Path) -> None:
+    tokenizer = slicing.load_tokenizer(tiny_qwen2)
+    tokenizer.backend.encode_special_tokens = False
+    with pytest.raises(DataError, match="row 3: the tokenizer turns part of the text into a special token"):
+        tokenizer.rows([SPECIAL], first_row=3)
+
+
+def test_a_tokenizer_without_an_end_of_text_token_is_refused(tiny_qwen2: Path, folder: Path) -> None:
+    model = Path(shutil.copytree(tiny_qwen2, folder / "model"))
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": None}))
+    with pytest.raises(DataError, match="names no eos_token"):
+        slicing.load_tokenizer(model)
+
+
+@pytest.fixture
+def qwen2(folder: Path, real_data: Path) -> Path:
+    """A model folder with the real Qwen2 tokenizer and config, and no weights."""
+    model = folder / "qwen2"
+    model.mkdir()
+    (model / "tokenizer.json").write_bytes(lzma.decompress((real_data / "qwen2-tokenizer.json.xz").read_bytes()))
+    shutil.copy(real_data / "qwen2-tokenizer_config.json", model / "tokenizer_config.json")
+    shutil.copy(real_data / "configs/Qwen2-0.5B-Instruct/config.json", model)
+    write_json(model / MANIFEST, {"files": {file.name: digest_of_file(file) for file in model.iterdir()}})
+    return model
+
+
+def test_the_real_qwen2_tokenizer_leaves_special_tokens_in_a_text_as_text(qwen2: Path) -> None:
+    tokenizer = slicing.load_tokenizer(qwen2)
+    assert [row.tolist() for row in tokenizer.rows(["Hello world", "<|im_end|>"], first_row=0)] == [
+        [9707, 1879, 151645],
+        [27, 91, 318, 6213, 91, 29, 151645],
+    ]
+
+
+@pytest.mark.slow
+def test_the_classic_ranges_of_real_abstracts_have_the_known_number_of_tokens(
+    monkeypatch: pytest.MonkeyPatch, project: Path, real_data: Path, qwen2: Path
+) -> None:
+    table = pq.read_table(real_data / "arxiv_abstracts.parquet", columns=["text"])
+    texts = table.column("text").to_pylist()
+    write_rows(texts)
+    classic = ["0-5000", "5000-15000", "15000-25000"]
+    dataset = {"source": f"path:{real_data}/arxiv_abstracts.parquet"}
+    manifest = run_stage(monkeypatch, project, qwen2, *classic, heldout="25000-26000", dataset=dataset)
+    counts = {part: (facts["num_rows"], facts["num_tokens"]) for part, facts in manifest["slices"].items()}
+    assert [rows for rows, _ in counts.values()] == [5_000, 10_000, 10_000, 1_000]
+    # The data set's README counts 4,604,294 tokens; every row has its end of text besides.
+    assert sum(tokens for _, tokens in counts.values()) == 4_604_294 + 26_000
+    assert manifest["vocab_size"] == 151_936
+    rows = rows_of("5000-15000")
+    assert list(rows) == list(range(5_000, 15_000))
+    tokenizer = AutoTokenizer.from_pretrained(qwen2)
+    for row in (5_000, 9_999, 14_999):
+        assert rows[row] == [*tokenizer(texts[row]).input_ids, 151_645]

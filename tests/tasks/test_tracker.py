@@ -1,0 +1,141 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.params import Params
+from tasks.services.follower import attempt_within, one_line
+from tasks.services.tracked import (
+    describe_comparison,
+    final_figures,
+    flattened,
+    point_of_step,
+    points_of_segment,
+    tracking_uri,
+    without_secrets,
+)
+from tests.tracked_run import (
+    NUM_STEPS,
+    cell_facts,
+    report_results,
+    step_event,
+    tracked_params,
+    write_comparison,
+)
+
+
+@pytest.fixture
+def params() -> Params:
+    return tracked_params()
+
+
+def _digest(params: Params, data: Path, **run: str) -> str:
+    facts = {**cell_facts(params.baseline, params), **run}
+    return describe_comparison(params, facts, slices=data / "slices", machine=data / "machine.json").digest
+
+
+def test_importing_the_tracker_imports_no_mlflow(project: Path) -> None:
+    code = "import sys, tasks.services.tracker, tasks.services.tracker_ui; print('mlflow' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
+
+
+def test_identity_ignores_where_it_is_tracked_and_published_and_its_description(params: Params, tmp_path: Path) -> None:
+    write_comparison(tmp_path, params)
+    upload = params.upload.model_copy(update={"repo_id": "me/model"})
+    tracking = params.tracking.model_copy(update={"uri": "http://elsewhere"})
+    other = params.model_copy(update={"description": "other words", "upload": upload, "tracking": tracking})
+    assert _digest(other, tmp_path) == _digest(params, tmp_path)
+
+
+def test_identity_changes_with_params_code_model_machine_and_data(params: Params, tmp_path: Path) -> None:
+    write_comparison(tmp_path, params)
+    digests = {_digest(params, tmp_path)}
+    digests.add(_digest(params, tmp_path, code_digest="other code"))
+    digests.add(_digest(params, tmp_path, base_model_digest="other model"))
+    digests.add(_digest(params.model_copy(update={"train": params.train.model_copy(update={"seed": 7})}), tmp_path))
+    machine = json.loads((tmp_path / "machine.json").read_bytes())
+    (tmp_path / "machine.json").write_text(json.dumps({**machine, "digest": "other machine"}))
+    digests.add(_digest(params, tmp_path))
+    manifest = (tmp_path / "slices" / "manifest.json").read_text()
+    (tmp_path / "slices" / "manifest.json").write_text(manifest.replace("data of 0-80", "other data"))
+    digests.add(_digest(params, tmp_path))
+    assert len(digests) == 6
+
+
+def test_params_become_one_level_of_text_below_the_limit_of_mlflow() -> None:
+    value = {"a": {"b": True, "c": None}, "ranges": ["0-8", "8-9"], "gpus": [{"name": "T4"}], "text": "x" * 7000}
+    flat = flattened(value)
+    assert {key: flat[key] for key in ("a.b", "a.c", "ranges", "gpus.0.name")} == {
+        "a.b": "true",
+        "a.c": "null",
+        "ranges": "0-8, 8-9",
+        "gpus.0.name": "T4",
+    }
+    assert len(flat["text"]) == 6000
+
+
+def test_tokens_per_second_of_a_step_is_its_tokens_over_its_seconds() -> None:
+    assert point_of_step(step_event(4), timestamp_ms=1).values["tokens_per_second"] == 104 / 0.5
+
+
+def test_a_value_that_a_step_has_not_is_absent() -> None:
+    assert "grad_norm" not in point_of_step(step_event(3), timestamp_ms=1).values
+    assert "grad_norm" in point_of_step(step_event(2), timestamp_ms=1).values
+
+
+def test_replayed_times_are_the_start_of_the_segment_plus_the_seconds_of_its_steps(
+    params: Params, tmp_path: Path
+) -> None:
+    write_comparison(tmp_path, params)
+    points, epoch = points_of_segment(tmp_path / "runs" / "1proc" / "segments" / "0-80-epoch-1")
+    start = 1_772_366_400_000  # 2026-03-01T12:00:00Z
+    assert [point.timestamp_ms - start for point in points] == [500 * step for step in range(1, NUM_STEPS + 1)]
+    assert (epoch.step, epoch.values["epoch/train_seconds"]) == (NUM_STEPS, 2.5)
+    assert "epoch/peak_memory_gib" not in epoch.values
+
+
+def test_a_withheld_speedup_is_no_figure(params: Params) -> None:
+    assert final_figures(report_results(params, speedup=1.5))["2proc"]["final/speedup"] == 1.5
+    withheld = final_figures(report_results(params, speedup=None))
+    assert not [key for figures in withheld.values() for key in figures if "speedup" in key]
+    assert withheld["2proc"] == {
+        "final/seconds_per_epoch": 12.5,
+        "final/tokens_per_second": 2000.0,
+        "final/heldout_loss": 3.25,
+        "final/heldout_perplexity": 25.75,
+    }
+    assert withheld[None] == {"final/base_heldout_loss": 3.25, "final/base_heldout_perplexity": 25.75}
+
+
+def test_params_yaml_then_the_environment_then_a_file_here_say_where_runs_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert tracking_uri(tracked_params()) == f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://from-environment")
+    assert tracking_uri(tracked_params()) == "http://from-environment"
+    assert tracking_uri(tracked_params(uri="http://from-params")) == "http://from-params"
+
+
+def test_no_secret_reaches_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "canary-password")
+    token = "hf_" + "Canary0" * 5
+    text = f"API request to https://me:canary-url@host/api?token=canary-query failed: {token} canary-password"
+    assert "canary" not in without_secrets(text).lower()
+    assert without_secrets("https://me:pw@host/api?x=1 failed") == "https://***@host/api failed"
+    assert "canary" not in one_line(ValueError(text)).lower()
+    assert "canary" not in os.environ.get("MLFLOW_TRACKING_URI", "")
+
+
+def test_a_call_that_does_not_end_is_left_alone_after_its_bound() -> None:
+    import threading
+
+    never = threading.Event()
+    assert attempt_within(0.05, never.wait) == (None, "no answer within 0 seconds")
+    never.set()
+    assert attempt_within(5, lambda: 7) == (7, None)

@@ -1,0 +1,101 @@
+"""What a segment's content depends on, and what it does not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tasks.params import Params
+from tasks.stage.failure import ExitCode, ResourceError
+from tasks.train import choose_device, segments_of
+
+SLICES = {part: {"digest": f"digest of {part}", "num_rows": 20} for part in ("0-20", "20-40", "40-60", "60-80")}
+FACTS = {"base_model": "b", "code": "c", "machine": "m"}
+
+
+def _params(project: Path, **changes: Any) -> Params:
+    raw = YAML(typ="safe", pure=True).load(project / "params.yaml")
+    raw |= {"ranges": ["0-20", "20-40"], "heldout": "100-120"}
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        raw[section] = raw[section] | {name: value} if name else value
+    return Params.model_validate(raw)
+
+
+def _fingerprints(params: Params, cell: str = "2proc", **facts: str) -> list[str]:
+    return [part["fingerprint"] for part in segments_of(cell, params, slices=SLICES, **{**FACTS, **facts})]
+
+
+def test_segments_come_range_by_range_and_epoch_by_epoch_with_their_steps(project: Path) -> None:
+    segments = segments_of("1proc", _params(project, train__epochs=2), slices=SLICES, **FACTS)
+    assert [(part["range"], part["epoch"]) for part in segments] == [
+        ("0-20", 1),
+        ("0-20", 2),
+        ("20-40", 1),
+        ("20-40", 2),
+    ]
+    assert [part["num_steps"] for part in segments] == [2, 2, 2, 2]  # 20 rows, 16 per step
+    assert len({part["fingerprint"] for part in segments}) == 4
+
+
+def test_one_more_range_leaves_the_earlier_segments_what_they_were(project: Path) -> None:
+    before = _fingerprints(_params(project))
+    assert _fingerprints(_params(project, ranges=["0-20", "20-40", "40-60"]))[:2] == before
+
+
+def test_one_more_epoch_of_one_range_leaves_the_first_what_it_was(project: Path) -> None:
+    before = _fingerprints(_params(project, ranges=["0-20"]))
+    assert _fingerprints(_params(project, ranges=["0-20"], train__epochs=2))[:1] == before
+
+
+@pytest.mark.parametrize(
+    "harmless", [{"train__log_every_steps": 7}, {"train__checkpoint_every_steps": 3}, {"name": "x"}]
+)
+def test_when_it_logs_or_saves_or_what_it_is_called_is_not_content(harmless: dict[str, Any], project: Path) -> None:
+    assert _fingerprints(_params(project, **harmless)) == _fingerprints(_params(project))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train__learning_rate": 0.001},
+        {"train__global_batch_size": 8},
+        {"train__micro_batch_size": 2},
+        {"train__seed": 2},
+        {"train__precision": "bf16"},
+        {"train__seq_len": 64},
+        {"train__schedule": "cosine"},
+        {"train__max_grad_norm": 0.5},
+        {"train__weight_decay": 0.1},
+        {"train__warmup_steps": 3},
+        {"train__threads_per_rank": 2},
+    ],
+)
+def test_whatever_decides_numbers_or_times_is_content(change: dict[str, Any], project: Path) -> None:
+    assert not set(_fingerprints(_params(project, **change))) & set(_fingerprints(_params(project)))
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_another_base_model_code_or_machine_is_another_segment(fact: str, project: Path) -> None:
+    params = _params(project)
+    assert not set(_fingerprints(params, **{fact: "other"})) & set(_fingerprints(params))
+
+
+def test_a_changed_first_range_changes_all_that_follow_it(project: Path) -> None:
+    before = _fingerprints(_params(project))
+    after = _fingerprints(_params(project, ranges=["60-80", "20-40"]))
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
+def test_more_ranks_than_gpus_are_refused_with_the_remedy_unless_asked_for(project: Path) -> None:
+    machine = {"num_gpus": 1, "num_cpus": 8}
+    params = _params(project)
+    assert choose_device("1proc", params, machine) == "cuda"
+    with pytest.raises(ResourceError, match=r"cells\.2proc\.world_size=2 .* 1 GPUs .*oversubscribe: true") as caught:
+        choose_device("2proc", params, machine)
+    assert caught.value.exit_code == ExitCode.RESOURCES
+    shared = _params(project, cells__2proc={"strategy": "ddp", "world_size": 2, "oversubscribe": True})
+    assert choose_device("2proc", shared, machine) == "cuda"
+    assert choose_device("2proc", params, {"num_gpus": 0, "num_cpus": 2}) == "cpu"

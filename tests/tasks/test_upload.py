@@ -1,0 +1,202 @@
+"""What the stage `upload` stages, and what it refuses; publishing is in tests/integration/test_hub_upload.py."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tasks import upload
+from tasks.params import load_params
+from tasks.reporting.model_card import card_text
+from tasks.services.manifest import git_hash
+from tasks.stage.failure import DataError
+from tests.finished_comparison import SPEEDUP, make_finished_comparison, make_results, read_json
+from training.files import digest_of_file
+
+FINAL = "data/runs/2proc/segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"
+ARGUMENTS = [
+    "--base-model=data/base_model",
+    "--runs=data/runs",
+    "--reports=reports",
+    "--staged=reports/hub",
+    "--receipt=data/upload.json",
+]
+CANARY = "hf_canaryCanaryCanaryCanaryCanary99"
+
+
+@pytest.fixture
+def comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_finished_comparison(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def run(*more: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["upload", *ARGUMENTS, *more])
+        upload._main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def sources() -> upload.Sources:
+    return upload.Sources(base_model=Path("data/base_model"), runs=Path("data/runs"), reports=Path("reports"))
+
+
+def test_staged_model_loads_and_equals_the_last_cells_final_checkpoint(comparison: Path, run_stage) -> None:
+    said = run_stage()
+    assert "nothing published; 12 files" in said
+    assert "staged in reports/hub" in said
+    staged = comparison / "reports/hub"
+    model = AutoModelForCausalLM.from_pretrained(staged)
+    wanted = torch.load(comparison / FINAL, weights_only=True)
+    found = model.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert model.config.use_cache
+    assert AutoTokenizer.from_pretrained(staged).encode("a b") == [1, 2]
+    assert read_json(comparison / "data/upload.json")["status"] == "staged"
+
+
+def test_every_staged_file_is_in_the_manifest_with_its_size_and_hash(comparison: Path, run_stage) -> None:
+    run_stage()
+    staged = comparison / "reports/hub"
+    files = {str(file.relative_to(staged)): file for file in staged.rglob("*") if file.is_file()}
+    manifest = read_json(staged / "manifest.json")
+    assert set(manifest["files"]) == set(files) - {"manifest.json"}
+    assert {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "checkpoints/tiny_qwen2_0-8-epoch-1.pt",
+        "checkpoints/tiny_qwen2_8-16-epoch-1.pt",
+        "report/index.html",
+        "report/report.md",
+        "report/results.json",
+    } <= set(files)
+    for path, facts in manifest["files"].items():
+        assert facts == {"sha256": digest_of_file(files[path]), "num_bytes": files[path].stat().st_size}
+    assert os.path.samefile(comparison / FINAL, files["checkpoints/tiny_qwen2_8-16-epoch-1.pt"])
+
+
+def test_staging_again_gives_the_same_bytes_and_leaves_the_sources_alone(comparison: Path) -> None:
+    before = {file: digest_of_file(file) for file in comparison.rglob("*") if file.is_file()}
+    params = load_params()
+    first = upload.stage_publication(params, sources(), comparison / "reports/hub")
+    second = upload.stage_publication(params, sources(), comparison / "reports/hub")
+    assert first == second
+    assert before == {file: digest_of_file(file) for file in before}
+
+
+def test_dry_run_lists_files_and_sizes_and_leaves_nothing(comparison: Path, run_stage) -> None:
+    said = run_stage("--dry-run")
+    size = (comparison / FINAL).stat().st_size
+    assert f"{size:,}  checkpoints/tiny_qwen2_8-16-epoch-1.pt" in said
+    assert "dry run: 12 files" in said
+    assert sorted(path.name for path in (comparison / "reports").iterdir()) == [
+        "charts",
+        "index.html",
+        "report.md",
+        "results.json",
+    ]
+    assert not (comparison / "data/upload.json").exists()
+
+
+def test_the_last_trained_cell_of_params_is_published(comparison: Path) -> None:
+    params = load_params()
+    assert upload.published_cell(params, Path("data/runs")) == "2proc"
+    (comparison / "data/runs/2proc/run.json").unlink()
+    assert upload.published_cell(params, Path("data/runs")) == "1proc"
+    (comparison / "data/runs/1proc/run.json").unlink()
+    with pytest.raises(DataError, match="no finished run of the cells 1proc, 2proc"):
+        upload.published_cell(params, Path("data/runs"))
+
+
+def test_a_checkpoint_that_is_not_what_its_receipt_says_is_refused(comparison: Path) -> None:
+    with (comparison / "data/runs/2proc/segments/0-8-epoch-1/tiny_qwen2_0-8-epoch-1.pt").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(DataError, match=r"checkpoints/tiny_qwen2_0-8-epoch-1\.pt: sha256 .* is not .* of its receipt"):
+        upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
+
+
+def test_a_checkpoint_of_another_model_is_refused_in_one_line(comparison: Path) -> None:
+    torch.save({"other.weight": torch.zeros(2)}, comparison / FINAL)
+    with pytest.raises(DataError, match="differences from the model"):
+        upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
+
+
+def test_card_names_data_gates_verdict_and_evaluation_in_its_metadata(comparison: Path) -> None:
+    upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
+    card = (comparison / "reports/hub/README.md").read_text(encoding="utf-8")
+    _, head, body = card.split("---\n", 2)
+    metadata = yaml.safe_load(head)
+    result = metadata["model-index"][0]["results"][0]
+    assert metadata["library_name"] == "transformers"
+    assert "base_model" not in metadata  # the built-in model has no id on the Hub
+    assert result["dataset"]["name"] == "docstrings, held-out rows 16-20"
+    assert {found["type"]: found["value"] for found in result["metrics"]} == {"loss": 3.25, "perplexity": 32.5}
+    assert "A demonstration on two CPU processes." in body
+    assert "**Verdict.** 2 processes are 1.23x faster." in body
+    assert "| equal tokens | ✓ passed | 512 tokens in each |" in body
+    assert f"| 2proc | 2 | 2.00 | 248 | {SPEEDUP:.2f} | 62% |" in body
+    assert "`builtin:tiny-qwen2`: random weights" in body
+
+
+def test_card_of_hub_sources_links_base_model_and_data_set(comparison: Path) -> None:
+    text = (comparison / "reports/results.json").read_text(encoding="utf-8")
+    text = text.replace("builtin:tiny-qwen2", "hub:owner/base").replace("builtin:docstrings", "hub:owner/rows")
+    (comparison / "reports/results.json").write_text(text, encoding="utf-8")
+    upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
+    head = (comparison / "reports/hub/README.md").read_text(encoding="utf-8").split("---\n", 2)[1]
+    assert yaml.safe_load(head)["base_model"] == "owner/base"
+    assert yaml.safe_load(head)["datasets"] == ["owner/rows"]
+
+
+def test_card_without_speedup_where_it_is_withheld() -> None:
+    card = card_text(make_results(is_withheld=True), cell="2proc", repo_id=None)
+    assert "The speedup is withheld: unequal tokens." in card
+    assert "| equal tokens | ✗ failed | 1proc 512 \\| 2proc 480 |" in card
+    assert "parallel efficiency" not in card
+    assert "## Speedup" not in card
+    assert "seconds per epoch" not in card
+
+
+def test_repo_without_token_ends_with_exit_code_2_in_one_line_before_anything_is_staged(comparison: Path) -> None:
+    text = (comparison / "params.yaml").read_text(encoding="utf-8").replace("null", "owner/tiny")
+    (comparison / "params.yaml").write_text(text, encoding="utf-8")
+    environment = {**os.environ, "HF_TOKEN": "", "HF_HOME": str(comparison / "cache")}
+    command = [sys.executable, "-X", "importtime", "-m", "tasks.upload", *ARGUMENTS]
+    environment["PYTHONPATH"] = str(Path(upload.__file__).parents[1])
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("import time:")]
+    assert ended.returncode == 2
+    assert len(lines) == 1
+    assert "owner/tiny, but there is no token; set HF_TOKEN or run `hf auth login`" in lines[0]
+    assert not any(line.endswith((" torch", " transformers")) for line in ended.stderr.splitlines())
+    assert not (comparison / "reports/hub").exists()
+    assert not (comparison / "data/upload.json").exists()
+
+
+def test_a_token_on_the_command_line_is_refused_without_repeating_it(comparison: Path) -> None:
+    command = [sys.executable, "-m", "tasks.upload", *ARGUMENTS, "--token", CANARY]
+    environment = {**os.environ, "PYTHONPATH": str(Path(upload.__file__).parents[1])}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert CANARY not in ended.stdout + ended.stderr
+    assert "HF_TOKEN only" in ended.stderr
+
+
+def test_git_hash_is_gits(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"what is up, doc?")
+    assert git_hash(file) == "bd9dbf5aae1a3862dd1526723246b20206e5fc37"  # Pro Git, "Git Objects"

@@ -1,0 +1,151 @@
+"""The smallest real model and slices that training can be tested with; no tokenizer, no network."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.files import digest_of_file, digest_of_json, write_json
+
+
+def make_tiny_model(
+    folder: Path,
+    *,
+    vocab_size: int = 128,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    seed: int = 0,
+    dropout: float = 0.0,
+    tied: bool = True,
+) -> Path:
+    """Write a Qwen2-architecture model with seeded random weights in the layout of data/base_model; return it."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=hidden_size * 2,
+        max_position_embeddings=512,
+        attention_dropout=dropout,
+        tie_word_embeddings=tied,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    model.save_pretrained(folder)
+    files = {path.name: digest_of_file(path) for path in sorted(folder.iterdir())}
+    write_json(
+        folder / "manifest.json",
+        {
+            "source": "tests",
+            "kind": "builtin",
+            "revision": None,
+            "commit": None,
+            "label": "random weights for tests",
+            "num_parameters": sum(part.numel() for part in model.parameters()),
+            "model_type": "qwen2",
+            "is_random_weights": True,
+            "digest": digest_of_json(files),
+            "files": files,
+        },
+    )
+    return folder
+
+
+def make_slice(
+    folder: Path,
+    *,
+    num_rows: int = 40,
+    vocab_size: int = 128,
+    min_len: int = 1,
+    max_len: int = 40,
+    first_row: int = 0,
+    seed: int = 0,
+) -> Path:
+    """Write rows of random tokens and ragged lengths in the layout of data/slices/<start>-<end>; return the folder.
+
+    Tokens follow one another by a fixed rule with some noise, so that there is something to learn. Token
+    `vocab_size - 1` ends every row and stands nowhere else.
+    """
+    random = np.random.default_rng(seed)
+    lengths = random.integers(min_len, max_len + 1, size=num_rows)
+    rows = []
+    for length in lengths:
+        tokens = np.cumsum(random.choice([1, 1, 1, 5], size=length)) % (vocab_size - 1)
+        tokens[-1] = vocab_size - 1
+        rows.append(tokens)
+    return write_slice(folder, rows, first_row=first_row)
+
+
+def write_slice(folder: Path, rows: list[Any], *, first_row: int = 0) -> Path:
+    """Write these rows of tokens as a slice; return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    offsets = np.cumsum([0, *(len(row) for row in rows)]).astype(np.int64)
+    arrays = {
+        "tokens": np.concatenate([np.asarray(row, dtype=np.int32) for row in rows]),
+        "offsets": offsets,
+        "row_ids": np.arange(first_row, first_row + len(rows), dtype=np.int64),
+    }
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    files = {f"{name}.npy": digest_of_file(folder / f"{name}.npy") for name in sorted(arrays)}
+    facts = {
+        "range": f"{first_row}-{first_row + len(rows)}",
+        "num_rows": len(rows),
+        "num_tokens": int(offsets[-1]),
+        "digest": digest_of_json(files),
+        "files": files,
+    }
+    write_json(folder / "manifest.json", facts)
+    return folder
+
+
+def make_config(
+    work_dir: Path, model_dir: Path, slices: list[Path], *, epochs: int = 1, **changes: Any
+) -> dict[str, Any]:
+    """Return the JSON that a training process is told, for slices trained in this order; `changes` replace values.
+
+    The fingerprints depend on what a segment's content depends on, and on the segment before, as in the real stage.
+    """
+    config: dict[str, Any] = {
+        "cell": "1proc",
+        "strategy": "single",
+        "world_size": 1,
+        "workload": "causal_lm",
+        "device": "cpu",
+        "oversubscribe": False,
+        "model_dir": str(model_dir),
+        "model_name": "tiny",
+        "work_dir": str(work_dir),
+        "global_batch_size": 8,
+        "micro_batch_size": 2,
+        "learning_rate": 2e-3,
+        "schedule": "linear",
+        "warmup_steps": 2,
+        "weight_decay": 0.01,
+        "max_grad_norm": 1.0,
+        "precision": "fp32",
+        "seq_len": 32,
+        "seed": 1,
+        "threads_per_rank": 1,
+        "log_every_steps": 1,
+        "checkpoint_every_steps": 0,
+        **changes,
+    }
+    not_content = {"work_dir", "log_every_steps", "checkpoint_every_steps"}
+    content = {key: value for key, value in config.items() if key not in not_content}
+    segments = []
+    previous = ""
+    for folder in slices:
+        facts = json.loads((folder / "manifest.json").read_bytes())
+        for epoch in range(1, epochs + 1):
+            previous = digest_of_json([content, facts["digest"], facts["range"], epoch, previous])
+            segments.append(
+                {"range": facts["range"], "epoch": epoch, "slice_dir": str(folder), "fingerprint": previous}
+            )
+    return {**config, "segments": segments}

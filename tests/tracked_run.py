@@ -1,0 +1,143 @@
+"""A small finished comparison on disk, as the earlier stages leave it: what a tracker is fed from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tasks.params import Params
+
+NUM_STEPS = 5
+"""Steps of each of the two segments."""
+
+
+PARAMS: dict[str, Any] = {
+    "name": "small",
+    "description": "A small comparison for tests.",
+    "model": {"source": "builtin:tiny-qwen2", "name": "tiny"},
+    "dataset": {"source": "builtin:docstrings"},
+    "ranges": ["0-80", "80-160"],
+    "heldout": "160-190",
+    "workload": "causal_lm",
+    "train": {
+        "epochs": 1,
+        "global_batch_size": 16,
+        "micro_batch_size": 4,
+        "learning_rate": 2e-3,
+        "seq_len": 24,
+    },
+    "cells": {"1proc": {"strategy": "single", "world_size": 1}, "2proc": {"strategy": "ddp", "world_size": 2}},
+}
+"""A params.yaml."""
+
+
+def tracked_params(**tracking: str) -> Params:
+    """Return a comparison of two cells, tracked where `uri` says."""
+    return Params.model_validate({**PARAMS, "tracking": tracking})
+
+
+def write_comparison(data: Path, params: Params) -> None:
+    """Write slices/manifest.json, machine.json and runs/<cell>/ of every cell: two segments of NUM_STEPS steps."""
+    parts = [*map(str, params.ranges), str(params.heldout)]
+    write(data / "slices" / "manifest.json", {"slices": {part: {"digest": f"data of {part}"} for part in parts}})
+    write(
+        data / "machine.json",
+        {
+            "digest": "this machine",
+            "gpus": [],
+            "num_cpus": 2,
+            "cpu": "a cpu",
+            "versions": {"torch": "2.15", "cuda": None},
+        },
+    )
+    for cell in params.cells:
+        write_run(data / "runs" / cell, params)
+
+
+def cell_facts(cell: str, params: Params) -> dict[str, Any]:
+    """Return the beginning of run.json, as it is known before the training."""
+    return {
+        "cell": cell,
+        "world_size": params.cells[cell].world_size,
+        "device": "cpu",
+        "base_model_digest": "the base model",
+        "code_digest": "this code",
+        "machine_digest": "this machine",
+    }
+
+
+def write_run(folder: Path, params: Params) -> None:
+    """Write one cell's run.json and its segments."""
+    segments = []
+    for index, part in enumerate(params.ranges):
+        name = f"segments/{part}-epoch-1"
+        events = [step_event(index * NUM_STEPS + offset) for offset in range(1, NUM_STEPS + 1)]
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "steps.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        facts = {
+            "range": str(part),
+            "epoch": 1,
+            "first_step": events[0]["step"],
+            "last_step": events[-1]["step"],
+            "num_tokens": sum(event["num_tokens"] for event in events),
+            "train_seconds": sum(event["seconds"] for event in events),
+            "loss": 3.5 - index,
+            "peak_memory_gib": None,
+            "started_at": f"2026-03-0{index + 1}T12:00:00+00:00",
+        }
+        write(folder / name / "segment.json", facts)
+        segments.append({**facts, "folder": name})
+    write(folder / "run.json", {**cell_facts(folder.name, params), "segments": segments, "final_checkpoint": "x.pt"})
+
+
+def step_event(step: int) -> dict[str, Any]:
+    """Return a line of steps.jsonl; the third step has no gradient norm, as where the fp16 scaler skips one."""
+    return {
+        "event": "step",
+        "step": step,
+        "loss": 4.0 - step / 10,
+        "num_tokens": 100 + step,
+        "learning_rate": 0.001 * step,
+        "grad_norm": None if step == 3 else 1.0 / step,
+        "seconds": 0.5,
+        "data_wait_seconds": 0.01,
+    }
+
+
+def report_results(params: Params, *, speedup: float | None) -> dict[str, Any]:
+    """Return what results.json says, as far as a tracker reads it."""
+    cells = [
+        {
+            "cell": cell,
+            "world_size": spread.world_size,
+            "seconds_per_epoch": 12.5,
+            "peak_memory_gib": None,
+            "whole": {"tokens_per_second": 1000.0 * spread.world_size, "speedup": speedup, "num_steps": 10},
+        }
+        for cell, spread in params.cells.items()
+    ]
+    models = [{"model": model, "loss": 3.25, "perplexity": 25.75} for model in ("base", *params.cells)]
+    verdict = "passed" if speedup is not None else "failed"
+    gates = [
+        {
+            "name": "Same rows, same work",
+            "question": "same?",
+            "verdict": verdict,
+            "compared": "1,600 rows and 1,600 rows",
+        }
+    ]
+    return {"cells": cells, "quality": {"models": models}, "gates": gates}
+
+
+def write_report(folder: Path, results: dict[str, Any]) -> None:
+    """Write the files of a report, and two that are not for the tracker: DVC's .gitignore and a checkpoint in hub/."""
+    write(folder / "results.json", results)
+    (folder / "index.html").write_text("<p>report</p>")
+    for name in ("charts/speedup.svg", "hub/model.safetensors", ".gitignore"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+
+
+def write(path: Path, value: Any) -> None:
+    """Write the value as JSON, with the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))

@@ -1,0 +1,184 @@
+"""One optimizer step, by hand and by strategy."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.tiny import make_config, make_tiny_model
+from tests.training.conftest import parsed, weights_at_end
+from training.data import open_slice
+from training.distributed import Ranks
+from training.plan import micro_batches_for, plan_segment
+from training.schedule import learning_rate_at
+from training.strategies import Strategy
+
+
+def _build(config: dict[str, Any], folder: Path, ranks: Ranks) -> Strategy:
+    settings = parsed(config, folder)
+    workload: Any = importlib.import_module("training.workloads.causal_lm")
+    strategies: Any = importlib.import_module(f"training.strategies.{settings.strategy}")
+    model = workload.load_model(settings.model_dir)
+    strategy: Strategy = strategies.build(model, workload, settings, ranks)
+    return strategy
+
+
+def _first_micro_batches(config: dict[str, Any], slice_dir: Path) -> tuple[list[Any], int]:
+    source = open_slice(slice_dir)
+    plan = plan_segment(
+        source.lengths(config["seq_len"]), seed=config["seed"], epoch=1, rows="0-45",
+        global_batch_size=config["global_batch_size"], micro_batch_size=config["micro_batch_size"],
+    )  # fmt: skip
+    step = plan.step(1)
+    parts = micro_batches_for(source, step, rank=0, world_size=1, seq_len=config["seq_len"], seed=(1, 1))
+    return list(parts), step.num_tokens
+
+
+def test_trained_weights_equal_a_training_by_hand_row_by_row(
+    tiny_model: Path, slices: list[Path], tmp_path: Path, train_here: Callable[..., Any]
+) -> None:
+    config = make_config(tmp_path / "work", tiny_model, slices[:1])
+    events = train_here(config)
+
+    from training.workloads.causal_lm import load_model
+
+    model, source = load_model(tiny_model), open_slice(slices[0])
+    order = plan_segment(
+        source.lengths(32), seed=1, epoch=1, rows="0-45", global_batch_size=8, micro_batch_size=2
+    ).order  # fmt: skip
+    matrices = [part for part in model.parameters() if part.ndim >= 2]
+    vectors = [part for part in model.parameters() if part.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}], foreach=False
+    )
+    lines = [event for event in events if event["event"] == "step"]
+    assert len(lines) == 6
+    for index, line in enumerate(lines):
+        rows = [source.row(row, 32).astype("int64") for row in order[index * 8 : (index + 1) * 8]]
+        num_tokens = sum(len(row) - 1 for row in rows)
+        loss = torch.zeros(())
+        for row in (torch.tensor(row) for row in rows if len(row) > 1):
+            logits = model(input_ids=row[None]).logits[0, :-1]
+            loss = loss + nn.functional.cross_entropy(logits, row[1:], reduction="sum")
+        (loss / num_tokens).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        rate = learning_rate_at(index + 1, 6, peak=2e-3, schedule="linear", warmup_steps=2)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+        assert line["num_tokens"] == num_tokens
+        assert line["num_samples"] == len(rows)
+        assert line["loss"] == pytest.approx(float(loss.detach()) / num_tokens, rel=1e-5)
+        assert line["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+        assert line["learning_rate"] == rate
+
+    from tests.training.conftest import relative_l2
+
+    assert relative_l2(weights_at_end(config), model.state_dict()) < 2e-6
+
+
+def test_ddp_reduces_every_bucket_once_per_step_whatever_the_number_of_micro_batches(
+    slices: list[Path], tmp_path: Path, alone: Ranks
+) -> None:
+    # Above 1 MB, DDP's first bucket: more than one bucket, so that the count can be wrong.
+    model = make_tiny_model(tmp_path / "wide", hidden_size=128, num_layers=4)
+    config = make_config(tmp_path, model, slices[:1], strategy="ddp")
+    strategy: Any = _build(config, tmp_path, alone)
+    parts, num_tokens = _first_micro_batches(config, slices[0])
+    strategy.warm_up(parts[-1])
+    assert len(parts) == 4
+    results = [strategy.train_step(parts, num_tokens=num_tokens, learning_rate=1e-3) for _ in range(3)]
+    buckets = strategy._wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")
+    assert len(buckets) > 1
+    assert [result.num_all_reduces for result in results] == [len(buckets)] * 3
+    assert results[0].num_all_reduce_bytes == sum(int(size) for size in buckets)
+
+
+def test_ddp_on_one_rank_equals_single_to_the_bit(
+    tiny_model: Path, slices: list[Path], tmp_path: Path, alone: Ranks
+) -> None:
+    checksums = set()
+    for name in ("single", "ddp"):
+        config = make_config(tmp_path, tiny_model, slices[:1], strategy=name)
+        strategy = _build(config, tmp_path, alone)
+        parts, num_tokens = _first_micro_batches(config, slices[0])
+        strategy.warm_up(parts[0])
+        for _ in range(3):
+            strategy.train_step(parts, num_tokens=num_tokens, learning_rate=1e-3)
+        checksums.add(strategy.replica.parameter_checksum())
+    assert len(checksums) == 1
+
+
+@pytest.mark.parametrize("name", ["single", "ddp"])
+def test_warming_up_changes_nothing(
+    tiny_model: Path, slices: list[Path], tmp_path: Path, alone: Ranks, name: str
+) -> None:
+    config = make_config(tmp_path, tiny_model, slices[:1], strategy=name)
+    parts, num_tokens = _first_micro_batches(config, slices[0])
+    ends = set()
+    for is_warm in (False, True):
+        strategy = _build(config, tmp_path, alone)
+        before = strategy.replica.parameter_checksum()
+        if is_warm:
+            strategy.warm_up(parts[0])
+        assert strategy.replica.parameter_checksum() == before
+        result = strategy.train_step(parts, num_tokens=num_tokens, learning_rate=1e-3)
+        ends.add((strategy.replica.parameter_checksum(), float(result.loss_sum), float(result.grad_norm)))
+    assert len(ends) == 1
+
+
+def test_a_gradient_that_is_not_finite_changes_no_parameter_and_no_optimizer_state(
+    tiny_model: Path, slices: list[Path], tmp_path: Path, alone: Ranks
+) -> None:
+    config = make_config(tmp_path, tiny_model, slices[:1])
+    strategy = _build(config, tmp_path, alone)
+    parts, num_tokens = _first_micro_batches(config, slices[0])
+    strategy.train_step(parts, num_tokens=num_tokens, learning_rate=1e-3)
+    before, moments = strategy.replica.parameter_checksum(), _moments(strategy)
+    strategy.replica.add(strategy.replica.module, parts[-1], weight=float("nan"))
+    _, grad_norm = strategy.replica.step(1e-3)
+    assert not grad_norm.isfinite()
+    assert strategy.replica.parameter_checksum() == before
+    assert all(torch.equal(one, other) for one, other in zip(_moments(strategy), moments, strict=True))
+
+
+def test_an_fp16_step_that_overflows_is_skipped_and_the_scale_halved(
+    tiny_model: Path, slices: list[Path], tmp_path: Path, alone: Ranks
+) -> None:
+    config = make_config(tmp_path, tiny_model, slices[:1], precision="fp16")
+    strategy = _build(config, tmp_path, alone)
+    parts, num_tokens = _first_micro_batches(config, slices[0])
+    strategy.train_step(parts, num_tokens=num_tokens, learning_rate=1e-3)
+    state = strategy.replica.state()
+    strategy.replica.load_state({**state, "scaler": {**state["scaler"], "scale": 2.0**60}})
+    before = strategy.replica.parameter_checksum()
+    result = strategy.train_step(parts, num_tokens=num_tokens, learning_rate=1e-3)
+    assert not result.grad_norm.isfinite()
+    assert strategy.replica.forgives_overflow
+    assert strategy.replica.parameter_checksum() == before
+    assert strategy.replica.state()["scaler"]["scale"] == 2.0**59
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_learns_and_keeps_fp32_weights_and_optimizer_state(
+    tiny_model: Path, slices: list[Path], tmp_path: Path, train_here: Callable[..., Any], precision: str
+) -> None:
+    config = make_config(tmp_path / "work", tiny_model, slices[:1], epochs=2, precision=precision)
+    events = train_here(config)
+    finished = [event["loss"] for event in events if event["event"] == "segment_finished"]
+    assert finished[1] < finished[0] < 5.5
+    assert {part.dtype for part in weights_at_end(config).values()} == {torch.float32}
+    folder = Path(config["work_dir"]) / "segments" / config["segments"][-1]["fingerprint"]
+    state = torch.load(folder / "state.pt", weights_only=True)
+    assert {part.dtype for part in state["optimizer"]["state"][0].values()} == {torch.float32}
+    assert ("scale" in state["scaler"]) == (precision == "fp16")
+
+
+def _moments(strategy: Strategy) -> list[torch.Tensor]:
+    states = strategy.replica.state()["optimizer"]["state"].values()
+    return [value.clone() for state in states for value in state.values()]

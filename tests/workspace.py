@@ -1,0 +1,116 @@
+"""A scratch copy of the project in which a test may run, kill and edit what it likes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+_COPIED = (
+    "flows", "tasks", "training", "presets", "dvc.yaml", "params.yaml", "prefect.toml", "prefect.yaml", ".dvcignore",
+)  # fmt: skip
+_NOT_COPIED = shutil.ignore_patterns("__pycache__")
+
+SMALL = {
+    "name": "small",
+    "description": "A small comparison for tests.",
+    "ranges": ["0-64", "64-128"],
+    "heldout": "128-160",
+    "train.epochs": 1,
+    "train.global_batch_size": 8,
+    "train.micro_batch_size": 2,
+    "train.seq_len": 48,
+    "train.warmup_steps": 2,
+}
+"""Changes to the default comparison that make it train in seconds: 2 ranges of 8 optimizer steps."""
+
+
+class Workspace:
+    """A project folder with DVC and git set up, whose commands run as a user would type them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._yaml = YAML(typ="rt", pure=True)
+
+    @classmethod
+    def create(cls, folder: Path, *, project: Path, changes: dict[str, Any]) -> "Workspace":
+        """Copy the project's sources from `project` into the new `folder` and change its params.yaml."""
+        folder.mkdir(parents=True)
+        for name in _COPIED:
+            source = project / name
+            if source.is_dir():
+                shutil.copytree(source, folder / name, ignore=_NOT_COPIED)
+            else:
+                shutil.copy(source, folder / name)
+        (folder / ".dvc").mkdir()
+        for name in ("config", ".gitignore"):
+            shutil.copy(project / ".dvc" / name, folder / ".dvc" / name)
+        subprocess.run(["git", "init", "-q", "."], cwd=folder, check=True)
+        workspace = cls(folder)
+        workspace.change(changes)
+        return workspace
+
+    def copy(self, folder: Path) -> "Workspace":
+        """Return an independent copy, hard links between work folder, cache and outputs included."""
+        subprocess.run(["cp", "-a", self.folder, folder], check=True)
+        return Workspace(folder)
+
+    def change(self, changes: dict[str, Any]) -> None:
+        """Set values in params.yaml; a key names its place with dots; the value None removes the key."""
+        file = self.folder / "params.yaml"
+        params = self._yaml.load(file)
+        for key, value in changes.items():
+            *path, last = key.split(".")
+            section = params
+            for part in path:
+                section = section[part]
+            if value is None:
+                del section[last]
+            else:
+                section[last] = value
+        self._yaml.dump(params, file)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Return the environment of a user who has activated the virtual environment, in this folder."""
+        scratch = self.folder.parent / f"{self.folder.name}-tmp"
+        scratch.mkdir(exist_ok=True)
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_", "HF_"))}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+        # A lock of its own: tests may run beside a comparison.
+        return {**kept, "PATH": path, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1", **more}
+
+    def run(self, *command: str, ok: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command here to its end; with `ok`, fail the test with its output unless it succeeds."""
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment(**environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert not ok or done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout[-6000:]}"
+        return done
+
+    def flow(self, **environment: str) -> str:
+        """Run the flow to its end and return its output."""
+        return self.run("python", "-m", "flows", **environment).stdout
+
+    def repro(self, *targets: str, ok: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run `dvc repro`."""
+        return self.run("dvc", "repro", *targets, ok=ok, **environment)
+
+    def launches(self, cell: str) -> int:
+        """Return how many times ranks were started for the cell."""
+        logs = self.folder / ".work" / "runs" / cell / "logs"
+        return len(list(logs.iterdir())) if logs.is_dir() else 0
+
+    def checkpoint(self, cell: str, segment: str) -> Path:
+        """Return the semantic checkpoint of a segment such as `0-64-epoch-1`."""
+        (file,) = (self.folder / "data" / "runs" / cell / "segments" / segment).glob(f"*_{segment}.pt")
+        return file
