@@ -109,6 +109,8 @@ def _reproduce(stage: str, *, why: str) -> State[Any]:
 
 def reasons_to_run(stage: str) -> list[str]:
     """Return what DVC finds changed about the stage, in words; nothing where it is up to date."""
+    # What it has to show and to warn of comes again from the child, if one is needed.
+    logging.getLogger("dvc").setLevel(logging.CRITICAL)
     with Repo() as repo, repo.lock:
         (found,) = repo.stage.collect(stage)
         status: list[Any] = found.status().get(found.addressing, [])

@@ -42,7 +42,8 @@ def end_abandoned_runs() -> None:
         return
     with get_client(sync_client=True) as client:
         for file in FOLDER.glob("[!.]*"):
-            with file.open() as handle, contextlib.suppress(BlockingIOError):
+            # Held by a live run, or just removed by its end.
+            with contextlib.suppress(BlockingIOError, FileNotFoundError), file.open() as handle:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _set_crashed(client, UUID(file.name))
                 file.unlink(missing_ok=True)

@@ -31,7 +31,8 @@ def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m flows.serve", description="Serve the deployment until Ctrl-C.")
     parser.parse_args()
     load_params()
-    signal.signal(signal.SIGTERM, _stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     with _the_only_one():
         server = find_or_start(temporary=False)
@@ -85,6 +86,8 @@ def _serve(server: Server) -> None:
         ),
         env=environment_for(sys.executable),
         preexec_fn=parent_death_signal_setter(signal.SIGTERM),
+        # Ctrl-C on the terminal is for us alone: a second signal would keep the run from saving.
+        start_new_session=True,
     )
     page = server.url.removesuffix("/api")
     logger.info("serving ddp-compare: `prefect deployment run ddp-compare` starts a run; UI: %s", page)

@@ -1,53 +1,26 @@
 """`python -m flows` on a toy pipeline, with the real DVC and a real Prefect server: order, cache, failures, kills."""
 
 import contextlib
-import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from ruamel.yaml import YAML
 
 from flows.server import find_or_start
 from tests.flows.toy_project import ToyProject, make_toy_project, wait_for
+from tests.integration.prefect_api import Api
 
 pytestmark = pytest.mark.slow
 
 STAGES = ["fingerprint", "download", "slice", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
 COMMANDS = [*STAGES[:-1], "page", "upload"]
-
-
-class Api:
-    """The few questions that the tests ask a Prefect server."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def ask(self, path: str, **body: Any) -> Any:
-        """Return the answer to a POST."""
-        request = urllib.request.Request(
-            f"{self.url}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.loads(answer.read())
-
-    def last_flow_run(self) -> dict[str, Any]:
-        """Return the flow run that was started last."""
-        run: dict[str, Any] = self.ask("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]
-        return run
-
-    def states(self, flow_run: dict[str, Any]) -> dict[str, str]:
-        """Return task run name -> state name, in the order of their start."""
-        runs = self.ask("task_runs/filter", flow_runs={"id": {"any_": [flow_run["id"]]}})
-        runs.sort(key=lambda run: run["start_time"])
-        return {run["name"]: run["state_name"] for run in runs}
 
 
 @contextlib.contextmanager
@@ -71,9 +44,15 @@ def _server_of(toy: ToyProject) -> Iterator[Api]:
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> ToyProject:
+    """The project that the module's server keeps its database in."""
+    return make_toy_project(tmp_path_factory.mktemp("server") / "toy")
+
+
+@pytest.fixture(scope="module")
+def api(home: ToyProject) -> Iterator[Api]:
     """One server for the module."""
-    with _server_of(make_toy_project(tmp_path_factory.mktemp("server") / "toy")) as api:
+    with _server_of(home) as api:
         yield api
 
 
@@ -189,6 +168,28 @@ def test_params_are_checked_without_importing_prefect_or_dvc(tmp_path: Path) -> 
     assert not imported & {"prefect", "dvc", "torch", "mlflow", "pandas", "numpy"}
 
 
+def _untrained_copy(finished: ToyProject, folder: Path) -> ToyProject:
+    """Return a copy of the finished project in which the cells have to be trained again."""
+    subprocess.run(["cp", "-a", finished.folder, folder / "toy"], check=True)
+    toy = ToyProject(folder / "toy")
+    yaml = YAML()
+    params = yaml.load(toy.folder / "params.yaml")
+    params["train"]["seed"] = 4711
+    yaml.dump(params, toy.folder / "params.yaml")
+    (toy.folder / "dvc.yaml").write_text((finished.folder / "dvc.yaml").read_text().replace("sliced again", "sliced"))
+    return toy
+
+
+def _copy_database(source: ToyProject, target: ToyProject) -> None:
+    """Spare the target's server the making of its tables, which takes longer than all the rest of its start."""
+    (target.folder / ".prefect").mkdir(exist_ok=True)
+    with (
+        contextlib.closing(sqlite3.connect(source.folder / ".prefect/prefect.db")) as full,
+        contextlib.closing(sqlite3.connect(target.folder / ".prefect/prefect.db")) as empty,
+    ):
+        full.backup(empty)
+
+
 def _start_training(toy: ToyProject) -> list[psutil.Process]:
     """Return every process of a flow whose `train@2proc` has begun."""
     wait_for(lambda: (toy.folder / "slow.txt").exists(), seconds=60, what=f"training runs; said: {toy.output()}")
@@ -198,9 +199,11 @@ def _start_training(toy: ToyProject) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_signal_lets_training_save_and_leaves_no_process(tmp_path: Path, number: int, exit_code: int) -> None:
-    toy = make_toy_project(tmp_path / "toy")
-    with toy.running("flows", TOY_IS_SLOW="train@2proc") as flow:
+def test_signal_lets_training_save_and_leaves_no_process(
+    finished: ToyProject, api: Api, tmp_path: Path, number: int, exit_code: int
+) -> None:
+    toy = _untrained_copy(finished, tmp_path)
+    with toy.running("flows", PREFECT_API_URL=api.url, TOY_IS_SLOW="train@2proc") as flow:
         training = _start_training(toy)
         everything = [*training, *psutil.Process(flow.pid).children(recursive=True)]
         flow.send_signal(number)
@@ -211,22 +214,30 @@ def test_signal_lets_training_save_and_leaves_no_process(tmp_path: Path, number:
     assert [process for process in everything if process.is_running()] == []
 
 
-def test_kill_of_the_flow_leaves_no_process_and_the_next_run_marks_it_as_crashed(tmp_path: Path) -> None:
-    toy = make_toy_project(tmp_path / "toy")
+def test_kill_of_the_flow_leaves_no_process_and_the_next_run_marks_it_as_crashed(
+    finished: ToyProject, home: ToyProject, tmp_path: Path
+) -> None:
+    toy = _untrained_copy(finished, tmp_path)
+    _copy_database(home, toy)
     with toy.running("flows", TOY_IS_SLOW="train@2proc") as flow:
         training = _start_training(toy)
         everything = [*training, *psutil.Process(flow.pid).children(recursive=True)]
         assert len(everything) >= 4, "server, DVC, training and its rank"
         flow.kill()
-        time.sleep(5)
-        assert [process for process in everything if process.is_running()] == []
+        wait_for(
+            lambda: not [process for process in everything if process.is_running()],
+            seconds=5,
+            what="every process is gone",
+        )
     toy.executed()
 
-    ran = toy.flow()
-    assert ran.returncode == 0, ran.stderr
-    assert "had been killed; it is now marked as crashed" in ran.stderr
-    assert toy.executed() == ["fingerprint", *COMMANDS[4:]]
     with _server_of(toy) as api:
+        ran, states = _flow(toy, api)
+        assert ran.returncode == 0, ran.stderr
+        assert "had been killed; it is now marked as crashed" in ran.stderr
+        assert toy.executed() == ["fingerprint", "train@2proc"]
+        assert states["train@1proc"] == "Cached"
         runs = api.ask("flow_runs/filter", sort="START_TIME_DESC")
-        assert [run["state_type"] for run in runs] == ["COMPLETED", "CRASHED"]
-        assert "Running" not in api.states(runs[1]).values()
+        assert [run["state_type"] for run in runs[:2]] == ["COMPLETED", "CRASHED"]
+        assert "RUNNING" not in {run["state_type"] for run in runs}
+        assert api.states(runs[1])["train@2proc"] == "Crashed"

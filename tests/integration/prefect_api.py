@@ -1,0 +1,35 @@
+"""The few questions that tests ask a Prefect server, over plain HTTP: no Prefect setting of the test process counts."""
+
+import json
+import urllib.request
+from typing import Any
+
+
+class Api:
+    """A server's REST interface."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def ask(self, path: str, **body: Any) -> Any:
+        """Return the answer to a POST."""
+        content = json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}/{path}", content, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def read(self, path: str) -> Any:
+        """Return the answer to a GET."""
+        with urllib.request.urlopen(f"{self.url}/{path}", timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def last_flow_run(self) -> dict[str, Any]:
+        """Return the flow run that was started last."""
+        run: dict[str, Any] = self.ask("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]
+        return run
+
+    def states(self, flow_run: dict[str, Any]) -> dict[str, str]:
+        """Return task run name -> state name, in the order of their start."""
+        runs = self.ask("task_runs/filter", flow_runs={"id": {"any_": [flow_run["id"]]}})
+        runs.sort(key=lambda run: run["start_time"])
+        return {run["name"]: run["state_name"] for run in runs}
