@@ -1,6 +1,7 @@
 """One rank of a training: `torchrun ... -m training --config FILE`.
 
 Exit codes: 0 trained; 3 bad checkpoint; 5 diverged; 75 stopped by SIGTERM, 130 by SIGINT, both after saving; 6 else.
+Before the first step there is nothing to save, and either signal kills the process.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from training.config import TrainingConfig, read_config
 from training.events import EventStream
-from training.failure import EXIT_FAILED, TrainingError
+from training.failure import EXIT_FAILED, StoppedError, TrainingError
 from training.lifeline import end_with_parent
 
 
@@ -28,15 +29,15 @@ def main() -> int:
     )
     try:
         config = read_config(path)
-    except ValueError as error:
+        events = EventStream(config.work_dir / "steps.jsonl", rank=rank)
+    except (ValueError, OSError) as error:
         sys.stderr.write(f"training: {error}\n")
         return EXIT_FAILED
-    events = EventStream(config.work_dir / "steps.jsonl", rank=rank)
     try:
         _run(config, events)
     except TrainingError as error:
         sys.stderr.write(f"training: rank {rank}: {error}\n")
-        kind = "stopped" if "Stopped" in type(error).__name__ else "failed"
+        kind = "stopped" if isinstance(error, StoppedError) else "failed"
         events.send(kind, reason=str(error), exit_code=error.exit_code)
         return error.exit_code
     except Exception as error:
@@ -63,4 +64,8 @@ def _run(config: TrainingConfig, events: EventStream) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is written; with torch and transformers loaded, Python's own teardown would take over a second more.
+    os._exit(code)

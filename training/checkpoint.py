@@ -5,6 +5,7 @@ import json
 import logging
 import platform
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from training.config import SegmentConfig
 from training.failure import BadCheckpointError
-from training.receipt import problem_with, remove_unfinished, sealed_folder, set_aside
+from training.receipt import RECEIPT, problem_with, remove_unfinished, sealed_folder, set_aside
 from training.record import LEDGER_COLUMNS, Counters, SegmentRecord
 from training.replica import Replica
 from training.weights import load_tensors, load_weights
@@ -64,7 +65,7 @@ class CheckpointStore:
         for folder in reversed(self._partials_of(segment)):
             problem = problem_with(folder, fingerprint=segment.fingerprint)
             if problem is None:
-                began = load_tensors(folder / _STATE)["counters"]["start_checksum"]
+                began = json.loads((folder / RECEIPT).read_bytes())["start_checksum"]
                 if start_checksum in (None, began):
                     return folder
                 problem = f"its segment began from weights {began}, the predecessor now ends with {start_checksum}"
@@ -98,7 +99,7 @@ class CheckpointStore:
         destination = self._partials / segment.fingerprint / f"step-{record.counters.segment_step:08d}"
         if destination.exists():
             return destination
-        with sealed_folder(destination, fingerprint=segment.fingerprint, facts=self._facts) as folder:
+        with self._sealed(destination, record) as folder:
             _write_state(folder, _PARTIAL_WEIGHTS, replica, record, ledger)
         for old in self._partials_of(segment)[:-_PARTIALS_KEPT]:
             shutil.rmtree(old)
@@ -113,12 +114,16 @@ class CheckpointStore:
         """
         segment = record.segment
         destination = self._segments / segment.fingerprint
-        with sealed_folder(destination, fingerprint=segment.fingerprint, facts=self._facts) as folder:
+        with self._sealed(destination, record) as folder:
             _write_state(folder, self._weights_name(segment), replica, record, ledger)
             summary: dict[str, Any] = summarise()
             (folder / "segment.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
         shutil.rmtree(self._partials / segment.fingerprint, ignore_errors=True)
         return summary
+
+    def _sealed(self, destination: Path, record: SegmentRecord) -> AbstractContextManager[Path]:
+        facts = {**self._facts, "start_checksum": record.counters.start_checksum}
+        return sealed_folder(destination, fingerprint=record.segment.fingerprint, facts=facts)
 
     def _weights_name(self, segment: SegmentConfig) -> str:
         return f"{self._model_name}_{segment.range}-epoch-{segment.epoch}.pt"

@@ -183,6 +183,7 @@ def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord) -> None:
     if folder is not None:
         store.load_partial(Path(folder), strategy.replica, record, is_first_rank=ranks.is_first)
     done = record.counters.segment_step
+    launch.stop.listen()
     launch.events.send(
         "segment_started",
         range=segment.range,

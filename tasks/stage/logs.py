@@ -3,14 +3,29 @@
 import logging
 import os
 import sys
+from typing import TextIO
 
 _QUIET = ("httpx", "httpx2", "httpcore", "httpcore2", "urllib3", "filelock", "fsspec", "matplotlib", "alembic", "git")
+
+
+class _CurrentStderr(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is now: while a progress bar is shown, that puts the line above the bar."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: TextIO) -> None:
+        pass
 
 
 def configure_logging() -> None:
     """Log INFO and above as `HH:MM:SS message` on stderr; also switch off what would call home."""
     switch_off_telemetry()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=[_CurrentStderr()]
+    )
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
 

@@ -1,0 +1,71 @@
+"""What is checked when the clock stands still."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny import make_config
+from tests.training.conftest import parsed
+from training.data import batches_in_order, open_slice
+from training.distributed import Ranks
+from training.events import EventStream
+from training.failure import DivergedError, RanksDisagreeError
+from training.loop import train
+from training.stopping import StopRequest
+from training.strategies import StepResult
+from training.window import Window
+
+
+def _window(ranks: Ranks, slice_dir: Path, *, loss: float, grad_norm: float, missing_tokens: int = 0) -> Window:
+    """Return a window with one step whose plan says `missing_tokens` more than the step had."""
+    batch = next(batches_in_order(open_slice(slice_dir), batch_size=4, seq_len=32))
+    result = StepResult(
+        loss_sum=torch.tensor(loss, dtype=torch.float64),
+        grad_norm=torch.tensor(grad_norm),
+        num_all_reduces=0,
+        num_all_reduce_bytes=0,
+    )
+    window = Window(ranks)
+    num_tokens = batch.num_tokens + missing_tokens
+    window.add(7, result, [batch], num_tokens=num_tokens, learning_rate=1e-3, data_wait_seconds=0.0)
+    return window
+
+
+def test_fewer_tokens_than_planned_are_refused_with_both_numbers(alone: Ranks, slices: list[Path]) -> None:
+    window = _window(alone, slices[0], loss=1.0, grad_norm=1.0, missing_tokens=1)
+    with pytest.raises(RanksDisagreeError, match=r"step 7: the ranks learned from \[\d+\] tokens, the plan has \d+"):
+        window.close(forgives_overflow=False)
+
+
+def test_a_gradient_norm_that_is_not_finite_is_divergence_unless_fp16_skips_it(
+    alone: Ranks, slices: list[Path]
+) -> None:
+    with pytest.raises(DivergedError, match="step 7: gradient norm is inf"):
+        _window(alone, slices[0], loss=1.0, grad_norm=float("inf")).close(forgives_overflow=False)
+    (fact,) = _window(alone, slices[0], loss=1.0, grad_norm=float("inf")).close(forgives_overflow=True)
+    assert fact.grad_norm is None
+    with pytest.raises(DivergedError, match="step 7: loss is nan"):
+        _window(alone, slices[0], loss=float("nan"), grad_norm=1.0).close(forgives_overflow=True)
+
+
+class RanksWithAStranger(Ranks):
+    """One real rank, and the word of a second whose parameters are others."""
+
+    def gather_text(self, text: str) -> list[str]:
+        """Return our text and a made-up one."""
+        return [text, "0" * len(text)]
+
+
+def test_ranks_that_end_with_different_parameters_save_nothing(
+    alone: Ranks, tiny_model: Path, slices: list[Path], tmp_path: Path, train_here: Callable[..., Any]
+) -> None:
+    config = make_config(tmp_path / "work", tiny_model, slices[:1])
+    fields = {field.name: getattr(alone, field.name) for field in dataclasses.fields(alone)}
+    events = EventStream(tmp_path / "steps.jsonl", rank=0)
+    with pytest.raises(RanksDisagreeError, match="different parameters"):
+        train(parsed(config, tmp_path), RanksWithAStranger(**fields), stop=StopRequest(), events=events)
+    assert not list((tmp_path / "work").rglob("*.pt"))
