@@ -34,11 +34,17 @@ def _main() -> None:
     server.wait_until_ready()
     state = ddp_compare(return_state=True)
     if state.is_failed() and isinstance(code := state.result(raise_on_failure=False), int):
+        if str(state.message).startswith("upload: "):
+            _say_verdict()  # the comparison itself is finished
         sys.stderr.write(f"{state.message}\n")
         sys.exit(code)
     state.result()
+    _say_verdict()
+
+
+def _say_verdict() -> None:
     print(json.loads(RESULTS.read_text(encoding="utf-8"))["verdict"])  # noqa: T201
-    print(f"Report: {REPORT_PAGE}")  # noqa: T201
+    print(f"Report: {REPORT_PAGE}", flush=True)  # noqa: T201
 
 
 def _stop(_number: int, _frame: FrameType | None) -> NoReturn:

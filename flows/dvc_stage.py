@@ -114,6 +114,8 @@ def reasons_to_run(stage: str) -> list[str]:
     with Repo() as repo, repo.lock:
         (found,) = repo.stage.collect(stage)
         status: list[Any] = found.status().get(found.addressing, [])
+    if status and f"\n  {stage}:" not in _content_of(DVC_LOCK).decode():
+        return ["has not run here before"]
     return list(_words_of(status))
 
 

@@ -129,6 +129,19 @@ def test_a_comment_or_docstring_under_training_retrains_nothing_and_a_real_chang
     assert workspace.launches("1proc") == 2
 
 
+def test_an_upload_without_a_token_fails_in_one_line_and_leaves_the_comparison_finished(workspace: Workspace) -> None:
+    workspace.change({"upload.repo_id": "somebody/something"})
+    for _ in range(2):  # a failure is not cached as done
+        done = workspace.run("python", "-m", "flows", ok=False, HF_HOME=str(workspace.folder / "no-token-here"))
+        assert done.returncode == 2
+        verdict, report, failure = done.stdout.splitlines()[-3:]
+        assert "1proc" in verdict
+        assert report == "Report: reports/index.html"
+        assert failure.startswith("upload: ")
+        assert "HF_TOKEN" in failure
+    assert _launches(workspace) == [1, 1]
+
+
 def _wait_for_steps(
     workspace: Workspace, cell: str, *, range_: str, steps: int, process: subprocess.Popen[bytes]
 ) -> None:
