@@ -14,6 +14,8 @@ _COPIED = (
 )  # fmt: skip
 _NOT_COPIED = shutil.ignore_patterns("__pycache__")
 
+_NOT_INHERITED = ("PREFECT_", "MLFLOW_", "HF_", "MAKE", "MFLAGS")
+
 SMALL = {
     "name": "small",
     "description": "A small comparison for tests.",
@@ -78,7 +80,7 @@ class Workspace:
         """Return the environment of a user who has activated the virtual environment, in this folder."""
         scratch = self.folder.parent / f"{self.folder.name}-tmp"
         scratch.mkdir(exist_ok=True)
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_", "HF_"))}
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(_NOT_INHERITED)}
         path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
         # A lock of its own: tests may run beside a comparison.
         return {**kept, "PATH": path, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1", **more}
