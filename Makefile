@@ -15,10 +15,10 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup compare report use params mlflow serve check lint types imports test test-fast lock clean
+.PHONY: help setup compare report use params mlflow serve check lint types imports test test-fast museum bench-bookkeeping retrain lock clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 setup: $(READY)  ## Make .venv from the hash-pinned requirements.lock
 
@@ -68,6 +68,17 @@ test: $(READY)  ## Everything: check and all tests
 
 test-fast: $(READY)  ## The quick answer: tests that take seconds
 	@pytest -m "not slow"
+
+museum: $(READY)  ## Wrong speedups, each built on purpose, and the gate that catches it (docs/museum.md)
+	@python -m tests.museum
+
+bench-bookkeeping: $(READY)  ## What the gates' bookkeeping costs per optimizer step
+	@python -m benchmarks.bookkeeping
+
+retrain: $(READY)  ## Train every cell anew, though nothing has changed
+	@rm -rf .work/runs
+	dvc repro -f -s train
+	python -m flows
 
 lock: $(READY)  ## Resolve requirements.lock anew from pyproject.toml
 	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock

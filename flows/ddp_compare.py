@@ -39,6 +39,7 @@ def run_stages(params: Params) -> None:
     run_stage("fingerprint")
     run_stage("download", retries=2)
     run_stage("slice")
+    run_stage("measure")
     for cell in params.cells:
         run_stage(f"train@{cell}")
     run_stage("evaluate")

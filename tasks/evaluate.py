@@ -1,8 +1,9 @@
 """Stage `evaluate`: the base model and every cell's last checkpoint on the held-out rows.
 
-Every model is evaluated in fp32, whatever precision it was trained in, so that only the weights differ. What was
-found of a model stays in .work/evaluation/ under the digest of everything that it depends on: another cell or range
-evaluates only what is new, and the base model once.
+Every model is evaluated in fp32, whatever precision it was trained in, so that only the weights differ. The base model
+is also evaluated on the rows of the first optimizer step, for the loss that step has to log. What was found of a model
+stays in .work/evaluation/ under the digest of everything that it depends on: another cell or range evaluates only what
+is new, and the base model once.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tasks.params import Params, load_params
+from tasks.reference.first_step import first_step
+from tasks.reporting.statistics import perplexity
 from tasks.stage.failure import DataError, DivergedError, exit_with_one_line
 from tasks.stage.kept import kept_manifest
 from tasks.stage.logs import configure_logging
@@ -34,6 +38,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, which a stage that finds all
 _log = logging.getLogger(__name__)
 
 _STORE = Path(".work/evaluation")
+_REFERENCE = Path(__file__).with_name("reference")
 _NUM_SAMPLES = 3
 _PROMPT_TOKENS = 24
 _CONTINUATION_TOKENS = 40
@@ -112,14 +117,6 @@ def evaluate(subject: Subject, rows: Rows) -> dict[str, Any]:
     return {"loss": loss, "perplexity": perplexity(loss), "num_tokens": num_tokens, "samples": samples}
 
 
-def perplexity(loss: float) -> float | None:
-    """Return exp(loss), the number of tokens the model is as unsure as; None where that is too large for a number."""
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return None
-
-
 def batches_of(lengths: np.ndarray, *, max_tokens: int) -> list[list[int]]:
     """Return all rows, longest first, in batches of at most `max_tokens` with padding; a longer row stands alone."""
     batches: list[list[int]] = []
@@ -193,22 +190,46 @@ def _continue_rows(model: Any, source: "Slice", rows: Rows) -> list[dict[str, An
 
 
 def _evaluate_or_reuse(subject: Subject, rows: Rows, *, code: str) -> dict[str, Any]:
-    key = digest_of_json(
-        {
-            "base_model": _read(rows.base_model / "manifest.json")["digest"],
-            "weights": subject.weights_digest,
-            "rows": _read(rows.folder / "manifest.json")["digest"],
-            "seq_len": rows.seq_len,
-            "workload": rows.workload,
-            "code": [code, digest_of_file(Path(__file__))],
-            "versions": [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")],
-        }
-    )
-    kept = _STORE / f"{key}.json"
+    depends_on = {
+        "base_model": _read(rows.base_model / "manifest.json")["digest"],
+        "weights": subject.weights_digest,
+        "rows": _read(rows.folder / "manifest.json")["digest"],
+        "seq_len": rows.seq_len,
+        "workload": rows.workload,
+        "code": [code, digest_of_file(Path(__file__))],
+    }
+    return _kept_or_new(f"{subject.name}: evaluated", depends_on, lambda: evaluate(subject, rows))
+
+
+def _first_step_or_reuse(params: Params, *, slices: Path, base_model: Path, code: str) -> dict[str, Any]:
+    """Return the base model's loss on the rows of step 1; see tasks/reference/first_step.py."""
+    train, part = params.train, str(params.ranges[0])
+    depends_on = {
+        "base_model": _read(base_model / "manifest.json")["digest"],
+        "rows": _read(slices / part / "manifest.json")["digest"],
+        "range": part,
+        "order": [train.seed, train.global_batch_size, train.micro_batch_size, train.seq_len],
+        "workload": params.workload,
+        "code": [code, *(digest_of_file(file) for file in sorted(_REFERENCE.glob("*.py")))],
+    }
+
+    def compute() -> dict[str, Any]:
+        import torch
+
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return first_step(params, slices=slices, base_model=base_model, device=device)
+
+    return _kept_or_new("base: loss of step 1 computed", depends_on, compute)
+
+
+def _kept_or_new(what: str, depends_on: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
+    kept = _STORE / f"{digest_of_json({**depends_on, 'versions': versions})}.json"
     if kept.is_file():
-        _log.info("%s: evaluated before, on these rows and with this code", subject.name)
+        _log.info("%s before, on these rows and with this code", what)
         return _read(kept)
-    found = evaluate(subject, rows)
+    found = make()
     write_json(kept, found)
     return found
 
@@ -257,10 +278,9 @@ def _main() -> None:
     )
     subjects = subjects_of(params, base_model=arguments.base_model, runs=arguments.runs)
     code = _read(arguments.code)["digest"]
-    write_json(
-        arguments.evaluation / "evaluation.json",
-        _summary(params, rows, subjects, runs=arguments.runs, code=code),
-    )
+    summary = _summary(params, rows, subjects, runs=arguments.runs, code=code)
+    first = _first_step_or_reuse(params, slices=arguments.slices, base_model=arguments.base_model, code=code)
+    write_json(arguments.evaluation / "evaluation.json", {**summary, "first_step": first})
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -175,6 +175,12 @@ class TrainParams(_Section):
     """Tokens per sample at most; longer rows are cut."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of the order of the samples and of dropout."""
+    exact: bool = False
+    """Make the weights bitwise independent of the number of ranks; without it they differ by rounding.
+
+    Every micro-batch's gradient is sent to every rank and added in one order: slower on several ranks, and one gradient
+    more in memory, so the speedup of exact cells is theirs alone. See docs/decisions.md.
+    """
     threads_per_rank: int = Field(default=1, ge=1, le=1024)
     """CPU threads of each rank, the same in every cell so that cells are a fair pair."""
     log_every_steps: int = Field(default=1, ge=1, le=100_000)

@@ -19,7 +19,7 @@ from tasks.services.tracker import log_report
 from tasks.stage.failure import ConfigurationError, exit_with_one_line
 from tasks.stage.logs import configure_logging
 
-_INPUTS = ("raw", "base_model", "slices", "runs", "evaluation", "machine")
+_INPUTS = ("raw", "base_model", "slices", "measurements", "runs", "evaluation", "machine")
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--raw", type=Path, help="manifest of the data set")
     parser.add_argument("--base-model", type=Path, help="manifest of the base model")
     parser.add_argument("--slices", type=Path)
+    parser.add_argument("--measurements", type=Path)
     parser.add_argument("--runs", type=Path)
     parser.add_argument("--evaluation", type=Path)
     parser.add_argument("--machine", type=Path)

@@ -5,42 +5,27 @@ segment is immutable there and appears in the output as hard links once the whol
 """
 
 import argparse
-import datetime
-import importlib
 import json
 import logging
 import shutil
-import signal
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.params import Params, load_params
 from tasks.services.tracker import follow_cell
-from tasks.stage.failure import (
-    ConfigurationError,
-    DataError,
-    DistributedError,
-    DivergedError,
-    ExitCode,
-    PreemptedError,
-    ResourceError,
-    StageError,
-    exit_with_one_line,
-)
+from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.stage.links import link_folder
-from tasks.stage.live import EventStream, TrainingProgress
+from tasks.stage.live import TrainingProgress
 from tasks.stage.lock import machine_lock
 from tasks.stage.logs import configure_logging
+from tasks.stage.ranks import choose_device, run_ranks, stop_on_signals, told_to_ranks
 from training.files import digest_of_json, write_json
 from training.receipt import problem_with
 
 _log = logging.getLogger(__name__)
 
 _WORK = Path(".work/runs")
-_GRACE_SECONDS = 12.0
-_LAUNCHES_KEPT = 5
 
 # What the content of a segment does not depend on: how far the run goes, and when it logs or saves.
 _NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps"}
@@ -79,27 +64,6 @@ def segments_of(
             segments.append({"range": str(part), "epoch": epoch, "fingerprint": fingerprint, "num_steps": num_steps})
             previous = fingerprint
     return segments
-
-
-def choose_device(cell: str, params: Params, machine: dict[str, Any]) -> str:
-    """Return "cuda" where the machine has NVIDIA GPUs, else "cpu".
-
-    Raises ResourceError (exit code 4) if the cell wants more ranks than GPUs and does not say `oversubscribe: true`.
-    """
-    wanted, gpus, cpus = params.cells[cell].world_size, machine["num_gpus"], machine["num_cpus"]
-    if gpus == 0:
-        if wanted * params.train.threads_per_rank > cpus:
-            _log.warning(
-                "%s: %d ranks x %d threads share %d CPU cores: the cell cannot show what as many cores would give",
-                cell, wanted, params.train.threads_per_rank, cpus,
-            )  # fmt: skip
-        return "cpu"
-    if wanted > gpus and not params.cells[cell].oversubscribe:
-        raise ResourceError(
-            f"cells.{cell}.world_size={wanted} is more than the {gpus} GPUs of this machine; allowed: at most {gpus}, "
-            f"or oversubscribe: true in cells.{cell} (ranks then share GPUs, which says nothing about scaling)"
-        )
-    return "cuda"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +105,7 @@ class CellRun:
             "device": self.device,
             "micro_batch_size": train.micro_batch_size,
             "grad_accum_steps": self.params.grad_accum_steps(self.cell),
+            "exact": train.exact,
             "global_batch_size": train.global_batch_size,
             "model_name": self.params.model.name,
             "base_model_digest": self.base_model["digest"],
@@ -150,19 +115,10 @@ class CellRun:
 
     def config(self, *, base_model: Path, slices: Path) -> dict[str, Any]:
         """Return what the ranks are told (training/config.py)."""
-        spread = self.params.cells[self.cell]
+        told = told_to_ranks(self.cell, self.params, device=self.device, base_model=base_model, work=self.work)
         keys = ("range", "epoch", "fingerprint")
         return {
-            **self.params.train.model_dump(exclude={"epochs"}),
-            "cell": self.cell,
-            "strategy": spread.strategy,
-            "world_size": spread.world_size,
-            "oversubscribe": spread.oversubscribe,
-            "workload": self.params.workload,
-            "device": self.device,
-            "model_dir": str(base_model.resolve()),
-            "model_name": self.params.model.name,
-            "work_dir": str(self.work),
+            **told,
             "segments": [
                 {**{key: part[key] for key in keys}, "slice_dir": str((slices / part["range"]).resolve())}
                 for part in self.segments
@@ -213,55 +169,14 @@ def _describe(arguments: argparse.Namespace) -> CellRun:
 
 
 def _train(run: CellRun, config: dict[str, Any], follower: Any, *, total_steps: int) -> None:
-    """Launch the ranks, show their progress and wait for their end.
+    """Have the ranks train; what they finished or saved stays in the work folder, however that ends."""
+    with TrainingProgress(run.cell, total_steps=total_steps) as progress:
 
-    Raises the StageError of what went wrong; what was finished or saved until then stays in the work folder.
-    """
-    launcher = importlib.import_module(f"tasks.launchers.{run.params.cells[run.cell].launcher}")
-    run.work.mkdir(parents=True, exist_ok=True)
-    write_json(run.work / "config.json", config)
-    stream = EventStream(run.work / "steps.jsonl")
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    launch = launcher.start(
-        run.work / "config.json",
-        world_size=config["world_size"],
-        threads_per_rank=config["threads_per_rank"],
-        log_folder=_new_log_folder(run.work / "logs"),
-    )
-    try:
-        with TrainingProgress(run.cell, total_steps=total_steps) as progress:
-            is_running = True
-            while is_running and not stop.is_set():
-                is_running = launch.is_running
-                events = stream.read_new()
-                progress.show(events)
-                follower.send(events)
-                stop.wait(0.2)
-        if stop.is_set():
-            _log.info("%s: asked to stop; the ranks finish their step and save", run.cell)
-    finally:
-        launch.stop(grace_seconds=_GRACE_SECONDS if stop.is_set() else 0.0)
-    follower.send(stream.read_new())
-    if launch.exit_code() != 0:
-        raise _failure(run.cell, stream.last, launch, is_stopped=stop.is_set())
+        def follow(events: list[dict[str, Any]]) -> None:
+            progress.show(events)
+            follower.send(events)
 
-
-def _failure(cell: str, last: dict[str, Any], launch: Any, *, is_stopped: bool) -> StageError:
-    """Return the failure that the ranks reported last, or else what the launcher saw of their end."""
-    if is_stopped:
-        return PreemptedError(f"cell {cell} was stopped; the next run goes on from the last checkpoint")
-    first, _, words = launch.explanation().partition("\n")
-    if last.get("event") not in ("failed", "stopped"):
-        _log.error("%s\n%s", first, words)
-        return DistributedError(f"cell {cell}: {first}; run again, it goes on from the last checkpoint")
-    kinds = {ExitCode.DATA: DataError, ExitCode.RESOURCES: ResourceError, ExitCode.DIVERGED: DivergedError,
-             ExitCode.PREEMPTED: PreemptedError}  # fmt: skip
-    kind = kinds.get(last["exit_code"], DistributedError)
-    if kind is DistributedError:
-        _log.error("%s\n%s", first, words)
-    return kind(f"cell {cell}: {last['reason']} ({first})")
+        run_ranks(config, launcher=run.params.cells[run.cell].launcher, stop=stop_on_signals(), follow=follow)
 
 
 def _assemble(run: CellRun, output: Path) -> None:
@@ -277,15 +192,10 @@ def _assemble(run: CellRun, output: Path) -> None:
         described.append({**_read(source / "segment.json"), "folder": folder})
     last = run.segments[-1]
     final = f"{described[-1]['folder']}/{run.params.model.name}_{last['range']}-epoch-{last['epoch']}.pt"
-    write_json(output / "run.json", {**run.facts(), "segments": described, "final_checkpoint": final})
-
-
-def _new_log_folder(logs: Path) -> Path:
-    """Return a fresh folder for this launch's logs, keeping those of the last few launches."""
-    if logs.is_dir():
-        for old in sorted(logs.iterdir())[: -(_LAUNCHES_KEPT - 1)]:
-            shutil.rmtree(old, ignore_errors=True)
-    return logs / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")
+    write_json(
+        output / "run.json",
+        {**run.facts(), "backend": described[0]["backend"], "segments": described, "final_checkpoint": final},
+    )
 
 
 def _read(path: Path) -> Any:

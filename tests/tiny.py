@@ -132,6 +132,7 @@ def make_config(
         "precision": "fp32",
         "seq_len": 32,
         "seed": 1,
+        "exact": False,
         "threads_per_rank": 1,
         "log_every_steps": 1,
         "checkpoint_every_steps": 0,

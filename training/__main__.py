@@ -22,23 +22,26 @@ def main() -> int:
     end_with_parent()
     parser = argparse.ArgumentParser(prog="training", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see training/config.py")
-    path = parser.parse_args().config
+    parser.add_argument(
+        "--keep-gradient", action="store_true", help="also write the first step's gradient into the work folder"
+    )
+    arguments = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     logging.basicConfig(
         level=logging.INFO if rank == 0 else logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
     try:
-        config = read_config(path)
+        config = read_config(arguments.config)
         events = EventStream(config.work_dir / "steps.jsonl", rank=rank)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"training: {error}\n")
         return EXIT_FAILED
     try:
-        _run(config, events)
+        _run(config, events, keeps_gradient=arguments.keep_gradient)
     except TrainingError as error:
         sys.stderr.write(f"training: rank {rank}: {error}\n")
         kind = "stopped" if isinstance(error, StoppedError) else "failed"
-        events.send(kind, reason=str(error), exit_code=error.exit_code)
+        events.send(kind, reason=str(error), error=type(error).__name__, exit_code=error.exit_code)
         return error.exit_code
     except Exception as error:
         traceback.print_exc()
@@ -47,7 +50,7 @@ def main() -> int:
     return 0
 
 
-def _run(config: TrainingConfig, events: EventStream) -> None:
+def _run(config: TrainingConfig, events: EventStream, *, keeps_gradient: bool) -> None:
     # Before torch is imported: it reads the number of threads once.
     os.environ["OMP_NUM_THREADS"] = str(config.threads_per_rank)
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -60,7 +63,7 @@ def _run(config: TrainingConfig, events: EventStream) -> None:
     torch.set_num_threads(config.threads_per_rank)
     stop = StopRequest()
     with joined_ranks(config) as ranks:
-        train(config, ranks, stop=stop, events=events)
+        train(config, ranks, stop=stop, events=events, keeps_gradient=keeps_gradient)
 
 
 if __name__ == "__main__":

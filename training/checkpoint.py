@@ -1,11 +1,12 @@
 """Finished segments and partial checkpoints in the work folder: whole or absent, verified before every use."""
 
+import contextlib
 import dataclasses
 import json
 import logging
 import platform
 import shutil
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import numpy as np
 import torch
 
 from training.config import SegmentConfig
-from training.failure import BadCheckpointError
+from training.failure import BadCheckpointError, UnwritableError
 from training.receipt import RECEIPT, problem_with, remove_unfinished, sealed_folder, set_aside
 from training.record import LEDGER_COLUMNS, Counters, SegmentRecord
 from training.replica import Replica
-from training.weights import load_tensors, load_weights
+from training.weights import load_tensors, load_weights, save_tensors
 
 _log = logging.getLogger(__name__)
 
@@ -27,12 +28,16 @@ _PARTIAL_WEIGHTS = "weights.pt"
 
 
 class CheckpointStore:
-    """`segments/<fingerprint>/` and `partial/<fingerprint>/step-<n>/`; only rank 0 writes and verifies."""
+    """`segments/<fingerprint>/` and `partial/<fingerprint>/step-<n>/`; only rank 0 writes and verifies.
 
-    def __init__(self, work_dir: Path, *, model_name: str, world_size: int) -> None:
+    What another number of ranks saved is taken up in exact mode only, where the weights do not depend on it.
+    """
+
+    def __init__(self, work_dir: Path, *, model_name: str, world_size: int, exact: bool) -> None:
         self._segments = work_dir / "segments"
         self._partials = work_dir / "partial"
         self._model_name = model_name
+        self._exact = exact
         self._facts = {
             "world_size": world_size,
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
@@ -46,13 +51,15 @@ class CheckpointStore:
     def finished(self, segment: SegmentConfig, *, start_checksum: str | None) -> dict[str, Any] | None:
         """Return the segment.json of a finished segment that verifies and begins where its predecessor ended.
 
-        One that does not is set aside with a warning, and None returned as for one that was never trained.
+        One that does not is set aside with a warning, and None returned as for one that was never trained. Raises
+        BadCheckpointError for one of another number of ranks.
         """
         folder = self._segments / segment.fingerprint
         if not folder.exists():
             return None
         problem = problem_with(folder, fingerprint=segment.fingerprint)
         if problem is None:
+            self._refuse_other_world_size(folder)
             facts: dict[str, Any] = json.loads((folder / "segment.json").read_bytes())
             if start_checksum in (None, facts["start_checksum"]):
                 return facts
@@ -61,12 +68,16 @@ class CheckpointStore:
         return None
 
     def newest_partial(self, segment: SegmentConfig, *, start_checksum: str | None) -> Path | None:
-        """Return the newest partial checkpoint that verifies; newer ones that do not are set aside with a warning."""
+        """Return the newest partial checkpoint that verifies; newer ones that do not are set aside with a warning.
+
+        Raises BadCheckpointError for one of another number of ranks.
+        """
         for folder in reversed(self._partials_of(segment)):
             problem = problem_with(folder, fingerprint=segment.fingerprint)
             if problem is None:
                 began = json.loads((folder / RECEIPT).read_bytes())["start_checksum"]
                 if start_checksum in (None, began):
+                    self._refuse_other_world_size(folder)
                     return folder
                 problem = f"its segment began from weights {began}, the predecessor now ends with {start_checksum}"
             set_aside(folder, problem)
@@ -99,7 +110,7 @@ class CheckpointStore:
         destination = self._partials / segment.fingerprint / f"step-{record.counters.segment_step:08d}"
         if destination.exists():
             return destination
-        with self._sealed(destination, record) as folder:
+        with self._sealed(destination, replica, record) as folder:
             _write_state(folder, _PARTIAL_WEIGHTS, replica, record, ledger)
         for old in self._partials_of(segment)[:-_PARTIALS_KEPT]:
             shutil.rmtree(old)
@@ -114,16 +125,33 @@ class CheckpointStore:
         """
         segment = record.segment
         destination = self._segments / segment.fingerprint
-        with self._sealed(destination, record) as folder:
+        with self._sealed(destination, replica, record) as folder:
             _write_state(folder, self._weights_name(segment), replica, record, ledger)
             summary: dict[str, Any] = summarise()
             (folder / "segment.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
         shutil.rmtree(self._partials / segment.fingerprint, ignore_errors=True)
         return summary
 
-    def _sealed(self, destination: Path, record: SegmentRecord) -> AbstractContextManager[Path]:
+    @contextlib.contextmanager
+    def _sealed(self, destination: Path, replica: Replica, record: SegmentRecord) -> Iterator[Path]:
         facts = {**self._facts, "start_checksum": record.counters.start_checksum}
-        return sealed_folder(destination, fingerprint=record.segment.fingerprint, facts=facts)
+        try:
+            with sealed_folder(destination, fingerprint=record.segment.fingerprint, facts=facts) as folder:
+                yield folder
+        except OSError as error:
+            free = shutil.disk_usage(self._segments.parent).free
+            raise UnwritableError(
+                f"{destination}: {error.strerror}: a checkpoint needs {_num_bytes(replica):,} bytes, {free:,} are "
+                "free; the one before it is whole: make room and run again"
+            ) from None
+
+    def _refuse_other_world_size(self, folder: Path) -> None:
+        saved, ours = json.loads((folder / RECEIPT).read_bytes())["world_size"], self._facts["world_size"]
+        if saved != ours and not self._exact:
+            raise BadCheckpointError(
+                f"{folder}: saved by {saved} ranks, this run has {ours}; allowed: {saved} ranks, or exact: true, where "
+                "weights do not depend on it"
+            )
 
     def _weights_name(self, segment: SegmentConfig) -> str:
         return f"{self._model_name}_{segment.range}-epoch-{segment.epoch}.pt"
@@ -131,6 +159,13 @@ class CheckpointStore:
     def _partials_of(self, segment: SegmentConfig) -> list[Path]:
         parent = self._partials / segment.fingerprint
         return sorted(path for path in parent.glob("step-*") if path.name.removeprefix("step-").isdigit())
+
+
+def _num_bytes(replica: Replica) -> int:
+    """Return the bytes of a checkpoint's tensors, which are nearly all of it."""
+    state = replica.state()["optimizer"]["state"].values()
+    tensors = [*replica.weights().values(), *(value for moments in state for value in moments.values())]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 def _restore(replica: Replica, weights: Path, state_file: Path) -> dict[str, Any]:
@@ -144,8 +179,8 @@ def _restore(replica: Replica, weights: Path, state_file: Path) -> dict[str, Any
 
 
 def _write_state(folder: Path, weights_name: str, replica: Replica, record: SegmentRecord, ledger: np.ndarray) -> None:
-    torch.save(replica.weights(), folder / weights_name)
-    torch.save({**replica.state(), "counters": dataclasses.asdict(record.counters)}, folder / _STATE)
+    save_tensors(replica.weights(), folder / weights_name)
+    save_tensors({**replica.state(), "counters": dataclasses.asdict(record.counters)}, folder / _STATE)
     (folder / "steps.jsonl").write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in record.lines))
     columns: Any = {name: ledger[:, index] for index, name in enumerate(LEDGER_COLUMNS)}
     np.savez(folder / "ledger.npz", **columns)

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+GRADIENT_FILE = "gradient.pt"
+"""In the work folder, if asked for on the command line: the first step's gradient (training/gradient.py)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentConfig:
@@ -67,6 +70,8 @@ class TrainingConfig:
     """Tokens per sample at most."""
     seed: int
     """Seed of the order of the samples and of dropout."""
+    exact: bool
+    """Whether the weights must not depend on the number of ranks, to the bit (training/ordered_sum.py)."""
     threads_per_rank: int
     """CPU threads of each rank."""
     log_every_steps: int

@@ -50,10 +50,12 @@ class MicroBatch:
     """(num_samples,) int64: position of each row in the data set; empty for a dummy."""
     sample_num_tokens: np.ndarray
     """(num_samples,) int64: label tokens of each row; empty for a dummy."""
-    num_padded_tokens: int
+    num_padding_tokens: int
     """Positions that hold padding; 0 for a dummy."""
     dropout_seed: int = 0
     """Seed of dropout in this micro-batch: a function of the step and the micro-batch, never of the rank."""
+    place: int | None = None
+    """Which of the step's micro-batches it is, from 0; None for a dummy and outside of steps."""
 
     @property
     def num_samples(self) -> int:
@@ -100,7 +102,9 @@ def open_slice(folder: Path) -> Slice:
     return Slice(tokens=tokens, offsets=offsets, row_ids=row_ids)
 
 
-def collate(source: Slice, rows: Sequence[int], *, seq_len: int, dropout_seed: int = 0) -> MicroBatch:
+def collate(
+    source: Slice, rows: Sequence[int], *, seq_len: int, dropout_seed: int = 0, place: int | None = None
+) -> MicroBatch:
     """Return the rows as one micro-batch, as long as its longest row rounded up to 8, at most `seq_len`."""
     texts = [source.row(index, seq_len) for index in rows]
     longest = max((len(text) for text in texts), default=1)
@@ -116,8 +120,9 @@ def collate(source: Slice, rows: Sequence[int], *, seq_len: int, dropout_seed: i
         labels=torch.from_numpy(labels),
         row_ids=np.asarray(source.row_ids[list(rows)], dtype=np.int64),
         sample_num_tokens=(labels != IGNORED_LABEL).sum(axis=1),
-        num_padded_tokens=input_ids.size - sum(len(text) for text in texts),
+        num_padding_tokens=input_ids.size - sum(len(text) for text in texts),
         dropout_seed=dropout_seed,
+        place=place,
     )
 
 
@@ -130,7 +135,7 @@ def dummy_micro_batch(seq_len: int) -> MicroBatch:
         labels=torch.full(shape, IGNORED_LABEL, dtype=torch.int64),
         row_ids=nothing,
         sample_num_tokens=nothing,
-        num_padded_tokens=0,
+        num_padding_tokens=0,
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from training import failure
 from training.config import TrainingConfig
 
 # The longest wait of one rank for another: for rank 0 writing a checkpoint of several GB to a slow disk.
@@ -58,17 +59,23 @@ class Ranks:
         return int(self.gather(np.array([value])).max())
 
     def first_says(self, ask: Callable[[], Any]) -> Any:
-        """Return, on every rank, the JSON value that `ask` gives on rank 0; the others wait for it."""
+        """Return, on every rank, the JSON value that `ask` gives on rank 0; the others wait for it.
+
+        A TrainingError there is raised on every rank.
+        """
         if self.world_size == 1:
             return ask()
-        said = json.dumps(ask()).encode() if self.is_first else b""
+        said = _answer(ask) if self.is_first else b""
         length = torch.tensor([len(said)])
         dist.broadcast(length, src=0)
         text = torch.zeros(int(length), dtype=torch.uint8)
         if self.is_first:
             text = torch.frombuffer(bytearray(said), dtype=torch.uint8)
         dist.broadcast(text, src=0)
-        return json.loads(text.numpy().tobytes())
+        answer = json.loads(text.numpy().tobytes())
+        if "error" in answer:
+            raise getattr(failure, answer["error"])(answer["message"])
+        return answer["value"]
 
     def gather_text(self, text: str) -> list[str]:
         """Return every rank's text, all of the same length, in rank order."""
@@ -85,6 +92,13 @@ class Ranks:
         parts = [torch.empty_like(padded) for _ in range(self.world_size)]
         dist.all_gather(parts, padded)
         return [part[:size].numpy() for part, size in zip(parts, sizes, strict=True)]
+
+
+def _answer(ask: Callable[[], Any]) -> bytes:
+    try:
+        return json.dumps({"value": ask()}).encode()
+    except failure.TrainingError as error:
+        return json.dumps({"error": type(error).__name__, "message": str(error)}).encode()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """How a training process ends other than well, and the exit codes that say so."""
 
 EXIT_BAD_CHECKPOINT = 3
+EXIT_NO_RESOURCES = 4
 EXIT_DIVERGED = 5
 EXIT_FAILED = 6
 EXIT_PREEMPTED = 75
@@ -17,6 +18,12 @@ class BadCheckpointError(TrainingError):
     """A checkpoint or a model folder is not what it has to be."""
 
     exit_code = EXIT_BAD_CHECKPOINT
+
+
+class UnwritableError(TrainingError):
+    """A checkpoint could not be written; the one before it is whole."""
+
+    exit_code = EXIT_NO_RESOURCES
 
 
 class DivergedError(TrainingError):

@@ -17,6 +17,8 @@ from training.data import MicroBatch, open_slice
 from training.distributed import Ranks
 from training.events import EventStream
 from training.failure import EXIT_INTERRUPTED, RanksDisagreeError, StoppedError
+from training.fault import Fault, planned_fault
+from training.gradient import GradientKeeper
 from training.plan import micro_batches_for, plan_segment
 from training.prefetch import prefetched
 from training.record import Counters, SegmentRecord, now
@@ -45,16 +47,27 @@ class Launch:
     """What is said to the parent."""
     store: CheckpointStore
     """Where finished and partial work is."""
+    keeps_gradient: bool
+    """Whether to write the first step's gradient to a file (training/gradient.py)."""
+    fault: Fault | None
+    """What is to go wrong, in tests."""
 
 
-def train(config: TrainingConfig, ranks: Ranks, *, stop: StopRequest, events: EventStream) -> None:
+def train(
+    config: TrainingConfig, ranks: Ranks, *, stop: StopRequest, events: EventStream, keeps_gradient: bool = False
+) -> None:
     """Train every segment of the run that is not finished, in order, each from where its predecessor ended.
 
-    Raises StoppedError, DivergedError, BadCheckpointError or RanksDisagreeError, on all ranks alike.
+    Raises StoppedError, DivergedError, BadCheckpointError, UnwritableError or RanksDisagreeError, on all ranks alike.
     """
     started = time.perf_counter()
-    store = CheckpointStore(config.work_dir, model_name=config.model_name, world_size=ranks.world_size)
-    launch = Launch(config=config, ranks=ranks, stop=stop, events=events, store=store)
+    store = CheckpointStore(
+        config.work_dir, model_name=config.model_name, world_size=ranks.world_size, exact=config.exact
+    )
+    launch = Launch(
+        config=config, ranks=ranks, stop=stop, events=events, store=store, keeps_gradient=keeps_gradient,
+        fault=planned_fault(ranks.rank),
+    )  # fmt: skip
     if ranks.is_first:
         store.clear_unfinished()
     sizes = [len(open_slice(segment.slice_dir)) for segment in config.segments]
@@ -131,6 +144,8 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
 
         result = strategy.train_step(micro_batches, num_tokens=num_tokens, learning_rate=learning_rate)
 
+        if launch.fault is not None:
+            launch.fault.strike(step)
         record.consume(step, ranks.rank, micro_batches, result)
         window.add(
             step, result, micro_batches,
@@ -167,6 +182,8 @@ def _build_strategy(launch: Launch) -> Strategy:
     strategies: Any = importlib.import_module(f"training.strategies.{config.strategy}")
     model = workload.load_model(config.model_dir)
     strategy: Strategy = strategies.build(model, workload, config, launch.ranks)
+    if launch.keeps_gradient:
+        strategy.replica.on_gradient = GradientKeeper(config.work_dir, launch.ranks)
     return strategy
 
 
@@ -229,7 +246,10 @@ def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[s
 
     def summarise() -> dict[str, Any]:
         record.counters.checkpoint_seconds = earlier_seconds + time.perf_counter() - started
-        return record.summary(launch.config.cell, checksums)
+        return record.summary(
+            launch.config.cell, ranks,
+            gradient_bucket_bytes=strategy.gradient_bucket_bytes, parameter_checksums=checksums,
+        )  # fmt: skip
 
     facts: dict[str, Any] = ranks.first_says(
         lambda: launch.store.save_finished(strategy.replica, record, ledger, summarise)

@@ -84,5 +84,11 @@ def micro_batches_for(
         if index is None:
             yield dummy_micro_batch(seq_len)
         else:
-            dropout_seed = int(np.random.SeedSequence([*seed, index]).generate_state(1)[0])
-            yield collate(source, step.micro_batches[index].tolist(), seq_len=seq_len, dropout_seed=dropout_seed)
+            yield micro_batch_of(source, step, index, seq_len=seq_len, seed=seed)
+
+
+def micro_batch_of(source: Slice, step: StepPlan, index: int, *, seq_len: int, seed: tuple[int, int]) -> MicroBatch:
+    """Return one micro-batch of a step, the same on whichever rank; `seed` as above."""
+    dropout_seed = int(np.random.SeedSequence([*seed, index]).generate_state(1)[0])
+    rows = step.micro_batches[index].tolist()
+    return collate(source, rows, seq_len=seq_len, dropout_seed=dropout_seed, place=index)

@@ -31,7 +31,7 @@ class Counters:
     """Samples consumed, all ranks."""
     num_tokens: int = 0
     """Label tokens learned from, all ranks."""
-    num_padded_tokens: int = 0
+    num_padding_tokens: int = 0
     """Positions that held padding, all ranks."""
     loss_sum: float = 0.0
     """Sum of the losses of all label tokens."""
@@ -44,6 +44,10 @@ class Counters:
     num_all_reduces: int = 0
     """Gradient all-reduces that rank 0 took part in."""
     num_all_reduce_bytes: int = 0
+    """Bytes of gradient that rank 0 put into them."""
+    num_gathers: int = 0
+    """All-gathers of gradients that rank 0 took part in; 0 unless the run is exact."""
+    num_gather_bytes: int = 0
     """Bytes of gradient that rank 0 put into them."""
     num_resumes: int = 0
     """Launches that went on with it."""
@@ -71,8 +75,8 @@ class SegmentRecord:
 
     def consume(self, step: int, rank: int, micro_batches: Sequence[MicroBatch], result: StepResult) -> None:
         """Enter what this rank put through the model in a step."""
-        self.counters.num_all_reduces += result.num_all_reduces
-        self.counters.num_all_reduce_bytes += result.num_all_reduce_bytes
+        for name in ("num_all_reduces", "num_all_reduce_bytes", "num_gathers", "num_gather_bytes"):
+            setattr(self.counters, name, getattr(self.counters, name) + getattr(result, name))
         for part in micro_batches:
             rows = np.empty((part.num_samples, len(LEDGER_COLUMNS)), dtype=np.int64)
             rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] = rank, step, part.row_ids, part.sample_num_tokens
@@ -83,7 +87,7 @@ class SegmentRecord:
         lines = []
         for fact in facts:
             self.counters.segment_step = fact.step - self.first_step + 1
-            for name in ("loss_sum", "num_samples", "num_tokens", "num_padded_tokens", "data_wait_seconds"):
+            for name in ("loss_sum", "num_samples", "num_tokens", "num_padding_tokens", "data_wait_seconds"):
                 setattr(self.counters, name, getattr(self.counters, name) + getattr(fact, name))
             self.counters.train_seconds += fact.seconds
             lines.append(self._line(fact))
@@ -96,7 +100,9 @@ class SegmentRecord:
         everything = np.concatenate([self.earlier_ledger, *ranks.gather_rows(mine)])
         return everything[np.lexsort((everything[:, 0], everything[:, 1]))]
 
-    def summary(self, cell: str, parameter_checksums: list[str]) -> dict[str, Any]:
+    def summary(
+        self, cell: str, ranks: Ranks, *, gradient_bucket_bytes: list[int], parameter_checksums: list[str]
+    ) -> dict[str, Any]:
         """Return the content of segment.json."""
         totals = dataclasses.asdict(self.counters)
         loss_sum, seconds = totals.pop("loss_sum"), totals["train_seconds"]
@@ -112,6 +118,8 @@ class SegmentRecord:
             "loss": loss_sum / max(totals["num_tokens"], 1),
             "tokens_per_second": totals["num_tokens"] / seconds,
             "samples_per_second": totals["num_samples"] / seconds,
+            "backend": ranks.backend if ranks.world_size > 1 else None,
+            "gradient_bucket_bytes": gradient_bucket_bytes,
             "parameter_checksums": parameter_checksums,
         }
 

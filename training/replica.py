@@ -1,6 +1,7 @@
 """A whole model with its optimizer on one rank: what every strategy that replicates the model shares."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,9 +36,15 @@ class Replica:
             {"params": [part for part in parameters if part.ndim < 2], "weight_decay": 0.0},
         ]
         self._parameters = parameters
+        if config.exact and device.type == "cuda":
+            # Without it some kernels, such as the backward of attention, add in whatever order their threads come.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
         self._optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True)
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.on_gradient: Callable[[Mapping[str, Tensor]], None] | None = None
+        """Given the reduced gradient of every step before it is clipped; nobody listens while a training is timed."""
 
     @property
     def forgives_overflow(self) -> bool:
@@ -63,6 +70,8 @@ class Replica:
         device, without telling the host.
         """
         self._scaler.unscale_(self._optimizer)
+        if self.on_gradient is not None:
+            self.on_gradient(self._gradient())
         grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -75,10 +84,33 @@ class Replica:
         self.forget_gradient()
         return loss_sum, grad_norm
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained."""
+        return self._parameters
+
+    def take_gradient(self) -> list[Tensor]:
+        """Return what was added up and drop it here, parameter by parameter; raises ValueError if one has none."""
+        gradient = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if len(gradient) < len(self._parameters):
+            unused = [name for name, part in self.module.named_parameters() if part.requires_grad and part.grad is None]
+            raise ValueError(f"the loss does not depend on {', '.join(unused[:5])}; allowed: parameters that are used")
+        self._optimizer.zero_grad(set_to_none=True)
+        return gradient
+
+    def put_gradient(self, gradient: Sequence[Tensor]) -> None:
+        """Have `step` apply this gradient, parameter by parameter."""
+        for parameter, part in zip(self._parameters, gradient, strict=True):
+            parameter.grad = part
+
     def forget_gradient(self) -> None:
         """Drop what was added up."""
         self._optimizer.zero_grad(set_to_none=True)
         self._loss_sum = torch.zeros_like(self._loss_sum)
+
+    def _gradient(self) -> dict[str, Tensor]:
+        named = self.module.named_parameters()
+        return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
 
     def parameter_checksum(self) -> str:
         """Return the sha256 (hex) of all parameters."""

@@ -2,8 +2,9 @@
 
 import hashlib
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,12 +59,47 @@ def load_tensors(file: Path) -> dict[str, Any]:
     return state
 
 
+def save_tensors(state: Mapping[str, Any], file: Path) -> None:
+    """Write what `load_tensors` reads; raises OSError if the disk does not take it."""
+    with file.open("wb") as stream:
+        sink = _Sink(stream)
+        try:
+            torch.save(state, cast(IO[bytes], sink))
+        except RuntimeError:
+            if sink.error is not None:
+                raise sink.error from None
+            raise
+
+
+class _Sink:
+    """A file for torch.save, which hides the error of a full disk behind one of its own."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._stream.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
 def parameter_checksum(model: nn.Module) -> str:
     """Return the sha256 (hex) of the names and bytes of all parameters, sorted by name; tied ones count once."""
+    return tensor_checksum(dict(model.named_parameters()))
+
+
+def tensor_checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Return the sha256 (hex) of the names and bytes of the tensors, sorted by name."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(name.encode() + b"\0")
-        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -26,7 +26,7 @@ class StepFacts:
     """Label tokens that were learned from, as counted by the ranks that had them."""
     num_samples: int
     """Samples that were consumed."""
-    num_padded_tokens: int
+    num_padding_tokens: int
     """Positions that held padding."""
     learning_rate: float
     """Learning rate of the update."""
@@ -64,7 +64,7 @@ class Window:
             (
                 sum(part.num_tokens for part in micro_batches),
                 sum(part.num_samples for part in micro_batches),
-                sum(part.num_padded_tokens for part in micro_batches),
+                sum(part.num_padding_tokens for part in micro_batches),
                 data_wait_seconds,
             )
         )
@@ -87,7 +87,7 @@ class Window:
         self, step: int, num_tokens: int, learning_rate: float, ranks: np.ndarray, forgives_overflow: bool
     ) -> StepFacts:
         """Return the step's facts; `ranks`: (world_size, 7), one row per rank."""
-        losses, norms, seconds, tokens, samples, padded, waits = ranks.T
+        losses, norms, seconds, tokens, samples, padding, waits = ranks.T
         _check_finite(step, "loss", losses)
         if not forgives_overflow:
             _check_finite(step, "gradient norm", norms)
@@ -100,7 +100,7 @@ class Window:
             loss_sum=float(losses.sum()),
             num_tokens=num_tokens,
             num_samples=int(samples.sum()),
-            num_padded_tokens=int(padded.sum()),
+            num_padding_tokens=int(padding.sum()),
             learning_rate=learning_rate,
             grad_norm=float(norms[0]) if math.isfinite(norms[0]) else None,
             seconds=float(seconds.max()) / len(self._steps),

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.stage.parent import parent_death_signal_setter
@@ -22,13 +23,15 @@ class Launch:
     process dies. Every rank, in turn, ends itself when torchrun dies.
     """
 
-    def __init__(self, config: Path, *, world_size: int, threads_per_rank: int, log_folder: Path) -> None:
+    def __init__(
+        self, config: Path, *, world_size: int, threads_per_rank: int, log_folder: Path, arguments: Sequence[str] = ()
+    ) -> None:
         log_folder.mkdir(parents=True, exist_ok=True)
         self._log_folder = log_folder
         self._log = log_folder / "torchrun.log"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={world_size}", "--max-restarts=0"]
-        command += [f"--log-dir={log_folder}", "--redirects=3", "-m", "training", "--config", str(config)]
+        command += [f"--log-dir={log_folder}", "--redirects=3", "-m", "training", "--config", str(config), *arguments]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,

@@ -4,6 +4,7 @@ import functools
 from datetime import UTC, datetime
 
 from tasks.reporting import statistics
+from tasks.reporting.equivalence import equivalences
 from tasks.reporting.facts import ComparisonFacts, DatasetFacts, GpuFacts, MachineFacts, ModelFacts, SliceFacts
 from tasks.reporting.gates import check_gates
 from tasks.reporting.outputs import Outputs, RunOutputs
@@ -36,6 +37,7 @@ def collect_results(outputs: Outputs) -> Results:
         label=label_of(outputs),
         is_speedup_withheld=is_withheld,
         gates=gates,
+        equivalence=equivalences(outputs),
         comparison=_comparison(outputs),
         cells=[_cell(outputs, cell, is_withheld=is_withheld) for cell in outputs.params.cells],
         quality=_quality(outputs),

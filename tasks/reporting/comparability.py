@@ -1,16 +1,23 @@
 """Is it a fair comparison? Checks that the cells did the same work under the same conditions."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.reporting import wording
-from tasks.reporting.gate import Finding, finding, not_checked
+from tasks.reporting.gate import Finding, Number, finding, not_checked
 from tasks.reporting.outputs import Ledger, Outputs, RunOutputs
 from tasks.reporting.stage_files import RunFile
 
 _DATA_BOUND_SHARE = 0.05
+_MOST_EFFICIENCY = 1.1
+"""Parallel efficiency above which a speedup is not believed.
+
+Every rank holds the whole model and runs the same micro-batches as the baseline, so there is no cache to win: 1.0 is
+the most that can be. The rest is for the noise of one run, of which a few percent are usual.
+"""
 
 
 def same_setting(outputs: Outputs) -> Finding:
@@ -35,6 +42,11 @@ def same_setting(outputs: Outputs) -> Finding:
         otherwise=f"start weights {outputs.base_model.digest[:12]}, code {baseline.facts.code_digest[:12]}, machine "
         f"{outputs.machine.digest[:12]}, {baseline.facts.global_batch_size} samples per step and the learning rate "
         f"of each of {len(baseline.steps.step):,} steps are equal in all {len(outputs.runs)} cells",
+        numbers={
+            "steps": outputs.per_cell(lambda run: len(run.steps.step)),
+            "global_batch_size": outputs.per_cell(lambda run: run.facts.global_batch_size),
+            "highest_learning_rate": outputs.per_cell(lambda run: float(run.steps.learning_rate.max())),
+        },
     )
 
 
@@ -58,6 +70,7 @@ def same_rows_per_step(outputs: Outputs) -> Finding:
         return not_checked("only one cell")
     reference = {(part.facts.range, part.facts.epoch): part for part in outputs.baseline.segments}
     problems, num_steps = [], 0
+    num_others: dict[str, Number] = dict.fromkeys(outputs.runs, 0)
     for cell, run in outputs.others.items():
         for segment in run.segments:
             key = (segment.facts.range, segment.facts.epoch)
@@ -65,6 +78,7 @@ def same_rows_per_step(outputs: Outputs) -> Finding:
                 continue
             mine, its = _rows_by_step(segment.ledger), _rows_by_step(reference[key].ledger)
             num_steps += segment.facts.num_steps
+            num_others[cell] = (num_others[cell] or 0) + _num_unmatched(mine, its)
             if mine.shape != its.shape:
                 problems.append(
                     f"{cell} {key[0]} epoch {key[1]}: {mine.shape[1]} samples, {its.shape[1]} in the baseline"
@@ -72,7 +86,11 @@ def same_rows_per_step(outputs: Outputs) -> Finding:
             elif (differing := np.flatnonzero((mine != its).any(axis=0))).size:
                 step, row = mine[:, differing[0]]
                 problems.append(f"{cell} {key[0]} epoch {key[1]}: other rows from step {step} on (first: row {row})")
-    return finding(problems, otherwise=f"the rows of each of {num_steps:,} steps are the baseline's")
+    return finding(
+        problems,
+        otherwise=f"the rows of each of {num_steps:,} steps are the baseline's",
+        numbers={"steps_compared": num_steps, "samples_in_other_steps": list(num_others.values())},
+    )
 
 
 def _rows_by_step(ledger: Ledger) -> NDArray[np.int64]:
@@ -81,10 +99,20 @@ def _rows_by_step(ledger: Ledger) -> NDArray[np.int64]:
     return np.stack([ledger.step[order], ledger.row_id[order]])
 
 
+def _num_unmatched(mine: NDArray[np.int64], its: NDArray[np.int64]) -> int:
+    """Return how many (step, row) pairs are in one of the two and not in the other, counted as often as they occur."""
+    steps, rows = np.concatenate([mine, its], axis=1)
+    _, places = np.unique(steps * (rows.max(initial=0) + 1) + rows, return_inverse=True)
+    signs = np.concatenate([np.ones(mine.shape[1]), -np.ones(its.shape[1])])
+    return int(np.abs(np.bincount(places, signs)).sum())
+
+
 def every_sample_once(outputs: Outputs) -> Finding:
     """Check in the work ledgers that each segment learned from each row of its range exactly once."""
-    problems, num_samples = [], 0
+    problems = []
+    counted: dict[str, list[Number]] = {"samples": [], "left_out": [], "repeated": [], "of_no_such_range": []}
     for cell, run in outputs.runs.items():
+        sums = np.zeros(len(counted), dtype=np.int64)
         found = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
         if found != outputs.segments:
             problems.append(f"{cell}: trained {_listed(found)}, asked for {_listed(outputs.segments)}")
@@ -95,17 +123,20 @@ def every_sample_once(outputs: Outputs) -> Finding:
             expected = np.unique(outputs.slices[segment.facts.range].row_ids)
             missing, foreign = np.setdiff1d(expected, rows).size, np.setdiff1d(rows, expected).size
             repeated = int((counts > 1).sum())
-            num_samples += int(counts.sum())
+            sums += [int(counts.sum()), missing, repeated, foreign]
             if missing or foreign or repeated:
                 problems.append(
                     f"{cell} {segment.facts.range} epoch {segment.facts.epoch}: of {expected.size} rows {missing} "
                     f"were left out and {repeated} used more than once; {foreign} rows of no such range "
                     f"({int(counts.sum())} samples in all)"
                 )
+        for name, number in zip(counted, sums.tolist(), strict=True):
+            counted[name].append(number)
     return finding(
         problems,
-        otherwise=f"{num_samples:,} samples in the work ledgers: every row of every range once per epoch, in every "
-        "cell",
+        otherwise=f"{sum(number or 0 for number in counted['samples']):,} samples in the work ledgers: every row of "
+        "every range once per epoch, in every cell",
+        numbers=counted,
     )
 
 
@@ -132,51 +163,102 @@ def equal_tokens(outputs: Outputs) -> Finding:
                 )
         if not problems and totals[cell] != expected_in_all:
             problems.append(f"{cell}: {totals[cell]:,} tokens in all, {expected_in_all:,} expected")
-    found = finding(problems, otherwise=f"{expected_in_all:,} tokens in every cell, as many as the ranges hold")
-    return Finding(found.verdict, found.compared, _per_token(outputs, totals) if problems else None)
+    found = finding(
+        problems,
+        otherwise=f"{expected_in_all:,} tokens in every cell, as many as the ranges hold",
+        numbers={"tokens": list(totals.values()), "expected": expected_in_all},
+    )
+    return dataclasses.replace(found, true_figure=_per_token(outputs, totals) if problems else None)
 
 
 def _per_token(outputs: Outputs, totals: dict[str, int]) -> str | None:
-    """Return what the speedups are per token learned from, for the cells that did another amount of work."""
+    """Return what the speedups are per token learned from, for the cells that did another amount of work.
+
+    None where not even those can be believed.
+    """
     first = outputs.params.baseline
-    seconds = {cell: sum(part.facts.train_seconds for part in run.segments) for cell, run in outputs.runs.items()}
-    told = [
-        f"{cell} did {totals[cell] / totals[first]:.2f}x the work of {first}; per unit of work it is "
-        f"{totals[cell] / seconds[cell] / (totals[first] / seconds[first]):.2f}x as fast"
-        for cell in outputs.others
-        if totals[first] and totals[cell] != totals[first]
-    ]
+    rank_seconds = {cell: _rank_seconds(run) for cell, run in outputs.runs.items()}
+    told = []
+    for cell, run in outputs.others.items():
+        if not totals[first] or totals[cell] == totals[first]:
+            continue
+        efficiency = totals[cell] / rank_seconds[cell] / (totals[first] / rank_seconds[first])
+        if efficiency > _MOST_EFFICIENCY:
+            return None
+        told.append(
+            f"{cell} did {totals[cell] / totals[first]:.2f}x the work of {first}; per unit of work it is "
+            f"{efficiency * run.facts.world_size / outputs.baseline.facts.world_size:.2f}x as fast"
+        )
     return "; ".join(told) or None
+
+
+def _rank_seconds(run: RunOutputs) -> float:
+    """Return the seconds of the optimizer steps times the number of ranks."""
+    return run.facts.world_size * sum(segment.facts.train_seconds for segment in run.segments)
 
 
 def not_data_bound(outputs: Outputs) -> Finding:
     """Check that no cell waited for data for more than a small share of its steps."""
     problems, seen = [], []
+    shares: list[Number] = []
     for cell, run in outputs.runs.items():
         seconds = sum(segment.facts.train_seconds for segment in run.segments)
         share = sum(segment.facts.data_wait_seconds for segment in run.segments) / seconds
+        shares.append(share)
         seen.append(f"{cell} {wording.small_percent(share)}")
         if not share <= _DATA_BOUND_SHARE:
             problems.append(
                 f"{cell} waited for data in {wording.small_percent(share)} of its step time, at most "
                 f"{wording.percent(_DATA_BOUND_SHARE)} allowed"
             )
-    return finding(problems, otherwise=f"share of step time spent waiting for data: {', '.join(seen)}")
+    return finding(
+        problems,
+        otherwise=f"share of step time spent waiting for data: {', '.join(seen)}",
+        numbers={"data_wait_shares": shares, "most_allowed": _DATA_BOUND_SHARE},
+    )
+
+
+def speedup_is_plausible(outputs: Outputs) -> Finding:
+    """Check that no cell needed much less of its ranks' time than the baseline: more than linear is not possible."""
+    if not outputs.others:
+        return not_checked("only one cell")
+    first = outputs.params.baseline
+    taken = {cell: _rank_seconds(run) for cell, run in outputs.runs.items()}
+    problems = [
+        f"{cell} took {wording.seconds(taken[cell])} of its ranks' time (train seconds x ranks), {first} "
+        f"{wording.seconds(taken[first])}: a parallel efficiency of {taken[first] / taken[cell]:.2f}, above "
+        f"{_MOST_EFFICIENCY:g} is not possible; {first} probably shared the machine with something else or did more "
+        "work. Train all cells again on an idle machine: rm -rf .work/runs, then dvc repro -f -s train, then make "
+        "compare"
+        for cell in outputs.others
+        if taken[first] > _MOST_EFFICIENCY * taken[cell]
+    ]
+    return finding(
+        problems,
+        # No efficiency here: another gate may have withheld it.
+        otherwise="time of all ranks together (train seconds x ranks): "
+        f"{', '.join(f'{cell} {wording.seconds(seconds)}' for cell, seconds in taken.items())}; at least "
+        f"{wording.seconds(taken[first] / _MOST_EFFICIENCY)} is believed",
+        numbers={"rank_seconds": list(taken.values()), "least_believed": taken[first] / _MOST_EFFICIENCY},
+    )
 
 
 def own_device(outputs: Outputs) -> Finding:
     """Check that no rank shares a GPU or, on the CPU, a core with another."""
     problems, seen = [], []
+    numbers: dict[str, list[Number]] = {"needed": [], "there": []}
     for cell, run in outputs.runs.items():
         facts = run.facts
         if facts.device == "cuda":
             needed, there, what = facts.world_size, len(outputs.machine.gpus), "GPUs"
         else:
             needed, there, what = facts.world_size * facts.threads_per_rank, outputs.machine.num_cpus, "CPUs"
+        numbers["needed"].append(needed)
+        numbers["there"].append(there)
         seen.append(f"{cell} {needed} of {there} {what}")
         if needed > there:
             problems.append(
                 f"{cell} needs {needed} {what} and shares {there}: a cell whose ranks share devices says nothing "
                 "about scaling"
             )
-    return finding(problems, otherwise=", ".join(seen))
+    return finding(problems, otherwise=", ".join(seen), numbers=numbers)

@@ -2,15 +2,20 @@
 
 from collections.abc import Callable
 
-from tasks.reporting import comparability, correctness
+from tasks.reporting import comparability, correctness, equivalence, synchronisation
 from tasks.reporting.gate import Finding, Gate
 from tasks.reporting.outputs import Outputs
 
 _CHECKS: list[tuple[str, str, Callable[[Outputs], Finding]]] = [
     (
+        "Update equivalence",
+        "Does an update of N ranks equal that of one process?",
+        equivalence.update_equivalence,
+    ),
+    (
         "Gradients were synchronised",
         "Did the ranks exchange the whole gradient exactly once per optimizer step?",
-        correctness.gradients_synchronised,
+        synchronisation.gradients_synchronised,
     ),
     (
         "Same parameters on all ranks",
@@ -24,7 +29,7 @@ _CHECKS: list[tuple[str, str, Callable[[Outputs], Finding]]] = [
     ),
     (
         "Starts from the base model",
-        "Is the first loss about the base model's own?",
+        "Is the loss of the first step the base model's own on the same rows?",
         correctness.starts_from_base_model,
     ),
     (
@@ -62,6 +67,11 @@ _CHECKS: list[tuple[str, str, Callable[[Outputs], Finding]]] = [
         "Are there as many GPUs (or CPU cores) as the ranks need?",
         comparability.own_device,
     ),
+    (
+        "Speedup is plausible",
+        "Is no cell faster than its number of ranks can make it?",
+        comparability.speedup_is_plausible,
+    ),
 ]
 
 _SPARE_THROUGHPUT = {
@@ -69,6 +79,7 @@ _SPARE_THROUGHPUT = {
     "Same rows in the same steps",
     "Every sample exactly once",
     "Equal tokens",
+    "Speedup is plausible",
 }
 """Gates that may fail while tokens per second can still be compared, so that a figure per unit of work is true."""
 
@@ -84,6 +95,7 @@ def check_gates(outputs: Outputs) -> list[Gate]:
                 question=question,
                 verdict=found.verdict,
                 compared=found.compared,
+                numbers=dict(found.numbers),
                 true_figure=found.true_figure,
             )
         )

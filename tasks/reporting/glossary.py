@@ -36,5 +36,13 @@ GLOSSARY: dict[str, str] = {
     "Resumed": "How often the training was taken up again from a checkpoint.",
     "Gate": "A check that has to pass before a speedup is printed.",
     "Verdict": "passed, failed, or not checked, which is no pass.",
+    "Compared": "The gradient of the first update, reduced over the ranks and before clipping; the weights after the "
+    "last update of a few.",
+    "Difference": "L2 norm of the differences between the ranks and one process / L2 norm of the one process's.",
+    "Largest": "Largest absolute difference of a single element.",
+    "Bitwise equal": "Whether every bit agrees.",
+    "Noise floor": "The difference that one process makes to itself when it adds the same micro-batches up in another "
+    "order: rounding alone.",
+    "Allowed": "The largest difference that still passes: a multiple of the noise floor.",
     "What was compared": "The numbers that the gate looked at.",
 }

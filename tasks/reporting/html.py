@@ -47,7 +47,7 @@ def render_html(results: Results, svgs: dict[str, str]) -> str:
         headline=_headline(results),
         facts=tables.compared_facts(results),
         work=tables.spread_of_work(results),
-        gates=tables.gates(results),
+        equivalence=tables.equivalence(results),
         speed=[table for table in (tables.speed_of_cells(results), *_parts(results)) if table is not None],
         speed_charts=list(figures.values()),
         quality_charts=quality_charts,

@@ -14,6 +14,7 @@ def render_markdown(results: Results) -> str:
     """Return the report as GitHub-flavoured markdown."""
     parts = tables.speed_of_ranges(results), tables.speed_of_epochs(results)
     withheld = notes.withheld(results)
+    equivalence = tables.equivalence(results)
     blocks = [
         f"# {escaped(results.name)}",
         escaped(results.description),
@@ -24,6 +25,7 @@ def render_markdown(results: Results) -> str:
         _table(tables.spread_of_work(results)),
         "## Gates",
         _table(tables.gates(results)),
+        *([_table(equivalence)] if equivalence else []),
         "## How much faster",
         *([withheld] if withheld else []),
         *[_table(table) for table in (tables.speed_of_cells(results), *parts) if table is not None],

@@ -17,6 +17,13 @@ def how_measured(results: Results) -> list[str]:
         "up after that is inside.",
         "Models are evaluated on rows that no range overlaps, each token counted once.",
     ]
+    if results.equivalence:
+        notes.append(
+            f"Before the training, each cell's ranks made {results.equivalence[0].num_steps} updates on the first "
+            "rows, and one process without wrapper or communication made the same ones, with code of its own for loss, "
+            "weighting, clipping and update. Update equivalence compares the two; the noise floor is what adding the "
+            "same micro-batches up in another order changes in that one process."
+        )
     if resumed:
         notes.append(
             f"Training was interrupted and taken up again from a checkpoint ({', '.join(resumed)}); each start warms "
@@ -34,9 +41,12 @@ def not_claimed(results: Results) -> list[str]:
         "Whether the machine was idle otherwise was not measured.",
         "Figures hold for this model, data, batch size, machine and these versions; nothing is said about other "
         "numbers of ranks.",
-        "The gates compare what real runs recorded. They do not compare the weights of a step on several ranks with "
-        "those of a step on one.",
     ]
+    if not results.equivalence:
+        notes.append(
+            "The gates compare what real runs recorded. The weights of a step on several ranks were not compared with "
+            "those of a step on one."
+        )
     unchecked = [gate.name for gate in results.gates if gate.verdict == "not checked"]
     if unchecked:
         notes.append(f"Not checked: {wording.listed(unchecked)}.")

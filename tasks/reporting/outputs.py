@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +13,10 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from tasks.params import Params
+from tasks.reporting.gate import Number
 from tasks.reporting.stage_files import (
     BaseModelManifest,
+    CertificateFile,
     EvaluationFile,
     MachineFile,
     RawManifest,
@@ -72,6 +75,11 @@ class SegmentOutputs:
     folder: Path
     facts: SegmentFile
 
+    @property
+    def title(self) -> str:
+        """What messages call it: `2proc 0-800 epoch 1`."""
+        return f"{self.facts.cell} {self.facts.range} epoch {self.facts.epoch}"
+
     @cached_property
     def steps(self) -> Steps:
         """Every optimizer step of the segment."""
@@ -127,6 +135,8 @@ class Outputs:
     base_model: BaseModelManifest
     machine: MachineFile
     slices: dict[str, SliceOutputs]
+    certificate: CertificateFile | None
+    """Of update equivalence; None where the stage `measure` has not run."""
     runs: dict[str, RunOutputs]
     evaluation: EvaluationFile
 
@@ -140,6 +150,10 @@ class Outputs:
         """The runs of all other cells."""
         return {cell: run for cell, run in self.runs.items() if cell != self.params.baseline}
 
+    def per_cell(self, number: Callable[[RunOutputs], Number]) -> list[Number]:
+        """Return a number of every cell, in the order of params.yaml."""
+        return [number(run) for run in self.runs.values()]
+
     @property
     def segments(self) -> list[tuple[str, int]]:
         """The (range, epoch) of every segment that params.yaml asks for, in the order of training."""
@@ -148,10 +162,19 @@ class Outputs:
 
 
 def read_outputs(
-    params: Params, *, raw: Path, base_model: Path, slices: Path, runs: Path, evaluation: Path, machine: Path
+    params: Params,
+    *,
+    raw: Path,
+    base_model: Path,
+    slices: Path,
+    measurements: Path,
+    runs: Path,
+    evaluation: Path,
+    machine: Path,
 ) -> Outputs:
     """Return what the earlier stages wrote; raises DataError in one line for anything missing or damaged."""
     names = [*(str(part) for part in params.ranges), str(params.heldout)]
+    certificate = measurements / "certificate.json"
     return Outputs(
         params=params,
         raw=_read(raw, RawManifest),
@@ -160,6 +183,7 @@ def read_outputs(
         slices={
             name: SliceOutputs(slices / name, _read(slices / name / "manifest.json", SliceManifest)) for name in names
         },
+        certificate=_read(certificate, CertificateFile) if certificate.exists() else None,
         runs={cell: _read_run(runs / cell) for cell in params.cells},
         evaluation=_read(evaluation / "evaluation.json", EvaluationFile),
     )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from tasks.reporting.equivalence import Equivalence
 from tasks.reporting.facts import ComparisonFacts, Record
 from tasks.reporting.gate import Gate
 from tasks.stage.failure import DataError
@@ -187,6 +188,8 @@ class Results(Record):
     """True if a gate failed: no speedup or efficiency is given anywhere."""
     gates: list[Gate] = Field(min_length=1)
     """The checks that stand before a speedup, in the order of the report."""
+    equivalence: list[Equivalence] = Field(default_factory=list)
+    """Updates of each cell's ranks against those of one process; empty where that was not measured."""
     comparison: ComparisonFacts
     """What was compared."""
     cells: list[CellResults] = Field(min_length=1)

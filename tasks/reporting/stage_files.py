@@ -4,6 +4,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
+from tasks.reporting.gate import Verdict
+
 
 class StageFile(BaseModel):
     """A JSON file of another stage; keys that the report does not need are passed over."""
@@ -76,6 +78,9 @@ class SegmentFile(StageFile):
     peak_memory_gib: float | None = None
     num_all_reduces: int
     num_all_reduce_bytes: int
+    num_gathers: int
+    num_gather_bytes: int
+    gradient_bucket_bytes: list[int]
     start_checksum: str
     parameter_checksums: list[str]
     num_resumes: int
@@ -108,6 +113,53 @@ class RunFile(StageFile):
     final_checkpoint: str
 
 
+class DifferenceFile(StageFile):
+    """How far two sets of tensors are apart, in certificate.json."""
+
+    max_abs: float
+    relative_l2: float
+    is_bitwise_equal: bool
+    largest_in: str | None
+
+
+class NoiseFloorFile(StageFile):
+    """How far one process is from itself when it adds up in another order, in certificate.json."""
+
+    gradient: DifferenceFile | None
+    weights: DifferenceFile | None
+
+
+class ToleranceFile(StageFile):
+    """Largest relative L2 differences allowed, in certificate.json."""
+
+    gradient: float | None
+    weights: float | None
+
+
+class CertifiedCell(StageFile):
+    """One cell in certificate.json: its ranks against one process."""
+
+    cell: str
+    world_size: int
+    num_steps: int
+    gradient: DifferenceFile | None = None
+    weights: DifferenceFile | None = None
+    noise_floor: NoiseFloorFile | None = None
+    tolerance: ToleranceFile | None = None
+    verdict: Verdict
+    problem: str | None
+
+
+class CertificateFile(StageFile):
+    """data/measurements/certificate.json"""
+
+    code_digest: str
+    base_model_digest: str
+    machine_digest: str
+    margin: float
+    cells: list[CertifiedCell]
+
+
 class EvaluatedModel(StageFile):
     """One model's figures in evaluation.json."""
 
@@ -125,11 +177,24 @@ class EvaluatedSample(StageFile):
     continuations: dict[str, str]
 
 
+class FirstStepFile(StageFile):
+    """The base model on the rows of the first global batch, in evaluation.json."""
+
+    range: str
+    epoch: int
+    num_rows: int
+    num_tokens: int
+    parameter_checksum: str
+    loss: float | None
+    why_no_loss: str | None = None
+
+
 class EvaluationFile(StageFile):
     """data/evaluation/evaluation.json"""
 
     heldout: str
     num_rows: int
     seq_len: int
+    first_step: FirstStepFile
     models: dict[str, EvaluatedModel]
     samples: list[EvaluatedSample] = []

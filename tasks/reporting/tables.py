@@ -117,6 +117,26 @@ def gates(results: Results) -> Table:
     return Table("Gates", ["Gate", "Verdict", "What was compared"], rows)
 
 
+def equivalence(results: Results) -> Table | None:
+    """Return how far each cell's updates were from one process's; None where that was not measured."""
+    rows = [
+        [
+            part.cell,
+            f"{part.compared}, {'step 1' if part.compared == 'gradient' else f'step {part.num_steps}'}",
+            wording.difference(part.relative_l2),
+            wording.difference(part.max_abs),
+            "yes" if part.is_bitwise_equal else "no",
+            wording.difference(part.noise_floor),
+            wording.difference(part.tolerance),
+        ]
+        for part in results.equivalence
+    ]
+    if not rows:
+        return None
+    headings = ["Cell", "Compared", "Difference", "Largest", "Bitwise equal", "Noise floor", "Allowed"]
+    return Table("Updates of the ranks against those of one process", headings, rows, num_row_headings=2)
+
+
 def compared_facts(results: Results) -> list[tuple[str, str]]:
     """Return (fact, value) of what was compared, on what and when."""
     facts, machine = results.comparison, results.comparison.machine

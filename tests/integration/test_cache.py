@@ -16,7 +16,7 @@ from tests.workspace import SMALL, Workspace
 
 pytestmark = pytest.mark.slow
 
-STAGES = ["fingerprint", "download", "slice", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
+STAGES = ["fingerprint", "download", "slice", "measure", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
 CELLS = ["1proc", "2proc"]
 
 

@@ -19,7 +19,7 @@ from tests.integration.prefect_api import Api
 
 pytestmark = pytest.mark.slow
 
-STAGES = ["fingerprint", "download", "slice", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
+STAGES = ["fingerprint", "download", "slice", "measure", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
 COMMANDS = [*STAGES[:-1], "page", "upload"]
 
 

@@ -54,6 +54,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_tiny_model(data / "base_model", vocab_size=VOCAB_SIZE, tied=False)
     _write_tokenizer(data / "base_model")
     make_slice(data / "slices" / "160-190", num_rows=30, vocab_size=VOCAB_SIZE, max_len=60, first_row=160)
+    make_slice(data / "slices" / "0-80", num_rows=80, vocab_size=VOCAB_SIZE, max_len=60)
     write_json(data / "slices" / "manifest.json", {"vocab_size": VOCAB_SIZE, "eos_token_id": VOCAB_SIZE - 1})
     write_json(data / "code.json", {"digest": "this code"})
     for seed, cell in enumerate(CELLS, start=1):
@@ -167,6 +168,7 @@ def test_a_second_run_evaluates_nothing_and_what_is_reused_belongs_to_the_weight
     assert list(evaluation["models"]) == ["base", *CELLS]
     assert len({model["loss"] for model in evaluation["models"].values()}) == 3
     assert {len(sample["continuations"]) for sample in evaluation["samples"]} == {3}
+    assert evaluation["first_step"]["num_rows"] == PARAMS["train"]["global_batch_size"]
     assert evaluation["models"]["2proc"]["checkpoint"] == "segments/80-160-epoch-1/tiny_80-160-epoch-1.pt"
     # Were a model loaded, the broken import would say so.
     shutil.rmtree(folder / "data" / "evaluation")

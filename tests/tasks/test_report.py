@@ -96,7 +96,7 @@ def test_a_report_over_an_older_one_leaves_nothing_of_it(tmp_path: Path) -> None
 def test_missing_arguments_and_files_end_in_one_line(tmp_path: Path) -> None:
     done = run_stage(tmp_path, "--reports", "reports", "--raw", "x")
     assert done.returncode == 2
-    assert "missing --base-model, --slices, --runs, --evaluation, --machine" in done.stderr
+    assert "missing --base-model, --slices, --measurements, --runs, --evaluation, --machine" in done.stderr
     done = run_stage(tmp_path, "--from-results", "nowhere.json", "--reports", "reports")
     assert done.returncode == 3
     assert "Traceback" not in done.stderr

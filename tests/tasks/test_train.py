@@ -7,8 +7,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tasks.params import Params
-from tasks.stage.failure import ExitCode, ResourceError
-from tasks.train import choose_device, segments_of
+from tasks.train import segments_of
 
 SLICES = {part: {"digest": f"digest of {part}", "num_rows": 20} for part in ("0-20", "20-40", "40-60", "60-80")}
 FACTS = {"base_model": "b", "code": "c", "machine": "m"}
@@ -64,6 +63,7 @@ def test_when_it_logs_or_saves_or_what_it_is_called_is_not_content(harmless: dic
         {"train__micro_batch_size": 2},
         {"train__seed": 2},
         {"train__precision": "bf16"},
+        {"train__exact": True},
         {"train__seq_len": 64},
         {"train__schedule": "cosine"},
         {"train__max_grad_norm": 0.5},
@@ -87,15 +87,3 @@ def test_a_changed_first_range_changes_all_that_follow_it(project: Path) -> None
     after = _fingerprints(_params(project, ranges=["60-80", "20-40"]))
     assert before[0] != after[0]
     assert before[1] != after[1]
-
-
-def test_more_ranks_than_gpus_are_refused_with_the_remedy_unless_asked_for(project: Path) -> None:
-    machine = {"num_gpus": 1, "num_cpus": 8}
-    params = _params(project)
-    assert choose_device("1proc", params, machine) == "cuda"
-    with pytest.raises(ResourceError, match=r"cells\.2proc\.world_size=2 .* 1 GPUs .*oversubscribe: true") as caught:
-        choose_device("2proc", params, machine)
-    assert caught.value.exit_code == ExitCode.RESOURCES
-    shared = _params(project, cells__2proc={"strategy": "ddp", "world_size": 2, "oversubscribe": True})
-    assert choose_device("2proc", shared, machine) == "cuda"
-    assert choose_device("2proc", params, {"num_gpus": 0, "num_cpus": 2}) == "cpu"

@@ -18,7 +18,7 @@ def test_labels_are_the_next_tokens_and_nothing_is_predicted_from_padding(tmp_pa
     assert batch.labels.tolist() == [[6, 7] + [ignored] * 6, [ignored] * 8]
     assert batch.row_ids.tolist() == [20, 21]
     assert batch.sample_num_tokens.tolist() == [2, 0]
-    assert (batch.num_tokens, batch.num_samples, batch.num_padded_tokens) == (2, 2, 12)
+    assert (batch.num_tokens, batch.num_samples, batch.num_padding_tokens) == (2, 2, 12)
 
 
 def test_rows_are_cut_to_seq_len(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_run_streams_what_it_does_and_its_totals_are_the_sums_of_its_steps(
         lines = events_in(_segment_folder(config, index) / "steps.jsonl")
         assert [line for line in steps if line["range"] == facts["range"]] == lines
         assert facts["num_tokens"] == sum(line["num_tokens"] for line in lines)
-        assert facts["num_padded_tokens"] == sum(line["num_padded_tokens"] for line in lines)
+        assert facts["num_padding_tokens"] == sum(line["num_padding_tokens"] for line in lines)
         assert facts["train_seconds"] == pytest.approx(sum(line["seconds"] for line in lines))
         assert facts["tokens_per_second"] == pytest.approx(facts["num_tokens"] / facts["train_seconds"])
         weighted = sum(line["loss"] * line["num_tokens"] for line in lines) / facts["num_tokens"]

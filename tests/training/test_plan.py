@@ -113,4 +113,4 @@ def test_micro_batches_are_padded_to_their_longest_row_rounded_up_to_8() -> None
     parts = list(micro_batches_for(source, plan.step(1), rank=0, world_size=1, seq_len=20, seed=(0, 1)))
     assert [tuple(part.input_ids.shape) for part in parts] == [(2, 8), (2, 16), (2, 20)]
     assert [part.num_tokens for part in parts] == [0, 10, 35]
-    assert [part.num_padded_tokens for part in parts] == [14, 20, 3]
+    assert [part.num_padding_tokens for part in parts] == [14, 20, 3]

@@ -82,7 +82,7 @@ def test_ddp_on_two_ranks_equals_single(
     for index in range(2):
         assert relative_l2(weights_at_end(clean, index), weights_at_end(config, index)) < 2e-6
         two, one = facts_of(clean, index), facts_of(config, index)
-        for key in ("num_steps", "num_samples", "num_tokens", "num_padded_tokens"):
+        for key in ("num_steps", "num_samples", "num_tokens", "num_padding_tokens"):
             assert two[key] == one[key]
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
 
@@ -95,6 +95,10 @@ def test_ranks_share_out_every_sample_and_end_with_the_same_parameters(clean: di
         assert len(set(facts["parameter_checksums"])) == 1
         # The whole model is one bucket: one all-reduce per step, though each rank has two micro-batches.
         assert facts["num_all_reduces"] == facts["num_steps"]
+        assert len(facts["gradient_bucket_bytes"]) == 1
+        assert facts["num_all_reduce_bytes"] == facts["gradient_bucket_bytes"][0] * facts["num_steps"]
+        assert facts["backend"] == "gloo"
+        assert (facts["num_gathers"], facts["num_gather_bytes"]) == (0, 0)
         folder = Path(clean["work_dir"]) / "segments" / facts["fingerprint"]
         with np.load(folder / "ledger.npz") as ledger:
             assert sorted(ledger["row_id"]) == list(range(first_row, first_row + facts["num_samples"]))

@@ -1,5 +1,6 @@
 """One optimizer step, by hand and by strategy."""
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -96,7 +97,14 @@ def test_ddp_reduces_every_bucket_once_per_step_whatever_the_number_of_micro_bat
     buckets = strategy._wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")
     assert len(buckets) > 1
     assert [result.num_all_reduces for result in results] == [len(buckets)] * 3
-    assert results[0].num_all_reduce_bytes == sum(int(size) for size in buckets)
+    assert strategy.gradient_bucket_bytes == [int(size) for size in buckets]
+    num_bytes = sum(part.numel() * part.element_size() for part in strategy.replica.parameters)
+    assert [result.num_all_reduce_bytes for result in results] == [num_bytes] * 3
+
+    # A trainer that synchronises every micro-batch is given away by both figures.
+    strategy._wrapped.no_sync = contextlib.nullcontext
+    result = strategy.train_step(parts, num_tokens=num_tokens, learning_rate=1e-3)
+    assert (result.num_all_reduces, result.num_all_reduce_bytes) == (4 * len(buckets), 4 * num_bytes)
 
 
 def test_ddp_on_one_rank_equals_single_to_the_bit(

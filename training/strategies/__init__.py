@@ -25,6 +25,10 @@ class StepResult:
     """Gradient all-reduces that this rank took part in."""
     num_all_reduce_bytes: int
     """Bytes of gradient that this rank put into them."""
+    num_gathers: int = 0
+    """All-gathers of gradients that this rank took part in; 0 unless the run is exact."""
+    num_gather_bytes: int = 0
+    """Bytes of gradient that this rank put into them."""
 
 
 class Strategy(Protocol):
@@ -32,6 +36,11 @@ class Strategy(Protocol):
 
     replica: Replica
     """This rank's model and optimizer, for checkpoints and checksums."""
+
+    @property
+    def gradient_bucket_bytes(self) -> list[int]:
+        """Bytes of each bucket in which gradients are all-reduced, once warmed up; [] where none are."""
+        ...
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_tokens: int, learning_rate: float) -> StepResult:
         """Apply one update: the mean loss over the `num_tokens` label tokens of all ranks' micro-batches."""

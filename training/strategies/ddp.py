@@ -10,8 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 from training.config import TrainingConfig
 from training.data import MicroBatch
 from training.distributed import Ranks
+from training.ordered_sum import OrderedSum
 from training.replica import Replica
-from training.strategies import StepResult
+from training.strategies import StepResult, Strategy
 from training.workloads import Workload
 
 # Buffers of our models are constants; broadcasting them before every forward would be communication for nothing.
@@ -20,9 +21,10 @@ _OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 _NO_BUFFER_SYNC: Any = {"forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers": False}
 
 
-def build(model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> "Ddp":
-    """Return the strategy, on any number of ranks."""
-    return Ddp(Replica(model, workload, config, ranks.device), ranks)
+def build(model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> Strategy:
+    """Return the strategy, on any number of ranks; in exact mode it is not DDP that adds up the gradients."""
+    replica = Replica(model, workload, config, ranks.device)
+    return OrderedSum(replica, ranks) if config.exact else Ddp(replica, ranks)
 
 
 class Ddp:
@@ -35,9 +37,7 @@ class Ddp:
         self._wrapped = DistributedDataParallel(
             replica.module, process_group=self._group, gradient_as_bucket_view=True, **_NO_BUFFER_SYNC
         )
-        self._num_gradient_bytes = sum(
-            part.numel() * part.element_size() for part in replica.module.parameters() if part.requires_grad
-        )
+        self._rebuilt_bucket_bytes: list[int] = []
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_tokens: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
@@ -56,8 +56,7 @@ class Ddp:
             loss_sum=loss_sum,
             grad_norm=grad_norm,
             num_all_reduces=num_all_reduces,
-            # Every reduction of the whole gradient takes all buckets, and each parameter is in one of them.
-            num_all_reduce_bytes=self._num_gradient_bytes if num_all_reduces else 0,
+            num_all_reduce_bytes=_bytes_of(num_all_reduces, self.gradient_bucket_bytes),
         )
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
@@ -66,6 +65,26 @@ class Ddp:
             self.replica.add(self._wrapped, micro_batch, weight=0.0)
             self.replica.forget_gradient()
 
+    @property
+    def gradient_bucket_bytes(self) -> list[int]:
+        """Bytes of each of DDP's buckets, as DDP reports them; it builds them anew after the first step."""
+        if not self._rebuilt_bucket_bytes:
+            facts: Any = self._wrapped._get_ddp_logging_data()
+            if "rebuilt_bucket_sizes" not in facts:
+                return _numbers_in(facts["bucket_sizes"])
+            self._rebuilt_bucket_bytes = _numbers_in(facts["rebuilt_bucket_sizes"])
+        return self._rebuilt_bucket_bytes
+
     def _num_collectives(self) -> int:
         """Return how many collectives the group of the gradients has begun: counted by torch, not by us."""
         return int(self._group._get_sequence_number_for_group())
+
+
+def _bytes_of(num_all_reduces: int, bucket_bytes: list[int]) -> int:
+    """Return the bytes of so many all-reduces: DDP reduces its buckets one after another, then begins anew."""
+    whole, rest = divmod(num_all_reduces, len(bucket_bytes))
+    return whole * sum(bucket_bytes) + sum(bucket_bytes[:rest])
+
+
+def _numbers_in(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]

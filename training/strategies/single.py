@@ -20,10 +20,11 @@ def build(model: nn.Module, workload: Workload, config: TrainingConfig, ranks: R
 
 
 class Single:
-    """Micro-batches one after another on one model."""
+    """Micro-batches one after another on one model, which is the order of exact mode as well."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
+        self.gradient_bucket_bytes: list[int] = []
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_tokens: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""

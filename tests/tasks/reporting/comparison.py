@@ -22,6 +22,7 @@ STEPS_PER_SEGMENT = 2
 NUM_PARAMETERS = 1000
 SECONDS = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4]}
 LOSSES = [4.0, 3.9, 3.8, 3.7, 3.6, 3.5, 3.4, 3.3]
+FIRST_STEP = {"epoch": 1, "num_rows": 4, "num_tokens": 15, "parameter_checksum": "01" * 8, "loss": LOSSES[0]}
 PARAMS: dict[str, Any] = {
     "name": "by-hand",
     "description": "A comparison written by hand.",
@@ -77,6 +78,7 @@ def write_comparison(
     )
     for cell, facts in params["cells"].items():
         _write_run(folder / "runs" / cell, cell, facts, params, seconds[cell], device)
+    write_certificate(folder, params)
     _write_evaluation(folder, params)
     return params
 
@@ -88,6 +90,7 @@ def outputs_of(folder: Path, params: dict[str, Any]) -> Outputs:
         raw=folder / "raw" / "manifest.json",
         base_model=folder / "base_model" / "manifest.json",
         slices=folder / "slices",
+        measurements=folder / "measurements",
         runs=folder / "runs",
         evaluation=folder / "evaluation",
         machine=folder / "machine.json",
@@ -100,10 +103,39 @@ def arguments_of(folder: Path) -> list[str]:
         *("--raw", str(folder / "raw" / "manifest.json")),
         *("--base-model", str(folder / "base_model" / "manifest.json")),
         *("--slices", str(folder / "slices")),
+        *("--measurements", str(folder / "measurements")),
         *("--runs", str(folder / "runs")),
         *("--evaluation", str(folder / "evaluation")),
         *("--machine", str(folder / "machine.json")),
     ]
+
+
+def write_certificate(folder: Path, params: dict[str, Any], **changes: Any) -> None:
+    """Write the equivalence certificate; `changes` are made to every cell's."""
+    apart = {"max_abs": 1e-6, "relative_l2": 5e-8, "is_bitwise_equal": False, "largest_in": "a.weight"}
+    floor = apart | {"relative_l2": 2e-7}
+    cell = {
+        "num_steps": 8,
+        "precision": "fp32",
+        "gradient": apart,
+        "weights": apart | {"relative_l2": 3e-7},
+        "noise_floor": {"gradient": floor, "weights": floor | {"relative_l2": 4e-7}},
+        "tolerance": {"gradient": 2e-6, "weights": 4e-6},
+        "verdict": "passed",
+        "problem": None,
+        "seconds": 12.0,
+    }
+    write_json(
+        folder / "measurements" / "certificate.json",
+        {"code_digest": "c0de" * 16, "base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16, "margin": 10.0}
+        | {
+            "cells": [
+                {"cell": name, "world_size": facts["world_size"]} | cell | changes
+                for name, facts in params["cells"].items()
+                if facts["strategy"] != "single"
+            ]
+        },
+    )
 
 
 def edit_json(path: Path, **changes: Any) -> None:
@@ -212,7 +244,7 @@ def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, 
         "num_steps": STEPS_PER_SEGMENT,
         "num_samples": len(rows),
         "num_tokens": tokens,
-        "num_padded_tokens": tokens,
+        "num_padding_tokens": tokens,
         "train_seconds": seconds,
         "data_wait_seconds": 0.01,
         "checkpoint_seconds": 0.5,
@@ -222,6 +254,9 @@ def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, 
         "peak_memory_gib": None,
         "num_all_reduces": num_reduces,
         "num_all_reduce_bytes": num_bytes,
+        "num_gathers": 0,
+        "num_gather_bytes": 0,
+        "gradient_bucket_bytes": [4 * NUM_PARAMETERS] if world_size > 1 else [],
         "start_checksum": f"{first_step:02}" * 8,
         "parameter_checksums": [f"{first_step + STEPS_PER_SEGMENT:02}" * 8] * world_size,
         "num_resumes": 0,
@@ -233,7 +268,7 @@ def _write_steps(folder: Path, part: str, epoch: int, first_step: int) -> None:
     lines = [
         {"event": "step", "step": first_step + index, "range": part, "epoch": epoch, "segment_step": index + 1}
         | {"segment_steps": STEPS_PER_SEGMENT, "loss": LOSSES[first_step - 1 + index], "num_tokens": 16}
-        | {"num_padded_tokens": 16, "num_samples": ROWS_PER_STEP, "learning_rate": 1e-3 / (index + 1)}
+        | {"num_padding_tokens": 16, "num_samples": ROWS_PER_STEP, "learning_rate": 1e-3 / (index + 1)}
         | {"grad_norm": 1.0, "seconds": 1.0, "data_wait_seconds": 0.005}
         for index in range(STEPS_PER_SEGMENT)
     ]
@@ -257,6 +292,7 @@ def _write_evaluation(folder: Path, params: dict[str, Any]) -> None:
     write_json(
         folder / "evaluation" / "evaluation.json",
         {"heldout": params["heldout"], "num_rows": 4, "num_tokens": 16, "seq_len": 128}
+        | {"first_step": FIRST_STEP | {"range": params["ranges"][0]}}
         | {
             "models": {
                 name: {"loss": loss, "perplexity": float(np.exp(loss)), "num_tokens": 16}

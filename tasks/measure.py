@@ -1,0 +1,147 @@
+"""Stage `measure`: what is measured beside the training, before it begins.
+
+For now the equivalence certificate of each cell: whether an update of its ranks equals that of one process. What was
+found stays in .work/measure/ under the digest of everything that it depends on, so that one more epoch, range or cell
+measures only what is new.
+"""
+
+import argparse
+import json
+import logging
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.measuring.certificate import NUM_ORDERS, Subject, certify
+from tasks.measuring.differences import MARGIN
+from tasks.measuring.sample import Sample, take_sample
+from tasks.params import Params, load_params
+from tasks.stage.failure import DataError, exit_with_one_line
+from tasks.stage.kept import MANIFEST, keeping, kept_manifest
+from tasks.stage.lock import machine_lock
+from tasks.stage.logs import configure_logging
+from tasks.stage.ranks import choose_device, stop_on_signals, told_to_ranks
+from training.files import digest_of_file, digest_of_json, write_json
+
+_log = logging.getLogger(__name__)
+
+_STORE = Path(".work/measure")
+_SOURCES = [Path(__file__).with_name(name) for name in ("measuring", "reference")]
+_NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps"}
+_NUM_STEPS = 8
+"""Updates of the certificate: enough for the optimizer's moments, warm-up and a partial last batch to matter."""
+_CERTIFICATE = "certificate.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What the stage is given."""
+
+    params: Params
+    base_model: Path
+    base_model_digest: str
+    code_digest: str
+    machine: dict[str, Any]
+    sample: Sample
+    """The rows that the certificate is made on."""
+
+    def key(self, cell: str) -> str:
+        """Return the digest of everything that the cell's certificate depends on."""
+        return digest_of_json(
+            {
+                "cell": cell,
+                "spread": self.params.cells[cell].model_dump(),
+                "train": self.params.train.model_dump(exclude=_NOT_CONTENT),
+                "workload": self.params.workload,
+                "base_model": self.base_model_digest,
+                "sample": self.sample.digest,
+                "code": self.code_digest,
+                "sources": [digest_of_file(file) for folder in _SOURCES for file in sorted(folder.glob("*.py"))],
+                "machine": self.machine["digest"],
+            }
+        )
+
+
+def cells_to_certify(params: Params) -> list[str]:
+    """Return the cells that spread an update; a plain process without a wrapper is what they are held against."""
+    return [cell for cell, spread in params.cells.items() if spread.strategy != "single"]
+
+
+def _main() -> None:
+    arguments = _parse_arguments()
+    configure_logging()
+    inputs = _read_inputs(arguments)
+    cells = cells_to_certify(inputs.params)
+    missing = [cell for cell in cells if kept_manifest(_STORE / inputs.key(cell)) is None]
+    _log.info("update equivalence: %d of %d cells are certified already", len(cells) - len(missing), len(cells))
+    if missing:
+        with machine_lock("measuring"):
+            stop = stop_on_signals()
+            for leftover in _STORE.glob("*.partial"):
+                shutil.rmtree(leftover)
+            for cell in missing:
+                _certify(cell, inputs, stop)
+    found = [_read(_STORE / inputs.key(cell) / _CERTIFICATE) for cell in cells]
+    shutil.rmtree(arguments.measurements, ignore_errors=True)
+    facts = {
+        "code_digest": inputs.code_digest,
+        "base_model_digest": inputs.base_model_digest,
+        "machine_digest": inputs.machine["digest"],
+        "sample": inputs.sample.facts(),
+        "num_orders": NUM_ORDERS,
+        "margin": MARGIN,
+        "cells": found,
+    }
+    write_json(arguments.measurements / _CERTIFICATE, facts)
+
+
+def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
+    """Make the cell's certificate and keep it; gradients and weights are dropped, logs of a failed launch stay."""
+    params, sample = inputs.params, inputs.sample
+    device = choose_device(cell, params, inputs.machine)
+    with keeping((_STORE / inputs.key(cell)).resolve()) as folder:
+        work = folder / "ranks"
+        sample.write(folder / "sample")
+        told = told_to_ranks(cell, params, device=device, base_model=inputs.base_model, work=work)
+        segment = {"range": sample.range, "epoch": 1, "fingerprint": inputs.key(cell)}
+        config = {**told, "segments": [{**segment, "slice_dir": str(folder / "sample")}], "log_every_steps": 1}
+        subject = Subject(config=config, launcher=params.cells[cell].launcher, num_steps=sample.num_steps, stop=stop)
+        certificate = certify(subject)
+        shutil.rmtree(work)
+        shutil.rmtree(folder / "sample")
+        write_json(folder / _CERTIFICATE, certificate)
+        write_json(folder / MANIFEST, {"files": {_CERTIFICATE: digest_of_file(folder / _CERTIFICATE)}})
+
+
+def _read_inputs(arguments: argparse.Namespace) -> Inputs:
+    params = load_params()
+    return Inputs(
+        params=params,
+        base_model=arguments.base_model,
+        base_model_digest=_read(arguments.base_model / "manifest.json")["digest"],
+        code_digest=_read(arguments.code)["digest"],
+        machine=_read(arguments.machine),
+        sample=take_sample(
+            arguments.slices, str(params.ranges[0]), num_steps=_NUM_STEPS, batch_size=params.train.global_batch_size
+        ),
+    )
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {error}; `dvc repro` makes it anew") from None
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tasks.measure", description=__doc__)
+    for name in ("slices", "base-model", "code", "machine", "measurements"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    exit_with_one_line(_main, name="measure")

@@ -1,0 +1,1 @@
+"""What the stage `measure` measures, one file per kind of measurement."""

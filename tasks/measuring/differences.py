@@ -1,0 +1,67 @@
+"""How far two sets of tensors are apart, and how far they may be, given how far re-ordered sums are apart."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MARGIN = 10.0
+"""How many times the noise floor may be exceeded."""
+FP32_EPS = 2.0**-23
+"""Gradients are added, and weights kept, in fp32 whatever the precision of forward and backward."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far tensors are from the expected ones, all parameters together."""
+
+    max_abs: float
+    """Largest absolute difference of an element."""
+    relative_l2: float
+    """L2 norm of the differences / L2 norm of the expected tensors; summed in fp64."""
+    is_bitwise_equal: bool
+    """Whether all bits agree."""
+    largest_in: str | None
+    """The parameter with the largest L2 norm of differences; None if they are equal."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return asdict(self)
+
+
+def difference(found: Mapping[str, "Tensor"], expected: Mapping[str, "Tensor"]) -> Difference:
+    """Return how far `found` is from `expected`, over the names of the latter.
+
+    Raises ValueError if a tensor is missing or has another shape.
+    """
+    squares: dict[str, float] = {}
+    norm = max_abs = 0.0
+    is_equal = True
+    for name, right in expected.items():
+        left = found.get(name)
+        if left is None or left.shape != right.shape:
+            raise ValueError(f"{name} is {'missing' if left is None else f'of shape {list(left.shape)}'}")
+        exact = right.double()
+        apart = (left.double() - exact).abs_()
+        squares[name] = float((apart * apart).sum())
+        norm += float((exact * exact).sum())
+        max_abs = max(max_abs, float(apart.max()) if apart.numel() else 0.0)
+        is_equal = is_equal and left.equal(right)
+    total = sum(squares.values())
+    return Difference(
+        max_abs=max_abs,
+        relative_l2=(total / norm) ** 0.5 if norm else float(total > 0),
+        is_bitwise_equal=is_equal,
+        largest_in=None if is_equal else max(squares, key=lambda name: squares[name]),
+    )
+
+
+def tolerance(noise_floor: float) -> float:
+    """Return the relative L2 difference that a right trainer stays below, given that of re-ordered sums.
+
+    MARGIN x the floor; and MARGIN x the rounding of fp32 where the floor is smaller than that, as it is where there are
+    too few terms to re-order.
+    """
+    return MARGIN * max(noise_floor, FP32_EPS)

@@ -1,0 +1,129 @@
+"""Was the whole gradient exchanged once per optimizer step? What the ranks counted, against what DDP's buckets need."""
+
+from tasks.reporting import wording
+from tasks.reporting.gate import Finding, Number, Numbers, finding, not_checked
+from tasks.reporting.outputs import Outputs, RunOutputs, SegmentOutputs
+
+_BYTES_PER_GRADIENT = 4
+
+
+def gradients_synchronised(outputs: Outputs) -> Finding:
+    """Check number and bytes of the exchanges of every segment against one exchange of the gradient per step.
+
+    In exact mode (`train.exact`) ranks gather the gradient of every micro-batch instead, and add them in one order.
+    """
+    gradient_bytes = outputs.base_model.num_parameters * _BYTES_PER_GRADIENT
+    is_exact = outputs.params.train.exact
+    problems: list[tuple[SegmentOutputs, str]] = []
+    for run in outputs.runs.values():
+        for segment in run.segments:
+            if run.facts.world_size == 1:
+                found = _of_one_rank(segment)
+            elif is_exact:
+                found = _of_gathers(run, segment, gradient_bytes)
+            else:
+                found = _of_all_reduces(run, segment, gradient_bytes)
+            problems += [(segment, found)] if found else []
+    seen = [_described(cell, run, is_exact) for cell, run in outputs.runs.items() if run.facts.world_size > 1]
+    if not seen and not problems:
+        return not_checked("no cell has more than one rank, so there is nothing to synchronise")
+    return finding(
+        _once_per_cell(problems),
+        otherwise=f"per optimizer step {'; '.join(seen)}; the gradient has {_mib(gradient_bytes)}; cells of one rank "
+        "exchange nothing",
+        numbers=_numbers(outputs, gradient_bytes),
+    )
+
+
+def _of_one_rank(segment: SegmentOutputs) -> str | None:
+    # Wrapped in DDP, a baseline pays for an exchange with itself.
+    number = segment.facts.num_all_reduces + segment.facts.num_gathers
+    return f"one rank, yet {number} exchanges of gradients" if number else None
+
+
+def _of_all_reduces(run: RunOutputs, segment: SegmentOutputs, gradient_bytes: int) -> str | None:
+    facts, buckets, accumulated = segment.facts, segment.facts.gradient_bucket_bytes, run.facts.grad_accum_steps
+    counted, steps, needed = facts.num_all_reduces, facts.num_steps, max(1, len(buckets))
+    if counted < needed * steps:
+        why = "never exchanged" if counted == 0 else "not all exchanged in every step"
+        return f"{counted} all-reduces where {needed * steps} are needed: gradients were {why}"
+    if counted > needed * steps:
+        # The last step of a segment may have fewer micro-batches, at least one.
+        is_every = counted >= needed * ((steps - 1) * accumulated + 1)
+        when = "on every micro-batch" if is_every else f"on more than the last of {accumulated} micro-batches"
+        return (
+            f"{counted / steps:g} all-reduces per step where 1 exchange of the {wording.counted(needed, 'bucket')} is "
+            f"needed: synchronised {when if accumulated > 1 else 'more than once'}"
+        )
+    if facts.num_all_reduce_bytes != sum(buckets) * steps:
+        return (
+            f"{facts.num_all_reduce_bytes / steps:,.0f} bytes were exchanged per step, the "
+            f"{wording.counted(len(buckets), 'bucket')} hold {sum(buckets):,}"
+        )
+    if sum(buckets) != gradient_bytes:
+        return f"the buckets hold {sum(buckets):,} bytes, the gradient of all parameters has {gradient_bytes:,}"
+    return None
+
+
+def _of_gathers(run: RunOutputs, segment: SegmentOutputs, gradient_bytes: int) -> str | None:
+    facts, steps, accumulated = segment.facts, segment.facts.num_steps, run.facts.grad_accum_steps
+    if facts.num_all_reduces:
+        return f"exact mode, yet {facts.num_all_reduces} all-reduces, whose order of addition nobody knows"
+    # The last step of a segment may have fewer micro-batches, at least one.
+    least, most = (steps - 1) * accumulated + 1, steps * accumulated
+    whole, rest = divmod(facts.num_gather_bytes, gradient_bytes)
+    if rest or not least <= whole <= most:
+        return (
+            f"{facts.num_gather_bytes / gradient_bytes:g} gradients were gathered in {wording.counted(steps, 'step')}, "
+            f"one per micro-batch is needed: {least if least == most else f'{least} to {most}'}"
+        )
+    return None
+
+
+def _described(cell: str, run: RunOutputs, is_exact: bool) -> str:
+    steps = sum(segment.facts.num_steps for segment in run.segments)
+    if is_exact:
+        gathers = sum(segment.facts.num_gathers for segment in run.segments) / steps
+        return (
+            f"{cell} {gathers:g} gathers of all ranks' gradients, added in one order; that all ranks then had the same "
+            "sum is shown by the gates on parameters and loss curves"
+        )
+    reduces = sum(segment.facts.num_all_reduces for segment in run.segments) / steps
+    buckets = run.segments[0].facts.gradient_bucket_bytes
+    return f"{cell} {reduces:g} all-reduces for {wording.counted(len(buckets), 'bucket')} of {_mib(sum(buckets))}"
+
+
+def _numbers(outputs: Outputs, gradient_bytes: int) -> Numbers:
+    def per_step(name: str) -> list[Number]:
+        return outputs.per_cell(
+            lambda run: (
+                sum(getattr(segment.facts, name) for segment in run.segments)
+                / sum(segment.facts.num_steps for segment in run.segments)
+            )
+        )
+
+    return {
+        "gradient_bytes": gradient_bytes,
+        "buckets": outputs.per_cell(lambda run: len(run.segments[0].facts.gradient_bucket_bytes)),
+        "bucket_bytes": outputs.per_cell(lambda run: sum(run.segments[0].facts.gradient_bucket_bytes)),
+        "all_reduces_per_step": per_step("num_all_reduces"),
+        "all_reduce_bytes_per_step": per_step("num_all_reduce_bytes"),
+        "gathers_per_step": per_step("num_gathers"),
+        "gather_bytes_per_step": per_step("num_gather_bytes"),
+    }
+
+
+def _once_per_cell(problems: list[tuple[SegmentOutputs, str]]) -> list[str]:
+    """Return each problem of a cell once, with the first segment that has it and the number of others."""
+
+    def others(number: int) -> str:
+        return f" and {wording.counted(number, 'other segment')}" if number else ""
+
+    segments: dict[tuple[str, str], list[SegmentOutputs]] = {}
+    for segment, what in problems:
+        segments.setdefault((segment.facts.cell, what), []).append(segment)
+    return [f"{found[0].title}{others(len(found) - 1)}: {what}" for (_, what), found in segments.items()]
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{wording.three_digits(num_bytes / 2**20)} MiB"

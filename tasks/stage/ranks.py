@@ -1,0 +1,139 @@
+"""The ranks of a cell: on which device, and how a stage starts them, follows what they say and ends them."""
+
+import datetime
+import importlib
+import logging
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.params import Params
+from tasks.stage.failure import (
+    DataError,
+    DistributedError,
+    DivergedError,
+    ExitCode,
+    PreemptedError,
+    ResourceError,
+    StageError,
+)
+from tasks.stage.live import EventStream
+from training.files import write_json
+
+_log = logging.getLogger(__name__)
+
+_GRACE_SECONDS = 12.0
+_LAUNCHES_KEPT = 5
+
+
+def choose_device(cell: str, params: Params, machine: dict[str, Any]) -> str:
+    """Return "cuda" where the machine has NVIDIA GPUs, else "cpu".
+
+    Raises ResourceError (exit code 4) if the cell wants more ranks than GPUs and does not say `oversubscribe: true`.
+    """
+    wanted, gpus, cpus = params.cells[cell].world_size, machine["num_gpus"], machine["num_cpus"]
+    if gpus == 0:
+        if wanted * params.train.threads_per_rank > cpus:
+            _log.warning(
+                "%s: %d ranks x %d threads share %d CPU cores: the cell cannot show what as many cores would give",
+                cell, wanted, params.train.threads_per_rank, cpus,
+            )  # fmt: skip
+        return "cpu"
+    if wanted > gpus and not params.cells[cell].oversubscribe:
+        raise ResourceError(
+            f"cells.{cell}.world_size={wanted} is more than the {gpus} GPUs of this machine; allowed: at most {gpus}, "
+            f"or oversubscribe: true in cells.{cell} (ranks then share GPUs, which says nothing about scaling)"
+        )
+    return "cuda"
+
+
+def stop_on_signals() -> threading.Event:
+    """Return the event that SIGTERM and SIGINT set from now on."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def told_to_ranks(cell: str, params: Params, *, device: str, base_model: Path, work: Path) -> dict[str, Any]:
+    """Return what the ranks of a cell are told (training/config.py), all but the segments."""
+    spread = params.cells[cell]
+    return {
+        **params.train.model_dump(exclude={"epochs"}),
+        "cell": cell,
+        "strategy": spread.strategy,
+        "world_size": spread.world_size,
+        "oversubscribe": spread.oversubscribe,
+        "workload": params.workload,
+        "device": device,
+        "model_dir": str(base_model.resolve()),
+        "model_name": params.model.name,
+        "work_dir": str(work),
+    }
+
+
+def run_ranks(
+    config: dict[str, Any],
+    *,
+    launcher: str,
+    stop: threading.Event,
+    follow: Callable[[list[dict[str, Any]]], None],
+    arguments: Sequence[str] = (),
+) -> None:
+    """Start the ranks that the config (training/config.py) describes and wait for their end.
+
+    `follow` is given their events as they come; `arguments` go to the ranks' command line. Once `stop` is set the ranks
+    finish their step and save. Raises the StageError of what went wrong; what was finished or saved until then stays in
+    the config's work_dir.
+    """
+    cell, work = config["cell"], Path(config["work_dir"])
+    work.mkdir(parents=True, exist_ok=True)
+    write_json(work / "config.json", config)
+    stream = EventStream(work / "steps.jsonl")
+    launch = importlib.import_module(f"tasks.launchers.{launcher}").start(
+        work / "config.json",
+        world_size=config["world_size"],
+        threads_per_rank=config["threads_per_rank"],
+        log_folder=_new_log_folder(work / "logs"),
+        arguments=arguments,
+    )
+    try:
+        is_running = True
+        while is_running and not stop.is_set():
+            is_running = launch.is_running
+            follow(stream.read_new())
+            stop.wait(0.2)
+        if stop.is_set():
+            _log.info("%s: asked to stop; the ranks finish their step and save", cell)
+    finally:
+        launch.stop(grace_seconds=_GRACE_SECONDS if stop.is_set() else 0.0)
+    follow(stream.read_new())
+    if launch.exit_code() != 0:
+        raise _failure(cell, stream.last, launch, is_stopped=stop.is_set())
+
+
+def _failure(cell: str, last: dict[str, Any], launch: Any, *, is_stopped: bool) -> StageError:
+    """Return the failure that the ranks reported last, or else what the launcher saw of their end."""
+    if is_stopped:
+        return PreemptedError(f"cell {cell} was stopped; the next run goes on from the last checkpoint")
+    first, _, words = launch.explanation().partition("\n")
+    if last.get("event") not in ("failed", "stopped"):
+        _log.error("%s\n%s", first, words)
+        return DistributedError(f"cell {cell}: {first}; run again, it goes on from the last checkpoint")
+    kinds = {ExitCode.DATA: DataError, ExitCode.RESOURCES: ResourceError, ExitCode.DIVERGED: DivergedError,
+             ExitCode.PREEMPTED: PreemptedError}  # fmt: skip
+    kind = kinds.get(last["exit_code"], DistributedError)
+    if kind is DistributedError:
+        _log.error("%s\n%s", first, words)
+    return kind(f"cell {cell}: {last['reason']} ({first})")
+
+
+def _new_log_folder(logs: Path) -> Path:
+    """Return a fresh folder for this launch's logs, keeping those of the last few launches."""
+    if logs.is_dir():
+        for old in sorted(logs.iterdir())[: -(_LAUNCHES_KEPT - 1)]:
+            shutil.rmtree(old, ignore_errors=True)
+    return logs / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")

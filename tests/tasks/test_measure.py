@@ -1,0 +1,219 @@
+"""The equivalence certificate, made by the real stage with real ranks on gloo, of right trainers and of wrong ones."""
+
+import fcntl
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROJECT
+from tests.integration.conftest import processes_in
+from tests.museum.exhibit import Mutation
+from tests.museum.project import Size, change_params, copy_project, make_project, run_stage
+from tests.museum.stage_process import StageFailedError, StageProcess
+
+pytestmark = pytest.mark.slow
+
+DDP, REPLICA = "training/strategies/ddp.py", "training/replica.py"
+CLIP = "grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)"
+LAST = "self.replica.add(self._wrapped, last, weight=weight)"
+WEIGHT = "weight = self._world_size / max(num_tokens, 1)"
+WRONG = {
+    "gradient divided by the ranks twice": Mutation(DDP, WEIGHT, "weight = 1 / max(num_tokens, 1)"),
+    "mean of the ranks' means": Mutation(
+        DDP, WEIGHT, "weight = 1 / max(sum(part.num_tokens for part in micro_batches), 1)"
+    ),
+    "mean of the micro-batches' means": Mutation(
+        REPLICA,
+        "self._scaler.scale(loss_sum * weight)",
+        "self._scaler.scale(loss_sum / max(micro_batch.num_tokens, 1))",
+    ),
+    "clipping leaves a parameter out": Mutation(
+        REPLICA, CLIP, CLIP.replace("self._parameters,", "self._parameters[1:],")
+    ),
+    "no weight decay": Mutation(REPLICA, '"weight_decay": config.weight_decay', '"weight_decay": 0.0'),
+}
+RIGHT = {
+    "needless exchanges": Mutation(
+        DDP, "with self._wrapped.no_sync():", 'with __import__("contextlib").nullcontext():'
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def blank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A scratch project before the stage `measure`: a tiny model, two ranges of ragged rows."""
+    folder = tmp_path_factory.mktemp("measure") / "blank"
+    make_project(folder, PROJECT, Size(num_rows=(61, 29)))
+    return folder
+
+
+@pytest.fixture
+def copied(blank: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return copy_project(blank, tmp_path / "project")
+
+
+def certificate_of(project: Path) -> dict[str, Any]:
+    """Run the stage; return the certificate of the cell of two ranks."""
+    run_stage(project, "measure")
+    found = json.loads((project / "data/measurements/certificate.json").read_bytes())
+    (cell,) = found["cells"]
+    assert cell["cell"] == "2proc"
+    return {**cell, "sample": found["sample"]}
+
+
+@pytest.fixture(scope="module")
+def certified(blank: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of it in which the stage has run under torchrun."""
+    project = copy_project(blank, tmp_path_factory.mktemp("certified") / "project")
+    change_params(project, {"cells.2proc.launcher": "torchrun"})
+    run_stage(project, "measure")
+    return project
+
+
+def test_two_ranks_under_torchrun_make_the_updates_of_one_process_to_the_bit(certified: Path) -> None:
+    found = json.loads((certified / "data/measurements/certificate.json").read_bytes())
+    (cell,) = found["cells"]
+    assert (cell["verdict"], cell["problem"], cell["num_steps"]) == ("passed", None, 8)
+    assert found["sample"]["num_rows"] == 61
+    for what in ("gradient", "weights"):
+        floor = cell["noise_floor"][what]["relative_l2"]
+        assert cell[what] == {"max_abs": 0.0, "relative_l2": 0.0, "is_bitwise_equal": True, "largest_in": None}
+        assert 0 < floor < 1e-6
+        assert cell["tolerance"][what] == 10 * max(floor, 2**-23)
+    (kept,) = (certified / ".work/measure").iterdir()
+    assert sorted(file.name for file in kept.iterdir()) == ["certificate.json", "manifest.json"]
+
+
+def test_what_is_certified_is_not_measured_again_when_only_the_extent_grows(certified: Path, tmp_path: Path) -> None:
+    project = copy_project(certified, tmp_path / "project")
+    change_params(project, {"train.epochs": 3, "train.log_every_steps": 7, "ranges": ["0-61"]})
+    # Nobody could start ranks here: the launcher is gone.
+    (project / "tasks/launchers/torchrun.py").write_text("")
+    again = certificate_of(project)
+    before = json.loads((certified / "data/measurements/certificate.json").read_bytes())["cells"][0]
+    assert {key: again[key] for key in before} == before
+    assert "1 of 1 cells are certified already" in (project / "stages.log").read_text()
+
+
+def test_another_setting_is_measured_anew(certified: Path, tmp_path: Path) -> None:
+    project = copy_project(certified, tmp_path / "project")
+    change_params(project, {"train.learning_rate": 1e-3, "cells.2proc.launcher": "forked"})
+    assert certificate_of(project)["verdict"] == "passed"
+    assert "0 of 1 cells are certified already" in (project / "stages.log").read_text()
+
+
+@pytest.mark.parametrize("changes", [
+    {"train.precision": "bf16"},
+    {"train.precision": "fp16"},
+    {"cells.2proc.world_size": 3},
+    {"cells.2proc.world_size": 4, "train.micro_batch_size": 1},
+    {"cells.2proc.world_size": 1},
+    {"train.exact": True},
+], ids=str)  # fmt: skip
+def test_right_trainers_pass(copied: Path, changes: dict[str, Any]) -> None:
+    if changes.get("cells.2proc.world_size") == 3:
+        changes = {**changes, "train.global_batch_size": 12}
+    change_params(copied, changes)
+    found = certificate_of(copied)
+    assert found["verdict"] == "passed", found["problem"]
+    assert found["gradient"]["relative_l2"] < 1e-6
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_only_costs_time_passes(copied: Path, name: str) -> None:
+    RIGHT[name].apply(copied)
+    assert certificate_of(copied)["verdict"] == "passed"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_trainers_fail_by_orders_of_magnitude(copied: Path, name: str) -> None:
+    change_params(copied, {"train.max_grad_norm": 0.1, "train.weight_decay": 0.3})
+    WRONG[name].apply(copied)
+    found = certificate_of(copied)
+    assert found["verdict"] == "failed"
+    worst = max(
+        found[what]["relative_l2"] / found["tolerance"][what] for what in ("gradient", "weights") if found[what]
+    )
+    assert worst > 30, found
+    assert found["problem"]
+
+
+def test_a_wrong_trainer_fails_in_bf16_too(copied: Path) -> None:
+    change_params(copied, {"train.precision": "bf16"})
+    WRONG["mean of the ranks' means"].apply(copied)
+    found = certificate_of(copied)
+    assert found["verdict"] == "failed"
+    assert found["gradient"]["relative_l2"] > 1000 * found["tolerance"]["gradient"]
+
+
+def test_ranks_that_differ_are_a_failed_certificate_and_no_failed_stage(copied: Path) -> None:
+    Mutation(DDP, LAST, LAST.replace("_wrapped", "replica.module")).apply(copied)
+    found = certificate_of(copied)
+    assert found["verdict"] == "failed"
+    assert "the ranks hold different parameters" in found["problem"]
+    assert found["weights"] is None
+
+
+def test_another_failure_of_the_ranks_ends_the_stage_with_its_own_exit_code(copied: Path) -> None:
+    Mutation(REPLICA, CLIP, 'raise RuntimeError("broken device")').apply(copied)
+    with pytest.raises(StageFailedError, match="broken device") as caught:
+        run_stage(copied, "measure")
+    assert caught.value.exit_code == 6
+    assert not (copied / "data/measurements").exists()
+
+
+def test_a_comparison_of_plain_processes_needs_no_certificate(copied: Path) -> None:
+    change_params(copied, {"cells": {"1proc": {"strategy": "single", "world_size": 1, "launcher": "forked"}}})
+    run_stage(copied, "measure")
+    assert json.loads((copied / "data/measurements/certificate.json").read_bytes())["cells"] == []
+
+
+def test_the_machines_lock_is_respected(copied: Path) -> None:
+    lock = os.open(copied / "ddp-compare.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(StageFailedError, match="another comparison") as caught:
+            run_stage(copied, "measure")
+        assert caught.value.exit_code == 4
+    finally:
+        os.close(lock)
+
+
+@pytest.mark.parametrize("moment", ["ranks", "one process"])
+def test_sigterm_ends_the_stage_resumable_and_leaves_no_process(copied: Path, moment: str) -> None:
+    if moment == "ranks":
+        Mutation(REPLICA, CLIP, f'__import__("time").sleep(0.5); {CLIP}').apply(copied)
+    else:
+        file = "tasks/reference/update.py"
+        Mutation(file, "            on_step()", '            __import__("time").sleep(0.5); on_step()').apply(copied)
+    stage = StageProcess(copied, "measure", *_arguments())
+    streams = copied / ".work" / "measure"
+    wanted = '"event": "step"' if moment == "ranks" else '"event": "launch_finished"'
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not any(
+        wanted in file.read_text() for file in streams.glob("*/ranks/steps.jsonl")
+    ):
+        time.sleep(0.05)
+    if moment == "one process":
+        time.sleep(1.0)
+    os.kill(stage.pid, signal.SIGTERM)
+    with pytest.raises(StageFailedError) as caught:
+        stage.finish()
+    assert caught.value.exit_code == 75, caught.value.words
+    assert "measuring was stopped" in caught.value.words
+    assert processes_in(copied) == []
+    assert not (copied / "data/measurements").exists()
+
+
+def _arguments() -> list[str]:
+    """Return the stage's command line."""
+    return [
+        *("--slices", "data/slices", "--base-model", "data/base_model", "--code", "data/fingerprint/code.json"),
+        *("--machine", "data/fingerprint/machine.json", "--measurements", "data/measurements"),
+    ]

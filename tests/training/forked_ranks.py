@@ -1,0 +1,138 @@
+"""Real ranks in a tenth of a second: forked from a process that has imported torch and has never computed anything.
+
+`python -m tests.training.forked_ranks` is that process: it takes one launch per line on its standard input and answers
+with the exit codes of the ranks. A rank runs the same entry with the same environment as under torchrun.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import PROJECT
+from training.files import write_json
+
+_SECONDS_FOR_THE_OTHERS = 10.0
+"""After the failure of one rank; torchrun also ends the others then."""
+
+
+class ForkedRanks:
+    """The process that forks; `close` ends it and all its ranks."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            cwd=PROJECT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def launch(self, config: dict[str, Any], *, fault: str | None = None) -> list[int]:
+        """Run the config's number of ranks to their end, with a planned fault; return their exit codes by rank."""
+        work_dir = Path(config["work_dir"])
+        work_dir.mkdir(parents=True, exist_ok=True)
+        write_json(work_dir / "config.json", config)
+        asked = {"work_dir": str(work_dir), "world_size": config["world_size"], "fault": fault}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        exit_codes: list[int] = json.loads(self._process.stdout.readline())
+        return exit_codes
+
+    def train(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Train to the end; return the config. AssertionError with the ranks' last words if one fails."""
+        assert self.launch(config) == [0] * config["world_size"], last_words(config)
+        return config
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def last_words(config: dict[str, Any]) -> str:
+    """Return the end of what each rank of the last launch said."""
+    logs = (Path(config["work_dir"]) / f"rank-{rank}.log" for rank in range(config["world_size"]))
+    return "\n".join(log.read_text()[-2000:] for log in logs)
+
+
+def _serve() -> None:
+    # All that a rank imports, but nothing that starts a thread: no thread survives a fork.
+    import torch.nn.parallel  # noqa: F401
+    import transformers.models.llama.modeling_llama
+    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
+
+    import training.loop
+    import training.strategies.ddp
+    import training.strategies.single
+    import training.workloads.causal_lm  # noqa: F401
+
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(_launch(**json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+def _launch(work_dir: str, world_size: int, fault: str | None) -> list[int]:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    environment = {
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **({} if fault is None else {"FAULT": fault}),
+    }
+    running: dict[int, int] = {}
+    for rank in range(world_size):
+        pid = os.fork()
+        if pid == 0:
+            _be_rank(Path(work_dir), {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        running[pid] = rank
+    return _exit_codes(running)
+
+
+def _exit_codes(running: dict[int, int]) -> list[int]:
+    """Wait for all ranks; when one fails the others have some time to notice."""
+    codes: dict[int, int] = {}
+    deadline = None
+    while running:
+        for pid in list(running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
+        if any(codes.values()):
+            deadline = deadline or time.monotonic() + _SECONDS_FOR_THE_OTHERS
+            if time.monotonic() > deadline:
+                for pid in running:
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+    return [codes[rank] for rank in sorted(codes)]
+
+
+def _be_rank(work_dir: Path, environment: dict[str, str]) -> None:
+    """Run the training's entry in this process, which is a fresh fork, and end it."""
+    code = 1
+    try:
+        with (work_dir / f"rank-{environment['RANK']}.log").open("wb") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        os.environ.update(environment)
+        sys.argv = ["training", "--config", str(work_dir / "config.json")]
+        from training.__main__ import main
+
+        code = main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve()
