@@ -1,0 +1,225 @@
+"""What the gates cost: ledger, window and log points against the bare optimizer step, on 1 and on 2 CPU processes.
+
+Blocks of steps with and without bookkeeping alternate in one process group (A B, B A, ...), so that whatever else the
+machine does hits both alike. Prints a table and writes benchmarks/results/<date>_<machine>.{json,md}.
+"""
+
+import argparse
+import datetime
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from tasks.builtin.corpus import corpus_rows
+from tasks.builtin.tiny_model import write_tiny_qwen2
+from tasks.fingerprint import machine_facts
+from tasks.params import Params, load_params
+from tasks.train import CellRun
+from training.files import write_json
+
+_PROJECT = Path(__file__).resolve().parent.parent
+_RESULTS = _PROJECT / "benchmarks" / "results"
+_TARGET = 0.01
+_NUM_DRAWS = 10_000
+_RANGE = "0-256"
+_WHAT = {
+    "counted": "ledger and window, inside the clock of every step",
+    "logged": "the same and a log point after every step, which is outside the clock",
+}
+_ONE_OFFS = {
+    "counter_seconds_per_step": ("counting all-reduces, in both arms", "step"),
+    "log_point_seconds": ("a log point alone, where no rank waits for the other", "log point"),
+    "ledger_seconds_per_segment": ("ledgers of 50 steps gathered, outside the clock", "segment"),
+    "checksums_seconds_per_segment": ("checksums of all ranks gathered, outside the clock", "segment"),
+}
+
+
+def prepare(folder: Path, params: Params) -> dict[str, Any]:
+    """Write the embedded model and the first rows of its data; return the manifest of the model."""
+    start, end = (int(part) for part in _RANGE.split("-"))
+    texts = list(itertools.islice(corpus_rows(), start, end))
+    write_tiny_qwen2(folder / "base_model", texts)
+    tokenizer = Tokenizer.from_file(str(folder / "base_model" / "tokenizer.json"))
+    rows = [tokenizer.encode(text).ids for text in texts]
+    part = folder / "slices" / _RANGE
+    part.mkdir(parents=True)
+    np.save(part / "tokens.npy", np.concatenate([np.array(row, dtype=np.int32) for row in rows]))
+    np.save(part / "offsets.npy", np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64))
+    np.save(part / "row_ids.npy", np.arange(start, end, dtype=np.int64))
+    return {"digest": params.name}
+
+
+def run_ranks(folder: Path, params: Params, cell: str, *, pairs: int, steps: int) -> dict[str, Any]:
+    """Start the ranks of the cell and return what they timed."""
+    segment = {"range": _RANGE, "epoch": 1, "fingerprint": "benchmark", "num_steps": steps}
+    run = CellRun(
+        params=params, cell=cell, device="cpu", base_model={"digest": ""}, code_digest="", machine_digest="",
+        segments=[segment], work=folder / cell,
+    )  # fmt: skip
+    write_json(folder / cell / "config.json", run.config(base_model=folder / "base_model", slices=folder / "slices"))
+    out = folder / cell / "out.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={params.cells[cell].world_size}", "-m", "benchmarks.bookkeeping_rank"]
+    command += ["--config", str(folder / cell / "config.json"), "--out", str(out)]
+    command += ["--pairs", str(pairs), "--steps", str(steps)]
+    threads = {"OMP_NUM_THREADS": str(params.train.threads_per_rank)}
+    subprocess.run(command, cwd=_PROJECT, env={**os.environ, **threads}, check=True)
+    timed: dict[str, Any] = json.loads(out.read_bytes())
+    return timed
+
+
+def relative_cost(pairs: np.ndarray, *, seed: int = 0) -> tuple[float, float, float]:
+    """Return the median of with / bare - 1 and its 95 % interval by bootstrap; pairs: (n, 2), bare first.
+
+    The ratio is taken within each pair, whose blocks follow each other: what comes and goes on a shared machine within
+    minutes then cancels out, which it does not in a ratio of medians.
+    """
+    ratios = pairs[:, 1] / pairs[:, 0] - 1
+    draws = np.random.default_rng(seed).integers(0, len(pairs), size=(_NUM_DRAWS, len(pairs)))
+    low, high = np.quantile(np.median(ratios[draws], axis=1), [0.025, 0.975])
+    return float(np.median(ratios)), float(low), float(high)
+
+
+def summarise(world_size: int, timed: dict[str, Any], *, steps: int) -> dict[str, Any]:
+    """Return the figures of one process group."""
+    everything = np.array([pair for pairs in timed["pairs"].values() for pair in pairs])
+    step_seconds = float(np.median(everything[:, 0])) / steps
+    arms = {}
+    for arm, pairs in timed["pairs"].items():
+        cost, low, high = relative_cost(np.array(pairs))
+        inside = timed["inside"][arm]
+        arms[arm] = {
+            "relative_cost": cost,
+            "interval": [low, high],
+            "seconds_in_calls_per_step": inside,
+            "share_in_calls": inside / step_seconds,
+            "pairs": pairs,
+        }
+    one_offs = timed["one_offs"]
+    return {
+        "world_size": world_size,
+        "bare_step_seconds": step_seconds,
+        "arms": arms,
+        "log_point_seconds": one_offs["log_point"],
+        "counter_seconds_per_step": 2 * one_offs["counter"],
+        "ledger_seconds_per_segment": one_offs["ledger"],
+        "checksums_seconds_per_segment": one_offs["checksums"],
+    }
+
+
+def table_of(found: list[dict[str, Any]]) -> list[str]:
+    """Return the figures as a markdown table."""
+    lines = [
+        "| ranks | bare step | what | on against off, 95 % interval | in the calls themselves | share of the step |"
+    ]
+    lines.append("|---|---|---|---|---|---|")
+    for group in found:
+        step = f"{1e3 * group['bare_step_seconds']:.1f} ms"
+        for arm, facts in group["arms"].items():
+            low, high = facts["interval"]
+            lines.append(
+                f"| {group['world_size']} | {step} | {_WHAT[arm]} | {facts['relative_cost']:+.2%} ({low:+.2%} to "
+                f"{high:+.2%}) | {1e6 * facts['seconds_in_calls_per_step']:.0f} µs per step | "
+                f"{facts['share_in_calls']:.2%} |"
+            )
+        for key, (what, unit) in _ONE_OFFS.items():
+            seconds = group[key]
+            lines.append(
+                f"| {group['world_size']} | {step} | {what} | | {1e6 * seconds:,.0f} µs per {unit} | "
+                f"{seconds / group['bare_step_seconds']:.2%} |"
+            )
+    return lines
+
+
+def judged(low: float, high: float) -> str:
+    """Return what an interval of the relative cost says about the target."""
+    if high <= _TARGET:
+        return "held"
+    return "missed" if low > _TARGET else "not resolved: the noise of this machine is larger"
+
+
+def judgement_of(group: dict[str, Any]) -> list[str]:
+    """Return how one process group stands to the target, in a line for each arm."""
+    step = group["bare_step_seconds"]
+    own = group["arms"]["counted"]["seconds_in_calls_per_step"] + group["counter_seconds_per_step"]
+    in_calls = {"counted": own / step, "logged": (own + group["log_point_seconds"]) / step}
+    ranks = f"{group['world_size']} rank{'s' * (group['world_size'] > 1)}"
+    return [
+        f"- {ranks}, {_WHAT[arm]}: on against off {judged(*facts['interval'])}; by the time in the calls, without "
+        f"waiting for the other rank, {judged(in_calls[arm], in_calls[arm])} ({in_calls[arm]:.3%})"
+        for arm, facts in group["arms"].items()
+    ]
+
+
+def report_of(facts: dict[str, Any]) -> str:
+    """Return the whole result file as markdown."""
+    machine, run = facts["machine"], facts["run"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+    lines = [
+        f"# Cost of the bookkeeping, {facts['date']}",
+        "",
+        f"{machine['cpu']}, {machine['num_cpus']} CPUs, {machine['os']}; {versions}. {facts['load_before']:.1f} other "
+        "processes were running when it began (load average of a minute).",
+        "",
+        f"Embedded model and texts, {run['global_batch_size']} samples of at most {run['seq_len']} tokens per step, "
+        f"{run['threads_per_rank']} thread per rank; {run['pairs']} pairs of blocks per line (steps of a block: "
+        f"{run['steps']}), in one process group, alternating A B, B A. On against off: median over the pairs, paired "
+        "bootstrap.",
+        "",
+        *table_of(facts["found"]),
+        "",
+        f"Target: at most {_TARGET:.0%} of step time.",
+        "",
+        *[line for group in facts["found"] for line in judgement_of(group)],
+        "",
+        "On against off contains the noise of the machine; the time in the calls does not, but would miss a cost that "
+        "shows later, such as a cache made cold. In the row with a log point after every step, the time in the calls "
+        "contains the wait for the slower rank, which the next exchange of gradients would have waited for otherwise.",
+        "",
+        "Not claimed: anything about GPUs or other models. The cost is per step and per sample, so it weighs less the "
+        "longer a step takes.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run the benchmark, print the table and write the result files."""
+    parser = argparse.ArgumentParser(prog="benchmarks.bookkeeping", description=__doc__)
+    parser.add_argument("--pairs", type=int, default=100, help="pairs of blocks per arm; at least 20 on a CPU")
+    parser.add_argument("--steps", type=int, default=1, help="optimizer steps of a block")
+    parser.add_argument("--results", type=Path, default=_RESULTS)
+    arguments = parser.parse_args()
+    params, load = load_params(_PROJECT / "presets" / "embedded.yaml"), os.getloadavg()[0]
+    found = []
+    with tempfile.TemporaryDirectory() as scratch:
+        prepare(Path(scratch), params)
+        for cell, spread in params.cells.items():
+            timed = run_ranks(Path(scratch), params, cell, pairs=arguments.pairs, steps=arguments.steps)
+            found.append(summarise(spread.world_size, timed, steps=arguments.steps))
+    machine = {key: value for key, value in machine_facts().items() if key != "digest"}
+    train = params.train.model_dump(include={"global_batch_size", "micro_batch_size", "seq_len", "threads_per_rank"})
+    facts = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": machine,
+        "load_before": load,
+        "run": {**train, "pairs": arguments.pairs, "steps": arguments.steps},
+        "found": found,
+    }
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{machine['num_cpus']}x {machine['cpu']}".lower()).strip("-")
+    name = f"{facts['date']}_{slug}_bookkeeping"
+    write_json(arguments.results / f"{name}.json", facts)
+    (arguments.results / f"{name}.md").write_text(report_of(facts), encoding="utf-8")
+    print(report_of(facts))
+
+
+if __name__ == "__main__":
+    main()

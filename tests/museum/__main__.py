@@ -1,0 +1,75 @@
+"""`python -m tests.museum`: run every exhibit, print the table and write docs/museum.md."""
+
+import argparse
+import datetime
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.museum.catalogue import Shown, document_of, table_of
+from tests.museum.clean import run_clean
+from tests.museum.exhibits import EXHIBITS
+from tests.museum.museum import Museum, Outcome
+from tests.museum.project import Size
+
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_SIZE = Size(num_rows=(165, 85))
+"""Larger than in the tests, so that the ratios are not of single steps alone."""
+
+
+def main() -> int:
+    """Return 0 if every exhibit was caught by whom it has to be, and no comparison without a defect was."""
+    parser = argparse.ArgumentParser(prog="tests.museum", description=__doc__)
+    parser.add_argument(
+        "--clean", type=int, default=50, help="comparisons without a defect to run as well (%(default)s)"
+    )
+    parser.add_argument(
+        "--only", default="", help="exhibits with these words in their name; docs/museum.md is left alone"
+    )
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    console, progress = Console(), Console(stderr=True, highlight=False, soft_wrap=True)
+    load = f"load average {os.getloadavg()[0]:.1f} when the museum began"
+    root = Path(tempfile.mkdtemp(prefix="museum-"))
+    try:
+        museum = Museum(root / "exhibits", _CHECKOUT, size=_SIZE)
+        if museum.clean.is_caught:
+            progress.print(f"the comparison without a defect raises an alarm: {museum.clean.says}")
+            return 1
+        shown = []
+        exhibits = [exhibit for exhibit in EXHIBITS if arguments.only in exhibit.key]
+        for number, exhibit in enumerate(exhibits, start=1):
+            shown.append(Shown(exhibit=exhibit, outcome=museum.show(exhibit)))
+            progress.print(f"exhibit {number} of {len(exhibits)}: {exhibit.key}: {shown[-1].who_caught}")
+        clean: list[list[Outcome]] = []
+        for index in range(arguments.clean):
+            outcomes = run_clean(root / "clean", _CHECKOUT, index)
+            shutil.rmtree(root / "clean")
+            clean.append(outcomes)
+            word = f"alarm: {outcomes[-1].says}" if outcomes[-1].is_caught else "no alarm"
+            progress.print(f"without a defect, {index + 1} of {arguments.clean}: {word}")
+        machine = json.loads((museum.blank / "data" / "fingerprint" / "machine.json").read_bytes())
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    console.print(table_of(shown))
+    if not arguments.only:
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        text = document_of(shown, clean, machine=machine, load=load, date=today)
+        (_CHECKOUT / "docs" / "museum.md").write_text(text, encoding="utf-8")
+        console.print("written: docs/museum.md")
+    wrong = [part.exhibit.key for part in shown if not part.is_as_expected]
+    num_alarms = sum(outcomes[-1].is_caught for outcomes in clean)
+    console.print(
+        f"{len(shown) - len(wrong)} of {len(shown)} exhibits as expected{''.join(f'; not: {key}' for key in wrong)}"
+    )
+    console.print(f"{num_alarms} alarms in {len(clean)} comparisons without a defect")
+    return 1 if wrong or num_alarms else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Comparisons without a defect, each of another seed and size: none may raise an alarm."""
+
+import random
+from pathlib import Path
+
+from tests.museum.museum import NUM_ATTEMPTS, Outcome, compare
+from tests.museum.project import Size, copy_project, make_project
+from tests.museum.stage_process import run_elsewhere
+
+
+def clean_size(index: int) -> Size:
+    """Return the size of a comparison: a pure function of its number."""
+    draw = random.Random(index)
+    micro_batch_size = draw.choice([1, 2, 4])
+    return Size(
+        seed=index + 1,
+        num_rows=(draw.randint(17, 60), draw.randint(9, 40)),
+        hidden_size=draw.choice([64, 128]),
+        train=(
+            ("micro_batch_size", micro_batch_size),
+            ("global_batch_size", 2 * micro_batch_size * draw.choice([1, 2, 3])),
+            ("epochs", draw.choice([1, 1, 2])),
+            ("schedule", draw.choice(["linear", "cosine", "constant"])),
+            ("learning_rate", draw.choice([5e-4, 2e-3])),
+            ("max_grad_norm", draw.choice([0.3, 1.0, 10.0])),
+            ("precision", draw.choice(["fp32", "fp32", "bf16"])),
+            ("seq_len", draw.choice([24, 64])),
+            ("log_every_steps", draw.choice([1, 4])),
+            ("checkpoint_every_steps", draw.choice([0, 3])),
+        ),
+    )
+
+
+def run_clean(folder: Path, checkout: Path, index: int) -> list[Outcome]:
+    """Run the comparison of this number from nothing; again while the machine is too busy to take its times.
+
+    Returns the outcomes of all attempts; the last one counts.
+    """
+    outcomes: list[Outcome] = []
+    blank = folder / f"clean-{index}"
+    run_elsewhere(make_project, blank, checkout, clean_size(index))
+    while not outcomes or (outcomes[-1].is_only_noisy and len(outcomes) < NUM_ATTEMPTS):
+        outcomes.append(compare(copy_project(blank, folder / f"clean-{index}-{len(outcomes)}")))
+    return outcomes

@@ -1,0 +1,66 @@
+"""What the museum shows: a defect, the one line that makes it, and who has to catch it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Scenario = Literal["train", "resume both", "resume 2proc", "two jobs"]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One line of the project, or a part of it, and what stands there instead."""
+
+    file: str
+    """Relative to the project."""
+    old: str
+    """Stands exactly once in the file."""
+    new: str
+    """A single line, too."""
+
+    def apply(self, project: Path) -> None:
+        """Change the scratch project's file; AssertionError if the line is not there any more, or not once."""
+        path = project / self.file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(self.old) == 1, f"{self.file} has {text.count(self.old)} times {self.old!r}; needed: once"
+        assert self.old != self.new
+        assert "\n" not in self.old + self.new
+        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
+        # Compiled files are told by second and size, which a mutation may leave alone.
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            compiled.unlink()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhibit:
+    """One defect."""
+
+    key: str
+    """Short name, as in the table."""
+    defect: str
+    """What is wrong, in one plain sentence."""
+    claim: str
+    """What was published with it, or `none known`."""
+    mutation: Mutation | None
+    """The line that makes it; None: it is made by what the user does."""
+    caught_by: str
+    """The gate that has to fail, or `train: WORDS` if that stage has to refuse with these words; "": nobody yet."""
+    why_missed: str = ""
+    """Why nobody catches it."""
+    disarmed: Mutation | None = None
+    """A check inside the trainer that is taken out as well, so that the gates stand alone."""
+    scenario: Scenario = "train"
+    """What is run: both cells from nothing; or a second range after the first one; or two jobs in one folder."""
+    launcher: Literal["forked", "torchrun"] = "forked"
+    """torchrun where the ranks must not be children of one Python process."""
+    params: tuple[tuple[str, Any], ...] = ()
+    """Changes to params.yaml, by dotted key; made before the training of any cell."""
+    is_certified: bool = False
+    """Whether the equivalence certificate is made with the defect; else it is the clean one and others have to see."""
+    spares_baseline: bool = False
+    """Whether one process does exactly what it does without the defect, so that its run can be shared."""
+
+    @property
+    def mutations(self) -> list[Mutation]:
+        """Everything that is changed in the sources."""
+        return [part for part in (self.mutation, self.disarmed) if part is not None]

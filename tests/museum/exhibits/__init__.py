@@ -1,0 +1,12 @@
+"""The defects, each made by one line of our own trainer or pipeline."""
+
+from tests.museum.exhibits import mathematics, measuring, resuming, synchronisation, work
+
+EXHIBITS = [
+    *synchronisation.EXHIBITS,
+    *work.EXHIBITS,
+    *mathematics.EXHIBITS,
+    *resuming.EXHIBITS,
+    *measuring.EXHIBITS,
+]
+"""In the order of the table."""

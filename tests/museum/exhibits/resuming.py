@@ -1,0 +1,51 @@
+"""What a resumed training starts from."""
+
+from tests.museum.exhibit import Exhibit, Mutation
+from tests.museum.exhibits.published import (
+    DIFFERENT_PARAMETERS,
+    LANGUAGE_MODEL,
+    SHARDED_VARIANTS,
+)
+
+_LOOP = "training/loop.py"
+_REPLICA = "training/replica.py"
+_LOAD = "store.load_finished(config.segments[index - 1], strategy.replica, facts)"
+
+EXHIBITS = [
+    Exhibit(
+        key="silent start from the base model",
+        defect="A range that should go on from the last checkpoint silently starts from the base model, in every cell.",
+        claim=LANGUAGE_MODEL,
+        mutation=Mutation(_LOOP, _LOAD, "pass"),
+        scenario="resume both",
+        caught_by="",
+        why_missed="a segment notes the weights that it should begin with, not those that it does begin with",
+    ),
+    Exhibit(
+        key="silent start from the base model in one cell",
+        defect="The same, where only one cell was interrupted and had to resume.",
+        claim=LANGUAGE_MODEL,
+        mutation=Mutation(_LOOP, _LOAD, "pass"),
+        scenario="resume 2proc",
+        caught_by="Loss curves coincide",
+        spares_baseline=True,
+    ),
+    Exhibit(
+        key="optimizer state not restored",
+        defect="A resumed cell has its weights back and an empty optimizer.",
+        claim=LANGUAGE_MODEL,
+        mutation=Mutation(_REPLICA, 'self._optimizer.load_state_dict(state["optimizer"])', "pass"),
+        scenario="resume 2proc",
+        caught_by="Loss curves coincide",
+        spares_baseline=True,
+    ),
+    Exhibit(
+        key="resume on rank 0 only",
+        defect="Only rank 0 loads the checkpoint.",
+        claim=SHARDED_VARIANTS,
+        mutation=Mutation(_LOOP, _LOAD, f"ranks.is_first and {_LOAD}"),
+        scenario="resume 2proc",
+        caught_by=DIFFERENT_PARAMETERS,
+        spares_baseline=True,
+    ),
+]

@@ -1,0 +1,93 @@
+"""How gradients are exchanged."""
+
+from tests.museum.exhibit import Exhibit, Mutation
+from tests.museum.exhibits.published import (
+    DIFFERENT_PARAMETERS,
+    IMAGE_CLASSIFIER,
+    KNOWN_MISTAKE,
+    LANGUAGE_MODEL,
+)
+
+_DDP = "training/strategies/ddp.py"
+_LOOP = "training/loop.py"
+_PARAMETERS_COMPARED = Mutation(_LOOP, "if len(set(checksums)) > 1:", "if False:")
+_LAST_SYNCED = "self.replica.add(self._wrapped, last, weight=weight)"
+_NOT_LAST = "self.replica.add(self._wrapped, micro_batch, weight=weight)"
+_SPLIT = "*earlier, last = micro_batches"
+
+EXHIBITS = [
+    Exhibit(
+        key="raw module",
+        defect="The bare module is trained instead of its DDP wrapper: no gradient is ever exchanged.",
+        claim=IMAGE_CLASSIFIER,
+        mutation=Mutation(_DDP, _LAST_SYNCED, _LAST_SYNCED.replace("_wrapped", "replica.module")),
+        caught_by=DIFFERENT_PARAMETERS,
+        spares_baseline=True,
+    ),
+    Exhibit(
+        key="raw module, trainer's check removed",
+        defect="The same, in a trainer that does not compare the ranks' parameters.",
+        claim=IMAGE_CLASSIFIER,
+        mutation=Mutation(_DDP, _LAST_SYNCED, _LAST_SYNCED.replace("_wrapped", "replica.module")),
+        disarmed=_PARAMETERS_COMPARED,
+        caught_by="Same parameters on all ranks",
+        spares_baseline=True,
+    ),
+    Exhibit(
+        key="no_sync off by one",
+        defect="The first micro-batch of a step exchanges gradients instead of the last; the rest stays local.",
+        claim=KNOWN_MISTAKE,
+        mutation=Mutation(
+            _DDP,
+            _SPLIT,
+            "first, *earlier, last = micro_batches; self._wrapped.require_backward_grad_sync = True; "
+            "self.replica.add(self._wrapped, first, weight=weight); self._wrapped.require_backward_grad_sync = False",
+        ),
+        caught_by=DIFFERENT_PARAMETERS,
+        spares_baseline=True,
+    ),
+    Exhibit(
+        key="no_sync off by one, trainer's check removed",
+        defect="The same, in a trainer that does not compare the ranks' parameters.",
+        claim=KNOWN_MISTAKE,
+        mutation=Mutation(
+            _DDP,
+            _SPLIT,
+            "first, *earlier, last = micro_batches; self._wrapped.require_backward_grad_sync = True; "
+            "self.replica.add(self._wrapped, first, weight=weight); self._wrapped.require_backward_grad_sync = False",
+        ),
+        disarmed=_PARAMETERS_COMPARED,
+        caught_by="Same parameters on all ranks",
+        spares_baseline=True,
+    ),
+    Exhibit(
+        key="no no_sync",
+        defect="Gradients are exchanged on every micro-batch: right weights, needless communication.",
+        claim=LANGUAGE_MODEL,
+        mutation=Mutation(_DDP, "with self._wrapped.no_sync():", 'with __import__("contextlib").nullcontext():'),
+        caught_by="Gradients were synchronised",
+        spares_baseline=True,
+    ),
+    Exhibit(
+        key="no_sync around backward only",
+        defect="no_sync does not cover the forward pass, where DDP decides: every micro-batch exchanges gradients.",
+        claim=LANGUAGE_MODEL,
+        mutation=Mutation(
+            _DDP,
+            _NOT_LAST,
+            'self.replica.add(lambda **batch: (setattr(self._wrapped, "require_backward_grad_sync", True), '
+            'self._wrapped(**batch), setattr(self._wrapped, "require_backward_grad_sync", False))[1], '
+            "micro_batch, weight=weight)",
+        ),
+        caught_by="Gradients were synchronised",
+        spares_baseline=True,
+    ),
+    Exhibit(
+        key="baseline in a DDP wrapper",
+        defect="The one-process cell is wrapped in DDP too, and pays for it.",
+        claim=LANGUAGE_MODEL,
+        mutation=None,
+        params=(("cells.1proc.strategy", "ddp"),),
+        caught_by="Gradients were synchronised",
+    ),
+]

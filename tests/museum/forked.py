@@ -1,0 +1,117 @@
+"""A launcher for the museum, copied into its scratch projects: ranks forked from a process that has torch already.
+
+Each rank runs the same entry with the same environment as under torchrun, in a process of its own; what is saved is
+the import of torch and transformers, which takes seconds.
+"""
+
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+_SECONDS_FOR_THE_OTHERS = 3.0
+"""After the failure of one rank; torchrun also ends the others then."""
+_LINES_SHOWN = 20
+
+
+class Launch:
+    """A group of ranks, children of this process."""
+
+    def __init__(
+        self, config: Path, *, world_size: int, threads_per_rank: int, log_folder: Path, arguments: Sequence[str] = ()
+    ) -> None:
+        log_folder.mkdir(parents=True, exist_ok=True)
+        self._log_folder = log_folder
+        self._failed: tuple[int, int] | None = None
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            port = found.getsockname()[1]
+        environment = {
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": str(threads_per_rank),
+        }
+        self._running: dict[int, int] = {}
+        for rank in range(world_size):
+            pid = os.fork()
+            if pid == 0:
+                _be_rank(
+                    ["--config", str(config), *arguments],
+                    log_folder / f"{rank}.log",
+                    {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                )
+            self._running[pid] = rank
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a rank still runs; when one has failed, the others are ended."""
+        self._collect()
+        if self._failed is not None and self._running:
+            self.stop(grace_seconds=_SECONDS_FOR_THE_OTHERS)
+        return bool(self._running)
+
+    def stop(self, *, grace_seconds: float) -> None:
+        """Ask the ranks to save and end (SIGTERM); after the grace time end them (SIGKILL)."""
+        deadline = time.monotonic() + grace_seconds
+        self._signal(signal.SIGTERM)
+        while self._running and time.monotonic() < deadline:
+            time.sleep(0.02)
+            self._collect()
+        self._signal(signal.SIGKILL)
+        while self._running:
+            self._collect()
+
+    def exit_code(self) -> int:
+        """Return 0, or the exit code of the rank that failed first."""
+        while self.is_running:
+            time.sleep(0.02)
+        return self._failed[1] if self._failed else 0
+
+    def explanation(self) -> str:
+        """Return the first failure's rank and exit code, and its last words."""
+        rank, code = self._failed or (0, 0)
+        words = (self._log_folder / f"{rank}.log").read_text(errors="replace").strip().splitlines()
+        return "\n".join([f"rank {rank} ended with exit code {code}", *words[-_LINES_SHOWN:]])
+
+    def _collect(self) -> None:
+        for pid in list(self._running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                rank, code = self._running.pop(pid), os.waitstatus_to_exitcode(status)
+                if code and self._failed is None:
+                    self._failed = (rank, code)
+
+    def _signal(self, number: int) -> None:
+        for pid in self._running:
+            os.kill(pid, number)
+
+
+def _be_rank(arguments: list[str], log: Path, environment: dict[str, str]) -> None:
+    """Run the training's entry in this process, which is a fresh fork, and end it."""
+    code = 1
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        with log.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.environ.update(environment)
+        sys.argv = ["training", *arguments]
+        runpy.run_module("training", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+start = Launch
+"""What every launcher offers under this name."""

@@ -1,0 +1,188 @@
+"""A comparison without a defect, and every exhibit beside it."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.reporting.results import Results
+from tests.museum.exhibit import Exhibit
+from tests.museum.project import CELLS, Size, change_params, copy_project, make_project, run_stage, start_training
+from tests.museum.stage_process import StageFailedError, run_elsewhere
+
+ABOUT_SECONDS = {"Not data-bound", "Speedup is plausible"}
+"""Gates that judge measured times, not what was done in them."""
+NUM_ATTEMPTS = 4
+"""Of a comparison without a defect whose times were disturbed: it trains for less than a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a comparison."""
+
+    refusal: StageFailedError | None
+    """How a stage ended before the gates were asked; None if all stages ran."""
+    results: dict[str, Any] | None
+    """results.json; None after a refusal."""
+    error: str | None = None
+    """The name of the error that the ranks ended with."""
+    naive_speedup: float | None
+    """Seconds of the one-process cell / seconds of the other, as logged; None if nothing was logged."""
+
+    @property
+    def failed_gates(self) -> list[str]:
+        """The gates that failed."""
+        if self.results is None:
+            return []
+        return [gate["name"] for gate in self.results["gates"] if gate["verdict"] == "failed"]
+
+    @property
+    def is_caught(self) -> bool:
+        """Whether a stage refused or a gate failed."""
+        return self.refusal is not None or bool(self.failed_gates)
+
+    @property
+    def says(self) -> str:
+        """What is said instead of a speedup: the verdict, or the stage's last line."""
+        if self.refusal is not None:
+            return self.refusal.words
+        assert self.results is not None
+        verdict: str = self.results["verdict"]
+        return verdict
+
+    @property
+    def is_only_noisy(self) -> bool:
+        """Whether nothing but gates about seconds failed, which a machine busy with something else can bring about."""
+        return self.is_caught and self.refusal is None and set(self.failed_gates) <= ABOUT_SECONDS
+
+    def is_caught_by(self, expected: str) -> bool:
+        """Return True if the gate of this name failed, or the stage `STAGE: WORDS` refused with these words."""
+        stage, _, words = expected.partition(": ")
+        if words:
+            return self.refusal is not None and self.refusal.stage == stage and words in self.refusal.words
+        return expected in self.failed_gates
+
+
+class Museum:
+    """Scratch projects below one folder; the defect-free comparison is made first and shared."""
+
+    def __init__(self, root: Path, checkout: Path, *, size: Size | None = None) -> None:
+        self._root = root
+        self.blank = root / "blank"
+        """What stands before the training."""
+        run_elsewhere(make_project, self.blank, checkout, size or Size())
+        self._clean, self.clean = self._compare_without_defect()
+        """The comparison without a defect, and what became of it."""
+
+    def _compare_without_defect(self) -> tuple[Path, Outcome]:
+        for attempt in range(NUM_ATTEMPTS):
+            project = copy_project(self.blank, self._root / f"clean-{attempt}")
+            outcome = compare(project)
+            if not outcome.is_only_noisy:
+                break
+        return project, outcome
+
+    def show(self, exhibit: Exhibit) -> Outcome:
+        """Run the comparison with the defect in it."""
+        folder = self._root / "".join(part if part.isalnum() else "-" for part in exhibit.key)
+        project = copy_project(self._clean if exhibit.scenario.startswith("resume") else self.blank, folder)
+        if exhibit.scenario.startswith("resume"):
+            self._forget_last_range(project, CELLS if exhibit.scenario == "resume both" else CELLS[1:])
+        else:
+            self._share(project, exhibit)
+        change_params(project, {**dict(exhibit.params), "cells.2proc.launcher": exhibit.launcher})
+        for mutation in exhibit.mutations:
+            mutation.apply(project)
+        cells = CELLS[1:] if exhibit.spares_baseline else CELLS
+        if exhibit.scenario == "two jobs":
+            return run_two_jobs(project, cells)
+        return compare(project, cells, measures=exhibit.is_certified)
+
+    def _share(self, project: Path, exhibit: Exhibit) -> None:
+        """Give the project what the clean comparison made and the defect does not touch."""
+        shared = [] if exhibit.is_certified else ["data/measurements"]
+        shared += ["data/runs/1proc"] if exhibit.spares_baseline else []
+        # Models are evaluated with the batches of training/data.py: what was found of the same weights holds no more.
+        if all(mutation.file != "training/data.py" for mutation in exhibit.mutations):
+            shared.append(".work/evaluation")
+        for name in shared:
+            shutil.copytree(self._clean / name, project / name)
+
+    def _forget_last_range(self, project: Path, cells: tuple[str, ...]) -> None:
+        """Leave the cells as they were when they had trained all ranges but the last."""
+        for cell in cells:
+            run = json.loads((project / "data" / "runs" / cell / "run.json").read_bytes())
+            shutil.rmtree(project / ".work" / "runs" / cell / "segments" / run["segments"][-1]["fingerprint"])
+            shutil.rmtree(project / "data" / "runs" / cell)
+
+
+def compare(project: Path, cells: tuple[str, ...] = CELLS, *, measures: bool = True) -> Outcome:
+    """Measure, train these cells, evaluate, check the gates."""
+    try:
+        if measures:
+            run_stage(project, "measure")
+        for cell in cells:
+            start_training(project, cell).finish()
+        for stage in ("evaluate", "report"):
+            run_stage(project, stage)
+    except StageFailedError as refusal:
+        return Outcome(
+            refusal=refusal, results=None, error=_last_error(project), naive_speedup=_speedup_until_now(project)
+        )
+    results = json.loads((project / "reports" / "results.json").read_bytes())
+    Results.model_validate(results)
+    seconds = {cell["cell"]: cell["whole"]["train_seconds"] for cell in results["cells"]}
+    return Outcome(refusal=None, results=results, naive_speedup=seconds["1proc"] / seconds["2proc"])
+
+
+def run_two_jobs(project: Path, cells: tuple[str, ...]) -> Outcome:
+    """Start the training of a cell, and once more while the first one has not ended."""
+    (cell,) = cells
+    first = start_training(project, cell)
+    lock = project / "ddp-compare.lock"
+    deadline = time.monotonic() + 60
+    while not (lock.exists() and lock.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    # It trains for a second only: it is held, so that the second job is sure to come before its end.
+    os.kill(first.pid, signal.SIGSTOP)
+    try:
+        start_training(project, cell, log="second.log").finish()
+    except StageFailedError as refusal:
+        return Outcome(refusal=refusal, results=None, naive_speedup=None)
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+        first.finish()
+    return compare(project, (), measures=False)
+
+
+def _speedup_until_now(project: Path) -> float | None:
+    """Return the ratio of the seconds of the steps that both cells have logged; None without such a step."""
+    seconds = {cell: _logged_seconds(project, cell) for cell in CELLS}
+    both = seconds["1proc"].keys() & seconds["2proc"].keys()
+    if not both:
+        return None
+    return sum(seconds["1proc"][step] for step in both) / sum(seconds["2proc"][step] for step in both)
+
+
+def _last_error(project: Path) -> str | None:
+    """Return the name of the error with which the several-rank cell ended."""
+    events = _lines(project / ".work" / "runs" / CELLS[1] / "steps.jsonl")
+    error: str | None = events[-1].get("error") if events else None
+    return error
+
+
+def _logged_seconds(project: Path, cell: str) -> dict[int, float]:
+    """Return the seconds of every step in the cell's finished segments and in the stream of its last launch."""
+    files = [
+        *(project / "data" / "runs" / cell).glob("segments/*/steps.jsonl"),
+        project / ".work" / "runs" / cell / "steps.jsonl",
+    ]
+    return {line["step"]: line["seconds"] for file in files for line in _lines(file) if line["event"] == "step"}
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

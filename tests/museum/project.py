@@ -1,0 +1,172 @@
+"""Scratch projects: the sources of this checkout, a tiny model and a few rows, and the stages run on them."""
+
+import compileall
+import json
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from tests.museum.stage_process import StageProcess
+from tests.tiny import make_slice, make_tiny_model
+from training.files import digest_of_file, digest_of_json, write_json
+
+CELLS = ("1proc", "2proc")
+SOURCES = ("tasks", "training")
+_LAUNCHER = Path(__file__).with_name("forked.py")
+_VOCAB_SIZE = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much is trained, and on what."""
+
+    num_rows: tuple[int, int] = (45, 29)
+    """Rows of the two ranges; neither a multiple of the global batch."""
+    seed: int = 1
+    """Seed of the model, the rows and the order."""
+    train: tuple[tuple[str, Any], ...] = ()
+    """Changes to the section `train` of params.yaml."""
+    hidden_size: int = 128
+    """Width of the model."""
+
+
+def make_project(folder: Path, checkout: Path, size: Size) -> None:
+    """Fill `folder` with what stands before training: sources, model, rows, manifests, params.yaml."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    for name in SOURCES:
+        shutil.copytree(checkout / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(folder / name, quiet=1)
+    shutil.copy(checkout / "dvc.yaml", folder)
+    shutil.copy(_LAUNCHER, folder / "tasks" / "launchers" / "forked.py")
+    data = folder / "data"
+    for name, seed in (("base_model", size.seed), ("other_model", size.seed + 1000)):
+        make_tiny_model(data / name, vocab_size=_VOCAB_SIZE, hidden_size=size.hidden_size, seed=seed)
+        _write_tokenizer(data / name)
+    ranges = _write_slices(data, size)
+    write_json(data / "raw" / "manifest.json", _raw_manifest(size))
+    write_json(data / "fingerprint" / "code.json", {"digest": "0" * 64})
+    write_json(data / "fingerprint" / "machine.json", _machine())
+    write_json(folder / "params.yaml", _params(ranges, size))  # JSON is YAML
+
+
+def copy_project(project: Path, folder: Path) -> Path:
+    """Return an independent copy: sources are copied, finished work is linked."""
+    folder.mkdir(parents=True)
+    for name in (*SOURCES, "dvc.yaml", "params.yaml"):
+        subprocess.run(["cp", "-a", project / name, folder / name], check=True)
+    for name in ("data", ".work"):
+        if (project / name).exists():
+            subprocess.run(["cp", "-al", project / name, folder / name], check=True)
+    return folder
+
+
+def change_params(project: Path, changes: dict[str, Any]) -> None:
+    """Set values in params.yaml; a key names its place with dots."""
+    params = json.loads((project / "params.yaml").read_bytes())
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        section = params
+        for part in path:
+            section = section[part]
+        section[last] = value
+    write_json(project / "params.yaml", params)
+
+
+def start_training(project: Path, cell: str, *, log: str = "stages.log") -> StageProcess:
+    """Start the stage `train` of a cell."""
+    return StageProcess(project, "train", *_command(project, "train", cell), log=log)
+
+
+def run_stage(project: Path, stage: str) -> None:
+    """Run a stage that is not one cell's; raises StageFailedError."""
+    StageProcess(project, stage, *_command(project, stage)).finish()
+
+
+def _command(project: Path, stage: str, cell: str = "") -> list[str]:
+    """Return the stage's arguments as dvc.yaml has them."""
+    entry = YAML(typ="safe", pure=True).load(project / "dvc.yaml")["stages"][stage]
+    command: str = entry.get("do", entry)["cmd"]
+    python, option, module, *arguments = shlex.split(command.replace("${key}", cell))
+    assert (python, option, module) == ("python", "-m", f"tasks.{stage}")
+    return arguments
+
+
+def _write_slices(data: Path, size: Size) -> list[str]:
+    """Write both ranges, the held-out rows and their manifest; return the three names."""
+    first, names, facts = 0, [], {}
+    # One long row is held out: the stage `evaluate` also continues rows, which takes most of its time.
+    for index, (num_rows, min_len) in enumerate([(size.num_rows[0], 2), (size.num_rows[1], 2), (1, 64)]):
+        name = f"{first}-{first + num_rows}"
+        folder = make_slice(
+            data / "slices" / name, num_rows=num_rows, vocab_size=_VOCAB_SIZE, min_len=min_len, max_len=64,
+            first_row=first, seed=10 * size.seed + index,
+        )  # fmt: skip
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        facts[name] = {key: manifest[key] for key in ("digest", "num_rows", "num_tokens")}
+        names.append(name)
+        first += num_rows
+    write_json(
+        data / "slices" / "manifest.json",
+        {"tokenizer_digest": "0" * 64, "vocab_size": _VOCAB_SIZE, "eos_token_id": _VOCAB_SIZE - 1}
+        | {"workload": "causal_lm", "slices": facts, "heldout": names[-1]},
+    )
+    return names
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer whose token i is the word `wi`, and enter it into the folder's manifest."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{index}": index for index in range(_VOCAB_SIZE)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["files"]["tokenizer.json"] = digest_of_file(folder / "tokenizer.json")
+    write_json(folder / "manifest.json", {**manifest, "digest": digest_of_json(manifest["files"])})
+
+
+def _raw_manifest(size: Size) -> dict[str, Any]:
+    facts = {"source": "builtin:docstrings", "kind": "builtin", "revision": None, "commit": None, "split": None}
+    return facts | {"text_column": "text", "num_rows": sum(size.num_rows) + 1, "digest": "0" * 64, "label": "no text"}
+
+
+def _machine() -> dict[str, Any]:
+    from tasks.fingerprint import machine_facts
+
+    # The museum is about processes on the CPU, also where there is a GPU.
+    return {**machine_facts(), "gpus": [], "num_gpus": 0}
+
+
+def _params(names: list[str], size: Size) -> dict[str, Any]:
+    return {
+        "name": "museum",
+        "description": "A comparison that may have a defect.",
+        "model": {"source": "builtin:tiny-qwen2", "name": "tiny"},
+        "dataset": {"source": "builtin:docstrings"},
+        "ranges": names[:-1],
+        "heldout": names[-1],
+        "workload": "causal_lm",
+        "train": {
+            "epochs": 1,
+            "global_batch_size": 8,
+            "micro_batch_size": 2,
+            "learning_rate": 2e-3,
+            "warmup_steps": 2,
+            "weight_decay": 0.01,
+            "max_grad_norm": 1.0,
+            "seq_len": 64,
+            "seed": size.seed,
+            **dict(size.train),
+        },
+        "cells": {
+            "1proc": {"strategy": "single", "world_size": 1, "launcher": "forked"},
+            "2proc": {"strategy": "ddp", "world_size": 2, "launcher": "forked"},
+        },
+    }

@@ -1,0 +1,125 @@
+"""A stage of a scratch project in a process of its own, forked from one that has imported torch already.
+
+Imports nothing of the project: each process takes `tasks` and `training` from its scratch project.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+_TIMEOUT_SECONDS = 180.0
+_HEAVY = [
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "transformers",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.generation",
+    "tokenizers",
+    "pydantic.main",
+    "pydantic.functional_validators",
+    "pydantic.plugin._loader",
+    "pydantic.types",
+    "rich.progress",
+    "ruamel.yaml",
+    "safetensors.torch",
+    # The children of a test run import its main module again.
+    "pytest",
+]
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(_HEAVY)
+
+
+class StageFailedError(Exception):
+    """A stage ended with another exit code than 0."""
+
+    def __init__(self, stage: str, exit_code: int, words: str) -> None:
+        super().__init__(f"{stage} ended with exit code {exit_code}: {words}")
+        self.stage = stage
+        self.exit_code = exit_code
+        self.words = words
+        """Its last line."""
+
+
+class StageProcess:
+    """A running stage; its output is added to a file in the project."""
+
+    def __init__(self, project: Path, stage: str, *arguments: str, log: str = "stages.log") -> None:
+        self._stage = stage
+        self._log = project / log
+        self._process = _CONTEXT.Process(target=_be_stage, args=(project, stage, arguments, self._log))
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def finish(self) -> None:
+        """Wait for the end; raises StageFailedError with the last line unless it ended well."""
+        self._process.join(_TIMEOUT_SECONDS)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+        if self._process.exitcode:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+            raise StageFailedError(self._stage, self._process.exitcode, lines[-1] if lines else "it said nothing")
+
+
+def run_elsewhere(function: Callable[..., None], *arguments: Any) -> None:
+    """Run a function in a fork, so that this process need not import torch; AssertionError unless it succeeds."""
+    process = _CONTEXT.Process(target=function, args=arguments)
+    process.start()
+    process.join(_TIMEOUT_SECONDS)
+    assert process.exitcode == 0, f"{function.__name__} ended with {process.exitcode}"
+
+
+def _be_stage(project: Path, stage: str, arguments: tuple[str, ...], log: Path) -> None:
+    assert "torch" in sys.modules, "nothing was imported ahead: every process would take seconds"
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    taken = [name for name in sys.modules if name.partition(".")[0] in ("flows", "tasks", "training")]
+    assert not taken, f"{taken} were imported before the scratch project's own"
+    os.chdir(project)
+    sys.path.insert(0, str(project))
+    # A lock of the project's own: the museum may be open beside a comparison.
+    os.environ["TMPDIR"] = str(project)
+    # With a fixed one, no process would salt its hashes.
+    os.environ.pop("PYTHONHASHSEED", None)
+    tempfile.tempdir = None
+    _leave_out_services(stage)
+    sys.argv = [stage, *arguments]
+    runpy.run_module(f"tasks.{stage}", run_name="__main__", alter_sys=True)
+
+
+def _leave_out_services(stage: str) -> None:
+    """Take MLflow and the drawing of charts out of a stage: they say nothing about a defect and take seconds."""
+    if stage not in ("train", "report"):
+        return
+    from tasks.services import tracker
+
+    class Nobody:
+        def send(self, events: Any) -> None: ...
+
+        def replay(self, folders: Any) -> None: ...
+
+    @contextlib.contextmanager
+    def follow_nobody(*_: Any, **__: Any) -> Iterator[Any]:
+        yield Nobody()
+
+    tracker.follow_cell = follow_nobody
+    if stage == "report":
+        from tasks.reporting import drawing
+
+        tracker.log_report = lambda *_, **__: None
+        drawing.draw_svg = lambda *_: "<svg/>"

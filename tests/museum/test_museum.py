@@ -1,0 +1,66 @@
+"""Every wrong trainer is caught by the gate that is meant for it; right ones raise no alarm."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.museum.clean import run_clean
+from tests.museum.exhibit import Exhibit, Mutation
+from tests.museum.exhibits import EXHIBITS
+from tests.museum.museum import Museum, Outcome
+
+pytestmark = pytest.mark.slow
+
+CAUGHT = [exhibit for exhibit in EXHIBITS if exhibit.caught_by]
+MISSED = [exhibit for exhibit in EXHIBITS if not exhibit.caught_by]
+NUM_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@pytest.fixture(scope="module")
+def museum(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Museum:
+    """The comparison without a defect, run once, and the exhibits beside it."""
+    return Museum(tmp_path_factory.mktemp("museum"), project)
+
+
+def assert_no_alarm(outcome: Outcome) -> None:
+    assert outcome.refusal is None, outcome.says
+    # On a single core two processes have none of their own, and the gate is right to say so.
+    allowed = {"Every rank has a device of its own"} if NUM_CPUS < 2 else set()
+    assert set(outcome.failed_gates) <= allowed, outcome.says
+
+
+@pytest.mark.parametrize("exhibit", CAUGHT, ids=lambda exhibit: exhibit.key)
+def test_the_defect_is_caught_by_the_named_gate_and_no_speedup_is_printed(museum: Museum, exhibit: Exhibit) -> None:
+    outcome = museum.show(exhibit)
+    assert outcome.is_caught_by(exhibit.caught_by), f"{outcome.failed_gates}: {outcome.says}"
+    if outcome.results is not None:
+        assert outcome.results["is_speedup_withheld"]
+        assert [cell["whole"]["speedup"] for cell in outcome.results["cells"]] == [None, None]
+
+
+@pytest.mark.parametrize("exhibit", MISSED, ids=lambda exhibit: exhibit.key)
+def test_a_defect_that_the_museum_lists_as_not_caught_is_still_not_caught(museum: Museum, exhibit: Exhibit) -> None:
+    assert not museum.show(exhibit).is_caught, "it is caught now: name the gate in tests/museum/exhibits.py"
+
+
+def test_the_comparison_without_a_defect_raises_no_alarm(museum: Museum) -> None:
+    assert_no_alarm(museum.clean)
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_comparisons_of_other_seeds_and_sizes_raise_no_alarm(tmp_path: Path, project: Path, index: int) -> None:
+    assert_no_alarm(run_clean(tmp_path, project, index)[-1])
+
+
+def test_a_mutation_whose_line_is_gone_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "trainer.py").write_text("train()\ntrain()\n")
+    for old in ("evaluate()", "train()"):
+        with pytest.raises(AssertionError, match="needed: once"):
+            Mutation("trainer.py", old, "pass").apply(tmp_path)
+
+
+def test_every_exhibit_has_a_name_of_its_own_and_something_wrong_with_it() -> None:
+    assert len({exhibit.key for exhibit in EXHIBITS}) == len(EXHIBITS)
+    for exhibit in EXHIBITS:
+        assert exhibit.mutation or exhibit.params or exhibit.scenario == "two jobs"
