@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from flows.child import end_group, run_child
-from tests.flows.toy_project import wait_for
+from tests.flows.toy_project import living, wait_for
 
 # Starts a process in a session of its own, tells its pid, and ignores SIGTERM.
 _STUBBORN = """
@@ -40,7 +40,7 @@ def test_process_that_the_child_leaves_behind_in_its_session_is_ended() -> None:
         "import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)"
     )
     assert code == 0
-    assert not psutil.pid_exists(int(heard)) or psutil.Process(int(heard)).status() == psutil.STATUS_ZOMBIE
+    assert living([int(heard)]) == []
 
 
 def test_tree_that_ignores_sigterm_is_killed_with_processes_in_sessions_of_their_own() -> None:
@@ -50,7 +50,7 @@ def test_tree_that_ignores_sigterm_is_killed_with_processes_in_sessions_of_their
     end_group(process, seconds_to_save=0.5)
     assert process.stdout.read() == b"asked to end\n"
     assert process.returncode == -9
-    wait_for(lambda: not grandchild.is_running(), seconds=5, what="the grandchild is gone")
+    wait_for(lambda: not living([grandchild]), seconds=5, what="the grandchild is gone")
     process.stdout.close()
 
 
@@ -69,7 +69,7 @@ run_child([sys.executable, "-c", waits], env=dict(os.environ), hear=lambda _: No
     parent.terminate()
     _, said = parent.communicate(timeout=20)
     assert b"KeyboardInterrupt" in said
-    assert not child.is_running()
+    assert living([child]) == []
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -84,5 +84,5 @@ def test_project_without_the_stage_says_so_in_one_line(tmp_path: Path, monkeypat
 
     toy = make_toy_project(tmp_path / "toy")
     monkeypatch.chdir(toy.folder)
-    with pytest.raises(DvcException, match="measure"):
-        reasons_to_run("measure")
+    with pytest.raises(DvcException, match="deploy"):
+        reasons_to_run("deploy")

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,3 +121,16 @@ def wait_for(is_so: Callable[[], object], *, seconds: float, what: str) -> None:
     while not is_so():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
         time.sleep(0.1)
+
+
+def living(processes: Iterable[psutil.Process | int]) -> list[psutil.Process | int]:
+    """Return those that still run; one that has ended and that init has not collected yet does not."""
+    return [process for process in processes if _lives(process)]
+
+
+def _lives(process: psutil.Process | int) -> bool:
+    try:
+        one = psutil.Process(process) if isinstance(process, int) else process
+        return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -14,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from flows.server import find_or_start
-from tests.flows.toy_project import ToyProject, make_toy_project, wait_for
+from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_for
 from tests.integration.prefect_api import Api
 
 pytestmark = pytest.mark.slow
@@ -211,7 +211,7 @@ def test_signal_lets_training_save_and_leaves_no_process(
     assert (toy.folder / "saved.txt").read_text() == "saved"
     assert "train: saved" in toy.output()
     assert "Traceback" not in toy.output()
-    assert [process for process in everything if process.is_running()] == []
+    assert living(everything) == []
 
 
 def test_kill_of_the_flow_leaves_no_process_and_the_next_run_marks_it_as_crashed(
@@ -225,7 +225,7 @@ def test_kill_of_the_flow_leaves_no_process_and_the_next_run_marks_it_as_crashed
         assert len(everything) >= 4, "server, DVC, training and its rank"
         flow.kill()
         wait_for(
-            lambda: not [process for process in everything if process.is_running()],
+            lambda: not living(everything),
             seconds=5,
             what="every process is gone",
         )

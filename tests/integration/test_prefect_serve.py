@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.flows.toy_project import ToyProject, make_toy_project, wait_for
+from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_for
 from tests.integration.prefect_api import Api
 
 pytestmark = pytest.mark.slow
@@ -113,7 +113,7 @@ def test_cron_starts_a_run_which_waits_for_the_one_before(served: Served) -> Non
         seconds=30,
         what=f"the run is cancelled; said: {served.toy.output()}",
     )
-    assert not any(psutil.pid_exists(pid) for pid in training)
+    assert living(training) == []
     assert (served.toy.folder / "saved.txt").exists()
     _wait_for_training(served)
     (second,) = _runs(served, "RUNNING")
@@ -127,5 +127,5 @@ def test_end_of_the_server_ends_the_run_and_everything_it_started(served: Served
     (served.toy.folder / "saved.txt").unlink()
     os.kill(served.process.pid, signal.SIGTERM)
     assert served.process.wait(timeout=40) == 0
-    assert [process for process in everything if process.is_running()] == []
+    assert living(everything) == []
     assert (served.toy.folder / "saved.txt").exists()
