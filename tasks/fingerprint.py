@@ -14,10 +14,13 @@ from typing import Any
 
 from tasks.params import load_params
 from tasks.stage.failure import exit_with_one_line
+from tasks.stage.gpus import open_gpus
 from tasks.stage.logs import configure_logging
 from training.files import digest_of_file, digest_of_json, write_json
 
 _TRAINING = Path(__file__).resolve().parent.parent / "training"
+_MEASURING_ONLY = ("measure.py", "probe.py", "sweep.py")
+"""Files of training/ that no training runs; the stage `measure` depends on them directly."""
 _PACKAGES = ("torch", "transformers", "numpy", "safetensors")
 
 
@@ -28,7 +31,7 @@ def digest_of_code(folder: Path) -> str:
     version of Python, whose grammar decides what a syntax tree is; that version is part of the machine's facts.
     """
     meanings = {}
-    for file in sorted(folder.rglob("*.py")):
+    for file in sorted(set(folder.rglob("*.py")) - {folder / name for name in _MEASURING_ONLY}):
         tree = ast.parse(file.read_bytes())
         _drop_docstrings(tree)
         meanings[file.relative_to(folder).as_posix()] = ast.dump(tree, include_attributes=False)
@@ -78,41 +81,15 @@ def _gpus() -> tuple[list[dict[str, Any]], str | None]:
     """Return the NVIDIA GPUs that a process started from here may use, and the driver's version."""
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return [], None
-    try:
-        every = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    with open_gpus() as opened:
         facts = [
             {
                 "name": pynvml.nvmlDeviceGetName(handle),
                 "memory_gib": round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
-                "uuid": pynvml.nvmlDeviceGetUUID(handle),
             }
-            for handle in every
+            for handle in opened.handles
         ]
-        return [{key: gpu[key] for key in ("name", "memory_gib")} for gpu in _visible(facts)], str(
-            pynvml.nvmlSystemGetDriverVersion()
-        )
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _visible(gpus: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA stops at the first unknown entry."""
-    choice = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if choice is None:
-        return gpus
-    chosen = []
-    for entry in (part.strip() for part in choice.split(",")):
-        if entry.isdigit() and int(entry) < len(gpus):
-            chosen.append(gpus[int(entry)])
-        elif entry.startswith("GPU-") and (found := [gpu for gpu in gpus if gpu["uuid"].startswith(entry)]):
-            chosen.append(found[0])
-        else:
-            break
-    return chosen
+        return facts, opened.driver
 
 
 def _cpu_name() -> str:

@@ -1,8 +1,8 @@
 """Stage `measure`: what is measured beside the training, before it begins.
 
-For now the equivalence certificate of each cell: whether an update of its ranks equals that of one process. What was
-found stays in .work/measure/ under the digest of everything that it depends on, so that one more epoch, range or cell
-measures only what is new.
+First the equivalence certificate of each cell: whether an update of its ranks equals that of one process. Then the
+speed: blocks of real steps of all cells, taking turns. What was found stays in .work/measure/ under the digest of
+everything that it depends on, so that one more epoch or range measures nothing, and one more cell only what is new.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from typing import Any
 from tasks.measuring.certificate import NUM_ORDERS, Subject, certify
 from tasks.measuring.differences import MARGIN
 from tasks.measuring.sample import Sample, take_sample
+from tasks.measuring.session import measure_cells
 from tasks.params import Params, load_params
 from tasks.stage.failure import DataError, exit_with_one_line
 from tasks.stage.kept import MANIFEST, keeping, kept_manifest
@@ -28,11 +29,14 @@ from training.files import digest_of_file, digest_of_json, write_json
 _log = logging.getLogger(__name__)
 
 _STORE = Path(".work/measure")
-_SOURCES = [Path(__file__).with_name(name) for name in ("measuring", "reference")]
+_MEASURING, _REFERENCE = (Path(__file__).with_name(name) for name in ("measuring", "reference"))
+_CERTIFYING = [_MEASURING / name for name in ("certificate.py", "differences.py", "sample.py")]
+_BLOCKS = [Path(__file__).parents[1] / "training" / name for name in ("measure.py", "probe.py", "sweep.py")]
 _NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps"}
 _NUM_STEPS = 8
 """Updates of the certificate: enough for the optimizer's moments, warm-up and a partial last batch to matter."""
 _CERTIFICATE = "certificate.json"
+_SPEED = "speed.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,10 @@ class Inputs:
     machine: dict[str, Any]
     sample: Sample
     """The rows that the certificate is made on."""
+    rows: Path
+    """The first range, whose steps are timed."""
+    rows_digest: str
+    """sha256 of its content."""
 
     def key(self, cell: str) -> str:
         """Return the digest of everything that the cell's certificate depends on."""
@@ -58,7 +66,23 @@ class Inputs:
                 "base_model": self.base_model_digest,
                 "sample": self.sample.digest,
                 "code": self.code_digest,
-                "sources": [digest_of_file(file) for folder in _SOURCES for file in sorted(folder.glob("*.py"))],
+                "sources": [digest_of_file(file) for file in [*_CERTIFYING, *sorted(_REFERENCE.glob("*.py"))]],
+                "machine": self.machine["digest"],
+            }
+        )
+
+    def speed_key(self) -> str:
+        """Return the digest of everything that the speed of the cells depends on."""
+        return digest_of_json(
+            {
+                "cells": {cell: spread.model_dump() for cell, spread in self.params.cells.items()},
+                "train": self.params.train.model_dump(exclude=_NOT_CONTENT),
+                "measure": self.params.measure.model_dump(),
+                "workload": self.params.workload,
+                "base_model": self.base_model_digest,
+                "rows": self.rows_digest,
+                "code": self.code_digest,
+                "sources": [digest_of_file(file) for file in [*sorted(_MEASURING.glob("*.py")), *_BLOCKS]],
                 "machine": self.machine["digest"],
             }
         )
@@ -76,13 +100,20 @@ def _main() -> None:
     cells = cells_to_certify(inputs.params)
     missing = [cell for cell in cells if kept_manifest(_STORE / inputs.key(cell)) is None]
     _log.info("update equivalence: %d of %d cells are certified already", len(cells) - len(missing), len(cells))
-    if missing:
+    speed_key = inputs.speed_key()
+    is_wanted = inputs.params.measure.speed
+    is_measured = not is_wanted or kept_manifest(_STORE / speed_key) is not None
+    if is_wanted:
+        _log.info("speed: %s", "measured already" if is_measured else "to be measured")
+    if missing or not is_measured:
         with machine_lock("measuring"):
             stop = stop_on_signals()
             for leftover in _STORE.glob("*.partial"):
                 shutil.rmtree(leftover)
             for cell in missing:
                 _certify(cell, inputs, stop)
+            if not is_measured:
+                _measure_speed(speed_key, inputs, stop)
     found = [_read(_STORE / inputs.key(cell) / _CERTIFICATE) for cell in cells]
     shutil.rmtree(arguments.measurements, ignore_errors=True)
     facts = {
@@ -95,6 +126,8 @@ def _main() -> None:
         "cells": found,
     }
     write_json(arguments.measurements / _CERTIFICATE, facts)
+    if is_wanted:
+        shutil.copyfile(_STORE / speed_key / _SPEED, arguments.measurements / _SPEED)
 
 
 def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
@@ -115,9 +148,24 @@ def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
         write_json(folder / MANIFEST, {"files": {_CERTIFICATE: digest_of_file(folder / _CERTIFICATE)}})
 
 
+def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
+    """Measure the cells against each other and keep what was found."""
+    with keeping((_STORE / key).resolve()) as folder:
+        work = folder / "ranks"
+        measurement = measure_cells(
+            inputs.params, machine=inputs.machine, base_model=inputs.base_model, rows=inputs.rows, work=work, stop=stop
+        )
+        shutil.rmtree(work)
+        write_json(folder / _SPEED, measurement.model_dump(mode="json"))
+        write_json(folder / MANIFEST, {"files": {_SPEED: digest_of_file(folder / _SPEED)}})
+
+
 def _read_inputs(arguments: argparse.Namespace) -> Inputs:
     params = load_params()
+    rows = arguments.slices / str(params.ranges[0])
     return Inputs(
+        rows=rows,
+        rows_digest=_read(rows / "manifest.json")["digest"],
         params=params,
         base_model=arguments.base_model,
         base_model_digest=_read(arguments.base_model / "manifest.json")["digest"],

@@ -4,7 +4,6 @@
 """
 
 import argparse
-import difflib
 import math
 import re
 from pathlib import Path
@@ -22,15 +21,13 @@ from pydantic import (
     model_validator,
 )
 
+from tasks.stage.choices import NAME, list_of, names_of_files, require_name, require_one_of, require_options
 from tasks.stage.complaint import first_complaint
 from tasks.stage.failure import ConfigurationError, exit_with_one_line
 from tasks.stage.strict_yaml import read_strict_yaml
 
-_PROJECT = Path(__file__).resolve().parent.parent
-
 # validate_repo_id of huggingface_hub, without importing it: 1-96 characters, no "--", no "..".
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 BUILTIN_MODELS = ("tiny-qwen2",)
@@ -103,7 +100,7 @@ class _Source(_Section):
         location = self.location
         if self.kind == "builtin":
             if location not in builtins:
-                raise ValueError(f"source: no built-in named {location!r}; allowed: {_list_of('builtin:', builtins)}")
+                raise ValueError(f"source: no built-in named {location!r}; allowed: {list_of('builtin:', builtins)}")
         elif self.kind == "hub":
             if not _HUB_ID.fullmatch(location) or len(location) > 96:
                 raise ValueError(f"source: {location!r} is no Hub id; allowed: OWNER/NAME, at most 96 characters")
@@ -129,7 +126,7 @@ class ModelParams(_Source):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_source(BUILTIN_MODELS)
-        _require_name("name", self.name)
+        require_name("name", self.name)
         return self
 
 
@@ -144,7 +141,7 @@ class DatasetParams(_Source):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_source(BUILTIN_DATASETS)
-        _require_name("split", self.split)
+        require_name("split", self.split)
         if not self.text_column:
             raise ValueError("text_column: must not be empty; allowed: the name of a column, such as text")
         return self
@@ -194,6 +191,8 @@ class CellParams(_Section):
 
     strategy: str
     """How the update is computed: the name of a file in training/strategies/."""
+    options: dict[str, Any] = {}
+    """Options of the strategy, as OPTIONS in its file names them with their defaults."""
     world_size: int = Field(ge=1, le=4096)
     """Number of ranks (processes); on CUDA one per device."""
     launcher: str = "torchrun"
@@ -203,11 +202,31 @@ class CellParams(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _require_one_of("strategy", self.strategy, names_of_files("training/strategies"))
-        _require_one_of("launcher", self.launcher, names_of_files("tasks/launchers"))
+        require_one_of("strategy", self.strategy, names_of_files("training/strategies"))
+        require_options(self.options, self.strategy)
+        require_one_of("launcher", self.launcher, names_of_files("tasks/launchers"))
         if self.strategy == "single" and self.world_size != 1:
             raise ValueError(f"world_size: got {self.world_size} with strategy single; allowed: 1, or strategy ddp")
         return self
+
+
+class MeasureParams(_Section):
+    """How the speedup is measured: short blocks of real steps, the cells taking turns."""
+
+    speed: bool = True
+    """Whether to measure it so; false: the only speedup is that of the whole training, without an interval."""
+    half_width: Finite | None = Field(default=None, gt=0, le=0.5)
+    """Measuring ends once every speedup's 95 % interval is within +- this share; null: 0.02 on GPU, 0.03 on CPU."""
+    max_seconds: Finite = Field(default=40.0, gt=0, le=86_400)
+    """Seconds after which it ends, narrow enough or not; the fewest rounds that an interval needs are run anyway."""
+    block_seconds: Finite = Field(default=0.2, gt=0, le=600)
+    """Seconds of one block of the baseline, about: long enough that a moment's interruption does not decide it."""
+    scaling: Literal["strong", "weak"] = "strong"
+    """strong: every cell has the same global batch; weak: a cell's global batch grows with its number of ranks."""
+    advice: bool = True
+    """Whether to try the knobs that could make a cell faster, and to advise those that do."""
+    advice_seconds: Finite = Field(default=15.0, gt=0, le=86_400)
+    """Seconds that trying them may take."""
 
 
 class TrackingParams(_Section):
@@ -258,6 +277,7 @@ class Params(_Section):
     train: TrainParams
     cells: dict[str, CellParams] = Field(min_length=1, max_length=64)
     """Name -> how the work is spread. The first cell is the baseline of every speedup."""
+    measure: MeasureParams = MeasureParams()
     tracking: TrackingParams = TrackingParams()
     upload: UploadParams = UploadParams()
 
@@ -274,7 +294,7 @@ class Params(_Section):
     @field_validator("name")
     @classmethod
     def _check_name(cls, value: str) -> str:
-        if not _NAME.fullmatch(value):
+        if not NAME.fullmatch(value):
             raise ValueError("must be letters, digits, '.', '_' and '-', at most 64, starting with a letter or digit")
         return value
 
@@ -287,7 +307,7 @@ class Params(_Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _require_one_of("workload", self.workload, names_of_files("training/workloads"))
+        require_one_of("workload", self.workload, names_of_files("training/workloads"))
         for index, part in enumerate(self.ranges):
             for other in self.ranges[:index]:
                 if part.overlaps(other):
@@ -300,7 +320,7 @@ class Params(_Section):
                 f"{self.dataset.source}; allowed: 0-{BUILTIN_MAX_ROWS}"
             )
         for name, cell in self.cells.items():
-            _require_name("cells", name)
+            require_name("cells", name)
             _require_even_split(name, cell.world_size, self.train)
         return self
 
@@ -325,11 +345,6 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
     return params
 
 
-def names_of_files(folder: str) -> list[str]:
-    """Return the names that a folder of the project offers: its Python files, without importing them."""
-    return sorted(file.stem for file in (_PROJECT / folder).glob("*.py") if not file.stem.startswith("_"))
-
-
 def _require_even_split(name: str, world_size: int, train: TrainParams) -> None:
     per_forward = world_size * train.micro_batch_size
     if train.global_batch_size % per_forward:
@@ -340,25 +355,6 @@ def _require_even_split(name: str, world_size: int, train: TrainParams) -> None:
             f"{world_size} x train.micro_batch_size={train.micro_batch_size} ({per_forward} samples per forward); "
             f"use {remedy}"
         )
-
-
-def _require_name(key: str, value: str) -> None:
-    if not _NAME.fullmatch(value):
-        raise ValueError(
-            f"{key}: got {value[:80]!r}; allowed: letters, digits, '.', '_' and '-', at most 64, "
-            "starting with a letter or digit"
-        )
-
-
-def _require_one_of(key: str, value: str, allowed: list[str]) -> None:
-    if value not in allowed:
-        near = difflib.get_close_matches(value, allowed, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{key}: got {value[:80]!r}{hint}; allowed: {_list_of('', allowed)}")
-
-
-def _list_of(prefix: str, names: tuple[str, ...] | list[str]) -> str:
-    return ", ".join(prefix + name for name in names)
 
 
 def _check_paths(params: Params, base: Path) -> None:

@@ -37,7 +37,7 @@ def make_report(outputs: Outputs, reports: Path) -> Results:
 
 def write_report(results: Results, reports: Path) -> None:
     """Write what people read: index.html, report.md and charts/; the same bytes for the same results."""
-    svgs = {name: drawing.draw_svg(name, chart, results) for name, chart in drawing.find_charts().items()}
+    svgs = {name: drawing.draw_svg(name, chart, results) for name, chart in drawing.charts_of(results).items()}
     for name, svg in svgs.items():
         data_files.write_text(reports / "charts" / f"{name}.svg", svg)
     for file in (reports / "charts").iterdir():

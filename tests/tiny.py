@@ -118,6 +118,7 @@ def make_config(
         "world_size": 1,
         "workload": "causal_lm",
         "device": "cpu",
+        "options": {},
         "oversubscribe": False,
         "model_dir": str(model_dir),
         "model_name": "tiny",

@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument(
         "--keep-gradient", action="store_true", help="also write the first step's gradient into the work folder"
     )
+    parser.add_argument("--serve", metavar="SOCKET", help="train nothing, run blocks on command")
     arguments = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     logging.basicConfig(
@@ -37,7 +38,7 @@ def main() -> int:
         sys.stderr.write(f"training: {error}\n")
         return EXIT_FAILED
     try:
-        _run(config, events, keeps_gradient=arguments.keep_gradient)
+        _run(config, events, keeps_gradient=arguments.keep_gradient, address=arguments.serve)
     except TrainingError as error:
         sys.stderr.write(f"training: rank {rank}: {error}\n")
         kind = "stopped" if isinstance(error, StoppedError) else "failed"
@@ -50,17 +51,25 @@ def main() -> int:
     return 0
 
 
-def _run(config: TrainingConfig, events: EventStream, *, keeps_gradient: bool) -> None:
+def _run(config: TrainingConfig, events: EventStream, *, keeps_gradient: bool, address: str | None) -> None:
     # Before torch is imported: it reads the number of threads once.
     os.environ["OMP_NUM_THREADS"] = str(config.threads_per_rank)
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
 
     from training.distributed import joined_ranks
+
+    torch.set_num_threads(config.threads_per_rank)
+    if address is not None:
+        from training.measure import serve
+
+        with joined_ranks(config) as ranks:
+            serve(config, ranks, address=address)
+        return
+
     from training.loop import train
     from training.stopping import StopRequest
 
-    torch.set_num_threads(config.threads_per_rank)
     stop = StopRequest()
     with joined_ranks(config) as ranks:
         train(config, ranks, stop=stop, events=events, keeps_gradient=keeps_gradient)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,8 @@ class TrainingConfig:
     """Name of the cell."""
     strategy: str
     """Name of a file in training/strategies/."""
+    options: Mapping[str, Any]
+    """Options of the strategy, as its file names them under OPTIONS."""
     world_size: int
     """Number of ranks."""
     workload: str
@@ -115,6 +118,8 @@ def _converted(kind: Any, value: Any, *, where: str) -> Any:
     if origin is tuple and isinstance(value, list):
         item = typing.get_args(kind)[0]
         return tuple(_built(item, part, where=f"{where}[{index}]") for index, part in enumerate(value))
+    if origin is Mapping and isinstance(value, dict):
+        return value
     if kind is Path and isinstance(value, str):
         return Path(value)
     if kind is float and type(value) is int:

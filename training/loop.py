@@ -94,10 +94,8 @@ def train(
                 segment=segment,
                 first_step=sum(num_steps[:index]) + 1,
                 num_steps=num_steps[index],
-                counters=Counters(
-                    started_at=now(),
-                    start_checksum=start_checksum or strategy.replica.parameter_checksum(),
-                ),
+                # Of the weights it does begin with, for a gate to hold against those it should begin with.
+                counters=Counters(started_at=now(), start_checksum=strategy.replica.parameter_checksum()),
             )
             _resume(launch, strategy, record)
             finished = train_segment(launch, strategy, record)
@@ -133,6 +131,7 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
     if steps:
         strategy.warm_up(make(steps.start)[-1].to(ranks.device))
     steps_between_stop_checks = 1
+    record.start_span()
     window = Window(ranks)
     for segment_step, micro_batches, data_wait_seconds in prefetched(make, steps, ranks.device):
         step = record.first_step + segment_step - 1
@@ -142,7 +141,8 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
             peak=config.learning_rate, schedule=config.schedule, warmup_steps=config.warmup_steps,
         )  # fmt: skip
 
-        result = strategy.train_step(micro_batches, num_tokens=num_tokens, learning_rate=learning_rate)
+        with window.computing():
+            result = strategy.train_step(micro_batches, num_tokens=num_tokens, learning_rate=learning_rate)
 
         if launch.fault is not None:
             launch.fault.strike(step)
@@ -155,7 +155,8 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         is_checkpoint = config.checkpoint_every_steps > 0 and segment_step % config.checkpoint_every_steps == 0
         is_log_point = is_last or is_checkpoint or segment_step % config.log_every_steps == 0
         if not is_log_point and segment_step % steps_between_stop_checks == 0:
-            is_log_point = ranks.highest(launch.stop.exit_code) > 0
+            with window.computing():
+                is_log_point = ranks.highest(launch.stop.exit_code) > 0
         if not is_log_point:
             continue
 
@@ -165,6 +166,7 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
             launch.events.send(**line)
         steps_between_stop_checks = max(1, int(_SECONDS_BETWEEN_STOP_CHECKS / facts[-1].seconds))
         stop_code = ranks.highest(launch.stop.exit_code)
+        record.counters.log_seconds += time.perf_counter() - window.closed_at
         if not is_last and (is_checkpoint or stop_code):
             _save_partial(launch, strategy, record)
         if not is_last and stop_code:
@@ -217,6 +219,7 @@ def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord) -> None:
 
 def _save_partial(launch: Launch, strategy: Strategy, record: SegmentRecord) -> None:
     ranks, started = launch.ranks, time.perf_counter()
+    record.note_span()
     _note_peak_memory(ranks, record)
     ledger = record.whole_ledger(ranks)
     ranks.first_says(lambda: str(launch.store.save_partial(strategy.replica, record, ledger)))
@@ -246,6 +249,7 @@ def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[s
 
     def summarise() -> dict[str, Any]:
         record.counters.checkpoint_seconds = earlier_seconds + time.perf_counter() - started
+        record.note_span()
         return record.summary(
             launch.config.cell, ranks,
             gradient_bucket_bytes=strategy.gradient_bucket_bytes, parameter_checksums=checksums,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from training.strategies import StepResult
 from training.window import StepFacts
 
 LEDGER_COLUMNS = ("rank", "step", "row_id", "num_tokens")
+_SUMMED = ("loss_sum", "num_samples", "num_tokens", "num_padding_tokens", "data_wait_seconds", "other_seconds")
 
 
 @dataclass
@@ -39,8 +41,14 @@ class Counters:
     """Sum of the timed optimizer steps, each of its slowest rank."""
     data_wait_seconds: float = 0.0
     """Part of it in which a rank had no data."""
+    other_seconds: float = 0.0
+    """Part of train_seconds in which a rank neither computed nor waited for data or for the device."""
     checkpoint_seconds: float = 0.0
     """Seconds spent on checkpoints, never part of train_seconds."""
+    log_seconds: float = 0.0
+    """Seconds spent at log points, never part of train_seconds."""
+    span_seconds: float = 0.0
+    """Wall-clock seconds from before the first step to here, all launches together; by a clock that never stops."""
     num_all_reduces: int = 0
     """Gradient all-reduces that rank 0 took part in."""
     num_all_reduce_bytes: int = 0
@@ -72,6 +80,15 @@ class SegmentRecord:
     earlier_ledger: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), dtype=np.int64))
     """(n, 4) int64, LEDGER_COLUMNS: what all ranks consumed in earlier launches; empty on other ranks than 0."""
     _consumed: list[np.ndarray] = field(default_factory=list)
+    _span_started: float = 0.0
+
+    def start_span(self) -> None:
+        """Let span_seconds run on from here, beside the clock of the steps and without knowing of it."""
+        self._span_started = time.perf_counter() - self.counters.span_seconds
+
+    def note_span(self) -> None:
+        """Bring span_seconds up to now."""
+        self.counters.span_seconds = time.perf_counter() - self._span_started
 
     def consume(self, step: int, rank: int, micro_batches: Sequence[MicroBatch], result: StepResult) -> None:
         """Enter what this rank put through the model in a step."""
@@ -87,7 +104,7 @@ class SegmentRecord:
         lines = []
         for fact in facts:
             self.counters.segment_step = fact.step - self.first_step + 1
-            for name in ("loss_sum", "num_samples", "num_tokens", "num_padding_tokens", "data_wait_seconds"):
+            for name in _SUMMED:
                 setattr(self.counters, name, getattr(self.counters, name) + getattr(fact, name))
             self.counters.train_seconds += fact.seconds
             lines.append(self._line(fact))

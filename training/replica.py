@@ -41,6 +41,10 @@ class Replica:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         self._optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True)
+        before_update = getattr(workload, "before_update", None)
+        if before_update is not None:
+            # A workload that emulates a device takes the time of an update here.
+            self._optimizer.register_step_pre_hook(before_update(model))
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.on_gradient: Callable[[Mapping[str, Tensor]], None] | None = None
@@ -56,10 +60,17 @@ class Replica:
 
         The gradient of (sum of the micro-batch's losses) x `weight` is added to the parameters'.
         """
+        self.add_backward(self.forward(model, micro_batch), weight=weight)
+
+    def forward(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+        """Return the micro-batch's sum of losses, () float32: the first half of `add`."""
         if self._has_dropout:
             torch.manual_seed(micro_batch.dropout_seed)
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            loss_sum = self._workload.loss_sum(model, micro_batch)
+            return self._workload.loss_sum(model, micro_batch)
+
+    def add_backward(self, loss_sum: Tensor, *, weight: float) -> None:
+        """Add the gradient of what `forward` gave: the second half of `add`."""
         self._scaler.scale(loss_sum * weight).backward()
         self._loss_sum += loss_sum.detach()
 

@@ -1,8 +1,9 @@
 """The steps between two log points: timed as one span, and looked at only when it is over."""
 
+import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,12 @@ class StepFacts:
     """Seconds of the span it belongs to / steps in it; the span of the slowest rank."""
     data_wait_seconds: float
     """Seconds that the rank which waited longest had no data; part of `seconds`."""
+    other_seconds: float
+    """Part of the clock's seconds in which a rank neither computed nor waited for data or for the device.
+
+    Of the rank where it is farthest from 0; below 0 if the clock ran for less than all that. What was before a step is
+    counted with it, what was after it only if the clock stopped then.
+    """
 
 
 class Window:
@@ -50,14 +57,24 @@ class Window:
         self._steps: list[tuple[int, int, float]] = []
         self._results: list[StepResult] = []
         self._counts: list[tuple[int, int, int, float]] = []
+        self._others: list[float] = []
+        self._computed = self._known = 0.0
         self._ranks.synchronize()
-        self._started = time.perf_counter()
+        self._started = self._seen = time.perf_counter()
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Count what runs inside as seconds that belong to a step: the step itself, a word among the ranks."""
+        started = time.perf_counter()
+        yield
+        self._computed += time.perf_counter() - started
 
     def add(
         self, step: int, result: StepResult, micro_batches: Sequence[MicroBatch], *,
         num_tokens: int, learning_rate: float, data_wait_seconds: float,
     ) -> None:  # fmt: skip
         """Note a step; `num_tokens` is what the plan says of all ranks."""
+        self._note_others(data_wait_seconds)
         self._steps.append((step, num_tokens, learning_rate))
         self._results.append(result)
         self._counts.append(
@@ -75,19 +92,33 @@ class Window:
         Raises DivergedError, on all ranks alike, if a loss or a gradient norm is not finite; a norm may be where
         `forgives_overflow`.
         """
+        waited_from = time.perf_counter()
         self._ranks.synchronize()
         seconds = time.perf_counter() - self._started
+        self._known += self._computed + time.perf_counter() - waited_from
+        # All that the clock has run for and no step can account for, as the clock has it.
+        self._others[-1] += seconds - self._known - sum(self._others)
+        self.closed_at = time.perf_counter()
         losses = torch.stack([result.loss_sum for result in self._results]).double().tolist()
         norms = torch.stack([result.grad_norm for result in self._results]).double().tolist()
-        mine = [(loss, norm, seconds, *counts) for loss, norm, counts in zip(losses, norms, self._counts, strict=True)]
+        noted = zip(losses, norms, self._others, self._counts, strict=True)
+        mine = [(loss, norm, seconds, other, *counts) for loss, norm, other, counts in noted]
         everyones = self._ranks.gather(np.array(mine))
-        return [self._facts(*noted, everyones[:, index], forgives_overflow) for index, noted in enumerate(self._steps)]
+        return [self._facts(*step, everyones[:, index], forgives_overflow) for index, step in enumerate(self._steps)]
+
+    def _note_others(self, data_wait_seconds: float) -> None:
+        """Split what has passed since the step before into what is known of it and the rest."""
+        now = time.perf_counter()
+        known = self._computed + data_wait_seconds
+        self._others.append(now - self._seen - known)
+        self._known += known
+        self._seen, self._computed = now, 0.0
 
     def _facts(
         self, step: int, num_tokens: int, learning_rate: float, ranks: np.ndarray, forgives_overflow: bool
     ) -> StepFacts:
-        """Return the step's facts; `ranks`: (world_size, 7), one row per rank."""
-        losses, norms, seconds, tokens, samples, padding, waits = ranks.T
+        """Return the step's facts; `ranks`: (world_size, 8), one row per rank."""
+        losses, norms, seconds, others, tokens, samples, padding, waits = ranks.T
         _check_finite(step, "loss", losses)
         if not forgives_overflow:
             _check_finite(step, "gradient norm", norms)
@@ -105,6 +136,7 @@ class Window:
             grad_norm=float(norms[0]) if math.isfinite(norms[0]) else None,
             seconds=float(seconds.max()) / len(self._steps),
             data_wait_seconds=float(waits.max()),
+            other_seconds=float(others[np.abs(others).argmax()]),
         )
 
 

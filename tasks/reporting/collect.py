@@ -7,6 +7,8 @@ from tasks.reporting import statistics
 from tasks.reporting.equivalence import equivalences
 from tasks.reporting.facts import ComparisonFacts, DatasetFacts, GpuFacts, MachineFacts, ModelFacts, SliceFacts
 from tasks.reporting.gates import check_gates
+from tasks.reporting.measured import arm_of, efficiency, without_comparison
+from tasks.reporting.measurement import Measurement
 from tasks.reporting.outputs import Outputs, RunOutputs
 from tasks.reporting.results import (
     CellResults,
@@ -29,6 +31,9 @@ def collect_results(outputs: Outputs) -> Results:
     """Return everything the comparison found; speedups and efficiencies are None if a gate failed."""
     gates = check_gates(outputs)
     is_withheld = any(gate.verdict == "failed" for gate in gates)
+    measurement = outputs.measurement
+    if measurement is not None and is_withheld:
+        measurement = without_comparison(measurement)
     results = Results(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         name=outputs.params.name,
@@ -39,9 +44,10 @@ def collect_results(outputs: Outputs) -> Results:
         gates=gates,
         equivalence=equivalences(outputs),
         comparison=_comparison(outputs),
-        cells=[_cell(outputs, cell, is_withheld=is_withheld) for cell in outputs.params.cells],
+        cells=[_cell(outputs, cell, measurement, is_withheld=is_withheld) for cell in outputs.params.cells],
         quality=_quality(outputs),
         loss_curves=[_loss_curve(cell, run) for cell, run in outputs.runs.items()],
+        measurement=measurement,
     )
     return results.model_copy(update={"verdict": verdict_of(results)})
 
@@ -73,8 +79,9 @@ def _slice(outputs: Outputs, name: str) -> SliceFacts:
     return SliceFacts(**outputs.slices[name].manifest.model_dump())
 
 
-def _cell(outputs: Outputs, cell: str, *, is_withheld: bool) -> CellResults:
+def _cell(outputs: Outputs, cell: str, measurement: Measurement | None, *, is_withheld: bool) -> CellResults:
     run, baseline = outputs.runs[cell], outputs.baseline
+    world_size, base_size = run.facts.world_size, baseline.facts.world_size
     keys = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
     figures = functools.partial(_figures, run=run, baseline=None if is_withheld else baseline)
     segments = [figures(part=part, epoch=epoch) for part, epoch in keys]
@@ -83,6 +90,8 @@ def _cell(outputs: Outputs, cell: str, *, is_withheld: bool) -> CellResults:
     peaks = [segment.facts.peak_memory_gib for segment in run.segments if segment.facts.peak_memory_gib is not None]
     exchanged = sum(segment.facts.num_all_reduce_bytes for segment in run.segments)
     is_baseline = cell == outputs.params.baseline
+    speedup = None if measurement is None else arm_of(measurement, cell).speedup
+    reported = whole.speedup if speedup is None else speedup.value
     return CellResults(
         **run.facts.model_dump(include=set(CellResults.model_fields) - {"segments"}),
         is_baseline=is_baseline,
@@ -92,7 +101,9 @@ def _cell(outputs: Outputs, cell: str, *, is_withheld: bool) -> CellResults:
         peak_memory_gib=max(peaks, default=None),
         num_resumes=sum(segment.facts.num_resumes for segment in run.segments),
         all_reduce_mib_per_step=exchanged / whole.num_steps / 2**20,
-        karp_flatt=_karp_flatt(whole.speedup, run.facts.world_size, baseline.facts.world_size),
+        measured_speedup=speedup,
+        measured_efficiency=None if speedup is None else efficiency(speedup, world_size, base_size),
+        karp_flatt=_karp_flatt(reported, world_size, base_size),
         speedup_of_segments=None if is_baseline else _spread(segments),
         whole=whole,
         epochs=[figures(epoch=epoch) for epoch in epochs],

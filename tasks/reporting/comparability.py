@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from tasks.reporting import wording
 from tasks.reporting.gate import Finding, Number, finding, not_checked
+from tasks.reporting.measured import efficiency
 from tasks.reporting.outputs import Ledger, Outputs, RunOutputs
 from tasks.reporting.stage_files import RunFile
 
@@ -228,19 +229,37 @@ def speedup_is_plausible(outputs: Outputs) -> Finding:
         f"{cell} took {wording.seconds(taken[cell])} of its ranks' time (train seconds x ranks), {first} "
         f"{wording.seconds(taken[first])}: a parallel efficiency of {taken[first] / taken[cell]:.2f}, above "
         f"{_MOST_EFFICIENCY:g} is not possible; {first} probably shared the machine with something else or did more "
-        "work. Train all cells again on an idle machine: rm -rf .work/runs, then dvc repro -f -s train, then make "
-        "compare"
+        f"work. {wording.TRAIN_AGAIN}"
         for cell in outputs.others
         if taken[first] > _MOST_EFFICIENCY * taken[cell]
     ]
     return finding(
-        problems,
+        problems + _implausible_by_measurement(outputs, first),
         # No efficiency here: another gate may have withheld it.
         otherwise="time of all ranks together (train seconds x ranks): "
         f"{', '.join(f'{cell} {wording.seconds(seconds)}' for cell, seconds in taken.items())}; at least "
         f"{wording.seconds(taken[first] / _MOST_EFFICIENCY)} is believed",
         numbers={"rank_seconds": list(taken.values()), "least_believed": taken[first] / _MOST_EFFICIENCY},
     )
+
+
+def _implausible_by_measurement(outputs: Outputs, first: str) -> list[str]:
+    """Return what is wrong with the speedups that the stage `measure` found."""
+    measurement = outputs.measurement
+    base = outputs.baseline.facts.world_size
+    problems = []
+    for arm in [] if measurement is None else measurement.arms:
+        if arm.speedup is None:
+            continue
+        reached = efficiency(arm.speedup, arm.world_size, base).value
+        if not reached <= _MOST_EFFICIENCY:
+            problems.append(
+                f"{arm.arm} was measured {wording.ratio(arm.speedup.value)} as fast as {first}, on "
+                f"{wording.counted(arm.world_size, 'rank')} against {base}: a parallel efficiency of {reached:.2f}, "
+                f"above {_MOST_EFFICIENCY:g} is not possible. "
+                "Measure again on an idle machine: dvc repro -f -s measure, then make compare"
+            )
+    return problems
 
 
 def own_device(outputs: Outputs) -> Finding:

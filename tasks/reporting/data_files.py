@@ -5,8 +5,9 @@ import io
 from pathlib import Path
 from typing import Any
 
+from tasks.reporting.measured import arm_of
 from tasks.reporting.outputs import Outputs
-from tasks.reporting.results import Results
+from tasks.reporting.results import CellResults, Results
 from training.files import replacing, write_json
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -20,8 +21,9 @@ def metrics_of(results: Results) -> dict[str, Any]:
         cell.cell: {
             "seconds_per_epoch": cell.seconds_per_epoch,
             "tokens_per_second": cell.whole.tokens_per_second,
-            "speedup": cell.whole.speedup,
-            "parallel_efficiency": cell.whole.parallel_efficiency,
+            "speedup": cell.speedup,
+            "parallel_efficiency": cell.parallel_efficiency,
+            **_measured(results, cell),
         }
         for cell in results.cells
     }
@@ -33,6 +35,20 @@ def metrics_of(results: Results) -> dict[str, Any]:
         "not_checked": verdicts.count("not checked"),
     }
     return {"gates": gates, **cells}
+
+
+def _measured(results: Results, cell: CellResults) -> dict[str, Any]:
+    """Return what is only known where speed was measured; the speedup is then the measured one."""
+    if results.measurement is None:
+        return {}
+    arm, speedup = arm_of(results.measurement, cell.cell), cell.measured_speedup
+    return {
+        "speedup_low": None if speedup is None else speedup.low,
+        "speedup_high": None if speedup is None else speedup.high,
+        "speedup_of_whole_training": cell.whole.speedup,
+        "step_seconds": arm.step_seconds.value,
+        "measured_tokens_per_second": arm.tokens_per_second,
+    }
 
 
 def write_metrics(path: Path, results: Results) -> None:

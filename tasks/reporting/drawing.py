@@ -48,12 +48,22 @@ class Chart(Protocol):
     """Charts stand in the order of their positions."""
     NEEDS_SPEEDUP: bool
     """True if nothing is drawn while the speedup is withheld."""
+    SECTION: str
+    """The section of the page that it stands in: speed, training, losses, prediction or quality."""
+
+    def is_shown(self, results: Results) -> bool:
+        """Return whether there is anything to draw; a chart without is left out."""
 
     def alt_text(self, results: Results) -> str:
         """Return in words what the chart shows, numbers included."""
 
     def draw(self, results: Results, axes: "Axes") -> None:
         """Draw the results; both axes get a label with a unit."""
+
+
+def charts_of(results: Results) -> dict[str, Chart]:
+    """Return name -> chart for those that have something to show, in the order of the report."""
+    return {name: chart for name, chart in find_charts().items() if chart.is_shown(results)}
 
 
 def find_charts() -> dict[str, Chart]:
@@ -73,10 +83,17 @@ def series_line(number: int) -> Any:
     return _LINES[number % len(_LINES)]
 
 
-def add_legend(axes: "Axes") -> None:
+def add_legend(axes: "Axes", *, columns: int = 4) -> None:
     """Name the cells below the chart, where they cover nothing; of many cells the first few."""
     handles, labels = axes.get_legend_handles_labels()
-    axes.figure.legend(handles[:_MOST_NAMES], labels[:_MOST_NAMES], loc="outside lower center", ncols=4)
+    axes.figure.legend(handles[:_MOST_NAMES], labels[:_MOST_NAMES], loc="outside lower center", ncols=columns)
+
+
+def set_height(axes: "Axes", inches: float) -> None:
+    """Make the chart higher or lower than the others."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.set_figheight(inches)
 
 
 def short(name: str, most: int = 16) -> str:

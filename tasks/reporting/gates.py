@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tasks.reporting import comparability, correctness, equivalence, synchronisation
+from tasks.reporting import clock, comparability, correctness, equivalence, synchronisation
 from tasks.reporting.gate import Finding, Gate
 from tasks.reporting.outputs import Outputs
 
@@ -61,6 +61,11 @@ _CHECKS: list[tuple[str, str, Callable[[Outputs], Finding]]] = [
         "Not data-bound",
         "Did the ranks compute, rather than wait for data?",
         comparability.not_data_bound,
+    ),
+    (
+        "Only steps were timed",
+        "Did the clock run for the optimizer steps, and for nothing else?",
+        clock.only_steps_timed,
     ),
     (
         "Every rank has a device of its own",

@@ -1,5 +1,7 @@
 """What every column and word of the report means, in one place."""
 
+import re
+
 GLOSSARY: dict[str, str] = {
     "Cell": "One way to spread the work: a strategy, a number of ranks and a launcher. The first cell is the baseline.",
     "Ranks": "Number of training processes (world size); on GPUs one per device.",
@@ -8,7 +10,8 @@ GLOSSARY: dict[str, str] = {
     "Seconds": "Seconds of optimizer steps, the slowest rank's; all epochs of the row together.",
     "Tokens/s": "Tokens learned from (labels, no padding) per second of training, all ranks together.",
     "Samples/s": "Samples learned from per second of training, all ranks together.",
-    "Speedup": "Seconds of the baseline cell divided by seconds of this cell, for the same work. Below 1 is slower.",
+    "Speedup": "Seconds of the baseline cell divided by seconds of this cell, for the same work. Below 1 is slower. "
+    "Where it has an interval, it was measured in turns and is per unit of work.",
     "Efficiency": "Parallel efficiency: speedup divided by how many times more ranks than the baseline. 100 % is "
     "linear.",
     "Speedup of segments": "Lowest and highest speedup of a single segment: a spread, no confidence interval.",
@@ -45,4 +48,43 @@ GLOSSARY: dict[str, str] = {
     "order: rounding alone.",
     "Allowed": "The largest difference that still passes: a multiple of the noise floor.",
     "What was compared": "The numbers that the gate looked at.",
+    "Arm": "One of those that took turns while speed was measured: a cell as it is trained, or the baseline inside a "
+    "DDP wrapper that it does not need.",
+    "Over wrapped": "Speedup against the baseline inside a DDP wrapper, with its 95 % interval: what is left when both "
+    "sides pay for the wrapper.",
+    "Step time": "Seconds of one optimizer step, the slowest rank's: median over the timed blocks, with its 95 % "
+    "interval. Without logging, checkpoints and evaluation.",
+    "Step p95": "95th percentile of single steps, of the rank where it is highest.",
+    "Padded tokens/s": "Positions computed per second, padding included, all ranks together.",
+    "MFU": "Model FLOPs utilisation: share of the device's peak that the model's own arithmetic used, attention "
+    "counted within documents; by PaLM's definition attention spans the whole padded length. n/a where the peak is not "
+    "known.",
+    "GPU use": "Share of the time in which the cell's GPUs were busy, mean over them.",
+    "Power": "Power of the cell's GPUs together.",
+    "Energy": "Energy of the cell's GPUs per token learned from.",
+    "Part": "A share of the step: the ideal one, what is lost on the way from it, what that does not explain, and the "
+    "measured step.",
+    "Seconds per step": "Seconds per optimizer step, with the 95 % interval in brackets.",
+    "Share of step": "The part / the cell's measured step.",
+    "DDP's timer": "What DDP's own timers say of exposed communication, as a cross-check.",
+    "How measured": "The run with and without the cause whose difference the part is.",
+    "Change": "What was changed, everything else as it was.",
+    "Gain": "Seconds per step of the same cell without the change / with it, with its 95 % interval; above 1 is "
+    "faster.",
+    "Advice": "recommended only if the whole interval is above 1.",
+    "Note": "What else the change brings, or why it was not possible.",
+    "Predicted speedup": "What the model of computing and communicating gives for this number of ranks, with its 90 % "
+    "interval.",
+    "Measured speedup": "What was measured on that number of ranks, with its 95 % interval.",
+    "Reach": "extrapolated: more ranks than were ever measured here.",
+    "N ranks": "Predicted speedup on that number of ranks, with its 90 % interval.",
+    "Looked at": "A property of the machine that can spoil a measurement.",
+    "Finding": "ok, warning, or not checked.",
+    "Found": "What was found, with its numbers.",
+    "Remedy": "What to do about a warning.",
 }
+
+
+def word_of(heading: str) -> str:
+    """Return the word of the glossary that explains a heading; `4 ranks` and the like are all `N ranks`."""
+    return "N ranks" if re.fullmatch(r"[\d,]+ ranks?", heading) else heading

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.reporting import drawing, notes, tables, wording
-from tasks.reporting.glossary import GLOSSARY
+from tasks.reporting import drawing, measured_notes, measured_tables, notes, tables, wording
+from tasks.reporting.glossary import GLOSSARY, word_of
+from tasks.reporting.measured import cells_of
+from tasks.reporting.measurement import Estimate, Measurement
 from tasks.reporting.results import Results
 
 _FOLDER = Path(__file__).parent
@@ -33,12 +35,7 @@ def render_html(results: Results, svgs: dict[str, str]) -> str:
     )
     environment.filters["anchor"] = _anchor
     environment.filters["texts"] = tables.sample_texts
-    charts = drawing.find_charts()
-    figures = {
-        name: Figure(name, charts[name].TITLE, drawing.caption(charts[name], results), drawing.inline(svg))
-        for name, svg in svgs.items()
-    }
-    quality_charts = [figures.pop("loss_curves")] if "loss_curves" in figures else []
+    environment.filters["word"] = word_of
     return environment.get_template("template.html.j2").render(
         results=results,
         style=(_FOLDER / "style.css").read_text(encoding="utf-8"),
@@ -48,15 +45,35 @@ def render_html(results: Results, svgs: dict[str, str]) -> str:
         facts=tables.compared_facts(results),
         work=tables.spread_of_work(results),
         equivalence=tables.equivalence(results),
+        arms=measured_tables.arms(results),
+        noise=measured_notes.noise(results),
         speed=[table for table in (tables.speed_of_cells(results), *_parts(results)) if table is not None],
-        speed_charts=list(figures.values()),
-        quality_charts=quality_charts,
+        nothing=measured_notes.nothing(results),
+        losses=measured_notes.losses(results),
+        waterfalls=measured_tables.waterfalls(results),
+        advised=measured_notes.advised(results),
+        advice=measured_tables.advice(results),
+        patches=measured_tables.patches(results),
+        predictions=measured_tables.predictions(results),
+        fitness=measured_notes.fitness(results),
+        preflight=measured_tables.preflight(results),
+        charts=_figures(results, svgs),
         quality=tables.quality_of_models(results),
         withheld=notes.withheld(results),
         how_measured=notes.how_measured(results),
         not_claimed=notes.not_claimed(results),
         glossary=GLOSSARY,
     )
+
+
+def _figures(results: Results, svgs: dict[str, str]) -> dict[str, list[Figure]]:
+    """Return section -> its charts, in the order of the report."""
+    figures: dict[str, list[Figure]] = {}
+    for name, chart in drawing.charts_of(results).items():
+        if name in svgs:
+            figure = Figure(name, chart.TITLE, drawing.caption(chart, results), drawing.inline(svgs[name]))
+            figures.setdefault(chart.SECTION, []).append(figure)
+    return figures
 
 
 def _parts(results: Results) -> list[tables.Table | None]:
@@ -66,6 +83,9 @@ def _parts(results: Results) -> list[tables.Table | None]:
 def _headline(results: Results) -> list[tuple[str, str, str]]:
     """Return (value, what it is, remark) of the few figures that stand at the top."""
     passed = sum(gate.verdict == "passed" for gate in results.gates)
+    gates = (f"{passed} of {len(results.gates)}", "gates passed", _gate_remark(results))
+    if results.measurement is not None and results.is_speedup_measured:
+        return [*_measured_headline(results, results.measurement), gates]
     fastest = min(results.cells[1:] or results.cells, key=lambda cell: cell.seconds_per_epoch)
     baseline = results.baseline
     shown = [
@@ -82,8 +102,33 @@ def _headline(results: Results) -> list[tuple[str, str, str]]:
             else fastest.cell,
         ),
         (f"{wording.three_digits(fastest.whole.tokens_per_second)}", "tokens per second", fastest.cell),
-        (f"{passed} of {len(results.gates)}", "gates passed", _gate_remark(results)),
+        gates,
     ]
+
+
+def _measured_headline(results: Results, measurement: Measurement) -> list[tuple[str, str, str]]:
+    first, *others = cells_of(measurement)
+    fastest = max(others, key=lambda arm: arm.samples_per_second)
+    efficiency = next(cell.measured_efficiency for cell in results.cells if cell.cell == fastest.cell)
+    doubt = f"{wording.interval(fastest.speedup)} (95 %); " if fastest.speedup else ""
+    return [
+        (_ratio(fastest.speedup), "speedup", f"{doubt}{fastest.cell} against {first.cell}"),
+        (
+            wording.percent(None if efficiency is None else efficiency.value),
+            "parallel efficiency",
+            "100 % is linear",
+        ),
+        (
+            wording.span(fastest.step_seconds.value),
+            "per step",
+            f"{fastest.cell}; {first.cell} {wording.span(first.step_seconds.value)}",
+        ),
+        (wording.three_digits(fastest.tokens_per_second), "tokens per second", fastest.cell),
+    ]
+
+
+def _ratio(estimate: Estimate | None) -> str:
+    return wording.ratio(None if estimate is None else estimate.value)
 
 
 def _gate_remark(results: Results) -> str:

@@ -2,7 +2,7 @@
 
 import re
 
-from tasks.reporting import drawing, notes, tables
+from tasks.reporting import drawing, measured_notes, measured_tables, notes, tables
 from tasks.reporting.glossary import GLOSSARY
 from tasks.reporting.results import Results
 from tasks.reporting.tables import Table
@@ -12,9 +12,9 @@ _SPECIAL = re.compile(r"([\\`*\[\]|])")
 
 def render_markdown(results: Results) -> str:
     """Return the report as GitHub-flavoured markdown."""
-    parts = tables.speed_of_ranges(results), tables.speed_of_epochs(results)
     withheld = notes.withheld(results)
     equivalence = tables.equivalence(results)
+    nothing = measured_notes.nothing(results)
     blocks = [
         f"# {escaped(results.name)}",
         escaped(results.description),
@@ -28,13 +28,24 @@ def render_markdown(results: Results) -> str:
         *([_table(equivalence)] if equivalence else []),
         "## How much faster",
         *([withheld] if withheld else []),
-        *[_table(table) for table in (tables.speed_of_cells(results), *parts) if table is not None],
-        _charts(results),
+        *_speed(results),
+        "## Why not more?",
+        *([nothing["losses"]] if "losses" in nothing else [_list(measured_notes.losses(results))]),
+        *[_titled(table) for table in measured_tables.waterfalls(results)],
+        *_charts(results, "losses"),
+        "## What to change",
+        *([nothing["advice"]] if "advice" in nothing else _advice(results)),
+        "## What at 4, 8, 64?",
+        *([nothing["prediction"]] if "prediction" in nothing else []),
+        *_prediction(results),
         "## Is the model as good?",
         f"{results.quality.num_rows:,} rows ({results.quality.heldout}) that no range overlaps, cut to "
         f"{results.quality.seq_len} tokens.",
         _table(tables.quality_of_models(results)),
+        *_charts(results, "quality"),
         *_samples(results),
+        "## Preflight",
+        *_preflight(results, nothing),
         "## How it was measured",
         _list(notes.how_measured(results)),
         "## Glossary",
@@ -56,19 +67,64 @@ def escaped(text: str) -> str:
 
 def _table(table: Table) -> str:
     head = f"| {' | '.join(table.headings)} |"
-    names = table.num_row_headings
-    # The verdicts of gates are words, figures of cells are numbers.
-    align = "---" if table.title == "Gates" else "--:"
-    rule = f"| {' | '.join(['---'] * names + [align] * (len(table.headings) - names))} |"
+    names, prose = table.num_row_headings, table.num_prose
+    figures = len(table.headings) - names - prose
+    rule = f"| {' | '.join(['---'] * names + ['--:'] * figures + ['---'] * prose)} |"
     rows = [f"| {' | '.join(escaped(value) for value in row)} |" for row in table.rows]
     return "\n".join([head, rule, *rows])
 
 
-def _charts(results: Results) -> str:
-    return "\n".join(
+def _titled(table: Table) -> str:
+    return f"**{escaped(table.title)}**\n\n{_table(table)}"
+
+
+def _speed(results: Results) -> list[str]:
+    arms = measured_tables.arms(results)
+    trained = [tables.speed_of_cells(results), tables.speed_of_ranges(results), tables.speed_of_epochs(results)]
+    blocks = [_table(table) for table in trained if table is not None]
+    if arms:
+        noise = _list(measured_notes.noise(results))
+        return [
+            *(*[_titled(table) for table in arms], *_charts(results, "speed"), noise),
+            *("### Of the whole training, one run", *blocks, *_charts(results, "training")),
+        ]
+    return [*blocks, *_charts(results, "training", "speed")]
+
+
+def _advice(results: Results) -> list[str]:
+    blocks = [measured_notes.advised(results) or ""]
+    if (table := measured_tables.advice(results)) is not None:
+        blocks.append(_table(table))
+    for title, patch in measured_tables.patches(results):
+        blocks += [f"### {escaped(title)}", _fenced("yaml", patch)]
+    return blocks
+
+
+def _prediction(results: Results) -> list[str]:
+    found = measured_tables.predictions(results)
+    measurement = results.measurement
+    assumptions = measurement.prediction.assumptions if measurement is not None and measurement.prediction else []
+    return [
+        *_charts(results, "prediction"),
+        *[_titled(table) for table in found],
+        *(["What the prediction takes for granted:", _list(assumptions)] if assumptions else []),
+    ]
+
+
+def _preflight(results: Results, nothing: dict[str, str]) -> list[str]:
+    table, fitness = measured_tables.preflight(results), measured_notes.fitness(results)
+    if table is None or fitness is None:
+        return [escaped(nothing["preflight"])]
+    return [escaped(fitness), _table(table)]
+
+
+def _charts(results: Results, *sections: str) -> list[str]:
+    lines = [
         f"- [{chart.TITLE}](charts/{name}.svg): {escaped(drawing.caption(chart, results))}"
-        for name, chart in drawing.find_charts().items()
-    )
+        for name, chart in drawing.charts_of(results).items()
+        if chart.SECTION in sections
+    ]
+    return ["\n".join(lines)] if lines else []
 
 
 def _samples(results: Results) -> list[str]:
@@ -76,9 +132,14 @@ def _samples(results: Results) -> list[str]:
     for sample in results.quality.samples:
         texts = [("prompt", sample.prompt.strip()), *tables.sample_texts(sample)]
         body = "\n\n".join(f"[{who}]\n{text}" for who, text in texts)
-        fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", body)), default=0))
-        blocks.append(f"Row {sample.row_id}:\n\n{fence}text\n{body}\n{fence}")
+        blocks.append(f"Row {sample.row_id}:\n\n{_fenced('text', body)}")
     return blocks
+
+
+def _fenced(kind: str, body: str) -> str:
+    """Return the text as a code block that nothing inside it can end."""
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", body)), default=0))
+    return f"{fence}{kind}\n{body}\n{fence}"
 
 
 def _list(sentences: list[str]) -> str:

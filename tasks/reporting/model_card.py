@@ -22,7 +22,7 @@ def card_text(results: Results, *, cell: str, repo_id: str | None) -> str:
         "## What was trained\n\n" + _table(("", ""), _training_facts(results, published)),
         f"## Quality on the held-out rows {results.quality.heldout}\n\n" + _quality(results, cell),
         "## Gates\n\nA speedup is given only if no gate failed.\n\n" + _gates(results),
-        "" if results.is_speedup_withheld else "## Speedup\n\n" + _speedups(results),
+        "" if results.is_speedup_withheld else "## Speedup\n\n" + _speedups(results) + _whence(results),
         _FILES,
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -97,6 +97,17 @@ def _gates(results: Results) -> str:
     return _table(("gate", "verdict", "what was compared"), rows)
 
 
+def _whence(results: Results) -> str:
+    """Return where the columns come from, where that is not one and the same run."""
+    measurement = results.measurement
+    if measurement is None or not results.is_speedup_measured:
+        return ""
+    return (
+        "\n\nSpeedup and efficiency were measured in short blocks of optimizer steps with the cells taking turns "
+        f"({measurement.scaling} scaling); seconds and tokens are those of the one training of each cell."
+    )
+
+
 def _speedups(results: Results) -> str:
     rows = [
         (
@@ -104,13 +115,20 @@ def _speedups(results: Results) -> str:
             str(cell.world_size),
             f"{cell.seconds_per_epoch:.2f}",
             f"{cell.whole.tokens_per_second:,.0f}",
-            "n/a" if cell.whole.speedup is None else f"{cell.whole.speedup:.2f}",
-            "n/a" if cell.whole.parallel_efficiency is None else f"{cell.whole.parallel_efficiency:.0%}",
+            "n/a" if cell.speedup is None else f"{cell.speedup:.2f}",
+            *([_interval(cell)] if results.is_speedup_measured else []),
+            "n/a" if cell.parallel_efficiency is None else f"{cell.parallel_efficiency:.0%}",
         )
         for cell in results.cells
     ]
-    titles = ("cell", "ranks", "seconds per epoch", "tokens per second", "speedup", "parallel efficiency")
+    interval = ["95 % interval"] if results.is_speedup_measured else []
+    titles = ("cell", "ranks", "seconds per epoch", "tokens per second", "speedup", *interval, "parallel efficiency")
     return _table(titles, rows)
+
+
+def _interval(cell: CellResults) -> str:
+    speedup = cell.measured_speedup
+    return "n/a" if speedup is None else f"{speedup.low:.2f} to {speedup.high:.2f}"
 
 
 def _source(source: str, commit: str | None) -> str:

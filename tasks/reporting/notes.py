@@ -1,6 +1,7 @@
 """How it was measured, and what is not claimed: sentences that follow from the results."""
 
 from tasks.reporting import wording
+from tasks.reporting.measured_notes import in_turns
 from tasks.reporting.results import Results
 
 
@@ -17,6 +18,8 @@ def how_measured(results: Results) -> list[str]:
         "up after that is inside.",
         "Models are evaluated on rows that no range overlaps, each token counted once.",
     ]
+    if results.measurement is not None:
+        notes.insert(0, in_turns(results.measurement))
     if results.equivalence:
         notes.append(
             f"Before the training, each cell's ranks made {results.equivalence[0].num_steps} updates on the first "
@@ -34,14 +37,26 @@ def how_measured(results: Results) -> list[str]:
 
 def not_claimed(results: Results) -> list[str]:
     """Return what the report does not say, one sentence each."""
-    notes = [
+    one_run = (
         "There is one run of each cell, so there is no confidence interval yet. A difference of a few percent cannot "
         "be told from noise, and the spread over segments is no substitute: segments of one run share their "
-        "disturbances.",
-        "Whether the machine was idle otherwise was not measured.",
-        "Figures hold for this model, data, batch size, machine and these versions; nothing is said about other "
-        "numbers of ranks.",
-    ]
+        "disturbances."
+    )
+    measurement = results.measurement
+    if measurement is None:
+        notes = [one_run, "Whether the machine was idle otherwise was not measured."]
+    else:
+        notes = [
+            "The measured speedup is that of optimizer steps in short blocks. Of the whole training there is one run "
+            "of each cell: its seconds have no interval, and a few percent between two of them are no difference.",
+        ]
+    is_predicted = measurement is not None and measurement.prediction is not None
+    other = (
+        "what is said about other numbers of ranks is a prediction"
+        if is_predicted
+        else ("nothing is said about other numbers of ranks")
+    )
+    notes.append(f"Figures hold for this model, data, batch size, machine and these versions; {other}.")
     if not results.equivalence:
         notes.append(
             "The gates compare what real runs recorded. The weights of a step on several ranks were not compared with "

@@ -1,5 +1,6 @@
 """What the earlier stages wrote, read once and checked: manifests, slices, runs, evaluation, machine."""
 
+import dataclasses
 import json
 import zipfile
 from collections.abc import Callable
@@ -10,10 +11,11 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tasks.params import Params
 from tasks.reporting.gate import Number
+from tasks.reporting.measurement import Measurement
 from tasks.reporting.stage_files import (
     BaseModelManifest,
     CertificateFile,
@@ -23,11 +25,10 @@ from tasks.reporting.stage_files import (
     RunFile,
     SegmentFile,
     SliceManifest,
-    StageFile,
 )
 from tasks.stage.failure import DataError
 
-Model = TypeVar("Model", bound=StageFile)
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Steps:
     loss: NDArray[np.float64]
     learning_rate: NDArray[np.float64]
     num_samples: NDArray[np.int64]
+    num_positions: NDArray[np.int64]
+    """Label tokens and padding."""
+    seconds: NDArray[np.float64]
+    other_seconds: NDArray[np.float64]
+    """Part of `seconds` in which no step ran."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,11 @@ class SegmentOutputs:
                 loss=np.array([event["loss"] for event in events], dtype=np.float64),
                 learning_rate=np.array([event["learning_rate"] for event in events], dtype=np.float64),
                 num_samples=np.array([event["num_samples"] for event in events], dtype=np.int64),
+                num_positions=np.array(
+                    [event["num_tokens"] + event["num_padding_tokens"] for event in events], dtype=np.int64
+                ),
+                seconds=np.array([event["seconds"] for event in events], dtype=np.float64),
+                other_seconds=np.array([event["other_seconds"] for event in events], dtype=np.float64),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _damaged(path, error) from None
@@ -122,7 +133,7 @@ class RunOutputs:
     def steps(self) -> Steps:
         """Every optimizer step of the run."""
         parts = [segment.steps for segment in self.segments]
-        names = ("step", "loss", "learning_rate", "num_samples")
+        names = [column.name for column in dataclasses.fields(Steps)]
         return Steps(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
@@ -137,6 +148,8 @@ class Outputs:
     slices: dict[str, SliceOutputs]
     certificate: CertificateFile | None
     """Of update equivalence; None where the stage `measure` has not run."""
+    measurement: Measurement | None
+    """Of speed; None where the stage `measure` has not run."""
     runs: dict[str, RunOutputs]
     evaluation: EvaluationFile
 
@@ -184,9 +197,24 @@ def read_outputs(
             name: SliceOutputs(slices / name, _read(slices / name / "manifest.json", SliceManifest)) for name in names
         },
         certificate=_read(certificate, CertificateFile) if certificate.exists() else None,
+        measurement=_read_measurement(measurements / "speed.json", params),
         runs={cell: _read_run(runs / cell) for cell in params.cells},
         evaluation=_read(evaluation / "evaluation.json", EvaluationFile),
     )
+
+
+def _read_measurement(path: Path, params: Params) -> Measurement | None:
+    if not path.exists():
+        return None
+    measurement = _read(path, Measurement)
+    measured = [f"{arm.cell} ({arm.world_size})" for arm in measurement.arms if not arm.is_wrapped_baseline]
+    wanted = [f"{name} ({cell.world_size})" for name, cell in params.cells.items()]
+    if measured != wanted:
+        raise DataError(
+            f"{path}: cells (ranks) {', '.join(measured)}, params.yaml has {', '.join(wanted)}; delete it and run "
+            "`dvc repro` to make it anew"
+        )
+    return measurement
 
 
 def _read_run(folder: Path) -> RunOutputs:

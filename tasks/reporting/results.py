@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from tasks.reporting.equivalence import Equivalence
 from tasks.reporting.facts import ComparisonFacts, Record
 from tasks.reporting.gate import Gate
+from tasks.reporting.measurement import Estimate, Measurement
 from tasks.stage.failure import DataError
 from training.files import write_json
 
@@ -97,8 +98,14 @@ class CellResults(Record):
     """How many times the training was taken up again from a checkpoint."""
     all_reduce_mib_per_step: float
     """MiB of gradients that each rank exchanged per optimizer step."""
+    measured_speedup: Estimate | None = None
+    """How many times as fast as the baseline, by the stage `measure`; null for the baseline, if not measured or if
+    withheld."""
+    measured_efficiency: Estimate | None = None
+    """measured_speedup / how many times more ranks than the baseline; null as that is."""
     karp_flatt: float | None
-    """Experimentally determined serial fraction; null for one rank or if withheld."""
+    """Experimentally determined serial fraction, of the measured speedup if there is one; null for one rank or if
+    withheld."""
     speedup_of_segments: Spread | None
     """Spread of the speedup over the segments; null for the baseline, a single segment or if withheld."""
     final_checkpoint: str
@@ -111,6 +118,16 @@ class CellResults(Record):
     """Each range, all epochs together."""
     segments: list[Figures]
     """Each segment, in the order of training."""
+
+    @property
+    def speedup(self) -> float | None:
+        """The speedup that is reported: the measured one, or that of the whole training where there is no other."""
+        return self.whole.speedup if self.measured_speedup is None else self.measured_speedup.value
+
+    @property
+    def parallel_efficiency(self) -> float | None:
+        """The share of linear speedup that belongs to `speedup`."""
+        return self.whole.parallel_efficiency if self.measured_efficiency is None else self.measured_efficiency.value
 
 
 class LossCurve(Record):
@@ -198,6 +215,15 @@ class Results(Record):
     """Loss and perplexity on the held-out rows, and samples."""
     loss_curves: list[LossCurve]
     """Training loss of the cells."""
+    measurement: Measurement | None = None
+    """What the stage `measure` found; null where it did not run."""
+
+    @property
+    def is_speedup_measured(self) -> bool:
+        """Whether every cell but the baseline has a measured speedup, withheld or not."""
+        if self.measurement is None or len(self.cells) < 2:
+            return False
+        return self.is_speedup_withheld or all(cell.measured_speedup for cell in self.cells[1:])
 
     @property
     def baseline(self) -> CellResults:

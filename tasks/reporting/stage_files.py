@@ -73,7 +73,10 @@ class SegmentFile(StageFile):
     num_tokens: int
     train_seconds: PositiveFloat
     data_wait_seconds: float
+    other_seconds: float
     checkpoint_seconds: float
+    log_seconds: float
+    span_seconds: float
     loss: float
     peak_memory_gib: float | None = None
     num_all_reduces: int

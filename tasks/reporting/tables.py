@@ -10,18 +10,23 @@ _MAX_EPOCH_ROWS = 40
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose headings are words of the glossary; the first `num_row_headings` columns name the row."""
+    """A table whose headings are words of the glossary.
+
+    The first `num_row_headings` columns name the row, the last `num_prose` are sentences, those between are figures.
+    """
 
     title: str
     headings: list[str]
     rows: list[list[str]]
     num_row_headings: int = 1
+    num_prose: int = 0
 
 
 def speed_of_cells(results: Results) -> Table:
-    """Return how fast each cell was over the whole training."""
+    """Return how fast each cell was over the whole training; Karp-Flatt only where no speedup was measured."""
+    is_measured = results.is_speedup_measured
     headings = ["Cell", "Ranks", "Seconds per epoch", "Tokens/s", "Samples/s", "Speedup", "Efficiency"]
-    headings += ["Speedup of segments", "Karp-Flatt", "Data wait"]
+    headings += ["Speedup of segments", *["Karp-Flatt"] * (not is_measured), "Data wait"]
     rows = [
         [
             cell.cell,
@@ -29,7 +34,7 @@ def speed_of_cells(results: Results) -> Table:
             wording.seconds(cell.seconds_per_epoch),
             *_rates(cell.whole),
             _spread(results, cell),
-            _karp_flatt(results, cell),
+            *([] if is_measured else [karp_flatt(results, cell)]),
             wording.small_percent(cell.whole.data_wait_share),
         ]
         for cell in results.cells
@@ -114,7 +119,7 @@ def gates(results: Results) -> Table:
         [gate.name, gate.verdict, gate.compared + (f" ({gate.true_figure})" if gate.true_figure else "")]
         for gate in results.gates
     ]
-    return Table("Gates", ["Gate", "Verdict", "What was compared"], rows)
+    return Table("Gates", ["Gate", "Verdict", "What was compared"], rows, num_prose=2)
 
 
 def equivalence(results: Results) -> Table | None:
@@ -160,8 +165,7 @@ def compared_facts(results: Results) -> list[tuple[str, str]]:
             "Work",
             f"{facts.workload}, {wording.counted(int(train['epochs']), 'epoch')}, {train['global_batch_size']} "
             f"samples per step, {train['seq_len']} tokens per sample at most, learning rate {train['learning_rate']:g} "
-            f"({train['schedule']}), {train['precision']}, seed {train['seed']}; strong scaling: the same in every "
-            "cell",
+            f"({train['schedule']}), {train['precision']}, seed {train['seed']}; {_scaling(results)}",
         ),
         (
             "Machine",
@@ -182,6 +186,13 @@ def sample_texts(sample: Sample) -> list[tuple[str, str]]:
     return [("the text itself", sample.reference.strip()), *written]
 
 
+def _scaling(results: Results) -> str:
+    measurement = results.measurement
+    if measurement is not None and measurement.scaling == "weak":
+        return "strong scaling: the same in every cell; speed was measured at weak scaling, with a batch per rank"
+    return "strong scaling: the same in every cell"
+
+
 def _rates(part: Figures) -> list[str]:
     return [
         wording.three_digits(part.tokens_per_second),
@@ -199,7 +210,8 @@ def _spread(results: Results, cell: CellResults) -> str:
     return f"{spread.lowest:.2f}x to {spread.highest:.2f}x ({spread.num_segments})"
 
 
-def _karp_flatt(results: Results, cell: CellResults) -> str:
+def karp_flatt(results: Results, cell: CellResults) -> str:
+    """Return the serial fraction of a cell, or why there is none."""
     if cell.karp_flatt is None:
         return wording.WITHHELD if results.is_speedup_withheld and cell.world_size > 1 else wording.NOT_AVAILABLE
     return f"{cell.karp_flatt:.2f}"

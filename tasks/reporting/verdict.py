@@ -1,9 +1,11 @@
 """The answer in one sentence, and the label that says what kind of comparison gave it."""
 
 from tasks.reporting import wording
+from tasks.reporting.measured import DATA_BOUND_SHARE, cells_of, data_wait_share, too_wide
+from tasks.reporting.measurement import ArmSpeed, Measurement, Waterfall
 from tasks.reporting.outputs import Outputs
 from tasks.reporting.results import CellResults, Results
-from tasks.reporting.statistics import NOISE_OF_ONE_RUN
+from tasks.reporting.statistics import NOISE_OF_ONE_RUN, parallel_efficiency
 
 
 def verdict_of(results: Results) -> str:
@@ -17,8 +19,73 @@ def verdict_of(results: Results) -> str:
             f"{only.cell} needs {wording.seconds(only.seconds_per_epoch)} per epoch; a speedup needs a second cell to "
             f"compare with; {_gates_passed(results)}."
         )
+    if results.measurement is not None and results.is_speedup_measured:
+        return f"{'; '.join([*_measured(results.measurement), _gates_passed(results)])}."
     answers = _one_answer(results, others[0]) if len(others) == 1 else _many_answers(results, others)
     return f"{answers}; {_gates_passed(results)}; one run of each cell{_segments(others)}, so no interval yet."
+
+
+def _measured(measurement: Measurement) -> list[str]:
+    """Return how much faster by measurement, and then whatever has to be known of it."""
+    first, *others = cells_of(measurement)
+    said = [_one_measured(measurement, first, others[0])] if len(others) == 1 else [_all_measured(measurement)]
+    said += [f"data-bound: {_waiting(one, first)}" for one in measurement.waterfalls if one.is_data_bound]
+    if too_wide(measurement):
+        said.append(f"the interval is wider than asked: {measurement.stopped_because.rstrip('.')}")
+    if measurement.preflight.verdict != "fit to measure":
+        said.append("measured on a machine that was not fit: see Preflight")
+    return said
+
+
+def _waiting(waterfall: Waterfall, first: ArmSpeed) -> str:
+    """Return who waits for data; the baseline's own waiting, too, is no part of a cell's loss but spoils the ratio."""
+    share = data_wait_share(waterfall)
+    if share is None or share <= DATA_BOUND_SHARE:
+        least = wording.percent(DATA_BOUND_SHARE)
+        return f"{waterfall.cell} or {first.cell} waits for data in more than {least} of its step"
+    return f"{waterfall.cell} waits for data in {wording.small_percent(share)} of its step"
+
+
+def _one_measured(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> str:
+    assert arm.speedup is not None
+    speedup = arm.speedup
+    doubt = f"95 % interval {wording.interval(speedup)}, {_of_linear(arm, first)}, {measurement.scaling} scaling"
+    if measurement.scaling == "strong":
+        times = f"{wording.span(arm.step_seconds.value)} against {wording.span(first.step_seconds.value)} per step"
+    else:
+        rates = [wording.three_digits(one.samples_per_second) for one in (arm, first)]
+        times = f"{rates[0]} against {rates[1]} samples per second"
+    if speedup.holds_one:
+        answer = f"No measurable difference between {arm.cell} and {first.cell} ({wording.ratio(speedup.value)}, "
+    elif speedup.value < 1:
+        answer = f"{arm.cell} trains slower than {first.cell} ({wording.ratio(speedup.value)}, "
+    else:
+        answer = f"{arm.cell} trains {wording.ratio(speedup.value)} as fast as {first.cell} ("
+    wrapped = arm.speedup_over_wrapped
+    beside = f"; against the same process in a DDP wrapper {wording.ratio(wrapped.value)}" if wrapped else ""
+    return f"{answer}{doubt}): {times}{beside}"
+
+
+def _all_measured(measurement: Measurement) -> str:
+    first, *others = cells_of(measurement)
+    figures = []
+    for arm in others:
+        assert arm.speedup is not None
+        same = ", no measurable difference" if arm.speedup.holds_one else ""
+        figures.append(
+            f"{arm.cell} {wording.ratio(arm.speedup.value)} ({wording.interval(arm.speedup)}, {_of_linear(arm, first)}"
+            f"{same})"
+        )
+    return (
+        f"Speed per unit of work, as a multiple of {first.cell} ({wording.span(first.step_seconds.value)} per step), "
+        f"with 95 % intervals, {measurement.scaling} scaling: {', '.join(figures)}"
+    )
+
+
+def _of_linear(arm: ArmSpeed, first: ArmSpeed) -> str:
+    assert arm.speedup is not None
+    share = parallel_efficiency(arm.speedup.value, arm.world_size, first.world_size)
+    return f"{wording.percent(share)} of linear"
 
 
 def _segments(cells: list[CellResults]) -> str:

@@ -2,8 +2,13 @@
 
 import math
 
+from tasks.reporting.measurement import Estimate
+
 WITHHELD = "withheld"
 NOT_AVAILABLE = "n/a"
+TRAIN_AGAIN = (
+    "Train all cells again on an idle machine: rm -rf .work/runs, then dvc repro -f -s train, then make compare"
+)
 
 
 def three_digits(value: float) -> str:
@@ -20,6 +25,42 @@ def three_digits(value: float) -> str:
 def seconds(value: float) -> str:
     """Return a span such as `41.2 s`."""
     return f"{three_digits(value)} s"
+
+
+def span(value: float) -> str:
+    """Return a span such as `41.2 s`, or `41.2 ms` below a second."""
+    return seconds(value) if abs(value) >= 1 else f"{three_digits(1000 * value)} ms"
+
+
+def span_with_interval(estimate: Estimate) -> str:
+    """Return a span with its interval, such as `41.2 ms (40.9 to 41.6)`; all three in one unit."""
+    factor, unit = (1, "s") if abs(estimate.value) >= 1 else (1000, "ms")
+    value, low, high = (three_digits(factor * end) for end in (estimate.value, estimate.low, estimate.high))
+    return f"{value} {unit} ({low} to {high})"
+
+
+def interval(estimate: Estimate) -> str:
+    """Return the interval of a ratio, such as `1.58x to 1.66x`.
+
+    More digits where two would not tell its ends apart, or would show 1 inside that is outside.
+    """
+    for decimals in (2, 3, 4):
+        low, high = (f"{end:.{decimals}f}" for end in (estimate.low, estimate.high))
+        if low != high and (float(low) <= 1 <= float(high)) == estimate.holds_one:
+            break
+    return f"{low}x to {high}x"
+
+
+def ratio_with_interval(estimate: Estimate | None) -> str:
+    """Return a ratio such as `1.62x (1.58 to 1.66)`, or that it is withheld."""
+    if estimate is None:
+        return WITHHELD
+    return f"{ratio(estimate.value)} ({interval(estimate).replace('x', '')})"
+
+
+def percent_with_interval(estimate: Estimate) -> str:
+    """Return a share such as `81 % (79 to 83)`."""
+    return f"{percent(estimate.value)} ({100 * estimate.low:.0f} to {100 * estimate.high:.0f})"
 
 
 def ratio(value: float | None) -> str:

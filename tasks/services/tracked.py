@@ -121,11 +121,12 @@ def points_of_segment(folder: Path) -> tuple[list[Point], Point]:
 def final_figures(results: Mapping[str, Any]) -> dict[str | None, dict[str, float]]:
     """Return what results.json found: cell -> figures, and under None those of the base model.
 
-    Figures are the measured numbers, counts and settings are not; a withheld one is null there and absent here.
+    Figures are the measured numbers, counts and settings are not; a withheld one is null there and absent here. Where
+    the stage `measure` ran, speedup and efficiency are what it found.
     """
     figures: dict[str | None, dict[str, float]] = {None: {}}
     for cell in results["cells"]:
-        found = {**cell, **cell.get("whole", {})}
+        found = {**cell, **cell.get("whole", {}), **_measured_figures(results, cell)}
         figures[cell["cell"]] = {f"final/{key}": value for key, value in found.items() if isinstance(value, float)}
     for model in results["quality"]["models"]:
         is_base = model["model"] == "base"
@@ -133,6 +134,24 @@ def final_figures(results: Mapping[str, Any]) -> dict[str | None, dict[str, floa
             if model.get(key) is not None:
                 name = f"final/{'base_' if is_base else ''}heldout_{key}"
                 figures.setdefault(None if is_base else model["model"], {})[name] = float(model[key])
+    return figures
+
+
+def _measured_figures(results: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the figures of the stage `measure` of one cell; none where it did not run."""
+    arms = (results.get("measurement") or {}).get("arms", [])
+    arm = next((arm for arm in arms if arm["cell"] == cell["cell"] and not arm["is_wrapped_baseline"]), None)
+    if arm is None:
+        return {}
+    figures = {
+        "step_seconds": arm["step_seconds"]["value"],
+        "speedup_of_whole_training": cell["whole"]["speedup"],
+        **{f"measured_{name}": arm[name] for name in ("tokens_per_second", "samples_per_second", "mfu")},
+        **{name: arm[name] for name in ("gpu_utilisation", "gpu_watts", "joules_per_token")},
+    }
+    if (speedup := cell["measured_speedup"]) is not None:
+        figures |= {"speedup": speedup["value"], "speedup_low": speedup["low"], "speedup_high": speedup["high"]}
+        figures["parallel_efficiency"] = cell["measured_efficiency"]["value"]
     return figures
 
 

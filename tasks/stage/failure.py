@@ -22,7 +22,8 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What the system says where a disk takes no more."""
 
 
 class StageError(ValueError):
@@ -78,7 +79,7 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
         sys.stderr.write(f"{name}: {' '.join(str(error).split())}\n")
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno not in _STORAGE:
+        if error.errno not in STORAGE_ERRORS:
             raise
         sys.stderr.write(f"{name}: {error.strerror}: {error.filename or 'a file'}; free space or choose another disk\n")
         sys.exit(ExitCode.RESOURCES)

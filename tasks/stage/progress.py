@@ -15,8 +15,8 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 @contextlib.contextmanager
-def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with the number of items done since its last call."""
+def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with the number of items done since its last call; `total` None: nobody knows yet."""
     is_terminal = sys.stderr.isatty()
     next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
     done = 0
@@ -27,7 +27,7 @@ def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
         progress.update(bar, completed=done)
         if not is_terminal and time.monotonic() >= next_line:
             next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-            _log.info("%s: %d of %d", what, done, total)
+            _log.info("%s: %d%s", what, done, f" of {total}" if total is not None else "")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not is_terminal, transient=True) as progress:

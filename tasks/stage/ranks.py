@@ -5,6 +5,7 @@ import importlib
 import logging
 import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from tasks.params import Params
 from tasks.stage.failure import (
+    STORAGE_ERRORS,
     DataError,
     DistributedError,
     DivergedError,
@@ -27,6 +29,13 @@ _log = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 12.0
 _LAUNCHES_KEPT = 5
+_KINDS: dict[int, type[StageError]] = {
+    ExitCode.DATA: DataError,
+    ExitCode.RESOURCES: ResourceError,
+    ExitCode.DIVERGED: DivergedError,
+    ExitCode.PREEMPTED: PreemptedError,
+}
+"""What the exit code of a rank means; any other is a DistributedError."""
 
 
 def choose_device(cell: str, params: Params, machine: dict[str, Any]) -> str:
@@ -65,6 +74,7 @@ def told_to_ranks(cell: str, params: Params, *, device: str, base_model: Path, w
         **params.train.model_dump(exclude={"epochs"}),
         "cell": cell,
         "strategy": spread.strategy,
+        "options": spread.options,
         "world_size": spread.world_size,
         "oversubscribe": spread.oversubscribe,
         "workload": params.workload,
@@ -112,23 +122,35 @@ def run_ranks(
         launch.stop(grace_seconds=_GRACE_SECONDS if stop.is_set() else 0.0)
     follow(stream.read_new())
     if launch.exit_code() != 0:
-        raise _failure(cell, stream.last, launch, is_stopped=stop.is_set())
+        raise _failure(cell, stream.last, launch, work=work, is_stopped=stop.is_set())
 
 
-def _failure(cell: str, last: dict[str, Any], launch: Any, *, is_stopped: bool) -> StageError:
-    """Return the failure that the ranks reported last, or else what the launcher saw of their end."""
+def _failure(cell: str, last: dict[str, Any], launch: Any, *, work: Path, is_stopped: bool) -> StageError:
+    """Return the failure that the ranks reported last, or else what the launcher and the disk say of their end."""
     if is_stopped:
         return PreemptedError(f"cell {cell} was stopped; the next run goes on from the last checkpoint")
     first, _, words = launch.explanation().partition("\n")
-    if last.get("event") not in ("failed", "stopped"):
+    is_reported = last.get("event") in ("failed", "stopped")
+    # A disk too full for a checkpoint may have been too full for the event that would have said so.
+    kind = _KINDS.get(last["exit_code"] if is_reported else launch.exit_code(), DistributedError)
+    if kind is DistributedError or not is_reported:
         _log.error("%s\n%s", first, words)
-        return DistributedError(f"cell {cell}: {first}; run again, it goes on from the last checkpoint")
-    kinds = {ExitCode.DATA: DataError, ExitCode.RESOURCES: ResourceError, ExitCode.DIVERGED: DivergedError,
-             ExitCode.PREEMPTED: PreemptedError}  # fmt: skip
-    kind = kinds.get(last["exit_code"], DistributedError)
-    if kind is DistributedError:
-        _log.error("%s\n%s", first, words)
-    return kind(f"cell {cell}: {last['reason']} ({first})")
+    if is_reported:
+        return kind(f"cell {cell}: {last['reason']} ({first})")
+    if kind is DistributedError and _is_full(work):
+        kind = ResourceError
+    remedy = f"make room on the disk of {work} and run again" if kind is ResourceError else "run again"
+    return kind(f"cell {cell}: {first}; {remedy}, it goes on from the last checkpoint")
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether the disk takes not even a small file: a launcher's log may then hold nothing either."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        return error.errno in STORAGE_ERRORS
+    return False
 
 
 def _new_log_folder(logs: Path) -> Path:

@@ -15,9 +15,11 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from tasks.report import make_report
 from tasks.reporting import drawing
 from tests.tasks.reporting.comparison import edit_segment, outputs_of, write_comparison
+from tests.tasks.reporting.measured import write_measurement
 
-SECTIONS = ["verdict", "compared", "gates", "speed", "quality", "measured", "glossary", "not-claimed"]
-NUM_CHARTS = 5
+SECTIONS = ["verdict", "compared", "gates", "speed", "losses", "advice", "prediction", "quality", "preflight"]
+SECTIONS += ["measured", "glossary", "not-claimed"]
+NUM_CHARTS = {"given": 8, "withheld": 8, "unmeasured": 5}
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +36,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The page of a clean comparison and of one whose speedup is withheld."""
+    """The page of a clean comparison, of one whose speedup is withheld and of one whose speed was not measured."""
     pages = {}
-    for name in ("given", "withheld"):
+    for name in NUM_CHARTS:
         folder = tmp_path_factory.mktemp(name)
         params = write_comparison(folder)
+        if name != "unmeasured":
+            write_measurement(folder)
         if name == "withheld":
             edit_segment(folder, "2proc", parameter_checksums=["aa", "bb"])
         make_report(outputs_of(folder, params), folder / "reports")
@@ -63,9 +67,7 @@ def opened(
     context.close()
 
 
-VIEWS = [
-    (name, width, scheme) for name in ("given", "withheld") for width in (375, 1280) for scheme in ("light", "dark")
-]
+VIEWS = [(name, width, scheme) for name in NUM_CHARTS for width in (375, 1280) for scheme in ("light", "dark")]
 
 
 @pytest.mark.parametrize("opened", VIEWS, indirect=True, ids=str)
@@ -86,8 +88,8 @@ def test_the_page_is_whole_at_every_width_and_colour_scheme(
     sizes: list[Any] = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert sizes[0] <= sizes[1], "the page hangs over the right edge"
     charts = page.locator("figure svg")
-    assert charts.count() == NUM_CHARTS
-    for place in range(NUM_CHARTS):
+    assert charts.count() == NUM_CHARTS[request.node.callspec.params["opened"][0]]
+    for place in range(charts.count()):
         box = charts.nth(place).bounding_box()
         assert box is not None
         assert box["width"] > 200
@@ -137,6 +139,21 @@ def test_a_wide_table_scrolls_inside_itself_and_is_reached_by_keyboard(opened: t
             return
         page.wait_for_timeout(20)
     pytest.fail("the arrow key did not scroll the table")
+
+
+@pytest.mark.parametrize("opened", [("given", 1280, "light")], indirect=True, ids=str)
+def test_the_patch_of_what_is_recommended_is_selected_whole_by_one_click(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    page.locator("pre.patch").first.click()
+    selected = page.evaluate("getSelection().toString()")
+    assert selected.strip() == "train:\n  micro_batch_size: 2\ncells:\n  2proc:\n    options: {bucket_mib: 5.0}"
+
+
+@pytest.mark.parametrize("opened", [("given", 1280, "light")], indirect=True, ids=str)
+def test_the_figures_of_every_arm_fit_a_wide_page(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    table = page.locator(".scroll:has(#table-arms-1)")
+    assert table.evaluate("element => element.scrollWidth <= element.clientWidth")
 
 
 @pytest.mark.parametrize("opened", [("given", 1280, "dark")], indirect=True, ids=str)

@@ -52,6 +52,7 @@ def main() -> int:
             shutil.rmtree(root / "clean")
             clean.append(outcomes)
             word = f"alarm: {outcomes[-1].says}" if outcomes[-1].is_caught else "no alarm"
+            word += "".join(f"; before that, {outcome.says}" for outcome in outcomes[:-1])
             progress.print(f"without a defect, {index + 1} of {arguments.clean}: {word}")
         machine = json.loads((museum.blank / "data" / "fingerprint" / "machine.json").read_bytes())
     finally:

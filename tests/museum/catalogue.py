@@ -27,15 +27,14 @@ class Shown:
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether the named gate caught it, or no gate where none is named."""
-        expected = self.exhibit.caught_by
-        return self.outcome.is_caught_by(expected) if expected else not self.outcome.is_caught
+        """Whether the named gate caught it."""
+        return self.outcome.is_caught_by(self.exhibit.caught_by)
 
     @property
     def who_caught(self) -> str:
         """Who caught it, in words."""
         if not self.outcome.is_caught:
-            return f"{_NOT_CAUGHT}: {self.exhibit.why_missed}"
+            return _NOT_CAUGHT
         if not self.is_as_expected:
             return f"not by “{self.exhibit.caught_by}”, but by {self.outcome.failed_gates or self.outcome.says}"
         stage, _, words = self.exhibit.caught_by.partition(": ")
@@ -96,9 +95,11 @@ def _clean_sentence(clean: Sequence[Sequence[Outcome]]) -> str:
     num_alarms = sum(outcomes[-1].is_caught for outcomes in clean)
     num_repeated = sum(len(outcomes) > 1 for outcomes in clean)
     found = "no gate failed in any of them" if not num_alarms else f"a gate failed in {num_alarms} of them"
+    at_first = sorted({gate for outcomes in clean for outcome in outcomes[:-1] for gate in outcome.failed_gates})
     again = (
-        f" {num_repeated} of them were run again, because a gate about seconds failed at first: they train for less "
-        "than a second, and the machine had other work."
+        f" {num_repeated} of them were run again, because gates about seconds failed at first "
+        f"({', '.join(f'“{gate}”' for gate in at_first)}): they train for less than a second, and the machine had "
+        "other work."
     )
     return (
         f"{len(clean)} comparisons without a defect, each of another seed, model, data and size, were run as well: "

@@ -44,9 +44,7 @@ class Exhibit:
     mutation: Mutation | None
     """The line that makes it; None: it is made by what the user does."""
     caught_by: str
-    """The gate that has to fail, or `train: WORDS` if that stage has to refuse with these words; "": nobody yet."""
-    why_missed: str = ""
-    """Why nobody catches it."""
+    """The gate that has to fail, or `train: WORDS` if that stage has to refuse with these words."""
     disarmed: Mutation | None = None
     """A check inside the trainer that is taken out as well, so that the gates stand alone."""
     scenario: Scenario = "train"

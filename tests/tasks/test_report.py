@@ -12,12 +12,19 @@ import pytest
 from tasks.report import make_report, write_report
 from tasks.reporting.results import read_results
 from tests.tasks.reporting.comparison import arguments_of, edit_segment, outputs_of, write_comparison
+from tests.tasks.reporting.measured import write_measurement
 
 FILES = ["index.html", "report.md", "results.json", "metrics.json", "epochs.csv", "losses.csv"]
 CHARTS = ["average_epoch_time", "loss_curves", "parallel_efficiency", "speedup", "time_per_epoch"]
+MEASURED_CHARTS = ["measured_speedup", "prediction", "waterfall"]
 
 # Speedup, efficiency, serial fraction and speedups of segments, as printed and as stored.
 FIGURES = ["1.56x", "1.5625", "78 %", "0.78125", "1.50x", "1.67x", "75 %", "83 %", "1.666666", "0.28"]
+
+
+# The measured speedup, its interval, efficiency and serial fraction, the ideal step, what is lost of it, predictions.
+MEASURED_FIGURES = ["1.62x", "1.6190476", "1.58", "1.66", "81 %", "0.8095238", "0.2352941", "34.0", "0.034,"]
+MEASURED_FIGURES += ["0.190476", "19.0 %", "0.00476190", "1.59x", "8.88"]
 
 
 def run_stage(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -82,6 +89,22 @@ def test_a_failed_gate_leaves_the_figures_in_no_output(tmp_path: Path) -> None:
         "Speedup withheld: the gate “Not data-bound” failed: 2proc waited for data in 15.8 % of its step time, at most "
         "5 % allowed."
     )
+
+
+def test_a_failed_gate_leaves_no_measured_comparison_in_any_output(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    write_measurement(tmp_path)
+    make_report(outputs_of(tmp_path, params), tmp_path / "given")
+    everything = "".join(what_is_read(path) for path in files_in(tmp_path / "given"))
+    assert [figure for figure in MEASURED_FIGURES if figure not in everything] == []
+    assert [path.stem for path in files_in(tmp_path / "given" / "charts")] == sorted([*CHARTS, *MEASURED_CHARTS])
+
+    edit_segment(tmp_path, "2proc", data_wait_seconds=1.0)
+    make_report(outputs_of(tmp_path, params), tmp_path / "withheld")
+    for path in files_in(tmp_path / "withheld"):
+        found = [figure for figure in [*FIGURES[:6], *MEASURED_FIGURES] if figure in what_is_read(path)]
+        assert found == [], (path.name, found)
+    assert "42.0 ms" in (tmp_path / "withheld" / "report.md").read_text()
 
 
 def test_a_report_over_an_older_one_leaves_nothing_of_it(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Real ranks in a tenth of a second: forked from a process that has imported torch and has never computed anything.
 
 `python -m tests.training.forked_ranks` is that process: it takes one launch per line on its standard input and answers
-with the exit codes of the ranks. A rank runs the same entry with the same environment as under torchrun.
+with the exit codes of the ranks. A rank runs the same entry with the same environment as under torchrun, unless a test
+names another one.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -32,12 +34,17 @@ class ForkedRanks:
             cwd=PROJECT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
-    def launch(self, config: dict[str, Any], *, fault: str | None = None) -> list[int]:
-        """Run the config's number of ranks to their end, with a planned fault; return their exit codes by rank."""
+    def launch(
+        self, config: dict[str, Any], *, fault: str | None = None, entry: str = "training.__main__"
+    ) -> list[int]:
+        """Run the config's number of ranks to their end, with a planned fault; return their exit codes by rank.
+
+        What a rank runs is the `main` of the module `entry`.
+        """
         work_dir = Path(config["work_dir"])
         work_dir.mkdir(parents=True, exist_ok=True)
         write_json(work_dir / "config.json", config)
-        asked = {"work_dir": str(work_dir), "world_size": config["world_size"], "fault": fault}
+        asked = {"work_dir": str(work_dir), "world_size": config["world_size"], "fault": fault, "entry": entry}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asked) + "\n")
@@ -71,14 +78,15 @@ def _serve() -> None:
     import training.loop
     import training.strategies.ddp
     import training.strategies.single
-    import training.workloads.causal_lm  # noqa: F401
+    import training.workloads.causal_lm
+    import training.workloads.emulated  # noqa: F401
 
     for line in sys.stdin:
         sys.stdout.write(json.dumps(_launch(**json.loads(line))) + "\n")
         sys.stdout.flush()
 
 
-def _launch(work_dir: str, world_size: int, fault: str | None) -> list[int]:
+def _launch(work_dir: str, world_size: int, fault: str | None, entry: str) -> list[int]:
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     environment = {
@@ -92,7 +100,7 @@ def _launch(work_dir: str, world_size: int, fault: str | None) -> list[int]:
     for rank in range(world_size):
         pid = os.fork()
         if pid == 0:
-            _be_rank(Path(work_dir), {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            _be_rank(entry, Path(work_dir), {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         running[pid] = rank
     return _exit_codes(running)
 
@@ -115,8 +123,8 @@ def _exit_codes(running: dict[int, int]) -> list[int]:
     return [codes[rank] for rank in sorted(codes)]
 
 
-def _be_rank(work_dir: Path, environment: dict[str, str]) -> None:
-    """Run the training's entry in this process, which is a fresh fork, and end it."""
+def _be_rank(entry: str, work_dir: Path, environment: dict[str, str]) -> None:
+    """Run the entry in this process, which is a fresh fork, and end it."""
     code = 1
     try:
         with (work_dir / f"rank-{environment['RANK']}.log").open("wb") as log:
@@ -124,9 +132,7 @@ def _be_rank(work_dir: Path, environment: dict[str, str]) -> None:
             os.dup2(log.fileno(), 2)
         os.environ.update(environment)
         sys.argv = ["training", "--config", str(work_dir / "config.json")]
-        from training.__main__ import main
-
-        code = main()
+        code = importlib.import_module(entry).main()
     except BaseException:
         traceback.print_exc()
     finally:

@@ -1,6 +1,7 @@
 """What is checked when the clock stands still."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,37 @@ def test_a_gradient_norm_that_is_not_finite_is_divergence_unless_fp16_skips_it(
     assert fact.grad_norm is None
     with pytest.raises(DivergedError, match="step 7: loss is nan"):
         _window(alone, slices[0], loss=float("nan"), grad_norm=1.0).close(forgives_overflow=True)
+
+
+def test_seconds_in_which_no_step_ran_are_told_from_those_of_the_step(alone: Ranks, slices: list[Path]) -> None:
+    batch = next(batches_in_order(open_slice(slices[0]), batch_size=4, seq_len=32))
+    window = Window(alone)
+    for step, (seconds_inside, seconds_before) in enumerate([(0.2, 0.0), (0.0, 0.1)], start=1):
+        time.sleep(seconds_before)
+        with window.computing():
+            time.sleep(seconds_inside)
+        result = StepResult(torch.zeros(()).double(), torch.ones(()), num_all_reduces=0, num_all_reduce_bytes=0)
+        window.add(
+            step, result, [batch], num_tokens=batch.num_tokens, learning_rate=1e-3, data_wait_seconds=0.03 * (step == 2)
+        )  # fmt: skip
+    time.sleep(0.3)  # such as an upload, before the clock stops
+    first, second = window.close(forgives_overflow=False)
+    assert 0 <= first.other_seconds < 0.1
+    assert second.other_seconds >= 0.37  # 0.1 s before it and 0.3 s after it, 0.03 s of them without data
+    computed = first.seconds + second.seconds - first.other_seconds - second.other_seconds - 0.03
+    assert computed >= 0.2
+
+
+def test_a_clock_that_was_started_too_late_leaves_less_than_no_seconds(alone: Ranks, slices: list[Path]) -> None:
+    batch = next(batches_in_order(open_slice(slices[0]), batch_size=4, seq_len=32))
+    window = Window(alone)
+    with window.computing():
+        time.sleep(0.2)
+    window._started = time.perf_counter()
+    result = StepResult(torch.zeros(()).double(), torch.ones(()), num_all_reduces=0, num_all_reduce_bytes=0)
+    window.add(1, result, [batch], num_tokens=batch.num_tokens, learning_rate=1e-3, data_wait_seconds=0.0)
+    (fact,) = window.close(forgives_overflow=False)
+    assert fact.other_seconds == pytest.approx(-0.2, abs=0.1)
 
 
 class RanksWithAStranger(Ranks):

@@ -1,10 +1,12 @@
 """DistributedDataParallel: every rank holds the whole model, gradients are averaged once per optimizer step."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from training.config import TrainingConfig
@@ -15,28 +17,74 @@ from training.replica import Replica
 from training.strategies import StepResult, Strategy
 from training.workloads import Workload
 
+GradientHook = Callable[[object, dist.GradBucket], Future[Tensor]]
+
 # Buffers of our models are constants; broadcasting them before every forward would be communication for nothing.
 # torch 2.15 renames the option.
-_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
-_NO_BUFFER_SYNC: Any = {"forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers": False}
+_PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
+_NO_BUFFER_SYNC: Any = {"forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers": False}
 
 
-def build(model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> Strategy:
-    """Return the strategy, on any number of ranks; in exact mode it is not DDP that adds up the gradients."""
+OPTIONS = {"bucket_mib": None, "static_graph": False}
+"""What params.yaml may say under `options` of a cell with this strategy, and the defaults: how large a bucket of
+gradients is (MiB; null: 25 and a first one of 1), and whether DDP may take every step for the same graph."""
+
+
+def build(
+    model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
+) -> Strategy:
+    """Return the strategy, on any number of ranks; in exact mode it is not DDP that adds up the gradients.
+
+    Where it does not communicate every rank keeps its own gradient: for measuring what communication costs.
+    """
     replica = Replica(model, workload, config, ranks.device)
-    return OrderedSum(replica, ranks) if config.exact else Ddp(replica, ranks)
+    if config.exact:
+        return OrderedSum(replica, ranks)
+    options: dict[str, Any] = {**OPTIONS, **config.options}
+    emulated = getattr(workload, "bucket_mib", None)
+    if emulated is not None:
+        # A workload that emulates a device has far smaller gradients than it says.
+        options["bucket_mib"] = emulated(model, options["bucket_mib"])
+    return Ddp(replica, ranks, hook=_hook(model, workload, communicates=communicates), **options)
+
+
+def _hook(model: nn.Module, workload: Workload, *, communicates: bool) -> GradientHook | None:
+    """Return what exchanges a bucket of gradients, None: DDP's own all-reduce.
+
+    A workload that emulates a device offers a hook that emulates its links.
+    """
+    emulated = getattr(workload, "gradient_hook", None)
+    if emulated is not None:
+        hook: GradientHook = emulated(model, communicates=communicates)
+        return hook
+    return None if communicates else _keep_own
 
 
 class Ddp:
     """Micro-batches are shared out over the ranks; only the last one of a step communicates."""
 
-    def __init__(self, replica: Replica, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        ranks: Ranks,
+        *,
+        bucket_mib: float | None,
+        static_graph: bool,
+        hook: GradientHook | None = None,
+    ) -> None:
         self.replica = replica
         self._world_size = ranks.world_size
         self._group: Any = ranks.gradient_group
         self._wrapped = DistributedDataParallel(
-            replica.module, process_group=self._group, gradient_as_bucket_view=True, **_NO_BUFFER_SYNC
+            replica.module,
+            process_group=self._group,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=bucket_mib,
+            static_graph=static_graph,
+            **_NO_BUFFER_SYNC,
         )
+        if hook is not None:
+            self._wrapped.register_comm_hook(self._group, hook)
         self._rebuilt_bucket_bytes: list[int] = []
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_tokens: int, learning_rate: float) -> StepResult:
@@ -78,6 +126,12 @@ class Ddp:
     def _num_collectives(self) -> int:
         """Return how many collectives the group of the gradients has begun: counted by torch, not by us."""
         return int(self._group._get_sequence_number_for_group())
+
+
+def _keep_own(_: object, bucket: dist.GradBucket) -> Future[Tensor]:
+    kept: Future[Tensor] = Future()
+    kept.set_result(bucket.buffer())
+    return kept
 
 
 def _bytes_of(num_all_reduces: int, bucket_bytes: list[int]) -> int:

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 TITLE = "Average time per epoch"
 POSITION = 20
 NEEDS_SPEEDUP = False
+SECTION = "training"
+
+
+def is_shown(results: Results) -> bool:
+    """Return True: every comparison has these figures."""
+    return True
 
 
 def alt_text(results: Results) -> str:

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 TITLE = "Training loss"
 POSITION = 50
 NEEDS_SPEEDUP = False
+SECTION = "quality"
+
+
+def is_shown(results: Results) -> bool:
+    """Return True: every comparison has these figures."""
+    return True
 
 
 def alt_text(results: Results) -> str:

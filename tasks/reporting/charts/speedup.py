@@ -9,9 +9,15 @@ from tasks.reporting.results import Results
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-TITLE = "Speedup"
+TITLE = "Speedup of the whole training"
 POSITION = 30
 NEEDS_SPEEDUP = True
+SECTION = "training"
+
+
+def is_shown(results: Results) -> bool:
+    """Return True: every comparison has these figures."""
+    return True
 
 
 def alt_text(results: Results) -> str:

@@ -12,9 +12,15 @@ if TYPE_CHECKING:
 TITLE = "Time per epoch of each range"
 POSITION = 10
 NEEDS_SPEEDUP = False
+SECTION = "training"
 
 _MOST_BARS = 24
 _MOST_NUMBERS = 12
+
+
+def is_shown(results: Results) -> bool:
+    """Return True: every comparison has these figures."""
+    return True
 
 
 def alt_text(results: Results) -> str:

@@ -18,8 +18,7 @@ EXHIBITS = [
         claim=LANGUAGE_MODEL,
         mutation=Mutation(_LOOP, _LOAD, "pass"),
         scenario="resume both",
-        caught_by="",
-        why_missed="a segment notes the weights that it should begin with, not those that it does begin with",
+        caught_by="No break between segments",
     ),
     Exhibit(
         key="silent start from the base model in one cell",

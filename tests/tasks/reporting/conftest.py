@@ -7,7 +7,8 @@ import pytest
 
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import Results
-from tests.tasks.reporting.comparison import outputs_of, write_comparison
+from tests.tasks.reporting.comparison import edit_segment, outputs_of, write_comparison
+from tests.tasks.reporting.measured import write_measurement
 
 
 @pytest.fixture
@@ -26,9 +27,26 @@ def clean_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 @pytest.fixture(scope="session")
 def withheld_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The results of the same comparison with ranks whose parameters differ."""
-    from tests.tasks.reporting.comparison import edit_segment
-
     folder = tmp_path_factory.mktemp("withheld")
     params = write_comparison(folder)
+    edit_segment(folder, "2proc", "8-16", parameter_checksums=["aa", "bb"])
+    return collect_results(outputs_of(folder, params))
+
+
+@pytest.fixture(scope="session")
+def measured_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The results of the comparison as written, with a measurement."""
+    folder = tmp_path_factory.mktemp("measured")
+    params = write_comparison(folder)
+    write_measurement(folder)
+    return collect_results(outputs_of(folder, params))
+
+
+@pytest.fixture(scope="session")
+def withheld_measured_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The results of the same comparison with ranks whose parameters differ."""
+    folder = tmp_path_factory.mktemp("withheld-measured")
+    params = write_comparison(folder)
+    write_measurement(folder)
     edit_segment(folder, "2proc", "8-16", parameter_checksums=["aa", "bb"])
     return collect_results(outputs_of(folder, params))

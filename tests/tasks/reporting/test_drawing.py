@@ -5,10 +5,13 @@ from xml.etree import ElementTree
 import pytest
 
 from tasks.reporting import charts, drawing
+from tasks.reporting.measurement import Prediction
 from tasks.reporting.results import LossCurve, Results
 from tests.tasks.reporting.hostile import NAMES, hostile
+from tests.tasks.reporting.measured import arm, measurement, waterfall
 
-NAMES_OF_CHARTS = ["time_per_epoch", "average_epoch_time", "speedup", "parallel_efficiency", "loss_curves"]
+NAMES_OF_CHARTS = ["parallel_efficiency", "time_per_epoch", "average_epoch_time", "speedup", "loss_curves"]
+MEASURED_CHARTS = ["measured_speedup", "waterfall", "prediction"]
 
 
 def texts(svg: str) -> list[str]:
@@ -16,7 +19,18 @@ def texts(svg: str) -> list[str]:
 
 
 def test_the_charts_are_found_by_their_files_in_the_order_of_the_report() -> None:
-    assert list(drawing.find_charts()) == NAMES_OF_CHARTS
+    first, *others = MEASURED_CHARTS
+    assert list(drawing.find_charts()) == [first, *NAMES_OF_CHARTS, *others]
+
+
+def test_a_chart_that_has_nothing_to_show_is_left_out(clean_results: Results, measured_results: Results) -> None:
+    assert list(drawing.charts_of(clean_results)) == NAMES_OF_CHARTS
+    assert drawing.charts_of(measured_results) == drawing.find_charts()
+    nothing = measurement(waterfalls=[], prediction=None)
+    bare = measured_results.model_copy(update={"measurement": nothing})
+    assert list(drawing.charts_of(bare)) == ["measured_speedup", *NAMES_OF_CHARTS]
+    empty = measurement(prediction=Prediction(curves=[], assumptions=[]))
+    assert "prediction" not in drawing.charts_of(measured_results.model_copy(update={"measurement": empty}))
 
 
 @pytest.mark.parametrize(
@@ -38,26 +52,99 @@ def test_a_chart_shows_its_figures_and_a_unit_on_every_axis(
     assert chart.TITLE in found
 
 
-@pytest.mark.parametrize("name", NAMES_OF_CHARTS)
-def test_the_same_results_give_the_same_bytes(clean_results: Results, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("measured_speedup", ["2proc  1.62x", "in a DDP wrapper  0.98x", "linear", "number of ranks"]),
+        ("parallel_efficiency", ["81 %", "100 %", "percent of linear speedup"]),
+        ("speedup", ["2proc  1.56x", "Speedup of the whole training"]),
+        # 42 ms - 34 ms - 7.8 ms of parts: 0.2 ms are not explained.
+        ("waterfall", ["ideal", "34.0", "exposed communication", "3.50", "unexplained", "0.200", "measured", "42.0"]),
+        ("waterfall", ["ms per optimizer step", "part of the step"]),
+        ("prediction", ["linear", "90 % interval", "extrapolated", "measured", "gradients in 16 bit", "64"]),
+        ("prediction", ["number of ranks (log scale)", "times as fast as 1proc (log scale)"]),
+    ],
+)
+def test_a_chart_of_what_was_measured_shows_its_figures_and_a_unit_on_every_axis(
+    measured_results: Results, name: str, expected: list[str]
+) -> None:
     chart = drawing.find_charts()[name]
-    svg = drawing.draw_svg(name, chart, clean_results)
-    assert svg == drawing.draw_svg(name, chart, clean_results)
+    found = texts(drawing.draw_svg(name, chart, measured_results))
+    assert set(expected) <= set(found), found
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("measured_speedup", ["2proc 1.62x (1.58 to 1.66) on 2 ranks", "in a DDP wrapper 0.98x (0.96 to 1.01) on 1"]),
+        ("waterfall", ["ideal step of 34.0 ms to the measured 42.0 ms", "contention 2.00 ms", "unexplained 0.200 ms"]),
+        ("prediction", ["1.59x (1.53 to 1.65) on 2 ranks,", "8.88x (6.34 to 11.42) on 64 ranks (extrapolated)"]),
+        ("prediction", ["Measured, with 95 % intervals: 1.62x (1.58 to 1.66) on 2 ranks"]),
+    ],
+)
+def test_a_chart_of_what_was_measured_says_its_figures_in_words(
+    measured_results: Results, name: str, expected: list[str]
+) -> None:
+    told = drawing.caption(drawing.find_charts()[name], measured_results)
+    assert all(words in told for words in expected), told
+
+
+def test_the_points_and_bars_are_drawn_where_the_figures_are(measured_results: Results) -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    drawing.find_charts()["waterfall"].draw(measured_results, axes)
+    bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
+    assert bars[0] == (0, pytest.approx(34))
+    assert bars[1] == (pytest.approx(34), pytest.approx(0.2))
+    assert bars[2] == (pytest.approx(34.2), pytest.approx(3.5))
+    assert bars[-2] == (pytest.approx(41.8), pytest.approx(0.2))
+    assert bars[-1] == (0, pytest.approx(42))
+
+    axes = Figure().subplots()
+    drawing.find_charts()["prediction"].draw(measured_results, axes)
+    lines = {str(line.get_label()): line.get_xydata().tolist() for line in axes.lines}
+    assert lines["linear"] == [[1, 1], [64, 64]]
+    assert lines["extrapolated"] == [[2, 1.59], [4, 2.74], [8, 4.41], [16, 6.33], [64, 8.88]]
+    assert lines["a link twice as fast"][-1] == [64, 15.4]
+    assert axes.get_xscale() == "log"
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == (pytest.approx(1.59 * 0.962), pytest.approx(8.88 * 1.286))
+
+
+def test_a_withheld_waterfall_keeps_the_parts_and_has_neither_ideal_nor_unexplained(
+    withheld_measured_results: Results,
+) -> None:
+    chart = drawing.find_charts()["waterfall"]
+    found = texts(drawing.draw_svg("waterfall", chart, withheld_measured_results))
+    assert {"exposed communication", "3.50", "measured", "42.0"} <= set(found)
+    assert not {"ideal", "34.0", "unexplained"} & set(found)
+    told = drawing.caption(chart, withheld_measured_results)
+    assert told.startswith("2proc: of a step of 42.0 ms: data wait 0.200 ms, exposed communication 3.50 ms")
+
+
+@pytest.mark.parametrize("name", [*NAMES_OF_CHARTS, *MEASURED_CHARTS])
+def test_the_same_results_give_the_same_bytes(measured_results: Results, name: str) -> None:
+    chart = drawing.find_charts()[name]
+    svg = drawing.draw_svg(name, chart, measured_results)
+    assert svg == drawing.draw_svg(name, chart, measured_results)
     assert svg.isascii() or svg.encode()
     assert not re.search(r"\b20\d\d-\d\d-\d\d", svg)
 
 
-@pytest.mark.parametrize("name", ["speedup", "parallel_efficiency"])
-def test_a_withheld_chart_says_which_gate_failed_and_shows_no_figure(withheld_results: Results, name: str) -> None:
-    svg = drawing.draw_svg(name, drawing.find_charts()[name], withheld_results)
+@pytest.mark.parametrize("name", ["speedup", "parallel_efficiency", "measured_speedup", "prediction"])
+def test_a_withheld_chart_says_which_gate_failed_and_shows_no_figure(
+    withheld_measured_results: Results, name: str
+) -> None:
+    svg = drawing.draw_svg(name, drawing.charts_of(withheld_measured_results)[name], withheld_measured_results)
     assert "Withheld" in texts(svg)
     assert "“Same parameters on all ranks”" in " ".join(texts(svg))
     assert not any(re.search(r"\d", text) for text in texts(svg))
 
 
-def test_every_colour_of_a_chart_is_a_variable_that_the_page_sets(clean_results: Results) -> None:
-    for name, chart in drawing.find_charts().items():
-        svg = drawing.draw_svg(name, chart, clean_results)
+def test_every_colour_of_a_chart_is_a_variable_that_the_page_sets(measured_results: Results) -> None:
+    for name, chart in drawing.charts_of(measured_results).items():
+        svg = drawing.draw_svg(name, chart, measured_results)
         drawn = re.sub(r"<style.*?</style>", "", svg)
         bare = re.sub(r"var\(--[a-z0-9-]+, #[0-9a-f]{6}\)", "", drawn)
         assert not re.search(r"#[0-9a-fA-F]{6}\b", bare), name
@@ -84,9 +171,9 @@ def test_text_and_series_stand_out_from_light_and_dark_ground() -> None:
         assert _contrast(dark, "#15191f") >= least, variable
 
 
-def test_hostile_names_stay_text(clean_results: Results) -> None:
-    for name, chart in drawing.find_charts().items():
-        svg = drawing.draw_svg(name, chart, hostile(clean_results))
+def test_hostile_names_stay_text(measured_results: Results) -> None:
+    for name, chart in drawing.charts_of(measured_results).items():
+        svg = drawing.draw_svg(name, chart, hostile(measured_results))
         assert not [part for part in ElementTree.fromstring(svg).iter() if part.tag.endswith("script")]
         assert "<script" not in svg
         assert all(attack not in svg for attack in NAMES.values() if "<" in attack)
@@ -100,14 +187,20 @@ def test_many_cells_and_many_segments_can_be_drawn(clean_results: Results) -> No
     ]
     cells = [cell.model_copy(update={"segments": cell.segments * 8, "num_epochs": 8}) for cell in cells]
     curves = [LossCurve(cell=cell.cell, steps_per_point=1, steps=[1, 2], losses=[2.0, 1.0]) for cell in cells]
-    results = clean_results.model_copy(update={"cells": cells, "loss_curves": curves})
-    for name, chart in drawing.find_charts().items():
+    arms = [arm("1proc", 1), *(arm(cell.cell, cell.world_size, seconds=0.05) for cell in cells[1:])]
+    waterfalls = [waterfall(cell.cell, cell.world_size) for cell in cells[1:]]
+    found = measurement(arms=arms, waterfalls=waterfalls)
+    results = clean_results.model_copy(
+        update={"cells": cells, "loss_curves": curves, "measurement": found, "is_speedup_withheld": False}
+    )
+    assert "waterfall" in drawing.charts_of(results)
+    for name, chart in drawing.charts_of(results).items():
         assert chart.TITLE in texts(drawing.draw_svg(name, chart, results))
 
 
 def test_a_new_chart_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_results: Results) -> None:
     (tmp_path / "data_wait.py").write_text(
-        'TITLE = "Data wait"\nPOSITION = 35\nNEEDS_SPEEDUP = False\n\n'
+        'TITLE = "Data wait"\nPOSITION = 35\nNEEDS_SPEEDUP = False\nSECTION = "training"\n\n'
         'def alt_text(results):\n    return "words"\n\n'
         "def draw(results, axes):\n    axes.plot([0, 1])\n"
     )

@@ -1,0 +1,122 @@
+"""What was timed, as the record that the report reads: seconds, rates, utilisation and speedups of every arm."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.measuring.arms import WRAPPED, Arm
+from tasks.measuring.blocks import Bench, Timed
+from tasks.measuring.gpu_peaks import peak_tflops
+from tasks.measuring.intervals import Interval, median_interval
+from tasks.measuring.model_flops import model_shape
+from tasks.measuring.speed import Comparison, Measured
+from tasks.reporting.measurement import ArmSpeed, Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic:
+    """What model FLOPs utilisation is counted from."""
+
+    base_model: Path
+    """Folder of the model."""
+    lengths: Sequence[int]
+    """Tokens of each row that is trained on, after cutting."""
+    precision: str
+    """Arithmetic of forward and backward."""
+    gpu_name: str | None
+    """The GPUs' name; None on the CPU, whose peak is not known."""
+
+    def utilisation(self, *, tokens_per_second: float, positions_per_second: float, positions_per_row: float,
+                    world_size: int) -> tuple[float | None, float | None]:  # fmt: skip
+        """Return MFU counted within documents and by PaLM's definition; None where peak or shape is not known.
+
+        Tokens learned from are one fewer per row than tokens fed.
+        """
+        peak = peak_tflops(self.gpu_name, self.precision) if self.gpu_name else None
+        config: dict[str, Any] = json.loads((self.base_model / "config.json").read_bytes())
+        shape, _ = model_shape(config)
+        if peak is None or shape is None:
+            return None, None
+        available = peak * 1e12 * world_size
+        per_label = shape.flops_of_documents(self.lengths) / max(sum(self.lengths) - len(self.lengths), 1)
+        palm = shape.flops_per_token(round(positions_per_row)) * positions_per_second
+        return per_label * tokens_per_second / available, palm / available
+
+
+def account(comparison: Comparison, bench: Bench, measured: Measured, arithmetic: Arithmetic) -> list[ArmSpeed]:
+    """Return what every arm of the speedups came to."""
+    return [_speed(comparison, bench, measured, arithmetic, arm) for arm in comparison.arms]
+
+
+def _speed(comparison: Comparison, bench: Bench, measured: Measured, arithmetic: Arithmetic, arm: Arm) -> ArmSpeed:
+    trials = measured.trials
+    cell = next(cell for cell in comparison.cells if cell.name == arm.cell)
+    blocks = trials.blocks[arm.name]
+    seconds = sum(block.seconds * block.step_seconds.shape[1] for block in blocks)
+    tokens, positions, samples = (
+        sum(getattr(block, name) for block in blocks) / seconds
+        for name in ("num_tokens", "num_positions", "num_samples")
+    )
+    mfu, mfu_palm = arithmetic.utilisation(
+        tokens_per_second=tokens, positions_per_second=positions, positions_per_row=positions / samples,
+        world_size=cell.world_size,
+    )  # fmt: skip
+    steps = np.concatenate([block.step_seconds for block in blocks], axis=1)
+    is_wrapped = arm.name.endswith(WRAPPED)
+    # The cells' own steps are built first; what is built after them lies beside them in memory.
+    memories = [] if is_wrapped else [one["peak_memory_gib"] for one in bench.facts(arm) if one["peak_memory_gib"]]
+    return ArmSpeed(
+        arm=arm.name,
+        cell=arm.cell,
+        is_wrapped_baseline=is_wrapped,
+        world_size=cell.world_size,
+        global_batch_size=cell.global_batch_size,
+        num_blocks=len(blocks),
+        steps_per_block=blocks[0].step_seconds.shape[1],
+        step_seconds=estimate(median_interval(trials.by_round(arm.name), seed=comparison.seed)),
+        step_p50_seconds=np.percentile(steps, 50, axis=1).tolist(),
+        step_p95_seconds=np.percentile(steps, 95, axis=1).tolist(),
+        tokens_per_second=tokens,
+        padded_tokens_per_second=positions,
+        samples_per_second=samples,
+        mfu=mfu,
+        mfu_palm=mfu_palm,
+        peak_memory_gib=max(memories, default=None),
+        **_metered(blocks),
+        speedup=_found(measured.speedups, arm),
+        speedup_over_wrapped=_found(measured.over_wrapped, arm),
+    )
+
+
+def _found(intervals: Mapping[str, Interval], arm: Arm) -> Estimate | None:
+    return estimate(intervals[arm.name]) if arm.name in intervals else None
+
+
+def _metered(blocks: Sequence[Timed]) -> dict[str, float | None]:
+    """Return what the GPUs of the arm did in its blocks; None of it without a meter."""
+    metered = [block for block in blocks if block.gpus]
+    if not metered:
+        return {"gpu_utilisation": None, "gpu_watts": None, "joules_per_token": None}
+    figures = [one for block in metered for one in block.gpus]
+    utilisations = [one.utilisation for one in figures if one.utilisation is not None]
+    energies = [one.energy_joules for one in figures]
+    known = [energy for energy in energies if energy is not None]
+    watts = None
+    if known and len(known) == len(energies):
+        watts = sum(known) / sum(block.metered_seconds for block in metered)
+    # The energy is that of the lead-in too, the tokens and seconds are not: power is what carries over.
+    seconds = sum(block.seconds * block.step_seconds.shape[1] for block in metered)
+    return {
+        "gpu_utilisation": sum(utilisations) / len(utilisations) if utilisations else None,
+        "gpu_watts": watts,
+        "joules_per_token": None if watts is None else watts * seconds / sum(block.num_tokens for block in metered),
+    }
+
+
+def estimate(interval: Interval) -> Estimate:
+    """Return an interval as the record has it."""
+    return Estimate(value=interval.value, low=interval.low, high=interval.high)

@@ -1,0 +1,181 @@
+"""What to change: every knob that could matter here, tried on the real step against the step as it is."""
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.measuring.account import estimate
+from tasks.measuring.arms import Arm, Cell, as_trained
+from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.interleaving import rounds
+from tasks.measuring.intervals import least_trials, ratio_of_medians
+from tasks.measuring.speed import Comparison
+from tasks.params import Params
+from tasks.reporting.measurement import Advice, Advised
+
+_log = logging.getLogger(__name__)
+
+_SHARE_OF_COMBINED = 0.3
+"""Of the time: for the recommended changes all at once."""
+_ERROR_RATE = 0.05
+"""Of all intervals of one cell together: the more knobs are tried, the wider each interval."""
+_BUCKETS_MIB = (5.0, 100.0)
+_LARGEST_BUCKET_MIB = 512
+"""One bucket for all gradients is not tried beyond: nothing of it could be hidden behind the backward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One change of params.yaml."""
+
+    key: str
+    """What it changes, e.g. `train.micro_batch_size`; of two knobs with one key only the better can be taken."""
+    change: str
+    """The change in plain words."""
+    overrides: Mapping[str, Any]
+    """Fields of the ranks' config."""
+    note: str | None = None
+    """What else it changes."""
+
+    def patch(self, cell: str) -> str:
+        """Return what to write into params.yaml."""
+        return _patch([self], cell)
+
+
+def knobs_for(
+    params: Params, cell: str, *, device: str, buckets: Sequence[float], batch: Mapping[str, Any]
+) -> list[Knob]:
+    """Return the changes that are worth trying on a cell.
+
+    `buckets`: MiB of each of its buckets of gradients; `batch`: what weak scaling overrides already.
+    """
+    spread, train = params.cells[cell], params.train
+    knobs = []
+    if spread.strategy == "ddp" and not train.exact:
+        gradient_mib = sum(buckets)
+        sizes = [size for size in _BUCKETS_MIB if size < gradient_mib]
+        if len(buckets) > 1 and gradient_mib <= _LARGEST_BUCKET_MIB:
+            sizes.append(float(math.ceil(gradient_mib)))
+        for size in sizes:
+            words = "one bucket for all gradients" if size >= gradient_mib else f"buckets of {size:g} MiB"
+            options = {**spread.options, "bucket_mib": size}
+            knobs.append(Knob(key="options.bucket_mib", change=words, overrides={"options": options}))
+        if not spread.options.get("static_graph"):
+            options = {**spread.options, "static_graph": True}
+            knobs.append(
+                Knob(
+                    key="options.static_graph",
+                    change="DDP told that the graph never changes",
+                    overrides={"options": options},
+                )
+            )
+    global_batch = batch.get("global_batch_size", train.global_batch_size)
+    for factor in (2, 4):
+        size = train.micro_batch_size * factor
+        if global_batch % (size * spread.world_size) == 0:
+            knobs.append(
+                Knob(
+                    key="train.micro_batch_size",
+                    change=f"micro-batches of {size} samples instead of {train.micro_batch_size}",
+                    overrides={"micro_batch_size": size},
+                    note="changes every cell, and needs more memory",
+                )
+            )
+    if device == "cuda" and train.precision == "fp32":
+        knobs.append(
+            Knob(
+                key="train.precision",
+                change="bf16 in forward and backward",
+                overrides={"precision": "bf16"},
+                note="changes what is computed: every cell is trained anew",
+            )
+        )
+    return knobs
+
+
+def advise(params: Params, comparison: Comparison, bench: Bench, *, device: str) -> Advice | None:
+    """Try the knobs on the cell with the most ranks; None if there is nothing to try."""
+    cell = max(comparison.cells, key=lambda one: one.world_size)
+    plain = as_trained(cell)
+    buckets = bench.facts(plain)[0]["gradient_bucket_mib"]
+    knobs = knobs_for(params, cell.name, device=device, buckets=buckets, batch=cell.overrides)
+    if not knobs:
+        return None
+    _log.info("trying %d changes on %s", len(knobs), cell.name)
+    bench.build([_arm(cell, [knob]) for knob in knobs])
+    seconds = params.measure.advice_seconds
+    found = _try(cell, [[knob] for knob in knobs], comparison, bench, seconds=seconds * (1 - _SHARE_OF_COMBINED))
+    chosen: dict[str, tuple[Advised, Knob]] = {}
+    for advised, knob in zip(found, knobs, strict=True):
+        is_better = knob.key not in chosen or advised.gain.value > chosen[knob.key][0].gain.value
+        if advised.verdict == "recommended" and is_better:
+            chosen[knob.key] = (advised, knob)
+    combined = None
+    if len(chosen) > 1:
+        together = [knob for _, knob in chosen.values()]
+        bench.build([_arm(cell, together)])
+        (combined,) = _try(cell, [together], comparison, bench, seconds=seconds * _SHARE_OF_COMBINED)
+    best = sorted(found, key=lambda one: -one.gain.value)
+    for one in [*best, *([combined] if combined else [])]:
+        _log.info("%s: %.3fx (%.3f to %.3f): %s", one.change, one.gain.value, one.gain.low, one.gain.high, one.verdict)
+    return Advice(tried=best, combined=combined)
+
+
+def _try(
+    cell: Cell, sets: Sequence[Sequence[Knob]], comparison: Comparison, bench: Bench, *, seconds: float
+) -> list[Advised]:
+    """Time each set of knobs against the cell as it is."""
+    plain, arms = as_trained(cell), [_arm(cell, knobs) for knobs in sets]
+    confidence = 1 - _ERROR_RATE / len(arms)
+    trials, deadline, num_rounds = Trials(), time.perf_counter() + seconds, 0
+    order = rounds([plain.name, *(arm.name for arm in arms)], seed=comparison.seed + 3)
+    while num_rounds < least_trials(confidence) or time.perf_counter() < deadline:
+        bench.run_round([plain, *arms], order, trials)
+        num_rounds += 1
+    advised = []
+    for knobs, arm in zip(sets, arms, strict=True):
+        gain = ratio_of_medians(
+            trials.by_round(plain.name), trials.by_round(arm.name), seed=comparison.seed,
+            confidence=confidence,
+        )  # fmt: skip
+        notes = [knob.note for knob in knobs if knob.note]
+        advised.append(
+            Advised(
+                cell=cell.name,
+                change=" and ".join(knob.change for knob in knobs),
+                patch=_patch(knobs, cell.name),
+                gain=estimate(gain),
+                verdict="recommended" if gain.low > 1 else "slower" if gain.high < 1 else "no clear gain",
+                note="; ".join(dict.fromkeys(notes)) or None,
+            )
+        )
+    return advised
+
+
+def _arm(cell: Cell, knobs: Sequence[Knob]) -> Arm:
+    overrides: dict[str, Any] = dict(cell.overrides)
+    for knob in knobs:
+        for name, value in knob.overrides.items():
+            overrides[name] = {**overrides.get(name, {}), **value} if isinstance(value, dict) else value
+    names = " and ".join(knob.change for knob in knobs)
+    return Arm(name=f"{cell.name}, {names}", cell=cell.name, variant={"overrides": overrides})
+
+
+def _patch(knobs: Sequence[Knob], cell: str) -> str:
+    """Return the change as YAML, to be merged into params.yaml."""
+    train: list[str] = []
+    options: dict[str, Any] = {}
+    for knob in knobs:
+        for name, value in knob.overrides.items():
+            if name == "options":
+                options |= value
+            else:
+                train.append(f"  {name}: {value}")
+    lines = ["train:", *train] if train else []
+    if options:
+        written = ", ".join(f"{name}: {str(value).lower()}" for name, value in options.items())
+        lines += ["cells:", f"  {cell}:", f"    options: {{{written}}}"]
+    return "\n".join(lines)

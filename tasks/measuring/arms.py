@@ -1,0 +1,85 @@
+"""What is timed against what: the cells as they are trained, and counterfactuals of them with one thing left out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+WRAPPED = " in a DDP wrapper"
+"""Behind the baseline's name: the same process, inside a wrapper that it does not need."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One thing that is timed, in blocks."""
+
+    name: str
+    """Name, unique within a comparison."""
+    cell: str
+    """The cell whose ranks run it."""
+    variant: Mapping[str, Any] = field(default_factory=dict)
+    """training.measure.Variant."""
+    data: str = "loader"
+    """Where the micro-batches come from: loader, host or device."""
+    part: str = "step"
+    """Which part of a step: step or update."""
+    is_alone: bool = False
+    """Whether one rank runs and the others stand still; the ranks take turns from block to block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What the arms of a cell depend on."""
+
+    name: str
+    """Name of the cell."""
+    strategy: str
+    """How the update is computed."""
+    world_size: int
+    """Number of ranks."""
+    global_batch_size: int
+    """Samples per optimizer step, all ranks together."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of TrainingConfig in which its measured step differs from the trained one: the batch, in weak scaling."""
+
+
+def as_trained(cell: Cell) -> Arm:
+    """Return the arm of the cell's own step."""
+    return Arm(name=cell.name, cell=cell.name, variant=_variant(cell))
+
+
+def wrapped(baseline: Cell) -> Arm | None:
+    """Return the arm of the baseline inside a DDP wrapper; None if it has one anyway."""
+    if baseline.strategy != "single":
+        return None
+    return Arm(name=baseline.name + WRAPPED, cell=baseline.name, variant=_variant(baseline, strategy="ddp"))
+
+
+def data_arms(cell: Cell, *, has_copy: bool) -> list[Arm]:
+    """Return the arms that leave out the wait for data, and then the copy to the device where there is one."""
+    places = ["host", "device"] if has_copy else ["device"]
+    return [Arm(name=data_name(cell, place), cell=cell.name, variant=_variant(cell), data=place) for place in places]
+
+
+def spreading_arms(cell: Cell) -> list[Arm]:
+    """Return the arms that leave out what only several ranks have, one thing after another."""
+    independent = _variant(cell, is_independent=True)
+    return [
+        Arm(
+            name=f"{cell.name}, no communication",
+            cell=cell.name,
+            variant=_variant(cell, communicates=False),
+            data="device",
+        ),
+        Arm(name=f"{cell.name}, independent copies", cell=cell.name, variant=independent, data="device"),
+        Arm(name=f"{cell.name}, one copy alone", cell=cell.name, variant=independent, data="device", is_alone=True),
+        Arm(name=f"{cell.name}, update only", cell=cell.name, variant=independent, part="update", is_alone=True),
+    ]
+
+
+def data_name(cell: Cell, place: str) -> str:
+    """Return the name of the arm whose micro-batches wait at `place`."""
+    return f"{cell.name}, data on {place}"
+
+
+def _variant(cell: Cell, **changes: Any) -> dict[str, Any]:
+    return {**changes, **({"overrides": dict(cell.overrides)} if cell.overrides else {})}

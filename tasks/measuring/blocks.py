@@ -1,0 +1,157 @@
+"""Blocks of real optimizer steps, run by waiting ranks while everything else is idle."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tasks.measuring.arms import Arm
+from tasks.measuring.gpu_meter import GpuFigures, GpuMeter
+from tasks.measuring.workers import Workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """One block, as its ranks timed it."""
+
+    arm: str
+    """Name of the arm."""
+    step_seconds: np.ndarray
+    """(num_ranks, num_steps): seconds of every step on every rank that ran."""
+    seconds: float
+    """Seconds of the whole block on its slowest rank / number of steps."""
+    data_wait_seconds: float
+    """Seconds per step of the rank that waited longest for data."""
+    num_tokens: int
+    """Tokens learned from, all ranks and steps."""
+    num_positions: int
+    """Positions computed, padding included."""
+    num_samples: int
+    """Samples."""
+    gpus: Sequence[GpuFigures] = ()
+    """What the GPUs of the ranks did meanwhile, the block's lead-in included; empty on the CPU."""
+    metered_seconds: float = 0.0
+    """Seconds that those figures are of."""
+
+    @property
+    def slowest_rank_seconds(self) -> float:
+        """Mean over the steps of each step's slowest rank."""
+        return float(self.step_seconds.max(axis=0).mean())
+
+    @property
+    def mean_rank_seconds(self) -> float:
+        """Mean over steps and ranks."""
+        return float(self.step_seconds.mean())
+
+
+@dataclass
+class Trials:
+    """All blocks of one phase, arm by arm: two of every arm in each round."""
+
+    blocks: dict[str, list[Timed]] = field(default_factory=dict)
+    """Name of the arm -> its blocks in the order of time."""
+
+    def add(self, block: Timed) -> None:
+        """Enter a block."""
+        self.blocks.setdefault(block.arm, []).append(block)
+
+    def by_round(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[float]:
+        """Return a figure of the arm round by round, the mean of its two blocks; by default seconds per step."""
+        figures = [of(block) for block in self.blocks[arm]]
+        return [(first + second) / 2 for first, second in zip(figures[::2], figures[1::2], strict=True)]
+
+
+class Bench:
+    """The ranks of all cells, and which steps they run: the same ones in every arm of a turn."""
+
+    def __init__(self, workers: Mapping[str, Workers], *, seed: int, meter: GpuMeter | None = None) -> None:
+        self._workers = workers
+        self._meter = meter
+        self._rng = np.random.default_rng(seed)
+        self._num_steps = 1
+        self._facts: dict[str, list[dict[str, Any]]] = {}
+        self._turns: dict[str, int] = {}
+        self.steps_per_block = 1
+        """Optimizer steps of a block."""
+
+    def build(self, arms: Iterable[Arm]) -> None:
+        """Have every group build its arms' variants, all groups at once, so that no block pays for it."""
+        by_cell: dict[str, list[Arm]] = {}
+        for arm in arms:
+            by_cell.setdefault(arm.cell, []).append(arm)
+
+        def build(cell: str) -> None:
+            for arm in by_cell[cell]:
+                facts = self._workers[cell].ask("facts", variant=dict(arm.variant), doing=f"building {arm.name}")
+                self._facts[arm.name] = facts
+
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(build, by_cell))
+        self._num_steps = min(one["num_steps"] for facts in self._facts.values() for one in facts)
+
+    def facts(self, arm: Arm) -> list[dict[str, Any]]:
+        """Return what each rank said of a variant when it was built."""
+        return self._facts[arm.name]
+
+    def forget(self) -> None:
+        """Have every group drop what it has built."""
+        for group in self._workers.values():
+            group.ask("forget", doing="dropping variants")
+        self._facts.clear()
+
+    def ddp_timers(self, arm: Arm) -> dict[str, float]:
+        """Return what DDP timed itself on the slowest rank, in seconds; {} if it timed nothing."""
+        found = self._workers[arm.cell].ask("timers", variant=dict(arm.variant), doing=f"asking DDP about {arm.name}")
+        slowest = max(found, key=lambda one: one.get("backward_comm", 0.0))
+        return {name: value for name, value in slowest.items() if name != "rank"}
+
+    def calibrate(self, arm: Arm, *, block_seconds: float) -> float:
+        """Choose the steps of a block so that one of this arm takes about so long; return its seconds per step."""
+        self.run(arm, self.draw_steps())
+        seconds = self.run(arm, self.draw_steps()).seconds
+        self.steps_per_block = max(1, min(round(block_seconds / seconds), 10_000))
+        return seconds
+
+    def draw_steps(self) -> list[int]:
+        """Return the steps of the next turn: consecutive ones of the segment from a random place, from 1."""
+        start = int(self._rng.integers(self._num_steps))
+        return [(start + turn) % self._num_steps + 1 for turn in range(self.steps_per_block)]
+
+    def run(self, arm: Arm, steps: Sequence[int]) -> Timed:
+        """Run one block."""
+        group = self._workers[arm.cell]
+        ranks = None
+        if arm.is_alone:
+            turn = self._turns[arm.name] = self._turns.get(arm.name, -1) + 1
+            ranks = [turn % group.world_size]
+        block = {"steps": list(steps), "data": arm.data, "part": arm.part, "is_alone": arm.is_alone}
+        asked: dict[str, Any] = {"variant": dict(arm.variant), "block": block, "doing": f"timing {arm.name}"}
+        figures = None
+        if self._meter is None:
+            found = group.ask("run", ranks=ranks, **asked)
+        else:
+            with self._meter.span() as span:
+                found = group.ask("run", ranks=ranks, **asked)
+            figures = span.figures
+        return Timed(
+            arm=arm.name,
+            step_seconds=np.array([one["step_seconds"] for one in found]),
+            seconds=max(one["seconds"] for one in found) / len(steps),
+            data_wait_seconds=max(one["data_wait_seconds"] for one in found) / len(steps),
+            num_tokens=sum(one["num_tokens"] for one in found),
+            num_positions=sum(one["num_positions"] for one in found),
+            num_samples=sum(one["num_samples"] for one in found),
+            gpus=figures.gpus[: group.world_size] if figures else (),
+            metered_seconds=figures.seconds if figures else 0.0,
+        )
+
+    def run_round(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: Trials) -> None:
+        """Run one round: every arm twice, in the order given and its mirror image; each half on steps of its own."""
+        by_name = {arm.name: arm for arm in arms}
+        names = next(order)
+        for half in (names[: len(arms)], names[len(arms) :]):
+            steps = self.draw_steps()
+            for name in half:
+                trials.add(self.run(by_name[name], steps))

@@ -1,0 +1,179 @@
+"""What NVML says of the GPUs and of the links between them; what a GPU does not tell is None, never a guess."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_LEVELS = {
+    0: "on one board",
+    10: "through one PCIe switch",
+    20: "through several PCIe switches",
+    30: "through one PCIe host bridge",
+    40: "through one CPU socket",
+    50: "from one CPU socket to another",
+}
+"""NVML_TOPOLOGY_*: how far two GPUs are apart on PCIe."""
+_PEER_STATES = {
+    0: "peer to peer",
+    1: "no peer to peer: the chipset does not support it",
+    2: "no peer to peer: the GPUs do not support it",
+    3: "no peer to peer: the PCIe topology does not support it",
+    4: "no peer to peer: switched off in the driver's registry",
+    5: "no peer to peer: not supported",
+}
+"""NVML_P2P_STATUS_*."""
+SWITCHED_OFF = _PEER_STATES[4]
+"""The one state that somebody has chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuProcess:
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    memory_gib: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFacts:
+    """One GPU at one moment."""
+
+    index: int
+    """Position among the GPUs that ranks may use."""
+    name: str
+    utilisation: float | None = None
+    """Share of the last sampling period (up to a second) in which a kernel ran, 0..1."""
+    processes: tuple[GpuProcess, ...] | None = None
+    """Processes that compute on it; in a container the driver may show none."""
+    memory_total_gib: float | None = None
+    memory_used_gib: float | None = None
+    """What processes hold, and what the driver keeps for itself where it does not tell the two apart."""
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    """The highest that the GPU and its slot can do together."""
+    pcie_width: int | None = None
+    """Lanes."""
+    pcie_width_max: int | None = None
+    performance_state: int | None = None
+    """0 is full speed; a GPU at rest is at 8 or more, with its link slowed down as well."""
+    sm_clock_mhz: int | None = None
+    sm_clock_max_mhz: int | None = None
+    slowdowns: tuple[str, ...] | None = None
+    """Reasons why the clock is held down now, in plain words, other than rest."""
+    power_limit_watts: float | None = None
+    power_limit_default_watts: float | None = None
+    temperature_celsius: int | None = None
+    nvlinks_active: int | None = None
+    """NVLinks that are up; None where the GPU has none."""
+    nvlinks: int | None = None
+    """NVLinks that the GPU has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkFacts:
+    """How two GPUs reach each other."""
+
+    first: int
+    second: int
+    has_nvlink: bool | None
+    peer: str | None
+    """Whether they can read each other's memory, in plain words."""
+    path: str | None
+    """The way over PCIe, in plain words."""
+
+    @property
+    def kind(self) -> str:
+        """How they reach each other, in plain words."""
+        if self.has_nvlink:
+            return "NVLink"
+        return ", ".join(["PCIe " + self.path if self.path else "PCIe", self.peer or "peer to peer unknown"])
+
+
+def read_gpu(handle: Any, index: int) -> GpuFacts:
+    """Return what NVML says of the GPU behind an NVML handle."""
+    import pynvml as nvml
+
+    total, used = memory_gib(handle)
+    processes = asked(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    links = [asked(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
+    known = [state for state in links if state is not None]
+    limit = asked(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    default_limit = asked(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    utilisation = asked(nvml.nvmlDeviceGetUtilizationRates, handle)
+    reasons = asked(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    if reasons is None:  # the name that drivers before 535 know
+        reasons = asked(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    return GpuFacts(
+        index=index,
+        name=asked(nvml.nvmlDeviceGetName, handle) or "unnamed GPU",
+        utilisation=None if utilisation is None else utilisation.gpu / 100,
+        processes=None if processes is None else tuple(_process(one) for one in processes),
+        memory_total_gib=total,
+        memory_used_gib=used,
+        pcie_generation=asked(nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        pcie_generation_max=asked(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        pcie_width=asked(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        pcie_width_max=asked(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        performance_state=asked(nvml.nvmlDeviceGetPerformanceState, handle),
+        sm_clock_mhz=asked(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        sm_clock_max_mhz=asked(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+        slowdowns=None if reasons is None else slowdowns_of(reasons),
+        power_limit_watts=None if limit is None else limit / 1000,
+        power_limit_default_watts=None if default_limit is None else default_limit / 1000,
+        temperature_celsius=asked(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        nvlinks_active=sum(known) if known else None,
+        nvlinks=len(known) if known else None,
+    )
+
+
+def read_link(first: Any, second: Any, *, indices: tuple[int, int]) -> LinkFacts:
+    """Return what NVML says of the way between two GPUs."""
+    import pynvml as nvml
+
+    nvlink = asked(nvml.nvmlDeviceGetP2PStatus, first, second, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    peer = asked(nvml.nvmlDeviceGetP2PStatus, first, second, nvml.NVML_P2P_CAPS_INDEX_READ)
+    level = asked(nvml.nvmlDeviceGetTopologyCommonAncestor, first, second)
+    return LinkFacts(
+        first=indices[0],
+        second=indices[1],
+        has_nvlink=None if nvlink is None else nvlink == nvml.NVML_P2P_STATUS_OK,
+        peer=None if peer is None else _PEER_STATES.get(peer),
+        path=None if level is None else _LEVELS.get(level),
+    )
+
+
+def slowdowns_of(reasons: int) -> tuple[str, ...]:
+    """Return the words for NVML's bits of reasons for which a clock is held down, those that cost speed."""
+    import pynvml as nvml
+
+    words = {
+        nvml.nvmlClocksEventReasonHwSlowdown: "slowed down by the hardware (heat or power supply)",
+        nvml.nvmlClocksEventReasonHwThermalSlowdown: "too hot (hardware)",
+        nvml.nvmlClocksEventReasonSwThermalSlowdown: "too hot (driver)",
+        nvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake of the power supply",
+    }
+    return tuple(text for bit, text in words.items() if reasons & bit)
+
+
+def memory_gib(handle: Any) -> tuple[float | None, float | None]:
+    """Return total and used memory, GiB; without the driver's own share where it tells."""
+    import pynvml as nvml
+
+    memory = asked(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    memory = memory or asked(nvml.nvmlDeviceGetMemoryInfo, handle)
+    return (None, None) if memory is None else (memory.total / 2**30, memory.used / 2**30)
+
+
+def _process(process: Any) -> GpuProcess:
+    memory = process.usedGpuMemory
+    return GpuProcess(pid=process.pid, memory_gib=None if memory is None else memory / 2**30)
+
+
+def asked(question: Callable[..., Any], *arguments: Any) -> Any:
+    """Return NVML's answer; None where this GPU, driver or container gives none."""
+    import pynvml
+
+    try:
+        return question(*arguments)
+    except pynvml.NVMLError:
+        return None

@@ -1,0 +1,211 @@
+"""What this machine's Linux says of CPUs, limits and load; where it says nothing, None and never a guess."""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_ROOT = Path("/")
+_BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
+"""Fields of a CPU's times during which nobody else could use it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BusyProcess:
+    """A process that is none of ours and used a CPU."""
+
+    pid: int
+    name: str
+    cores: float
+    """CPU seconds per second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Who used the CPUs that we may use, over a short while."""
+
+    seconds: float
+    num_cpus: int
+    """CPUs that were watched: those that we may use."""
+    ours: float
+    """Cores used by this process, its descendants and the processes that it descends from, which wait for it."""
+    others: float
+    """Cores used by anything else, the kernel and other virtual machines included."""
+    stolen: float
+    """The part of `others` that went to other virtual machines on the same host."""
+    busiest: tuple[BusyProcess, ...]
+    """At most ten processes of others that we may see, the busiest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuFrequency:
+    """What rules the clock of the CPUs that we may use."""
+
+    governors: tuple[str, ...]
+    """Their frequency governors, each once; empty where the kernel shows none."""
+    driver: str | None
+    capped_to: float | None
+    """Lowest allowed maximum / the hardware's maximum, 0..1; None where the kernel does not say."""
+    num_throttled: int | None
+    """Times that the CPUs were slowed down by heat since the machine started; None where it is not counted."""
+
+
+def usable_cpus() -> list[int]:
+    """Return the logical CPUs that this process and its children may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def num_physical_cores(cpus: list[int], *, root: Path = _ROOT) -> int | None:
+    """Return how many physical cores the logical CPUs belong to; None where the kernel does not say."""
+    cores = set()
+    for cpu in cpus:
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        siblings = _text(topology / "core_cpus_list") or _text(topology / "thread_siblings_list")
+        if siblings is None:
+            return None
+        cores.add(siblings)
+    return len(cores)
+
+
+def is_virtual_machine(*, root: Path = _ROOT) -> bool:
+    """Return True if the CPU says that it runs under a hypervisor."""
+    words = (_text(root / "proc/cpuinfo") or "").split()
+    return "hypervisor" in words
+
+
+def cpu_quota(*, root: Path = _ROOT) -> float | None:
+    """Return the cores' worth of CPU time that the control groups of this process allow; None if all."""
+    quotas = []
+    for folder in _cgroups("cpu", root):
+        quota, _, period = (_text(folder / "cpu.max") or "").partition(" ")  # version 2
+        if not period:
+            quota, period = _text(folder / "cpu.cfs_quota_us") or "", _text(folder / "cpu.cfs_period_us") or ""
+        if quota.isdigit() and period.isdigit():  # unlimited is "max" or -1
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def free_memory_bytes(*, root: Path = _ROOT) -> tuple[int, str]:
+    """Return the memory that can still be had without swapping, and whose limit that is."""
+    free = [(psutil.virtual_memory().available, "of the machine")]
+    for folder in _cgroups("memory", root):
+        for limit_name, usage_name, cache_name in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, usage = _text(folder / limit_name) or "", _text(folder / usage_name) or ""
+            if limit.isdigit() and usage.isdigit():
+                cache = _table(folder / "memory.stat").get(cache_name, 0)  # given back when it is needed
+                free.append((int(limit) - int(usage) + cache, "of the control group"))
+    return min(free)
+
+
+def cpu_frequency(cpus: list[int], *, root: Path = _ROOT) -> CpuFrequency:
+    """Return what the kernel says of governor, cap and throttling."""
+    governors, caps, throttled = set(), [], []
+    driver = None
+    for cpu in cpus:
+        folder = root / f"sys/devices/system/cpu/cpu{cpu}"
+        scaling = folder / "cpufreq"
+        driver = driver or _text(scaling / "scaling_driver")
+        if governor := _text(scaling / "scaling_governor"):
+            governors.add(governor)
+        highest, hardware = _text(scaling / "scaling_max_freq") or "", _text(scaling / "cpuinfo_max_freq") or ""
+        if highest.isdigit() and hardware.isdigit() and int(hardware):
+            caps.append(int(highest) / int(hardware))
+        if (count := _text(folder / "thermal_throttle/core_throttle_count") or "").isdigit():
+            throttled.append(int(count))
+    return CpuFrequency(
+        governors=tuple(sorted(governors)),
+        driver=driver,
+        capped_to=min(caps, default=None),
+        num_throttled=sum(throttled) if throttled else None,
+    )
+
+
+def watch_load(seconds: float) -> Load | None:
+    """Return who used the CPUs during so many seconds; None where the kernel does not count their time."""
+    cpus = usable_cpus()
+    before, processes_before, started = _cpu_seconds(cpus), _process_seconds(), time.perf_counter()
+    time.sleep(seconds)
+    after, processes_after, ended = _cpu_seconds(cpus), _process_seconds(), time.perf_counter()
+    if before is None or after is None or sum(after.values()) <= sum(before.values()):
+        return None
+    elapsed = ended - started
+    cores = {kind: (after[kind] - before[kind]) / elapsed for kind in after}
+    ours = our_processes()
+    used = {
+        pid: (seconds_used - processes_before.get(pid, (name, 0.0))[1], name)
+        for pid, (name, seconds_used) in processes_after.items()
+    }
+    by_us = sum(spent for pid, (spent, _) in used.items() if pid in ours) / elapsed
+    busiest = sorted(((spent / elapsed, pid, name) for pid, (spent, name) in used.items() if pid not in ours))[::-1]
+    return Load(
+        seconds=elapsed,
+        num_cpus=len(cpus),
+        ours=by_us,
+        # What is counted in steps of 10 ms can come to a little less than nothing or more than all.
+        others=min(max(0.0, sum(cores[kind] for kind in _BUSY) - by_us), float(len(cpus))),
+        stolen=cores["steal"],
+        busiest=tuple(BusyProcess(pid=pid, name=name, cores=share) for share, pid, name in busiest[:10] if share > 0),
+    )
+
+
+def our_processes() -> set[int]:
+    """Return the pids of this process, its descendants and the processes that it descends from."""
+    me = psutil.Process()
+    try:
+        return {me.pid, *(one.pid for one in me.children(recursive=True)), *(one.pid for one in me.parents())}
+    except psutil.Error:  # one of them ended meanwhile
+        return {me.pid}
+
+
+def _cpu_seconds(cpus: list[int]) -> dict[str, float] | None:
+    """Return the seconds of each kind, added over the CPUs; None where they are not counted."""
+    try:
+        per_cpu = psutil.cpu_times(percpu=True)
+    except (OSError, RuntimeError):
+        return None
+    watched = [per_cpu[cpu] for cpu in cpus if cpu < len(per_cpu)]
+    return {kind: sum(getattr(times, kind, 0.0) for times in watched) for kind in (*_BUSY, "idle", "iowait")}
+
+
+def _process_seconds() -> Mapping[int, tuple[str, float]]:
+    """Return name and CPU seconds so far of every process that we may see."""
+    found = {}
+    for process in psutil.process_iter(["name", "cpu_times"]):
+        times = process.info["cpu_times"]
+        if times is not None:
+            found[process.pid] = (process.info["name"] or "?", times.user + times.system)
+    return found
+
+
+def _cgroups(controller: str, root: Path) -> list[Path]:
+    """Return the folders of the control groups that this process is in, for version 1 and 2, innermost first."""
+    folders = []
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / controllers
+        inner = top / path.strip("/")
+        folders += [inner, *inner.parents[: len(inner.relative_to(top).parts)]]
+    return folders
+
+
+def _table(file: Path) -> dict[str, int]:
+    """Return the numbers of a file of `name number` lines."""
+    pairs = (line.split() for line in (_text(file) or "").splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,86 @@
+"""The seconds of an all-reduce for any number of bytes and of ranks, from sweeps at a few."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tasks.measuring.probe import AllReduce
+
+Draws = np.ndarray
+"""(num_draws,) float64: one figure per draw."""
+
+
+class Link:
+    """Sweeps, drawn many times.
+
+    At a measured number of ranks: between two measured sizes a power law, beyond the largest proportional to the bytes,
+    below the smallest what that takes. At another: scaled by the terms of a ring, fitted to all sweeps.
+    """
+
+    def __init__(self, sweeps: Mapping[int, Sequence[AllReduce]], drawn: Mapping[int, np.ndarray]) -> None:
+        """`drawn`: number of ranks -> (num_draws, num_sizes) seconds; raises ValueError for a sweep without a size."""
+        empty = [world_size for world_size, points in sweeps.items() if not points]
+        if empty or not sweeps:
+            raise ValueError(f"no all-reduce was measured at {empty or 'any'} ranks; needed: at least one size each")
+        self._log_bytes = {n: np.log([point.num_bytes for point in points]) for n, points in sweeps.items()}
+        # More bytes never take less time; where noise says so, the larger figure stands.
+        self._log_seconds = {n: np.log(np.maximum.accumulate(drawn[n], axis=1)) for n in sweeps}
+        self._terms = _ring(sweeps, drawn)
+
+    def seconds(self, num_bytes: float, world_size: int) -> Draws:
+        """Return the seconds of an all-reduce; 0 on one rank."""
+        if world_size == 1:
+            return np.zeros(len(self._terms))
+        if world_size in self._log_seconds:
+            return np.exp(self._at_measured(num_bytes, world_size))
+        measured = sorted(self._log_seconds)
+        # By how much each sweep is above the ring at this size, which fades from one to the next.
+        above = np.array([self._at_measured(num_bytes, n) - np.log(self._ring_seconds(num_bytes, n)) for n in measured])
+        position = np.interp(np.log(world_size), np.log(measured), np.arange(len(measured)))
+        lower, part = int(position), position - int(position)
+        upper = min(lower + 1, len(measured) - 1)
+        correction = (1 - part) * above[lower] + part * above[upper]
+        return np.asarray(self._ring_seconds(num_bytes, world_size) * np.exp(correction))
+
+    def _at_measured(self, num_bytes: float, world_size: int) -> Draws:
+        sizes, seconds = self._log_bytes[world_size], self._log_seconds[world_size]
+        size = np.log(num_bytes)
+        if size <= sizes[0]:
+            return np.asarray(seconds[:, 0])
+        if size >= sizes[-1]:
+            return np.asarray(seconds[:, -1] + size - sizes[-1])
+        upper = int(np.searchsorted(sizes, size))
+        part = (size - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1])
+        return np.asarray((1 - part) * seconds[:, upper - 1] + part * seconds[:, upper])
+
+    def _ring_seconds(self, num_bytes: float, world_size: int) -> Draws:
+        return np.asarray(self._terms @ _terms_of(num_bytes, world_size))
+
+
+def _terms_of(num_bytes: float, world_size: int) -> np.ndarray:
+    """Return what the constant, the seconds per hop and the seconds per byte are multiplied by."""
+    return np.array([1.0, world_size - 1, 2 * (world_size - 1) / world_size * num_bytes])
+
+
+def _ring(sweeps: Mapping[int, Sequence[AllReduce]], drawn: Mapping[int, np.ndarray]) -> np.ndarray:
+    """Return constant, seconds per hop and seconds per byte: (num_draws, 3), none below 0.
+
+    Least squares of relative errors. One number of ranks cannot tell constant from hops; all is then taken to be hops.
+    """
+    rows = np.array([_terms_of(point.num_bytes, n) for n, points in sweeps.items() for point in points])
+    seconds = np.concatenate([drawn[n] for n in sweeps], axis=1)
+    weights = 1 / np.median(seconds, axis=0)
+    rows, wanted = rows * weights[:, None], seconds * weights
+    usable = (0, 1, 2) if len(sweeps) > 1 else (1, 2)
+    best, least = np.zeros((len(seconds), 3)), np.full(len(seconds), np.inf)
+    # Few enough terms to try every choice of those that are above 0.
+    for chosen in itertools.chain.from_iterable(itertools.combinations(usable, k) for k in range(1, len(usable) + 1)):
+        scale = np.linalg.norm(rows[:, chosen], axis=0)
+        found = wanted @ np.linalg.pinv(rows[:, chosen] / scale).T / scale
+        terms = np.zeros_like(best)
+        terms[:, chosen] = found
+        error = ((terms @ rows.T - wanted) ** 2).sum(axis=1)
+        better = (found >= 0).all(axis=1) & (error < least)
+        best[better], least[better] = terms[better], error[better]
+    return best

@@ -1,0 +1,218 @@
+"""What more ranks would give: the step at any number of ranks from its parts, with what is not known about them.
+
+The model: backward goes on while buckets are exchanged one after another, each as soon as its last gradient is ready
+and the bucket before it is through. What is not over when backward is, is exposed.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tasks.measuring.link import Draws, Link
+from tasks.measuring.probe import Probe, Repeats, expected_maximum
+from tasks.reporting.measurement import Estimate, PredictedCurve, PredictedPoint, Prediction
+
+WORLD_SIZES = (2, 4, 8, 16, 64)
+"""Numbers of ranks that a prediction is made for."""
+
+_TAILS = (5, 95)
+"""Percentiles between which 90 % of the draws lie."""
+_MODEL_ERROR_FILE = Path(__file__).with_name("model_error.json")
+_BUCKET_MIB = (1, 2, 5, 10, 25, 50, 100, 200, 400)
+"""Bucket sizes that the best is looked for among."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelError:
+    """By how much the model itself is off, found by benchmarks/prediction on configurations it was not made from."""
+
+    relative: float
+    """Standard deviation of log(measured / predicted speedup) at measured numbers of ranks."""
+    relative_extrapolated: float
+    """The same beyond them."""
+    calibrated_on: str
+    """Day, YYYY-MM-DD."""
+    num_configurations: int
+    """What it was found from."""
+
+
+def read_model_error(file: Path = _MODEL_ERROR_FILE) -> ModelError | None:
+    """Return what the benchmark wrote; None if it has not been run."""
+    return ModelError(**json.loads(file.read_bytes())) if file.exists() else None
+
+
+def predict(
+    probe: Probe, world_sizes: Sequence[int], *, num_draws: int = 2000, seed: int, model_error: ModelError | None = None
+) -> dict[int, Estimate]:
+    """Return the speedup at each number of ranks, with a 90 % interval: strong or weak scaling, as the probe says.
+
+    The value is that of the repeats' medians. The interval comes from drawing the repeats anew, and from `model_error`.
+    """
+    random = np.random.default_rng(seed)
+    drawn = _Drawn(probe, random, num_draws)
+    alone = drawn.step_seconds(1)
+    errors = random.normal(size=num_draws)
+    estimates = {}
+    for world_size in world_sizes:
+        work = world_size if probe.scaling == "weak" else 1
+        ratios = work * alone / drawn.step_seconds(world_size)
+        spread = ratios[1:] * np.exp(_relative_error(model_error, probe, world_size) * errors)
+        low, high = np.percentile(spread, _TAILS).tolist()
+        value = float(ratios[0])
+        estimates[world_size] = Estimate(value=value, low=min(low, value), high=max(high, value))
+    return estimates
+
+
+def as_prediction(
+    probe: Probe,
+    *,
+    measured: Mapping[int, Estimate],
+    seed: int,
+    model_error: ModelError | None,
+    world_sizes: Sequence[int] = WORLD_SIZES,
+) -> Prediction:
+    """Return the record for the report: the comparison as it is and after each change; `measured`: speedups."""
+    curves = []
+    for lever, changed in [("as it is", probe), *levers(probe)]:
+        found = predict(changed, world_sizes, seed=seed, model_error=model_error)
+        points = [
+            PredictedPoint(
+                world_size=world_size,
+                speedup=estimate,
+                measured=measured.get(world_size) if changed is probe else None,
+                is_extrapolated=_is_extrapolated(probe, world_size),
+            )
+            for world_size, estimate in found.items()
+        ]
+        curves.append(PredictedCurve(lever=lever, points=points))
+    return Prediction(curves=curves, assumptions=_assumptions(probe, model_error))
+
+
+def levers(probe: Probe) -> list[tuple[str, Probe]]:
+    """Return the changes that could help, in plain words, each with the probe as it would then be."""
+    changes = [
+        ("twice the micro-batches per step, so twice the global batch", probe.with_accumulation(2)),
+        ("gradients exchanged in 16 bits", probe.with_gradient_bytes(0.5)),
+        ("a link twice as fast", probe.with_link_seconds(0.5)),
+    ]
+    at = max(probe.measured_world_sizes)
+    others = [(mib, probe.with_bucket_bytes(mib * 2**20)) for mib in _BUCKET_MIB]
+    others = [(mib, other) for mib, other in others if other.buckets != probe.buckets]
+    if others:
+        mib, best = max(others, key=lambda other: predict(other[1], [at], num_draws=1, seed=0)[at].value)
+        changes.insert(2, (f"gradient buckets of {mib} MiB", best))
+    return changes
+
+
+class _Drawn:
+    """The probe's figures: first as the medians of their repeats, then as the medians of repeats drawn anew."""
+
+    def __init__(self, probe: Probe, random: np.random.Generator, num_draws: int) -> None:
+        def draw(repeats: Repeats, *, take: Callable[..., Draws] = np.median) -> Draws:
+            values = np.array(repeats)
+            picked = values[random.integers(len(values), size=(num_draws, len(values)))]
+            return np.concatenate([[take(values)], take(picked, axis=1)])
+
+        self._probe = probe
+        self._forward, self._backward = draw(probe.forward_seconds), draw(probe.backward_seconds)
+        self._optimizer, self._copy = draw(probe.optimizer_seconds), draw(probe.copy_seconds)
+        self._fixed = {n: draw(repeats) for n, repeats in probe.fixed_seconds.items()}
+        # The mean: one step is as late as its latest rank, many are so in the mean.
+        self._spread = {n: draw(repeats, take=np.mean) for n, repeats in probe.spread_seconds.items()}
+        self._slowdown = np.maximum(draw(probe.in_flight_slowdown), 1.0)
+        self._per_bucket = np.maximum(draw(probe.wrapper_seconds), 0.0) / max(len(probe.buckets), 1)
+        self._contention = {n: draw(repeats) for n, repeats in probe.contention.items()}
+        self._update_contention = {n: draw(repeats) for n, repeats in probe.update_contention.items()}
+        swept = {n: np.stack([draw(one.seconds) for one in points], axis=1) for n, points in probe.all_reduce.items()}
+        self._link = Link(probe.all_reduce, swept)
+
+    def step_seconds(self, world_size: int) -> Draws:
+        """Return the seconds of one optimizer step."""
+        num_micro_batches, work, last = self._probe.share_of(world_size)
+        slower = self._slower(self._contention, world_size)
+        earlier = (work - last) * slower * (self._forward + self._backward)
+        fixed = _nearest(self._fixed, world_size) + num_micro_batches * self._copy
+        update = self._optimizer * self._slower(self._update_contention, world_size) + fixed
+        forward, backward = last * slower * self._forward, last * slower * self._backward
+        if world_size == 1:
+            return np.asarray(earlier + forward + backward + update)
+        straggler = math.sqrt(num_micro_batches) * expected_maximum(world_size) * _nearest(self._spread, world_size)
+        return np.asarray(earlier + forward + self._exchanged(backward, world_size) + update + straggler)
+
+    def _exchanged(self, backward: Draws, world_size: int) -> Draws:
+        """Return the seconds from the beginning of the last backward until the last bucket is through."""
+        now = through = np.zeros_like(backward)
+        done = 0.0
+        for bucket in self._probe.buckets:
+            now = self._computed(now, through, (bucket.ready - done) * backward) + self._per_bucket
+            through = np.maximum(now, through) + self._link.seconds(bucket.num_bytes, world_size)
+            done = bucket.ready
+        return np.maximum(self._computed(now, through, (1 - done) * backward), through)
+
+    def _computed(self, now: Draws, through: Draws, work: Draws) -> Draws:
+        """Return when so many seconds of computing are done; until the link is through it goes slower."""
+        slowed = np.minimum(work * self._slowdown, np.maximum(through - now, 0.0))
+        return np.asarray(now + slowed + work - slowed / self._slowdown)
+
+    def _slower(self, measured: Mapping[int, Draws], world_size: int) -> Draws:
+        """Return the contention: per further rank as much as at the nearest numbers measured, never below 1."""
+        if world_size == 1 or not measured:
+            return np.ones_like(self._forward)
+        most = self._probe.ranks_per_machine
+        ranks = min(world_size, max(most, 1)) if most is not None else world_size
+        known = sorted(measured)
+        if ranks > known[-1]:
+            grown = (measured[known[-1]] - 1) * (ranks - 1) / (known[-1] - 1)
+            return np.maximum(1 + grown, 1.0)
+        numbers = [1, *known]
+        table = np.stack([np.ones_like(self._forward), *(measured[n] for n in known)])
+        upper = int(np.searchsorted(numbers, ranks))
+        if numbers[upper] == ranks:
+            return np.maximum(table[upper], 1.0)
+        part = (ranks - numbers[upper - 1]) / (numbers[upper] - numbers[upper - 1])
+        return np.maximum((1 - part) * table[upper - 1] + part * table[upper], 1.0)
+
+
+def _nearest(measured: Mapping[int, Draws], world_size: int) -> Draws:
+    """Return what was measured at the number of ranks next to it, by their ratio; 0 if nothing was."""
+    if not measured:
+        return np.zeros(1)
+    return measured[min(measured, key=lambda n: abs(math.log(n / world_size)))]
+
+
+def _relative_error(model_error: ModelError | None, probe: Probe, world_size: int) -> float:
+    if model_error is None or world_size == 1:
+        return 0.0
+    return model_error.relative_extrapolated if _is_extrapolated(probe, world_size) else model_error.relative
+
+
+def _is_extrapolated(probe: Probe, world_size: int) -> bool:
+    return world_size > max(probe.measured_world_sizes)
+
+
+def _assumptions(probe: Probe, model_error: ModelError | None) -> list[str]:
+    measured = " and ".join(str(world_size) for world_size in probe.measured_world_sizes)
+    if model_error is None:
+        error = "The intervals hold the noise of the measurements only: the model's own error has not been calibrated."
+    else:
+        error = (
+            f"The intervals hold the noise of the measurements and the model's own error, {model_error.relative:.1%} "
+            f"at measured numbers of ranks and {model_error.relative_extrapolated:.1%} beyond, calibrated on "
+            f"{model_error.num_configurations} configurations on {model_error.calibrated_on}."
+        )
+    contention = "Contention goes on growing with every rank, all on one machine."
+    if probe.ranks_per_machine is not None:
+        contention = f"Contention grows up to {probe.ranks_per_machine} ranks, which share a machine, and no further."
+    batch = "the global batch stays" if probe.scaling == "strong" else "the batch of each rank stays"
+    return [
+        f"{probe.scaling.capitalize()} scaling: {batch} as it is, except where a change says otherwise.",
+        f"All-reduce was measured with {measured} ranks; for more it is scaled as a ring over links like these.",
+        contention,
+        "Loading data keeps up with any number of ranks.",
+        "Converting gradients to 16 bits costs nothing.",
+        error,
+    ]

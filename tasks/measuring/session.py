@@ -1,0 +1,153 @@
+"""One measurement of a comparison: preflight, ranks, speedups, waterfalls, prediction and advice."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.measuring.account import Arithmetic, account, estimate
+from tasks.measuring.advice import advise
+from tasks.measuring.arms import Cell, as_trained
+from tasks.measuring.blocks import Bench
+from tasks.measuring.gpu_meter import gpu_meter
+from tasks.measuring.predicting import Probed, predict_cells
+from tasks.measuring.preflight import preflight
+from tasks.measuring.speed import Comparison, Measured, measure_speed, spreads_updates
+from tasks.measuring.workers import Workers, working
+from tasks.params import Params
+from tasks.reporting.measurement import Advice, Measurement, Prediction, Preflight
+from tasks.stage.progress import counting
+from tasks.stage.ranks import choose_device, told_to_ranks
+
+_log = logging.getLogger(__name__)
+
+_HALF_WIDTHS = {"cuda": 0.02, "cpu": 0.03}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """Everything that a measurement needs."""
+
+    comparison: Comparison
+    """What is measured."""
+    params: Params
+    """The comparison as asked for."""
+    configs: Mapping[str, Mapping[str, Any]]
+    """Name of the cell -> what its ranks are told."""
+    arithmetic: Arithmetic
+    """For model FLOPs utilisation."""
+    device: str
+    """cpu or cuda."""
+
+
+def measure_cells(
+    params: Params, *, machine: Mapping[str, Any], base_model: Path, rows: Path, work: Path, stop: threading.Event
+) -> Measurement:
+    """Measure the cells of the comparison on the rows of a slice; the ranks' files go to `work`.
+
+    Raises DistributedError if ranks end, ResourceError without enough devices, PreemptedError once asked to stop.
+    """
+    started = time.perf_counter()
+    session = _session(params, machine=machine, base_model=base_model, rows=rows, work=work)
+    found = preflight(params, dict(machine), cells=list(params.cells), device=session.device, folder=work.parent)
+    launchers = {cell: spread.launcher for cell, spread in params.cells.items()}
+    _log.info("starting the ranks of %s, which then wait for their turn", ", ".join(params.cells))
+    with contextlib.ExitStack() as stack:
+        meter = stack.enter_context(gpu_meter()) if session.device == "cuda" else None
+        workers = stack.enter_context(working(session.configs, launchers=launchers, stop=stop))
+        bench = Bench(workers, seed=params.train.seed, meter=meter)
+        with counting("measuring, blocks", None) as advance:
+            measured = measure_speed(session.comparison, bench, advance=advance)
+        arms = account(session.comparison, bench, measured, session.arithmetic)
+        prediction = _predict(session, bench, workers, measured, machine["num_gpus"] or None)
+        advice = _advise(session, bench)
+    return Measurement(
+        scaling=params.measure.scaling,
+        preflight=Preflight.model_validate(found),
+        noise=measured.noise,
+        arms=arms,
+        stopped_because=measured.stopped_because,
+        half_width_asked=session.comparison.half_width,
+        num_rounds=measured.num_rounds,
+        seconds=time.perf_counter() - started,
+        waterfalls=measured.waterfalls,
+        prediction=prediction,
+        advice=advice,
+    )
+
+
+def _session(params: Params, *, machine: Mapping[str, Any], base_model: Path, rows: Path, work: Path) -> Session:
+    devices = {cell: choose_device(cell, params, dict(machine)) for cell in params.cells}
+    device = devices[params.baseline]
+    is_weak = params.measure.scaling == "weak"
+    cells = [_cell(params, name, is_weak=is_weak) for name in params.cells]
+    lengths = np.minimum(np.diff(np.load(rows / "offsets.npy", allow_pickle=False)), params.train.seq_len)
+    segment = {"range": rows.name, "epoch": 1, "fingerprint": "measured", "slice_dir": str(rows.resolve())}
+    return Session(
+        comparison=Comparison(
+            cells=cells,
+            has_copy=device == "cuda" or params.workload == "emulated",
+            is_weak=is_weak,
+            spreads=spreads_updates(params.train.exact),
+            half_width=params.measure.half_width or _HALF_WIDTHS[device],
+            max_seconds=params.measure.max_seconds,
+            block_seconds=params.measure.block_seconds,
+            seed=params.train.seed,
+        ),
+        params=params,
+        configs={
+            cell: {
+                **told_to_ranks(cell, params, device=devices[cell], base_model=base_model, work=work / cell),
+                "segments": [segment],
+            }
+            for cell in params.cells
+        },
+        arithmetic=Arithmetic(
+            base_model=base_model,
+            lengths=lengths.tolist(),
+            precision=params.train.precision,
+            gpu_name=machine["gpus"][0]["name"] if device == "cuda" else None,
+        ),
+        device=device,
+    )
+
+
+def _cell(params: Params, name: str, *, is_weak: bool) -> Cell:
+    spread = params.cells[name]
+    batch = params.train.global_batch_size
+    overrides: dict[str, int] = {}
+    if is_weak:
+        batch = batch * spread.world_size // params.cells[params.baseline].world_size
+        overrides = {"global_batch_size": batch}
+    return Cell(
+        name=name, strategy=spread.strategy, world_size=spread.world_size, global_batch_size=batch, overrides=overrides
+    )
+
+
+def _advise(session: Session, bench: Bench) -> Advice | None:
+    if not session.params.measure.advice:
+        return None
+    return advise(session.params, session.comparison, bench, device=session.device)
+
+
+def _predict(
+    session: Session, bench: Bench, workers: Mapping[str, Workers], measured: Measured, num_devices: int | None
+) -> Prediction | None:
+    comparison = session.comparison
+    baseline = comparison.baseline
+    probed = Probed(
+        baseline=baseline,
+        cells=comparison.spreading,
+        waterfalls=measured.waterfalls,
+        is_weak=comparison.is_weak,
+        bytes_per_real_byte=bench.facts(as_trained(baseline))[0]["bytes_per_real_byte"],
+        ranks_per_machine=num_devices,
+    )
+    speedups = {arm: estimate(interval) for arm, interval in measured.speedups.items()}
+    return predict_cells(probed, workers, speedups, seed=comparison.seed)

@@ -1,0 +1,225 @@
+"""The speedup with its interval, and where the rest went: blocks of all cells, taking turns.
+
+First the baseline against itself (A/A), for the noise floor; then the cells and the wrapped baseline until every
+speedup's interval is narrow enough or about half of the time is spent; then, in the rest, the cells beside the
+counterfactuals of the waterfall.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tasks.measuring.arms import WRAPPED, Arm, Cell, as_trained, data_arms, spreading_arms, wrapped
+from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.interleaving import Stopping, rounds
+from tasks.measuring.intervals import Interval, least_trials, pairs_needed, ratio_of_medians
+from tasks.measuring.waterfall import waterfall
+from tasks.reporting.measurement import Estimate, NoiseFloor, Waterfall
+
+_log = logging.getLogger(__name__)
+
+_OVER_WRAPPED = "against the wrapped baseline: "
+_SHARE_OF_SPEED = 0.55
+"""Of the time: until then at most, the A/A run and the speedups have ended."""
+_NOISE_ROUNDS = 7
+_FEWEST_WATERFALL_ROUNDS = least_trials(0.95)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What is measured, and how long."""
+
+    cells: Sequence[Cell]
+    """The baseline first."""
+    has_copy: bool
+    """Whether micro-batches are copied to a device."""
+    is_weak: bool
+    """Whether a cell's global batch grows with its number of ranks."""
+    spreads: Callable[[Cell], bool]
+    """Whether a cell has the counterfactuals of the waterfall."""
+    half_width: float
+    """Relative half-width asked of every speedup's interval."""
+    max_seconds: float
+    """Seconds for everything here."""
+    block_seconds: float
+    """Seconds of a block of the baseline, about."""
+    seed: int
+    """Of the order of the arms, the steps and the bootstrap."""
+
+    @property
+    def baseline(self) -> Cell:
+        """What speedups are counted against."""
+        return self.cells[0]
+
+    @property
+    def arms(self) -> list[Arm]:
+        """The cells as they are trained, and the wrapped baseline."""
+        around = wrapped(self.baseline)
+        return [as_trained(cell) for cell in self.cells] + ([around] if around else [])
+
+    @property
+    def spreading(self) -> list[Cell]:
+        """The cells that get a waterfall."""
+        return [cell for cell in self.cells if cell.world_size > self.baseline.world_size and self.spreads(cell)]
+
+    @property
+    def counterfactuals(self) -> list[Arm]:
+        """The other arms of the waterfalls."""
+        if not self.spreading:
+            return []
+        arms = [arm for cell in (self.baseline, *self.spreading) for arm in data_arms(cell, has_copy=self.has_copy)]
+        return arms + [arm for cell in self.spreading for arm in spreading_arms(cell)]
+
+    def work_ratio(self, arm: Arm) -> float:
+        """Return how many times the baseline's global batch a step of the arm has."""
+        world_size = next(cell.world_size for cell in self.cells if cell.name == arm.cell)
+        return world_size / self.baseline.world_size if self.is_weak else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was found."""
+
+    noise: NoiseFloor
+    """The A/A run."""
+    trials: Trials
+    """The blocks of the speedups."""
+    speedups: Mapping[str, Interval]
+    """Name of the arm -> how many times as fast as the baseline it does a unit of work."""
+    over_wrapped: Mapping[str, Interval]
+    """The same against the baseline in a DDP wrapper; empty where that was not run."""
+    stopped_because: str
+    """Why measuring the speedups ended."""
+    num_rounds: int
+    """Rounds of the speedups."""
+    waterfalls: list[Waterfall]
+    """Of every cell that spreads an update."""
+
+
+def measure_speed(comparison: Comparison, bench: Bench, *, advance: Callable[[int], None]) -> Measured:
+    """Measure; `advance` is told how many blocks more have run."""
+    bench.build([*comparison.arms, *comparison.counterfactuals])
+    started = time.perf_counter()
+    bench.calibrate(as_trained(comparison.baseline), block_seconds=comparison.block_seconds)
+    _log.info("blocks of %d optimizer steps, the cells taking turns", bench.steps_per_block)
+    noise = _noise(comparison, bench, advance)
+    spent = time.perf_counter() - started
+    trials, stopping, num_rounds = _speedups(
+        comparison, bench, max(_SHARE_OF_SPEED * comparison.max_seconds - spent, 0.0), advance
+    )
+    waterfalls = []
+    if comparison.spreading:
+        rest = _counterfactuals(comparison, bench, started + comparison.max_seconds, advance)
+        waterfalls = [_waterfall(comparison, bench, rest, cell) for cell in comparison.spreading]
+    intervals = stopping.intervals
+    return Measured(
+        noise=noise,
+        trials=trials,
+        speedups={name: interval for name, interval in intervals.items() if not name.startswith(_OVER_WRAPPED)},
+        over_wrapped={
+            name.removeprefix(_OVER_WRAPPED): interval
+            for name, interval in intervals.items()
+            if name.startswith(_OVER_WRAPPED)
+        },
+        stopped_because=stopping.reason,
+        num_rounds=num_rounds,
+        waterfalls=waterfalls,
+    )
+
+
+def _noise(comparison: Comparison, bench: Bench, advance: Callable[[int], None]) -> NoiseFloor:
+    """Run the baseline against itself, as two cells are run against each other."""
+    arm = as_trained(comparison.baseline)
+    again = replace(arm, name=f"{arm.name} again")
+    trials, order = Trials(), rounds([arm.name, again.name], seed=comparison.seed)
+    for _ in range(_NOISE_ROUNDS):
+        bench.run_round([arm, again], order, trials)
+        advance(4)
+    one, other = trials.by_round(arm.name), trials.by_round(again.name)
+    ratio = ratio_of_medians(one, other, seed=comparison.seed)
+    both = np.array([*one, *other])
+    variation = float(both.std(ddof=1) / both.mean())
+    noise = NoiseFloor(
+        ratio=Estimate(**ratio.as_json()),
+        num_pairs=len(one),
+        coefficient_of_variation=variation,
+        pairs_needed=pairs_needed(variation, comparison.half_width),
+    )
+    _log.info(
+        "noise floor: %s against itself %.3f (%.3f to %.3f) in %d rounds; a round varies by %.1f %%",
+        arm.name, ratio.value, ratio.low, ratio.high, len(one), 100 * variation,
+    )  # fmt: skip
+    return noise
+
+
+def _speedups(
+    comparison: Comparison, bench: Bench, max_seconds: float, advance: Callable[[int], None]
+) -> tuple[Trials, Stopping, int]:
+    """Run the cells until every interval is narrow enough or the time for them is spent."""
+    arms, trials = comparison.arms, Trials()
+    order = rounds([arm.name for arm in arms], seed=comparison.seed + 1)
+    stopping = Stopping(target_half_width=comparison.half_width, max_seconds=max_seconds)
+    started, num_rounds, goes_on = time.perf_counter(), 0, True
+
+    def look(confidence: float) -> dict[str, Interval]:
+        return _look(comparison, trials, confidence)
+
+    while goes_on:
+        bench.run_round(arms, order, trials)
+        num_rounds += 1
+        advance(2 * len(arms))
+        goes_on = stopping.goes_on(num_rounds, seconds=time.perf_counter() - started, look=look)
+    for name, found in stopping.intervals.items():
+        if not name.startswith(_OVER_WRAPPED):
+            _log.info("%s: %.3fx as fast as %s (%.3f to %.3f)", name, found.value, arms[0].name, found.low, found.high)
+    _log.info("speedups: %s", stopping.reason)
+    return trials, stopping, num_rounds
+
+
+def _look(comparison: Comparison, trials: Trials, confidence: float) -> dict[str, Interval]:
+    """Return the speedup of every arm over the baseline, and of every cell over the wrapped one."""
+    arms = comparison.arms
+    around = next((arm for arm in arms if arm.name.endswith(WRAPPED)), None)
+
+    def ratio(arm: Arm, against: Arm) -> Interval:
+        found = ratio_of_medians(
+            trials.by_round(against.name), trials.by_round(arm.name), seed=comparison.seed, confidence=confidence
+        )
+        work = comparison.work_ratio(arm)
+        return Interval(value=found.value * work, low=found.low * work, high=found.high * work)
+
+    intervals = {arm.name: ratio(arm, arms[0]) for arm in arms[1:]}
+    if around is not None:
+        intervals |= {_OVER_WRAPPED + arm.name: ratio(arm, around) for arm in arms[1:] if arm != around}
+    return intervals
+
+
+def _counterfactuals(comparison: Comparison, bench: Bench, deadline: float, advance: Callable[[int], None]) -> Trials:
+    """Run the cells and all counterfactuals until the time is spent."""
+    arms = [arm for arm in comparison.arms if not arm.name.endswith(WRAPPED)] + comparison.counterfactuals
+    order = rounds([arm.name for arm in arms], seed=comparison.seed + 2)
+    trials, num_rounds, mean_seconds = Trials(), 0, 0.0
+    started = time.perf_counter()
+    while num_rounds < _FEWEST_WATERFALL_ROUNDS or time.perf_counter() + mean_seconds < deadline:
+        bench.run_round(arms, order, trials)
+        num_rounds += 1
+        mean_seconds = (time.perf_counter() - started) / num_rounds
+        advance(2 * len(arms))
+    return trials
+
+
+def _waterfall(comparison: Comparison, bench: Bench, trials: Trials, cell: Cell) -> Waterfall:
+    found = waterfall(
+        trials, baseline=comparison.baseline, cell=cell, has_copy=comparison.has_copy, is_weak=comparison.is_weak,
+        ddp_timers=bench.ddp_timers(as_trained(cell)), seed=comparison.seed,
+    )  # fmt: skip
+    _log.info("%s", found.verdict)
+    return found
+
+
+def spreads_updates(exact: bool) -> Callable[[Cell], bool]:
+    """Return whether a cell has the counterfactuals: DDP's, which exact mode does not use."""
+    return lambda cell: cell.strategy == "ddp" and not exact

@@ -1,0 +1,163 @@
+"""Where the time of a cell goes: from the ideal step to the measured one, each part by a counterfactual run.
+
+The arms form a chain in which each leaves out one thing more than the one before (tasks/measuring/arms.py), so that
+the difference of two neighbours is what that one thing costs. Data, copies and the update are there on one rank as
+well; of them only what does not shrink with the number of ranks is lost.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tasks.measuring.arms import Cell, as_trained, data_name, spreading_arms
+from tasks.measuring.blocks import Timed, Trials
+from tasks.measuring.intervals import paired_bootstrap
+from tasks.reporting.measurement import Estimate, Part, Waterfall
+
+COPY, WRAPPER = "host-to-device copy", "DDP overhead"
+LARGEST_DATA_WAIT_SHARE = 0.05
+"""Above it a cell is data-bound, and its ratio is not called GPU scaling."""
+
+_Medians = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Link:
+    """One part of the chain, as a function of the arms' medians."""
+
+    name: str
+    how: str
+    lost: Callable[[_Medians], np.ndarray]
+
+
+def waterfall(
+    trials: Trials, *, baseline: Cell, cell: Cell, has_copy: bool, is_weak: bool, ddp_timers: Mapping[str, float],
+    seed: int,
+) -> Waterfall:  # fmt: skip
+    """Return what the cell loses against the ideal, in seconds per step; `ddp_timers`: what DDP timed itself."""
+    figures = _figures(trials, baseline, cell, has_copy=has_copy)
+    ranks_ratio = cell.world_size / baseline.world_size
+    share = 1.0 if is_weak else 1 / ranks_ratio
+
+    def estimate(statistic: Callable[[_Medians], np.ndarray]) -> Estimate:
+        interval = paired_bootstrap(figures, statistic, seed=seed)
+        return Estimate(value=interval.value, low=interval.low, high=interval.high)
+
+    parts = []
+    for link in _chain(share, has_copy=has_copy):
+        found = estimate(link.lost)
+        # A part below 0 is no loss: noise, or an effect that the chain does not know. It stays unexplained.
+        value = max(found.value, 0.0)
+        parts.append(Part(name=link.name, seconds=Estimate(value=value, low=found.low, high=found.high), how=link.how))
+    measured = estimate(lambda at: at["measured"]).value
+    ideal = estimate(lambda at: at["baseline"] * share).value
+    unexplained = measured - ideal - sum(part.seconds.value for part in parts)
+    largest = max(parts, key=lambda part: part.seconds.value)
+    data_wait = parts[0].seconds.value / measured
+    return Waterfall(
+        cell=cell.name,
+        ideal_seconds=ideal,
+        measured_seconds=measured,
+        parts=parts,
+        unexplained_seconds=unexplained,
+        lost_efficiency=1 - ideal / measured,
+        unexplained_efficiency=unexplained / measured,
+        ddp_exposed_communication_seconds=_exposed(ddp_timers),
+        verdict=_verdict(cell, parts, largest, measured),
+        is_data_bound=_waits_for_data(trials, baseline, cell) > LARGEST_DATA_WAIT_SHARE
+        or data_wait > LARGEST_DATA_WAIT_SHARE,
+    )
+
+
+def _figures(trials: Trials, baseline: Cell, cell: Cell, *, has_copy: bool) -> dict[str, list[float]]:
+    """Return, round by round, the seconds per step that the chain is made of."""
+    silent, copies, alone, update = (arm.name for arm in spreading_arms(cell))
+    host = "host" if has_copy else "device"
+    return {
+        "baseline": trials.by_round(as_trained(baseline).name),
+        "baseline_host": trials.by_round(data_name(baseline, host)),
+        "baseline_device": trials.by_round(data_name(baseline, "device")),
+        "measured": trials.by_round(as_trained(cell).name),
+        "host": trials.by_round(data_name(cell, host)),
+        "device": trials.by_round(data_name(cell, "device")),
+        "silent_slowest": trials.by_round(silent, lambda block: block.slowest_rank_seconds),
+        "silent_mean": trials.by_round(silent, _mean),
+        "copies": trials.by_round(copies, _mean),
+        "alone": trials.by_round(alone, _mean),
+        "update": trials.by_round(update, _mean),
+    }
+
+
+def _mean(block: Timed) -> float:
+    return block.mean_rank_seconds
+
+
+def _chain(share: float, *, has_copy: bool) -> list[_Link]:
+    """Return the parts; `share`: the ideal step's seconds / the baseline's."""
+    copy = _Link(
+        name=COPY,
+        how="micro-batches waiting on the host against micro-batches waiting on the device",
+        lost=lambda at: at["host"] - at["device"] - (at["baseline_host"] - at["baseline_device"]) * share,
+    )
+    return [
+        _Link(
+            name="data wait",
+            how="the loader as in training against micro-batches made before the clock starts",
+            lost=lambda at: at["measured"] - at["host"] - (at["baseline"] - at["baseline_host"]) * share,
+        ),
+        *([copy] if has_copy else []),
+        _Link(
+            name="exposed communication",
+            how="gradients exchanged against every rank keeping its own, its slowest rank step by step",
+            lost=lambda at: at["device"] - at["silent_slowest"],
+        ),
+        _Link(
+            name="straggler",
+            how="the slowest rank of each step against the mean of the ranks, without communication",
+            lost=lambda at: at["silent_slowest"] - at["silent_mean"],
+        ),
+        _Link(
+            name=WRAPPER,
+            how="ranks inside the wrapper, without communication, against plain copies",
+            lost=lambda at: at["silent_mean"] - at["copies"],
+        ),
+        _Link(
+            name="contention",
+            how="all copies at once against one copy while the others stand still",
+            lost=lambda at: at["copies"] - at["alone"],
+        ),
+        _Link(
+            name="optimizer",
+            how="clipping and optimizer alone: every rank does all of it",
+            lost=lambda at: at["update"] * (1 - share),
+        ),
+        _Link(
+            name="fixed",
+            how="one copy's share of the step against its share of the baseline's step, without the optimizer",
+            lost=lambda at: at["alone"] - at["baseline_device"] * share - at["update"] * (1 - share),
+        ),
+    ]
+
+
+def _waits_for_data(trials: Trials, *cells: Cell) -> float:
+    """Return the largest share of its step in which one of the cells waited for the loader."""
+    shares = []
+    for cell in cells:
+        blocks = trials.blocks[as_trained(cell).name]
+        shares.append(sum(block.data_wait_seconds for block in blocks) / sum(block.seconds for block in blocks))
+    return max(shares)
+
+
+def _exposed(timers: Mapping[str, Any]) -> float | None:
+    if not timers:
+        return None
+    return float(max(timers["backward_comm"] - timers["backward_compute_comm_overlap"], 0.0))
+
+
+def _verdict(cell: Cell, parts: list[Part], largest: Part, measured: float) -> str:
+    clear = [part for part in parts if part.seconds.low > 0]
+    if largest not in clear:
+        return f"{cell.name}: no single part stands out of the noise"
+    return f"{cell.name}: most is lost to {largest.name}, {largest.seconds.value / measured:.0%} of the step"

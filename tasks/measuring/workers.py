@@ -1,0 +1,143 @@
+"""The ranks of a cell, started once and kept waiting for blocks to run (training/measure.py)."""
+
+import contextlib
+import datetime
+import importlib
+import json
+import logging
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from socket import AF_UNIX, SOCK_STREAM, socket
+from typing import Any
+
+from tasks.stage.failure import DistributedError, PreemptedError
+from training.files import write_json
+
+_log = logging.getLogger(__name__)
+
+_SECONDS_TO_START = 300.0
+"""Imports and a model of several GB from a cold disk."""
+_SECONDS_TO_ANSWER = 600.0
+"""A block, or the building of a variant."""
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class Workers:
+    """One cell's ranks; `run` has them run a block, and they are idle otherwise.
+
+    Every rank has a line of its own to this process over a Unix socket: it ends when this process does.
+    """
+
+    def __init__(self, config: Mapping[str, Any], *, launcher: str, stop: threading.Event) -> None:
+        self.cell: str = config["cell"]
+        self.world_size: int = config["world_size"]
+        self._stop = stop
+        work = Path(config["work_dir"])
+        work.mkdir(parents=True, exist_ok=True)
+        write_json(work / "config.json", dict(config))
+        # The path of a Unix socket has at most about 100 characters, which a project's folder may exceed.
+        self._folder = tempfile.mkdtemp(prefix="ddp-")
+        address = f"{self._folder}/line"
+        self._door = socket(AF_UNIX, SOCK_STREAM)
+        self._door.bind(address)
+        self._door.listen(self.world_size)
+        self._door.settimeout(_SECONDS_BETWEEN_LOOKS)
+        self._lines: dict[int, Connection] = {}
+        self._launch = importlib.import_module(f"tasks.launchers.{launcher}").start(
+            work / "config.json",
+            world_size=self.world_size,
+            threads_per_rank=config["threads_per_rank"],
+            log_folder=work / "logs" / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f"),
+            arguments=["--serve", address],
+        )
+
+    def wait_until_ready(self) -> None:
+        """Wait until every rank is there. Raises DistributedError if one ends before."""
+        deadline = time.monotonic() + _SECONDS_TO_START
+        while len(self._lines) < self.world_size:
+            self._check(deadline, doing="starting")
+            with contextlib.suppress(TimeoutError):
+                line, _ = self._door.accept()
+                line.setblocking(True)
+                connection = Connection(line.detach())
+                said = self._heard(connection, deadline, doing="starting")
+                self._lines[said["rank"]] = connection
+        self._door.close()
+
+    def ask(
+        self, command: str, *, ranks: Sequence[int] | None = None, doing: str = "running a block", **details: Any
+    ) -> list[dict[str, Any]]:
+        """Have the ranks (all of them by default) do something; return their answers in rank order.
+
+        Raises DistributedError if one ends or says nothing for ten minutes, PreemptedError once asked to stop.
+        """
+        asked = sorted(self._lines) if ranks is None else list(ranks)
+        message = json.dumps({"command": command, **details}).encode()
+        deadline = time.monotonic() + _SECONDS_TO_ANSWER
+        for rank in asked:
+            try:
+                self._lines[rank].send_bytes(message)
+            except OSError:
+                self._check(deadline, doing=doing)
+        return [self._heard(self._lines[rank], deadline, doing=doing) for rank in asked]
+
+    def close(self) -> None:
+        """End the ranks."""
+        for line in self._lines.values():
+            line.close()
+        self._door.close()
+        self._launch.stop(grace_seconds=0.0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _heard(self, line: Connection, deadline: float, *, doing: str) -> dict[str, Any]:
+        while True:
+            self._check(deadline, doing=doing)
+            try:
+                if line.poll(_SECONDS_BETWEEN_LOOKS):
+                    answer: dict[str, Any] = json.loads(line.recv_bytes())
+                    return answer
+            except (EOFError, OSError):
+                # The rank has hung up; torchrun notices within a second why.
+                self._wait_for_end()
+                raise self._ended(doing) from None
+
+    def _check(self, deadline: float, *, doing: str) -> None:
+        if self._stop.is_set():
+            raise PreemptedError("measuring was stopped; what was finished is kept, the next run measures the rest")
+        if not self._launch.is_running:
+            raise self._ended(doing)
+        if time.monotonic() > deadline:
+            raise DistributedError(f"cell {self.cell}: the ranks did not answer in time while {doing}; run again")
+
+    def _wait_for_end(self) -> None:
+        deadline = time.monotonic() + 10
+        while self._launch.is_running and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _ended(self, doing: str) -> DistributedError:
+        self._launch.stop(grace_seconds=0.0)
+        first, _, words = self._launch.explanation().partition("\n")
+        _log.error("%s\n%s", first, words)
+        return DistributedError(f"cell {self.cell}: ended while {doing}: {first}; run again")
+
+
+@contextlib.contextmanager
+def working(
+    configs: Mapping[str, Mapping[str, Any]], *, launchers: Mapping[str, str], stop: threading.Event
+) -> Iterator[dict[str, Workers]]:
+    """Yield the waiting ranks of every cell, started together, and end them afterwards."""
+    workers: dict[str, Workers] = {}
+    try:
+        for cell, config in configs.items():
+            workers[cell] = Workers(config, launcher=launchers[cell], stop=stop)
+        for group in workers.values():
+            group.wait_until_ready()
+        yield workers
+    finally:
+        for group in workers.values():
+            group.close()

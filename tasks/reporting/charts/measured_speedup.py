@@ -1,0 +1,73 @@
+"""Measured speedup over the number of ranks, with its interval and the ideal line."""
+
+from typing import TYPE_CHECKING
+
+from tasks.reporting import wording
+from tasks.reporting.drawing import MUTED, series_color, short
+from tasks.reporting.measured import ends_of
+from tasks.reporting.measurement import ArmSpeed
+from tasks.reporting.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TITLE = "Measured speedup"
+POSITION = 5
+NEEDS_SPEEDUP = True
+SECTION = "speed"
+
+
+def is_shown(results: Results) -> bool:
+    """Return whether a speedup was measured."""
+    return results.is_speedup_measured
+
+
+def alt_text(results: Results) -> str:
+    """Return the speedup of every arm with its interval and its number of ranks."""
+    told = ", ".join(
+        f"{arm.arm} {wording.ratio_with_interval(arm.speedup)} on {wording.counted(arm.world_size, 'rank')}"
+        for arm in _others(results)
+    )
+    return (
+        f"Times as fast as {results.baseline.cell} per unit of work, with 95 % intervals; the dashed line is linear: "
+        f"{told}."
+    )
+
+
+def draw(results: Results, axes: "Axes") -> None:
+    """Draw a point with its interval per arm over its number of ranks, the wrapped baseline hollow, and the ideal."""
+    arms, base = _others(results), results.baseline.world_size
+    most = max([base, *(arm.world_size for arm in arms)])
+    axes.plot([0, most * 1.15], [0, most * 1.15 / base], color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
+    axes.annotate("linear", (most, most / base), xytext=(-6, 6), textcoords="offset points", ha="right", color=MUTED)
+    axes.plot([base], [1], color=series_color(0), marker="o", markersize=7)
+    places = {cell.cell: number for number, cell in enumerate(results.cells)}
+    for arm in arms:
+        speedup, color = arm.speedup, series_color(places[arm.cell])
+        if speedup is None:
+            continue
+        errors = [[speedup.value - speedup.low], [speedup.high - speedup.value]]
+        # Beside the baseline, not on it: both have as many ranks and nearly the same speed.
+        place = arm.world_size + (0.06 * most if arm.is_wrapped_baseline else 0)
+        fill, name = ("none", "in a DDP wrapper") if arm.is_wrapped_baseline else (color, short(arm.arm))
+        axes.errorbar(
+            [place], [speedup.value], yerr=errors, color=color, marker="o", markersize=4.5, markerfacecolor=fill,
+            capsize=5, elinewidth=1.6,
+        )  # fmt: skip
+        label = f"{name}  {wording.ratio(speedup.value)}"
+        # To the right and a little below: the line of linear speedup runs above.
+        axes.annotate(
+            label, (place, speedup.value), xytext=(8, -12), textcoords="offset points", ha="left", fontsize=9.5
+        )
+    axes.set_xticks(sorted({base, *(arm.world_size for arm in arms)}))
+    axes.set_xlim(0, most * 1.45)
+    axes.set_ylim(0, max([most / base, *ends_of([arm.speedup for arm in arms])]) * 1.2)
+    axes.set_xlabel("number of ranks")
+    axes.set_ylabel(f"times as fast as {short(results.baseline.cell)}")
+    axes.grid()
+
+
+def _others(results: Results) -> list[ArmSpeed]:
+    """Return every arm but the baseline as it is."""
+    arms = [] if results.measurement is None else results.measurement.arms
+    return [arm for arm in arms if arm.is_wrapped_baseline or arm.cell != results.baseline.cell]

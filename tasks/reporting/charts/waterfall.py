@@ -1,0 +1,101 @@
+"""From the ideal step of each cell to the measured one: what is lost on the way."""
+
+from typing import TYPE_CHECKING
+
+from tasks.reporting import wording
+from tasks.reporting.drawing import INK, MUTED, series_color, set_height, short
+from tasks.reporting.measurement import Waterfall
+from tasks.reporting.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TITLE = "Where the step goes"
+POSITION = 60
+NEEDS_SPEEDUP = False
+SECTION = "losses"
+
+_COLORS = {"data wait": 4, "host-to-device copy": 4, "contention": 3, "straggler": 3, "DDP overhead": 1}
+_COLORS |= {"exposed communication": 1, "optimizer": 2, "fixed": 2}
+"""Part -> colour of the palette: what belongs together looks alike; the labels tell the parts apart."""
+_INCHES_PER_ROW, _INCHES_AROUND = 0.25, 0.95
+
+
+def is_shown(results: Results) -> bool:
+    """Return whether the step of a cell was taken apart."""
+    return results.measurement is not None and bool(results.measurement.waterfalls)
+
+
+def alt_text(results: Results) -> str:
+    """Return the seconds of every part; ideal and unexplained ones only where they are not withheld."""
+    assert results.measurement is not None
+    return " ".join(_told(waterfall) for waterfall in results.measurement.waterfalls)
+
+
+def _told(waterfall: Waterfall) -> str:
+    parts = ", ".join(f"{part.name} {wording.span(part.seconds.value)}" for part in waterfall.parts) or "no parts"
+    measured = wording.span(waterfall.measured_seconds)
+    if waterfall.ideal_seconds is None or waterfall.unexplained_seconds is None:
+        return f"{waterfall.cell}: of a step of {measured}: {parts}."
+    return (
+        f"{waterfall.cell}: from the ideal step of {wording.span(waterfall.ideal_seconds)} to the measured "
+        f"{measured}: {parts}, unexplained {wording.span(waterfall.unexplained_seconds)}."
+    )
+
+
+def draw(results: Results, axes: "Axes") -> None:
+    """Draw a row per part, each beginning where the one above ends; the cells below each other."""
+    assert results.measurement is not None
+    waterfalls = results.measurement.waterfalls
+    factor, unit = (1000, "ms") if max(one.measured_seconds for one in waterfalls) < 1 else (1, "s")
+    names: list[str] = []
+    for waterfall in waterfalls:
+        if len(waterfalls) > 1:
+            axes.text(0, len(names), short(waterfall.cell), va="center", fontweight="bold")
+            names.append("")
+        start = 0.0
+        for name, seconds, is_whole in _rows(waterfall):
+            begin = 0.0 if is_whole else start
+            _draw_row(axes, len(names), name, factor * begin, factor * seconds)
+            start = begin + seconds
+            names.append(name)
+    set_height(axes, _INCHES_AROUND + _INCHES_PER_ROW * len(names))
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlabel(f"{unit} per optimizer step")
+    axes.set_ylabel("part of the step")
+    axes.margins(x=0.16)
+    axes.set_xlim(left=min(0.0, axes.get_xlim()[0] if _goes_below_zero(waterfalls) else 0.0))
+    axes.grid(axis="x")
+
+
+def _draw_row(axes: "Axes", place: int, name: str, begin: float, length: float) -> None:
+    """Draw one bar with its figure at its right end."""
+    if name == "unexplained":
+        axes.barh(place, length, 0.7, left=begin, facecolor="none", edgecolor=MUTED, hatch="////")
+    else:
+        color = series_color(0 if name in ("ideal", "measured") else _COLORS.get(name, 3))
+        axes.barh(place, length, 0.7, left=begin, color=color)
+    end = max(begin, begin + length)
+    shown = wording.three_digits(length)
+    axes.annotate(shown, (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
+
+
+def _rows(waterfall: Waterfall) -> list[tuple[str, float, bool]]:
+    """Return (name, seconds, whether the bar begins at 0) from top to bottom."""
+    rows = [] if waterfall.ideal_seconds is None else [("ideal", waterfall.ideal_seconds, True)]
+    rows += [(part.name, part.seconds.value, False) for part in waterfall.parts]
+    if waterfall.unexplained_seconds is not None:
+        rows.append(("unexplained", waterfall.unexplained_seconds, False))
+    return [*rows, ("measured", waterfall.measured_seconds, True)]
+
+
+def _goes_below_zero(waterfalls: list[Waterfall]) -> bool:
+    """Return whether a bar reaches below 0, as negative parts without the ideal step before them do."""
+    for waterfall in waterfalls:
+        reached = 0.0
+        for _, seconds, is_whole in _rows(waterfall):
+            reached = seconds if is_whole else reached + seconds
+            if reached < 0:
+                return True
+    return False

@@ -1,0 +1,71 @@
+"""What of a measurement may be shown, and what follows from its speedups."""
+
+from collections.abc import Sequence
+
+from tasks.reporting import statistics
+from tasks.reporting.measurement import ArmSpeed, Estimate, Measurement, Part, Waterfall
+
+DATA_WAIT = "data wait"
+"""Name of the part of a waterfall that is waiting for data."""
+DATA_BOUND_SHARE = 0.05
+"""Share of the step above which a cell is called data-bound, as Waterfall.is_data_bound has it."""
+
+
+def without_comparison(measurement: Measurement) -> Measurement:
+    """Return the measurement without whatever compares a cell with the baseline: what a failed gate leaves of it.
+
+    Seconds of each arm and of the parts, the noise, the machine and what a change does to one and the same cell stay.
+    """
+    withheld = ("ideal_seconds", "unexplained_seconds", "lost_efficiency", "unexplained_efficiency", "verdict")
+    return measurement.model_copy(
+        update={
+            "arms": [
+                arm.model_copy(update={"speedup": None, "speedup_over_wrapped": None}) for arm in measurement.arms
+            ],
+            "waterfalls": [one.model_copy(update=dict.fromkeys(withheld)) for one in measurement.waterfalls],
+            "prediction": None,
+        }
+    )
+
+
+def cells_of(measurement: Measurement) -> list[ArmSpeed]:
+    """Return the arms that are cells, the baseline first: all but the baseline in a wrapper."""
+    return [arm for arm in measurement.arms if not arm.is_wrapped_baseline]
+
+
+def arm_of(measurement: Measurement, cell: str) -> ArmSpeed:
+    """Return the arm of a cell as it is trained. Raises StopIteration for an unknown cell."""
+    return next(arm for arm in cells_of(measurement) if arm.cell == cell)
+
+
+def efficiency(speedup: Estimate, world_size: int, baseline_world_size: int) -> Estimate:
+    """Return the parallel efficiency that belongs to a speedup; its interval is the speedup's, divided likewise."""
+    ends = (speedup.value, speedup.low, speedup.high)
+    value, low, high = (statistics.parallel_efficiency(end, world_size, baseline_world_size) for end in ends)
+    return Estimate(value=value, low=low, high=high)
+
+
+def largest_part(waterfall: Waterfall) -> Part | None:
+    """Return the part that costs most, if any costs something."""
+    parts = [part for part in waterfall.parts if part.seconds.value > 0]
+    return max(parts, key=lambda part: part.seconds.value, default=None)
+
+
+def data_wait_share(waterfall: Waterfall) -> float | None:
+    """Return the share of the step that waits for data; None where that part was not measured."""
+    seconds = next((part.seconds.value for part in waterfall.parts if part.name == DATA_WAIT), None)
+    return None if seconds is None else seconds / waterfall.measured_seconds
+
+
+def too_wide(measurement: Measurement) -> list[ArmSpeed]:
+    """Return the cells whose speedup has a wider interval than was asked for."""
+    return [
+        arm
+        for arm in cells_of(measurement)
+        if arm.speedup is not None and arm.speedup.relative_half_width > measurement.half_width_asked
+    ]
+
+
+def ends_of(estimates: Sequence[Estimate | None]) -> list[float]:
+    """Return every figure and both ends of its interval: what an axis has to hold."""
+    return [end for one in estimates if one is not None for end in (one.low, one.value, one.high)]

@@ -1,0 +1,62 @@
+"""What params.yaml may choose from: the files of a folder, the options in such a file, and names of one's own."""
+
+import ast
+import difflib
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+_PROJECT = Path(__file__).resolve().parents[2]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""What a comparison or a cell may be called."""
+
+
+def names_of_files(folder: str) -> list[str]:
+    """Return the names that a folder of the project offers: its Python files, without importing them."""
+    return sorted(file.stem for file in (_PROJECT / folder).glob("*.py") if not file.stem.startswith("_"))
+
+
+def require_name(key: str, value: str) -> None:
+    if not NAME.fullmatch(value):
+        raise ValueError(
+            f"{key}: got {value[:80]!r}; allowed: letters, digits, '.', '_' and '-', at most 64, "
+            "starting with a letter or digit"
+        )
+
+
+def require_one_of(key: str, value: str, allowed: list[str]) -> None:
+    if value not in allowed:
+        near = difflib.get_close_matches(value, allowed, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"{key}: got {value[:80]!r}{hint}; allowed: {list_of('', allowed)}")
+
+
+def list_of(prefix: str, names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(prefix + name for name in names)
+
+
+def require_options(options: dict[str, Any], strategy: str) -> None:
+    """Raise ValueError unless the strategy has these options and each value is of the kind of its default."""
+    known = options_of(strategy)
+    for name, value in options.items():
+        require_one_of("options", name, sorted(known))
+        default = known[name]
+        if isinstance(default, bool):
+            is_right, allowed = isinstance(value, bool), "true or false"
+        else:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+            is_right, allowed = is_number or value is default, "a number above 0"
+        if not is_right:
+            raise ValueError(f"options.{name}: got {value!r}; allowed: {allowed} (default {default})")
+
+
+def options_of(strategy: str) -> dict[str, Any]:
+    """Return the options of a strategy with their defaults: the literal OPTIONS in its file, without importing it."""
+    tree = ast.parse((_PROJECT / "training/strategies" / f"{strategy}.py").read_text(encoding="utf-8"))
+    for part in tree.body:
+        if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "OPTIONS":
+            options: dict[str, Any] = ast.literal_eval(part.value)
+            return options
+    return {}

@@ -1,0 +1,127 @@
+"""The operations of a model, by hand and as torch counts them; the peaks they are held against."""
+
+from typing import Any
+
+import pytest
+
+from tasks.measuring.gpu_peaks import peak_of, peak_tflops
+from tasks.measuring.model_flops import ModelShape, model_shape
+
+QWEN2_05B: dict[str, Any] = {
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+"""What decides the operations of Qwen/Qwen2-0.5B-Instruct."""
+
+
+def shape_of(config: dict[str, Any]) -> ModelShape:
+    shape, problem = model_shape(config)
+    assert shape is not None, problem
+    return shape
+
+
+def test_qwen2_05b_has_the_known_number_of_weights() -> None:
+    shape = shape_of(QWEN2_05B)
+    assert shape.matmul_weights == 493_961_216
+    assert shape.flops_per_token(512) == 6 * 493_961_216 + 12 * 24 * (14 * 64) * 512
+
+
+def test_documents_count_the_pairs_that_causal_attention_has() -> None:
+    shape = ModelShape(matmul_weights=1000, num_layers=3, attention_width=8)
+    # 4 tokens have 1 + 2 + 3 + 4 = 10 pairs, 2 tokens have 3.
+    assert shape.flops_of_documents([4, 2]) == 6 * 1000 * 6 + 12 * 3 * 8 * 13
+    assert shape.flops_per_document_token([4, 2]) == shape.flops_of_documents([4, 2]) / 6
+    # Packed into one they would have more pairs, padded ones more still.
+    assert shape.flops_of_documents([6]) > shape.flops_of_documents([4, 2])
+    assert shape.flops_per_token(6) > shape.flops_per_document_token([6])
+    with pytest.raises(ValueError, match="without a token"):
+        shape.flops_per_document_token([0])
+
+
+def test_a_long_document_needs_half_the_attention_of_the_usual_definition() -> None:
+    shape = ModelShape(matmul_weights=0, num_layers=1, attention_width=1)
+    assert shape.flops_per_document_token([100_000]) / shape.flops_per_token(100_000) == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+def test_torch_counts_the_same_operations(kind: str) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    seq_len, sizes = 24, {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 100}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8 if kind != "qwen3" else 16}
+    config = AutoConfig.for_model(kind, **sizes, **heads)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    import torch
+
+    input_ids = torch.zeros(3, seq_len, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=input_ids, use_cache=False).logits.sum().backward()
+    expected = shape_of(config.to_dict()).flops_per_token(seq_len) * input_ids.numel()
+    # Rotary angles are a tiny product of their own, the same for every layer and batch.
+    angles = 2 * heads["head_dim"] / 2 * seq_len * len(input_ids)
+    assert expected <= counter.get_total_flops() <= expected + angles
+
+
+def test_other_models_are_refused_with_a_reason() -> None:
+    for config, reason in (
+        ({"model_type": "mamba"}, "'mamba'"),
+        ({}, "None"),
+        ({**QWEN2_05B, "use_sliding_window": True}, "sliding window"),
+        ({**QWEN2_05B, "layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "sliding window"),
+        ({"model_type": "llama", "hidden_size": 8}, "num_hidden_layers"),
+    ):
+        shape, problem = model_shape(config)
+        assert shape is None
+        assert reason in str(problem)
+    assert shape_of({**QWEN2_05B, "model_type": "mistral", "sliding_window": None}) == shape_of(QWEN2_05B)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tflops"),
+    [
+        ("Tesla T4", "fp16", 65.0),
+        ("Tesla T4", "bf16", None),  # no tensor cores for it
+        ("Tesla V100-SXM2-16GB", "fp16", 125.0),
+        ("NVIDIA A10", "bf16", 125.0),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156.0),
+        ("NVIDIA A100-PCIE-40GB", "fp32", 19.5),
+        ("NVIDIA A100 80GB PCIe", "bf16", 312.0),
+        ("NVIDIA L4", "bf16", 121.0),
+        ("NVIDIA L40S", "bf16", 362.05),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
+        ("NVIDIA H100 PCIe", "bf16", 756.5),
+        ("NVIDIA H200", "bf16", 989.5),
+        ("NVIDIA B200", "bf16", 2250.0),
+        ("NVIDIA B200", "fp32", None),
+        ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
+    ],
+)
+def test_the_peak_of_a_gpu_is_that_of_its_data_sheet(name: str, precision: str, tflops: float | None) -> None:
+    assert peak_tflops(name, precision) == tflops
+    peak = peak_of(name)
+    assert peak is not None
+    assert "NVIDIA" in peak.source
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA A10G", "NVIDIA T400", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU",
+     "NVIDIA GeForce RTX 4090 D", "NVIDIA H20", "AMD Instinct MI300X", ""],
+)  # fmt: skip
+def test_the_peak_of_any_other_gpu_is_not_guessed(name: str) -> None:
+    assert peak_tflops(name, "fp16") is None
+
+
+def test_a_precision_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"got 'fp8'; allowed: fp32, tf32, bf16, fp16"):
+        peak_tflops("Tesla T4", "fp8")

@@ -1,0 +1,262 @@
+"""The prediction, against arithmetic by hand."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.measuring.prediction import ModelError, as_prediction, levers, predict, read_model_error
+from tasks.measuring.probe import AllReduce, Gradient, Probe, expected_maximum
+from tasks.reporting.measurement import Estimate
+from training.plan import StepPlan
+
+_MIB = 2**20
+
+
+def _probe(*, seconds_per_byte: Mapping[int, float] | float = 0.0, **changes: Any) -> Probe:
+    """Return a device whose link has no latency: forward 1 s, backward 2 s, 4 buckets of 1 MiB, 4 micro-batches."""
+    per_byte = seconds_per_byte if isinstance(seconds_per_byte, Mapping) else {2: seconds_per_byte}
+    buckets = tuple(Gradient(num_bytes=_MIB, ready=share) for share in (0.25, 0.5, 0.75, 1.0))
+    sizes = (_MIB / 8, _MIB / 2, _MIB, 8 * _MIB)
+    figures: dict[str, Any] = {
+        "forward_seconds": (1.0,),
+        "backward_seconds": (2.0,),
+        "optimizer_seconds": (0.0,),
+        "fixed_seconds": {1: (0.0,)},
+        "micro_batches": (1.0,) * 4,
+        "gradients": buckets,
+        "buckets": buckets,
+        "all_reduce": {
+            # Below any clock, so that its logarithm is a number.
+            n: tuple(AllReduce(num_bytes=size, seconds=(max(size * each, 1e-15),)) for size in sizes)
+            for n, each in per_byte.items()
+        },
+        "contention": {},
+        "update_contention": {},
+        **changes,
+    }
+    return Probe(**figures)
+
+
+def _speedup(probe: Probe, world_size: int = 2) -> float:
+    return predict(probe, [world_size], num_draws=1, seed=0)[world_size].value
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_without_communication_n_ranks_are_n_times_as_fast(world_size: int) -> None:
+    assert _speedup(_probe(), world_size) == pytest.approx(world_size, rel=1e-12)
+
+
+def test_what_does_not_shrink_with_the_ranks_bounds_the_speedup() -> None:
+    probe = _probe(optimizer_seconds=(1.5,), fixed_seconds={1: (0.5,)})
+    assert _speedup(probe) == pytest.approx((12 + 2) / (6 + 2), rel=1e-12)
+
+
+def test_an_infinitely_slow_link_leaves_nothing_but_communication() -> None:
+    # After forward, the earlier micro-batch and a quarter of backward only the link works.
+    per_byte = 1e6 / _MIB
+    assert _speedup(_probe(seconds_per_byte=per_byte)) == pytest.approx(12 / (3 + 1 + 0.5 + 4e6), rel=1e-9)
+
+
+def test_a_link_that_keeps_up_exposes_the_last_bucket_only() -> None:
+    # A bucket takes 0.1 s, a quarter of backward 0.5 s.
+    assert _speedup(_probe(seconds_per_byte=0.1 / _MIB)) == pytest.approx(12 / (6 + 0.1), rel=1e-9)
+
+
+def test_communication_in_flight_slows_computing_and_only_then() -> None:
+    # Of every 0.5 s of backward the link is busy 0.1 s after its begin, in which 0.05 s of it are done: + 0.05, thrice.
+    slow = _probe(seconds_per_byte=0.1 / _MIB, in_flight_slowdown=(2.0,))
+    assert _speedup(slow) == pytest.approx(12 / (6 + 3 * 0.05 + 0.1), rel=1e-9)
+
+
+def test_a_wrapper_delays_every_bucket() -> None:
+    assert _speedup(_probe(wrapper_seconds=(0.4,))) == pytest.approx(12 / (6 + 0.4), rel=1e-9)
+
+
+def test_a_wrappers_cost_grows_with_the_number_of_buckets() -> None:
+    halves = tuple(Gradient(num_bytes=2 * _MIB, ready=share) for share in (0.5, 1.0))
+    probe = _probe(wrapper_seconds=(0.4,), buckets=halves)
+    assert _speedup(probe) == pytest.approx(12 / (6 + 0.4), rel=1e-9)
+    assert _speedup(probe.with_bucket_bytes(_MIB)) == pytest.approx(12 / (6 + 0.8), rel=1e-9)
+
+
+def test_copying_is_paid_for_every_micro_batch() -> None:
+    assert _speedup(_probe(copy_seconds=(0.5,), fixed_seconds={1: (1.0,)})) == pytest.approx((12 + 2 + 1) / (6 + 1 + 1))
+
+
+def test_contention_between_two_measured_numbers_of_ranks_is_between_theirs() -> None:
+    probe = _probe(contention={2: (1.2,), 4: (2.0,)}, micro_batches=(1.0,) * 6)
+    assert _speedup(probe, 3) == pytest.approx(18 / (6 * 1.6), rel=1e-12)
+
+
+def test_contention_slows_forward_and_backward_and_the_update_by_its_own_factor() -> None:
+    probe = _probe(contention={2: (1.2,)}, update_contention={2: (1.5,)}, optimizer_seconds=(1.0,))
+    assert _speedup(probe) == pytest.approx(13 / (6 * 1.2 + 1.5), rel=1e-12)
+    # By every further rank as much, up to those of one machine.
+    assert _speedup(probe, 4) == pytest.approx(13 / (3 * 1.6 + 2.5), rel=1e-12)
+    capped = dataclasses.replace(probe, ranks_per_machine=2)
+    assert _speedup(capped, 4) == pytest.approx(13 / (3 * 1.2 + 1.5), rel=1e-12)
+
+
+def test_a_straggler_costs_the_expected_maximum_of_the_ranks_spreads() -> None:
+    probe = _probe(spread_seconds={2: (0.2,)})
+    assert _speedup(probe) == pytest.approx(12 / (6 + 0.2 * math.sqrt(2) * 1 / math.sqrt(math.pi)), rel=1e-6)
+    # Half the micro-batches, so spread by the root of a half.
+    assert _speedup(probe, 4) == pytest.approx(12 / (3 + 0.2 * expected_maximum(4)), rel=1e-6)
+
+
+@pytest.mark.parametrize(("num_micro_batches", "world_size", "rounds"), [(4, 3, 2), (4, 8, 1), (7, 2, 4), (8, 4, 2)])
+def test_micro_batches_that_do_not_divide_cost_a_round_more(
+    num_micro_batches: int, world_size: int, rounds: int
+) -> None:
+    probe = _probe(micro_batches=(1.0,) * num_micro_batches)
+    assert _speedup(probe, world_size) == pytest.approx(num_micro_batches / rounds, rel=1e-12)
+
+
+def test_the_busiest_rank_is_the_one_of_the_plan_that_training_deals_by() -> None:
+    works = np.sort(np.random.default_rng(3).uniform(0.5, 2.0, size=11))[::-1]
+    probe = _probe(micro_batches=tuple((works / works.mean()).tolist()))
+    plan = StepPlan(micro_batches=tuple(np.array([index]) for index in range(11)), num_tokens=0)
+    for world_size in (1, 2, 3, 4, 8, 16):
+        dealt = [[part for part in plan.dealt_to(rank, world_size) if part is not None] for rank in range(world_size)]
+        busiest = max(dealt, key=lambda parts: sum(probe.micro_batches[part] for part in parts))
+        num, work, last = probe.share_of(world_size)
+        assert num == len(busiest)
+        assert work == pytest.approx(sum(probe.micro_batches[part] for part in busiest))
+        assert last == probe.micro_batches[busiest[-1]]
+
+
+def test_weak_scaling_compares_n_times_the_work() -> None:
+    probe = _probe(seconds_per_byte=0.1 / _MIB, scaling="weak")
+    assert _speedup(probe) == pytest.approx(2 * 12 / (12 + 0.1), rel=1e-9)
+
+
+# ------------------------------------------------- a pair of T4s, Qwen2-0.5B: a head of 27.56 % whose gradient is last
+
+_HEAD = 0.2756
+_RHO = 0.98
+"""Seconds of exchanging all gradients / seconds of a micro-batch on one GPU, of which forward is a third."""
+
+
+def _t4(num_per_rank: int, *, optimizer: float = 0.0) -> Probe:
+    """Return the pair of T4s: after the head's backward come gradients in small buckets, and the head's own at the end.
+
+    An optimizer step in micro-batches.
+    """
+    body = tuple(
+        Gradient(num_bytes=(1 - _HEAD) / 4000 * 2**30, ready=_HEAD + (1 - _HEAD) * (index + 1) / 4000)
+        for index in range(4000)
+    )
+    buckets = (*body, Gradient(num_bytes=_HEAD * 2**30, ready=1.0))
+    sizes = (2**10, 2**14, 2**20, 2**30)
+    return _probe(
+        forward_seconds=(1 / 3,),
+        backward_seconds=(2 / 3,),
+        optimizer_seconds=(optimizer,),
+        micro_batches=(1.0,) * (2 * num_per_rank),
+        gradients=buckets,
+        buckets=buckets,
+        all_reduce={2: tuple(AllReduce(num_bytes=size, seconds=(_RHO * size / 2**30,)) for size in sizes)},
+    )
+
+
+def test_exchanging_at_every_micro_batch_on_two_t4_is_1_34_times_as_fast() -> None:
+    last_through = 2 / 3 * _HEAD + _RHO
+    assert _speedup(_t4(1)) == pytest.approx(2 / (1 / 3 + last_through), rel=1e-3)
+    assert _speedup(_t4(1)) == pytest.approx(1.34, abs=0.005)
+
+
+def test_no_sync_brings_two_t4_to_1_85_and_16_bits_to_1_93() -> None:
+    # 8 micro-batches per rank, and an update that takes 0.3 of one.
+    once, update, exposed = 8.0, 0.3, 1 / 3 + 2 / 3 * _HEAD + _RHO - 1
+    probe = _t4(8, optimizer=update)
+    assert _speedup(probe) == pytest.approx((2 * once + update) / (once + exposed + update), rel=1e-3)
+    assert _speedup(probe) == pytest.approx(1.85, abs=0.005)
+    # At half the bytes backward hides all but the head's.
+    halved = probe.with_gradient_bytes(0.5)
+    by_hand = (2 * once + update) / (once + _HEAD * _RHO / 2 + update)
+    assert _speedup(halved) == pytest.approx(by_hand, rel=1e-3)
+    assert _speedup(halved) == pytest.approx(1.93, abs=0.005)
+
+
+def test_without_an_update_accumulation_divides_the_exposed_communication() -> None:
+    exposed = 1 / 3 + 2 / 3 * _HEAD + _RHO - 1
+    for num in (2, 8):
+        assert _speedup(_t4(1).with_accumulation(num)) == pytest.approx(2 / (1 + exposed / num), rel=1e-3)
+
+
+# --------------------------------------------------------------------------------------- intervals and what is printed
+
+
+def test_the_interval_is_as_wide_as_the_repeats_are_apart() -> None:
+    random = np.random.default_rng(5)
+
+    def width(cv: float, num_repeats: int = 9) -> float:
+        repeats = tuple((2 * np.exp(random.normal(0, cv, num_repeats))).tolist())
+        found = predict(_probe(seconds_per_byte=0.5 / _MIB, backward_seconds=repeats), [2], seed=1)[2]
+        assert found.low <= found.value <= found.high
+        return found.high - found.low
+
+    assert width(0.0) == pytest.approx(0.0, abs=1e-12)
+    assert width(0.02) < width(0.2)
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    repeats = tuple(np.random.default_rng(1).normal(2.0, 0.1, 20).tolist())
+    probe = _probe(seconds_per_byte=0.5 / _MIB, backward_seconds=repeats)
+    assert predict(probe, [2], seed=1) == predict(probe, [2], seed=1) != predict(probe, [2], seed=2)
+
+
+def test_the_models_own_error_widens_the_interval_and_more_so_beyond_what_was_measured() -> None:
+    error = ModelError(relative=0.05, relative_extrapolated=0.1, calibrated_on="2025-11-21", num_configurations=12)
+    found = predict(_probe(), [1, 2, 4], seed=1, num_draws=20_000, model_error=error)
+    # 1.645 standard deviations hold 90 %.
+    assert math.log(found[2].high / 2) == pytest.approx(1.645 * 0.05, rel=0.05)
+    assert math.log(found[2].low / 2) == pytest.approx(-1.645 * 0.05, rel=0.05)
+    assert math.log(found[4].high / 4) == pytest.approx(1.645 * 0.1, rel=0.05)
+    assert found[1] == Estimate(value=1.0, low=1.0, high=1.0)
+
+
+def test_an_error_that_nobody_calibrated_is_not_made_up(tmp_path: Path) -> None:
+    assert read_model_error(tmp_path / "none.json") is None
+    record = as_prediction(_probe(), measured={}, seed=1, model_error=None)
+    assert "has not been calibrated" in record.assumptions[-1]
+    figures = {"relative": 0.05, "relative_extrapolated": 0.1, "calibrated_on": "2025-11-21", "num_configurations": 12}
+    (tmp_path / "some.json").write_text(json.dumps(figures))
+    calibrated = as_prediction(_probe(), measured={}, seed=1, model_error=read_model_error(tmp_path / "some.json"))
+    assert "5.0% at measured numbers of ranks and 10.0% beyond" in calibrated.assumptions[-1]
+    assert "12 configurations on 2025-11-21" in calibrated.assumptions[-1]
+
+
+def test_every_lever_against_exposed_communication_helps_and_buckets_are_split() -> None:
+    one_bucket = _probe(
+        seconds_per_byte=0.5 / _MIB,
+        gradients=tuple(Gradient(num_bytes=_MIB, ready=share) for share in (0.25, 0.5, 0.75, 1.0)),
+        buckets=(Gradient(num_bytes=4 * _MIB, ready=1.0),),
+    )
+    # 2 s for all of it, and nothing can be hidden.
+    assert _speedup(one_bucket) == pytest.approx(12 / (6 + 2), rel=1e-9)
+    found = {lever: _speedup(changed) for lever, changed in levers(one_bucket)}
+    assert list(found) == [
+        "twice the micro-batches per step, so twice the global batch",
+        "gradients exchanged in 16 bits",
+        "gradient buckets of 1 MiB",
+        "a link twice as fast",
+    ]
+    assert list(found.values()) == pytest.approx([24 / (12 + 2), 12 / (6 + 1), 12 / (6 + 0.5), 12 / (6 + 1)], rel=1e-9)
+
+
+def test_the_record_marks_what_is_extrapolated_and_shows_what_was_measured_beside_it() -> None:
+    measured = {2: Estimate(value=1.8, low=1.7, high=1.9)}
+    record = as_prediction(_probe(seconds_per_byte=0.1 / _MIB), measured=measured, seed=1, model_error=None)
+    as_is, *changed = record.curves
+    assert as_is.lever == "as it is"
+    assert [point.world_size for point in as_is.points] == [2, 4, 8, 16, 64]
+    assert [point.is_extrapolated for point in as_is.points] == [False, True, True, True, True]
+    assert [point.measured for point in as_is.points] == [measured[2], None, None, None, None]
+    assert all(point.measured is None for curve in changed for point in curve.points)

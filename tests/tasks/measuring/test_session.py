@@ -1,0 +1,137 @@
+"""A whole measurement of emulated devices: real ranks under torchrun, real DDP over gloo, layers that sleep."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.measuring.arms import WRAPPED
+from tasks.measuring.emulation import emulated_params, measure_device, write_rows
+from tasks.measuring.workers import Workers, working
+from tasks.reporting.measurement import Measurement
+from tasks.stage.failure import DistributedError, PreemptedError
+from tasks.stage.ranks import told_to_ranks
+from training.emulated_device import EmulatedDevice, write_device
+
+pytestmark = pytest.mark.slow
+
+DEVICE = EmulatedDevice(
+    num_layers=3, forward_ms=1.0, backward_ms=2.0, gradient_mib_per_layer=25.0, link_latency_ms=15.0
+)
+"""9 ms per micro-batch and 3 buckets of 15 ms: what two of them lose is communication, however busy the machine is."""
+PARAMS = emulated_params(
+    [1, 2], num_micro_batches=4, measure={"max_seconds": 2, "block_seconds": 0.04, "advice_seconds": 2}
+)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measurement:
+    """One and two devices."""
+    folder = tmp_path_factory.mktemp("emulated")
+    return measure_device(DEVICE, PARAMS, folder=folder, stop=threading.Event())
+
+
+def test_every_cell_and_the_wrapped_baseline_are_timed_in_the_same_rounds(measured: Measurement) -> None:
+    assert [arm.arm for arm in measured.arms] == ["1dev", "2dev", f"1dev{WRAPPED}"]
+    assert {arm.num_blocks for arm in measured.arms} == {2 * measured.num_rounds}
+    assert [len(arm.step_p50_seconds) for arm in measured.arms] == [1, 2, 1]
+    assert all(arm.mfu is None and arm.gpu_watts is None for arm in measured.arms)
+    first, second, around = measured.arms
+    assert (first.speedup, second.speedup_over_wrapped is None, around.speedup is None) == (None, False, False)
+
+
+def test_rates_are_counted_work_over_time(measured: Measurement) -> None:
+    for arm in measured.arms:
+        # Rows of 8 tokens without padding: 7 are learned from.
+        assert arm.tokens_per_second == pytest.approx(7 * arm.samples_per_second)
+        assert arm.padded_tokens_per_second == pytest.approx(8 * arm.samples_per_second)
+        assert arm.samples_per_second * arm.step_seconds.value == pytest.approx(4, rel=0.5)
+
+
+def test_what_two_devices_lose_is_named_and_adds_up(measured: Measurement) -> None:
+    (fall,) = measured.waterfalls
+    assert fall.cell == "2dev"
+    assert max(fall.parts, key=lambda part: part.seconds.value).name == "exposed communication"
+    assert not fall.is_data_bound
+    parts = sum(part.seconds.value for part in fall.parts)
+    assert fall.ideal_seconds + parts + fall.unexplained_seconds == pytest.approx(fall.measured_seconds)
+    assert fall.lost_efficiency == pytest.approx(1 - fall.ideal_seconds / fall.measured_seconds)
+
+
+def test_advice_says_what_to_write_and_puts_the_best_first(measured: Measurement) -> None:
+    assert measured.advice is not None
+    patches = {one.change: one.patch for one in measured.advice.tried}
+    assert patches["micro-batches of 2 samples instead of 1"] == "train:\n  micro_batch_size: 2"
+    assert patches["one bucket for all gradients"] == "cells:\n  2dev:\n    options: {bucket_mib: 75.0}"
+    assert measured.advice.tried[0].change == "one bucket for all gradients"
+    gains = [one.gain.value for one in measured.advice.tried]
+    assert gains == sorted(gains, reverse=True)
+    assert {one.verdict == "recommended" for one in measured.advice.tried if one.gain.low > 1} <= {True}
+
+
+def test_the_reason_for_stopping_and_the_preflight_are_part_of_the_record(measured: Measurement) -> None:
+    assert "rounds" in measured.stopped_because
+    assert measured.preflight.checks
+    assert measured.noise.ratio.low <= measured.noise.ratio.value <= measured.noise.ratio.high
+    assert Measurement.model_validate(measured.model_dump(mode="json")) == measured
+
+
+@pytest.fixture
+def stop() -> threading.Event:
+    """What a signal to the stage sets."""
+    return threading.Event()
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, stop: threading.Event) -> Iterator[Workers]:
+    """Two ranks that wait for blocks."""
+    rows = tmp_path / str(PARAMS.ranges[0])
+    write_rows(rows, num_rows=PARAMS.ranges[0].end)
+    write_device(tmp_path / "device", DEVICE)
+    told = told_to_ranks("2dev", PARAMS, device="cpu", base_model=tmp_path / "device", work=tmp_path / "work")
+    segment = {"range": rows.name, "epoch": 1, "fingerprint": "x", "slice_dir": str(rows)}
+    with working({"2dev": {**told, "segments": [segment]}}, launchers={"2dev": "torchrun"}, stop=stop) as workers:
+        yield workers["2dev"]
+
+
+def test_a_rank_that_dies_ends_the_measurement_in_one_line(waiting: Workers, caplog: pytest.LogCaptureFixture) -> None:
+    ranks = [one for one in psutil.Process().children(recursive=True) if "--serve" in one.cmdline()]
+    victim = next(one for one in ranks if one.environ().get("RANK") == "1")
+    victim.send_signal(signal.SIGKILL)
+    with caplog.at_level(logging.ERROR), pytest.raises(DistributedError) as raised:
+        waiting.ask("facts", doing="building 2dev")
+    assert "\n" not in str(raised.value)
+    assert "cell 2dev: ended while building 2dev" in str(raised.value)
+    assert "run again" in str(raised.value)
+
+
+def test_a_stop_is_heard_while_ranks_are_at_work(waiting: Workers, stop: threading.Event) -> None:
+    waiting.ask("facts")
+    threading.Timer(0.3, stop.set).start()
+    asked_at = time.monotonic()
+    block = {"steps": [1] * 2000, "data": "device"}
+    with pytest.raises(PreemptedError):
+        waiting.ask("run", variant={}, block=block)
+    assert time.monotonic() - asked_at < 20
+
+
+def test_ranks_use_no_processor_while_they_wait(waiting: Workers) -> None:
+    waiting.ask("facts")
+    ranks = [one for one in psutil.Process().children(recursive=True) if "RANK" in _environment(one)]
+    assert len(ranks) == 2
+    before = [sum(one.cpu_times()[:2]) for one in ranks]
+    time.sleep(1.0)
+    assert [sum(one.cpu_times()[:2]) for one in ranks] == pytest.approx(before, abs=0.05)
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ() if process.pid != os.getpid() else {}
+    except psutil.Error:
+        return {}

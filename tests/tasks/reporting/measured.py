@@ -1,0 +1,194 @@
+"""What the stage `measure` may leave of the comparison written by hand, with figures that can be recomputed by hand.
+
+A step takes `1proc` 68 ms, `1proc` in a DDP wrapper 69.3 ms and `2proc` 42 ms: 68 / 42 is a speedup of 1.619, 81 % of
+linear; 69.3 / 42 is 1.65. The ideal step takes 34 ms; of the 8 ms lost the parts explain 7.8 ms.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from tasks.reporting.measurement import (
+    Advice,
+    Advised,
+    ArmSpeed,
+    Estimate,
+    Measurement,
+    NoiseFloor,
+    Part,
+    PredictedCurve,
+    PredictedPoint,
+    Prediction,
+    Preflight,
+    PreflightCheck,
+    Waterfall,
+)
+from training.files import write_json
+
+STEP_SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042}
+PARTS = {
+    "data wait": 0.0002,
+    "exposed communication": 0.0035,
+    "straggler": 0.0006,
+    "DDP overhead": 0.001,
+    "contention": 0.002,
+    "optimizer": 0.0004,
+    "fixed": 0.0001,
+}
+TOKENS_PER_STEP, SAMPLES_PER_STEP = 1680, 4
+
+
+def estimate(value: float, relative: float = 0.025) -> Estimate:
+    """Return a figure with an interval of +- this share."""
+    return Estimate(value=value, low=value * (1 - relative), high=value * (1 + relative))
+
+
+def arm(name: str, world_size: int, **changes: Any) -> ArmSpeed:
+    """Return an arm; its step time is that of STEP_SECONDS."""
+    seconds = changes.pop("seconds", None) or STEP_SECONDS[name]
+    first, wrapped = STEP_SECONDS["1proc"], STEP_SECONDS["1proc in a DDP wrapper"]
+    content: dict[str, Any] = {
+        "arm": name,
+        "cell": name.partition(" ")[0],
+        "is_wrapped_baseline": name.endswith("wrapper"),
+        "world_size": world_size,
+        "global_batch_size": SAMPLES_PER_STEP,
+        "num_blocks": 24,
+        "steps_per_block": 10,
+        "step_seconds": estimate(seconds, 0.01),
+        "step_p50_seconds": [seconds * 0.99] * world_size,
+        "step_p95_seconds": [seconds * (1.1 + 0.1 * rank) for rank in range(world_size)],
+        "tokens_per_second": TOKENS_PER_STEP / seconds,
+        "padded_tokens_per_second": 1.25 * TOKENS_PER_STEP / seconds,
+        "samples_per_second": SAMPLES_PER_STEP / seconds,
+        "mfu": None,
+        "mfu_palm": None,
+        "peak_memory_gib": None,
+        "gpu_utilisation": None,
+        "gpu_watts": None,
+        "joules_per_token": None,
+        "speedup": None if name == "1proc" else estimate(first / seconds),
+        "speedup_over_wrapped": estimate(wrapped / seconds) if world_size > 1 else None,
+    }
+    return ArmSpeed(**content | changes)
+
+
+def waterfall(cell: str = "2proc", world_size: int = 2, **changes: Any) -> Waterfall:
+    """Return the waterfall of a cell."""
+    measured, ideal = STEP_SECONDS["2proc"] * 2 / world_size, STEP_SECONDS["1proc"] / world_size
+    unexplained = measured - ideal - sum(PARTS.values()) * 2 / world_size
+    content: dict[str, Any] = {
+        "cell": cell,
+        "ideal_seconds": ideal,
+        "measured_seconds": measured,
+        "parts": [
+            Part(name=name, seconds=estimate(seconds * 2 / world_size, 0.2), how=f"runs with and without {name}")
+            for name, seconds in PARTS.items()
+        ],
+        "unexplained_seconds": unexplained,
+        "lost_efficiency": 1 - ideal / measured,
+        "unexplained_efficiency": unexplained / measured,
+        "ddp_exposed_communication_seconds": 0.0033,
+        "verdict": f"{cell}: most is lost to exposed communication, 8 % of the step",
+        "is_data_bound": False,
+    }
+    return Waterfall(**content | changes)
+
+
+def advised(
+    change: str, gain: float, verdict: Literal["recommended", "no clear gain", "slower"], patch: str, note: str | None
+) -> Advised:
+    """Return a change that was tried on 2proc."""
+    return Advised(cell="2proc", change=change, patch=patch, gain=estimate(gain, 0.02), verdict=verdict, note=note)
+
+
+def advice() -> Advice:
+    """Return two changes that are recommended, one that is not, and the two together."""
+    larger, smaller = "train:\n  micro_batch_size: 2", "cells:\n  2proc:\n    options: {bucket_mib: 5.0}"
+    changes = "changes every cell, and needs more memory"
+    return Advice(
+        tried=[
+            advised("micro-batches of 2 samples instead of 1", 1.12, "recommended", larger, changes),
+            advised("buckets of 5 MiB", 1.05, "recommended", smaller, None),
+            advised("DDP told that the graph never changes", 1.0, "no clear gain", "cells: {}", None),
+        ],
+        combined=advised(
+            "micro-batches of 2 samples instead of 1 and buckets of 5 MiB",
+            1.17,
+            "recommended",
+            f"{larger}\n{smaller}",
+            changes,
+        ),
+    )
+
+
+def curve(lever: str, speedups: dict[int, float], measured: float | None = None) -> PredictedCurve:
+    """Return a prediction whose interval widens with the number of ranks."""
+    points = [
+        PredictedPoint(
+            world_size=size,
+            speedup=estimate(speedup, 0.03 + 0.004 * size),
+            measured=estimate(measured) if measured is not None and size == 2 else None,
+            is_extrapolated=size > 2,
+        )
+        for size, speedup in speedups.items()
+    ]
+    return PredictedCurve(lever=lever, points=points)
+
+
+def prediction() -> Prediction:
+    """Return what more ranks would give, as it is and after two changes."""
+    speedup = STEP_SECONDS["1proc"] / STEP_SECONDS["2proc"]
+    return Prediction(
+        curves=[
+            curve("as it is", {2: 1.59, 4: 2.74, 8: 4.41, 16: 6.33, 64: 8.88}, speedup),
+            curve("gradients in 16 bit", {2: 1.71, 4: 3.11, 8: 5.37, 16: 8.52, 64: 13.9}),
+            curve("a link twice as fast", {2: 1.72, 4: 3.19, 8: 5.62, 16: 9.13, 64: 15.4}),
+        ],
+        assumptions=["Every rank has a device of its own.", "The link between nodes is the one that was measured."],
+    )
+
+
+def preflight(warning: str | None = None) -> Preflight:
+    """Return a machine that was fit, or one with a warning."""
+    load = PreflightCheck(name="load", verdict="ok", found="others use 0.1 of 2 cores", remedy=None)
+    if warning is not None:
+        load = load.model_copy(update={"verdict": "warning", "found": warning, "remedy": "end what else runs"})
+    checks = [load, PreflightCheck(name="GPU clocks", verdict="not checked", found="no NVIDIA driver", remedy=None)]
+    return Preflight(verdict="fit to measure" if warning is None else "not fit to measure", checks=checks)
+
+
+def measurement(**changes: Any) -> Measurement:
+    """Return what was measured of 1proc and 2proc, with some fields changed."""
+    content: dict[str, Any] = {
+        "scaling": "strong",
+        "preflight": preflight(),
+        "noise": NoiseFloor(
+            ratio=Estimate(value=1.003, low=0.991, high=1.012),
+            num_pairs=12,
+            coefficient_of_variation=0.021,
+            pairs_needed=4,
+        ),
+        "arms": [arm("1proc", 1), arm("2proc", 2), arm("1proc in a DDP wrapper", 1)],
+        "stopped_because": "interval narrow enough: +-2.5 % after 24 rounds",
+        "half_width_asked": 0.03,
+        "num_rounds": 24,
+        "seconds": 61.5,
+        "waterfalls": [waterfall()],
+        "prediction": prediction(),
+        "advice": advice(),
+    }
+    return Measurement(**content | changes)
+
+
+def with_speedup(value: float, relative: float = 0.025, **changes: Any) -> Measurement:
+    """Return a measurement in which 2proc has this speedup and no wrapped baseline ran beside it."""
+    speedup = estimate(value, relative)
+    two = arm("2proc", 2, seconds=STEP_SECONDS["1proc"] / value, speedup=speedup, speedup_over_wrapped=None)
+    return measurement(arms=[arm("1proc", 1), two], **changes)
+
+
+def write_measurement(folder: Path, found: Measurement | None = None) -> Measurement:
+    """Write speed.json below the comparison's folder; return what is in it."""
+    found = found or measurement()
+    write_json(folder / "measurements" / "speed.json", found.model_dump(mode="json"))
+    return found

@@ -1,0 +1,96 @@
+from pathlib import Path
+
+import pytest
+
+from tasks.reporting.collect import collect_results
+from tasks.reporting.measurement import Measurement
+from tests.tasks.reporting.comparison import PARAMS, outputs_of, write_comparison
+from tests.tasks.reporting.measured import (
+    arm,
+    estimate,
+    measurement,
+    preflight,
+    waterfall,
+    with_speedup,
+    write_measurement,
+)
+
+NUM_GATES = 14
+
+
+def verdict_of(folder: Path, found: Measurement) -> str:
+    params = write_comparison(folder)
+    write_measurement(folder, found)
+    return collect_results(outputs_of(folder, params)).verdict
+
+
+def test_the_verdict_is_the_measured_speedup_with_its_interval(tmp_path: Path) -> None:
+    # 68 / 42 = 1.619, +- 2.5 %: 1.579 to 1.660; 69.3 / 42 = 1.65.
+    assert verdict_of(tmp_path, measurement()) == (
+        "2proc trains 1.62x as fast as 1proc (95 % interval 1.58x to 1.66x, 81 % of linear, strong scaling): 42.0 ms "
+        "against 68.0 ms per step; against the same process in a DDP wrapper 1.65x; "
+        f"all {NUM_GATES} gates passed."
+    )
+
+
+def test_an_interval_that_holds_one_is_no_measurable_difference(tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, with_speedup(1.01))
+    assert verdict.startswith(
+        "No measurable difference between 2proc and 1proc (1.01x, 95 % interval 0.98x to 1.04x, 50 % of linear, strong "
+        "scaling): 67.3 ms against 68.0 ms per step; all"
+    )
+
+
+def test_an_interval_below_one_is_slower(tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, with_speedup(0.8))
+    assert verdict.startswith("2proc trains slower than 1proc (0.80x, 95 % interval 0.78x to 0.82x, 40 % of linear")
+
+
+def test_weak_scaling_compares_samples_per_second(tmp_path: Path) -> None:
+    two = arm("2proc", 2, samples_per_second=95.2, speedup=estimate(1.62), speedup_over_wrapped=None)
+    verdict = verdict_of(tmp_path, measurement(scaling="weak", arms=[arm("1proc", 1), two]))
+    assert "weak scaling): 95.2 against 58.8 samples per second;" in verdict
+
+
+def test_what_spoils_the_figure_is_said_with_it(tmp_path: Path) -> None:
+    found = with_speedup(
+        1.3,
+        0.05,
+        stopped_because="time budget of 30 s spent at +-5.0 % after 20 rounds",
+        preflight=preflight("others use 1.4 of 2 cores"),
+        waterfalls=[waterfall(is_data_bound=True, parts=[_part("data wait", 0.0063)])],
+    )
+    # 6.3 of 42 ms.
+    assert verdict_of(tmp_path, found).endswith(
+        "; data-bound: 2proc waits for data in 15.0 % of its step; the interval is wider than asked: time budget of "
+        "30 s spent at +-5.0 % after 20 rounds; measured on a machine that was not fit: see Preflight; "
+        f"all {NUM_GATES} gates passed."
+    )
+
+
+def test_a_baseline_that_waits_for_data_is_not_called_a_loss_of_the_cell(tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, measurement(waterfalls=[waterfall(is_data_bound=True)]))
+    assert "data-bound: 2proc or 1proc waits for data in more than 5 % of its step;" in verdict
+
+
+@pytest.mark.parametrize(("relative", "is_said"), [(0.0299, False), (0.0301, True)])
+def test_an_interval_is_too_wide_above_the_half_width_asked(tmp_path: Path, relative: float, is_said: bool) -> None:
+    assert ("wider than asked" in verdict_of(tmp_path, with_speedup(1.4, relative))) == is_said
+
+
+def test_several_cells_are_all_answered_with_intervals(tmp_path: Path) -> None:
+    cells = PARAMS["cells"] | {"ddp-2": {"strategy": "ddp", "world_size": 2}}
+    params = write_comparison(tmp_path, params=PARAMS | {"cells": cells}, seconds={
+        "1proc": [6.0, 4.0], "2proc": [4.0, 2.4], "ddp-2": [5.9, 4.0]
+    })  # fmt: skip
+    three = arm("ddp-2", 2, seconds=0.067, speedup_over_wrapped=None)
+    write_measurement(tmp_path, measurement(arms=[arm("1proc", 1), arm("2proc", 2), three]))
+    verdict = collect_results(outputs_of(tmp_path, params)).verdict
+    assert verdict.startswith(
+        "Speed per unit of work, as a multiple of 1proc (68.0 ms per step), with 95 % intervals, strong scaling: 2proc "
+        "1.62x (1.58x to 1.66x, 81 % of linear), ddp-2 1.01x (0.99x to 1.04x, 51 % of linear, no measurable difference)"
+    )
+
+
+def _part(name: str, seconds: float) -> dict[str, object]:
+    return {"name": name, "seconds": estimate(seconds).model_dump(), "how": "with and without"}

@@ -1,0 +1,208 @@
+"""A device that exists as numbers only: how long its layers, its link and everything else take, and the truth of it."""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.files import digest_of_file, digest_of_json, write_json
+
+_MODEL_TYPE = "emulated"
+_MIB, _GIB = 2**20, 2**30
+_DEFAULT_BUCKET_MIB = 25.0
+"""As DDP's own, without its smaller first one."""
+MAX_RANKS = 64
+"""How many ranks may see each other at work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmulatedDevice:
+    """One device of several alike, and the link between them; `ms` are of one micro-batch unless they say otherwise."""
+
+    num_layers: int
+    """Layers of the model, all alike."""
+    forward_ms: float
+    """Forward of one layer."""
+    backward_ms: float
+    """Backward of one layer; its gradient is ready at the end of it."""
+    parameters_per_layer: int = 2048
+    """fp32 parameters that a layer really has; they are trained, exchanged and saved like any others."""
+    gradient_mib_per_layer: float = 32.0
+    """Gradient of a layer, as the link and the size of a bucket take it (MiB), in place of the few real bytes."""
+    link_latency_ms: float = 0.0
+    """What every bucket costs on two ranks and more, however small."""
+    link_gib_per_second: float | None = None
+    """Bandwidth of the link (GiB/s), each rank's to the next one of a ring; None: no byte costs anything."""
+    contention: float = 0.0
+    """Share of its own time by which every other rank at work at that moment lengthens a layer's."""
+    shared_folder: str | None = None
+    """Folder in which the ranks see each other at work; None: there is no contention."""
+    wrapper_ms: float = 0.0
+    """What DDP's host code takes for every bucket, in the way of the backward, whether or not it is exchanged."""
+    optimizer_ms: float = 0.0
+    """The update, once per step."""
+    fixed_ms: float = 0.0
+    """What is left: once per step, before its first forward."""
+    data_ms: float = 0.0
+    """What the loader takes, beside the computation and before it."""
+    copy_ms: float = 0.0
+    """The copy to the device, in the way of the computation."""
+    straggler_ms: float = 0.0
+    """By how much one rank is later than the others in every step, before its first forward.
+
+    Which one is drawn anew in every step; a rank that is the only one of its process group never is.
+    """
+    jitter: float = 0.0
+    """Spread of everything above: standard deviation / mean, which stays what is said; lognormal.
+
+    Each rank draws its own, but the link is one: a bucket takes equally long on all ranks.
+    """
+    seed: int = 0
+    """Seed of the stragglers and the jitter."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "parameters_per_layer"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: at least 1")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not (0 <= value < math.inf):
+                raise ValueError(f"{field.name}={value}; allowed: a number from 0")
+        if self.gradient_mib_per_layer == 0:
+            raise ValueError("gradient_mib_per_layer=0.0; allowed: more than 0; a link of null costs nothing")
+        if self.link_gib_per_second == 0:
+            raise ValueError("link_gib_per_second=0.0; allowed: more than 0, or null for a link that costs no time")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed}; allowed: from 0")
+        if self.contention > 0 and self.shared_folder is None:
+            raise ValueError(
+                f"contention={self.contention} without shared_folder; needed: a folder where the ranks see each other"
+            )
+
+    @property
+    def bytes_per_real_byte(self) -> float:
+        """Bytes of gradient that one real byte of it stands for."""
+        return self.gradient_mib_per_layer * _MIB / (4 * self.parameters_per_layer)
+
+    def link_seconds(self, num_bytes: float, world_size: int) -> float:
+        """Return the seconds of an all-reduce of so many emulated bytes: latency + 2(N-1)/N * bytes / bandwidth.
+
+        0 on one rank. Source of the ring's term: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms.
+        """
+        if world_size == 1:
+            return 0.0
+        seconds_per_byte = 0.0 if self.link_gib_per_second is None else 1 / (self.link_gib_per_second * _GIB)
+        return self.link_latency_ms / 1e3 + 2 * (world_size - 1) / world_size * num_bytes * seconds_per_byte
+
+    def real_bucket_mib(self, bucket_mib: float | None) -> float:
+        """Return how large a real bucket must be to stand for one of `bucket_mib` (None: 25 MiB)."""
+        return (_DEFAULT_BUCKET_MIB if bucket_mib is None else bucket_mib) / self.bytes_per_real_byte
+
+    def layers_per_bucket(self, bucket_mib: float | None = None) -> list[int]:
+        """Return how many layers each of DDP's buckets holds, in the order of the backward.
+
+        DDP closes a bucket with the layer that fills it.
+        """
+        bucket_bytes = int(self.real_bucket_mib(bucket_mib) * _MIB)
+        each = min(max(-(-bucket_bytes // (4 * self.parameters_per_layer)), 1), self.num_layers)
+        whole, rest = divmod(self.num_layers, each)
+        return [each] * whole + [rest] * (rest > 0)
+
+
+def read_device(model_dir: Path) -> EmulatedDevice:
+    """Return the device that the folder's config.json describes.
+
+    Raises ValueError, in one line that names the key, for an unknown or missing one or a value that is not allowed.
+    """
+    path = model_dir / "config.json"
+    try:
+        raw = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}; needed: the JSON file of an emulated device") from None
+    if not isinstance(raw, dict) or raw.get("model_type") != _MODEL_TYPE:
+        got = raw.get("model_type") if isinstance(raw, dict) else type(raw).__name__
+        raise ValueError(f"{path}: model_type is {got!r}; workload emulated needs {_MODEL_TYPE!r}")
+    del raw["model_type"]
+    hints = typing.get_type_hints(EmulatedDevice)
+    unknown, missing = sorted(raw.keys() - hints.keys()), [name for name in hints if name not in raw]
+    if unknown or missing:
+        raise ValueError(f"{path}: unknown keys {unknown}, missing keys {missing}; allowed: exactly {list(hints)}")
+    try:
+        return EmulatedDevice(**{name: _converted(name, hints[name], raw[name]) for name in hints})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _converted(name: str, kind: Any, value: Any) -> Any:
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    # `type() is`, since a JSON true is no number.
+    if type(value) is int and float in kinds:
+        return float(value)
+    if type(value) not in kinds:
+        names = " or ".join("null" if part is type(None) else part.__name__ for part in kinds)
+        raise ValueError(f"{name} is {value!r}; allowed: {names}")
+    return value
+
+
+def write_device(folder: Path, device: EmulatedDevice) -> Path:
+    """Write the device as a model folder, config.json and manifest.json; return the folder."""
+    write_json(folder / "config.json", {"model_type": _MODEL_TYPE, **dataclasses.asdict(device)})
+    files = {"config.json": digest_of_file(folder / "config.json")}
+    write_json(
+        folder / "manifest.json",
+        {
+            "source": "emulated device",
+            "kind": "builtin",
+            "revision": None,
+            "commit": None,
+            "label": f"an emulated device: {device.num_layers} layers that sleep",
+            "num_parameters": device.num_layers * device.parameters_per_layer,
+            "model_type": _MODEL_TYPE,
+            "is_random_weights": True,
+            "digest": digest_of_json(files),
+            "files": files,
+        },
+    )
+    return folder
+
+
+def expected_step_seconds(
+    device: EmulatedDevice,
+    world_size: int,
+    num_micro_batches: int,
+    *,
+    layers_per_bucket: Sequence[int] | None = None,
+    is_wrapped: bool | None = None,
+    communicates: bool = True,
+) -> float:
+    """Return the true seconds of an optimizer step, in which every rank runs so many micro-batches.
+
+    Exact while all ranks compute at the same time; with contention that leaves out a straggler's delay and the gaps of
+    an uneven step. `layers_per_bucket` as DDP has them (None: as it has them by default); `is_wrapped`: in a DDP
+    wrapper (None: on two ranks and more). Raises ValueError for a device with jitter: its mean has no closed form.
+    """
+    if device.jitter > 0:
+        raise ValueError(f"jitter={device.jitter}; allowed: 0, since the longest of several random times is not closed")
+    slower = 1 + device.contention * (world_size - 1)
+    forward = device.num_layers * device.forward_ms * slower / 1e3
+    layer_backward = device.backward_ms * slower / 1e3
+    early = (device.copy_ms * num_micro_batches + device.fixed_ms) / 1e3
+    early += device.straggler_ms / 1e3 if world_size > 1 else 0.0
+    early += num_micro_batches * forward + (num_micro_batches - 1) * device.num_layers * layer_backward
+    backward = link_free_at = 0.0
+    is_wrapped = world_size > 1 if is_wrapped is None else is_wrapped
+    for num_layers in device.layers_per_bucket() if layers_per_bucket is None else layers_per_bucket:
+        backward += num_layers * layer_backward
+        if is_wrapped:
+            backward += device.wrapper_ms / 1e3
+        num_bytes = num_layers * device.gradient_mib_per_layer * _MIB
+        if is_wrapped and communicates:
+            link_free_at = max(link_free_at, backward) + device.link_seconds(num_bytes, world_size)
+    computed = early + max(backward, link_free_at) + device.optimizer_ms / 1e3
+    # The loader works one step ahead, beside everything else.
+    return max(computed, num_micro_batches * device.data_ms / 1e3)
