@@ -15,7 +15,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup compare report use params mlflow serve check lint types imports test test-fast museum bench-bookkeeping retrain lock clean
+.PHONY: help setup compare report use params mlflow serve check lint types imports test test-fast emulate museum bench-causes bench-alarms bench-bookkeeping retrain lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -69,8 +69,17 @@ test: $(READY)  ## Everything: check and all tests
 test-fast: $(READY)  ## The quick answer: tests that take seconds
 	@pytest -m "not slow"
 
+emulate: $(READY)  ## How 1, 2, 4 and 8 emulated devices scale, where the time goes, what was predicted; no GPU
+	@python -m tasks.measuring.emulate
+
 museum: $(READY)  ## Wrong speedups, each built on purpose, and the gate that catches it (docs/museum.md)
 	@python -m tests.museum
+
+bench-causes: $(READY)  ## Does the waterfall name what was injected into emulated devices?
+	@python -m benchmarks.causes
+
+bench-alarms: $(READY)  ## How often equal emulated devices are called different
+	@python -m benchmarks.alarms
 
 bench-bookkeeping: $(READY)  ## What the gates' bookkeeping costs per optimizer step
 	@python -m benchmarks.bookkeeping

@@ -14,7 +14,6 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -29,19 +28,24 @@ from tasks.measuring.waterfall import waterfall
 from tasks.measuring.workers import working
 from tasks.reporting.measurement import Waterfall
 from tasks.stage.ranks import told_to_ranks
-from training.emulated_device import EmulatedDevice, write_device
+from training.emulated_device import EmulatedDevice, expected_step_seconds, write_device
 
-CAUSES: Mapping[str, Mapping[str, Any]] = {
-    "data wait": {"data_ms": 16.0},
-    "host-to-device copy": {"copy_ms": 8.0},
-    "exposed communication": {"link_latency_ms": 9.0},
-    "straggler": {"straggler_ms": 9.0},
-    "DDP overhead": {"wrapper_ms": 9.0},
-    "contention": {"contention": 0.35},
-    "optimizer": {"optimizer_ms": 18.0},
-    "fixed": {"fixed_ms": 18.0},
+_LOST_MS = 9.0
+"""What each cause takes of a step of 24 ms on two ranks, all but contention exactly."""
+CAUSES: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]] = {
+    "exposed communication": ({}, {"link_latency_ms": _LOST_MS}),
+    "DDP overhead": ({}, {"wrapper_ms": _LOST_MS}),
+    "contention": ({}, {"contention": 0.35}),
+    # Every rank does all of it, so half of it is lost.
+    "optimizer": ({"optimizer_ms": 2 * _LOST_MS}, {"optimizer_ms": 2 * _LOST_MS}),
+    "fixed": ({"fixed_ms": 2 * _LOST_MS}, {"fixed_ms": 2 * _LOST_MS}),
+    # What delays one rank in every step delays a lone one always, and two ranks as much: half of it is lost.
+    "straggler": ({"fixed_ms": 2 * _LOST_MS}, {"straggler_ms": 2 * _LOST_MS}),
+    # Two ranks share what one has for itself: a bus, a loader.
+    "host-to-device copy": ({"copy_ms": 1.0}, {"copy_ms": 1.0 + _LOST_MS / 2}),
+    "data wait": ({}, {}),
 }
-"""Cause -> what makes a device lose about 9 ms of its step of 24 ms to it on two ranks."""
+"""Cause -> what it adds to the device of one rank, and to those of two; the loader's depends on all else."""
 
 _PLAIN = EmulatedDevice(num_layers=4, forward_ms=1.0, backward_ms=2.0, gradient_mib_per_layer=2.0)
 _NUM_MICRO_BATCHES = 4
@@ -103,15 +107,16 @@ def measure_case(bench: Bench, causes: Sequence[str], *, folder: Path, num_round
     name = " and ".join(causes) or "nothing"
     board = folder / f"{name}, board"
     board.mkdir()
-    changes = {key: value for cause in causes for key, value in CAUSES[cause].items()}
-    shared = {"shared_folder": str(board)} if "contention" in changes else {}
-    device = dataclasses.replace(_PLAIN, **changes, **shared)
-    place = {"model_dir": str(write_device(folder / name, device))}
+    shared = {"shared_folder": str(board)} if "contention" in causes else {}
+    places = {
+        size: {"model_dir": str(write_device(folder / f"{name}, {size}", _device(causes, size, shared)))}
+        for size in (1, _NUM_RANKS)
+    }
     params = emulated_params([1, _NUM_RANKS], num_micro_batches=_NUM_MICRO_BATCHES)
     cells = [
         Cell(
             name=cell, strategy=spread.strategy, world_size=spread.world_size,
-            global_batch_size=_NUM_MICRO_BATCHES, overrides=place,
+            global_batch_size=_NUM_MICRO_BATCHES, overrides=places[spread.world_size],
         )
         for cell, spread in params.cells.items()
     ]  # fmt: skip
@@ -130,6 +135,20 @@ def measure_case(bench: Bench, causes: Sequence[str], *, folder: Path, num_round
     )  # fmt: skip
     bench.forget()
     return Case(causes=tuple(causes), found=found)
+
+
+def _device(causes: Sequence[str], world_size: int, shared: Mapping[str, str]) -> EmulatedDevice:
+    """Return the device of each rank where there are so many."""
+    added: dict[str, float] = {}
+    for cause in causes:
+        for name, value in CAUSES[cause][world_size > 1].items():
+            added[name] = added.get(name, 0.0) + value
+    device = dataclasses.replace(_PLAIN, **added, **(shared if world_size > 1 else {}))
+    if "data wait" in causes and world_size > 1:
+        num_micro_batches = _NUM_MICRO_BATCHES // world_size
+        seconds = expected_step_seconds(device, world_size, num_micro_batches)
+        device = dataclasses.replace(device, data_ms=(1e3 * seconds + _LOST_MS) / num_micro_batches)
+    return device
 
 
 def _main() -> int:

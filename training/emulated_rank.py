@@ -26,7 +26,7 @@ from training.emulated_device import MAX_RANKS, EmulatedDevice
 _PR_SET_TIMERSLACK = 29
 _TIMER_SLACK_NANOSECONDS = 1000
 """Linux wakes a sleeper up to 50 us late to save power, more than all else that the host does in a layer."""
-_BEHIND = 0.2
+_BEHIND = 0.5
 """How far the host may be behind the device's time and catch up, as a share of a micro-batch's forward and backward.
 
 Where it is farther, it has waited for something. What is caught up wrongly is not gained: the next wait is longer.
@@ -65,6 +65,10 @@ class EmulatedRank:
     def at(self) -> float:
         """Where the device's time stands, by the monotonic clock: when its last work was to end."""
         return self._compute.at
+
+    def start_now(self) -> None:
+        """Have caught up with everything: for a clock that starts now, which is to see no time made up for."""
+        self._compute.at = time.monotonic()
 
     def load_micro_batch(self) -> None:
         """Take the loader's time, in the thread that loads."""

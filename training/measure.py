@@ -173,6 +173,9 @@ class BlockRunner:
         ranks.synchronize()
         if not block.is_alone and ranks.world_size > 1:
             dist.barrier()
+        emulated = _emulated(made)
+        if emulated is not None:
+            emulated.start_now()
         started = time.perf_counter()
         marks.add()
         for micro_batches, _, data_wait_seconds in run:

@@ -31,9 +31,10 @@ def _measured(measurement: Measurement) -> list[str]:
     said = [_one_measured(measurement, first, others[0])] if len(others) == 1 else [_all_measured(measurement)]
     said += [f"data-bound: {_waiting(one, first)}" for one in measurement.waterfalls if one.is_data_bound]
     if too_wide(measurement):
-        said.append(f"the interval is wider than asked: {measurement.stopped_because.rstrip('.')}")
+        asked = wording.small_percent(measurement.half_width_asked)
+        said.append(f"the interval is wider than the +- {asked} asked for: see How far to trust it")
     if measurement.preflight.verdict != "fit to measure":
-        said.append("measured on a machine that was not fit: see Preflight")
+        said.append("the machine was not fit to measure on: see Preflight")
     return said
 
 

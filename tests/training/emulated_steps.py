@@ -112,6 +112,7 @@ def _block(strategy: Strategy, kind: dict[str, Any], ranks: Ranks, micro_batch: 
     if runs:
         run()
     dist.barrier()
+    rank.start_now()
     started = time.perf_counter()
     for _ in range(num_steps if runs else 0):
         run()

@@ -1,4 +1,8 @@
-"""ML problems: one file per workload, found by its name in params.yaml."""
+"""ML problems: one file per workload, found by its name in params.yaml.
+
+Each file offers what Workload says. One that emulates devices (emulated.py) also says what their links, buckets and
+updates cost: `gradient_hook`, `bucket_mib`, `before_update`; `emulated_device` is for whoever loads and copies.
+"""
 
 from pathlib import Path
 from typing import Protocol

@@ -1,0 +1,125 @@
+"""How often equal devices are called different: A/A comparisons of emulated devices, on real ranks.
+
+Each compares a device with itself as two cells are compared, in rounds of interleaved blocks with the same stopping
+rule; an alarm is an interval that does not hold 1. Writes benchmarks/results/<date>_<machine>_alarms.{json,md}.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.causes import emulated_ranks
+from benchmarks.results_file import RESULTS, write_results
+from tasks.measuring.arms import Cell, as_trained
+from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.interleaving import Stopping, rounds
+from tasks.measuring.intervals import Interval, ratio_of_medians
+from training.emulated_device import EmulatedDevice, write_device
+
+_JITTERS = (0.0, 0.02, 0.05, 0.1, 0.2)
+"""Spread of every layer, in turn."""
+_HALF_WIDTH = 0.03
+_MAX_SECONDS = 6.0
+_TARGET = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One A/A comparison."""
+
+    num_ranks: int
+    """Ranks of the cell that was compared with itself."""
+    jitter: float
+    """Spread of its layers."""
+    ratio: Interval
+    """Seconds of the one / seconds of the other."""
+    num_rounds: int
+    """Rounds until it stopped."""
+
+    @property
+    def is_alarm(self) -> bool:
+        """Whether the interval says that the two differ."""
+        return not self.ratio.contains(1.0)
+
+
+def compare_with_itself(bench: Bench, cell: Cell, *, jitter: float, seed: int) -> Run:
+    """Return what the comparison of a cell with itself came to."""
+    arm = as_trained(cell)
+    again = replace(arm, name=f"{arm.name} again")
+    trials, order = Trials(), rounds([arm.name, again.name], seed=seed)
+    stopping = Stopping(target_half_width=_HALF_WIDTH, max_seconds=_MAX_SECONDS)
+    started, num_rounds, goes_on = time.perf_counter(), 0, True
+
+    def look(confidence: float) -> dict[str, Interval]:
+        one, other = trials.by_round(arm.name), trials.by_round(again.name)
+        return {arm.name: ratio_of_medians(one, other, seed=seed, confidence=confidence)}
+
+    while goes_on:
+        bench.run_round([arm, again], order, trials)
+        num_rounds += 1
+        goes_on = stopping.goes_on(num_rounds, seconds=time.perf_counter() - started, look=look)
+    ratio = stopping.intervals[arm.name]
+    return Run(num_ranks=cell.world_size, jitter=jitter, ratio=ratio, num_rounds=num_rounds)
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.alarms", description=__doc__)
+    parser.add_argument("--runs", type=int, default=50, help="comparisons")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    load_before, runs = os.getloadavg()[0], []
+    with tempfile.TemporaryDirectory() as scratch, emulated_ranks(Path(scratch)) as bench:
+        cells = {jitter: _cells(Path(scratch), jitter) for jitter in _JITTERS}
+        bench.build(as_trained(cell) for pair in cells.values() for cell in pair)
+        bench.steps_per_block = 2
+        for seed in track(range(arguments.runs), description="A/A comparisons", console=Console(stderr=True)):
+            jitter = _JITTERS[seed // 2 % len(_JITTERS)]
+            runs.append(compare_with_itself(bench, cells[jitter][seed % 2], jitter=jitter, seed=seed))
+    num_alarms = sum(run.is_alarm for run in runs)
+    path = write_results(
+        "alarms",
+        title="Equal devices compared",
+        method=(
+            "Emulated devices of 4 layers (1 ms forward, 2 ms backward), 4 micro-batches per step, one and two ranks "
+            f"in turn, each against itself in rounds of two blocks of 2 steps each, until +-{_HALF_WIDTH:.0%} or "
+            f"{_MAX_SECONDS:.0f} s. An alarm is an interval without 1."
+        ),
+        headings=["ranks", "jitter", "comparisons", "alarms", "widest half-width"],
+        rows=[_row(runs, num_ranks, jitter) for num_ranks in (1, 2) for jitter in _JITTERS],
+        summary=f"{num_alarms} alarms in {len(runs)} comparisons ({num_alarms / len(runs):.0%}; target {_TARGET:.0%}).",
+        found=[{"num_ranks": run.num_ranks, "jitter": run.jitter, "ratio": run.ratio.as_json()} for run in runs],
+        load_before=load_before,
+        folder=arguments.results,
+    )
+    print(path.read_text(encoding="utf-8"))
+    return 0 if num_alarms <= _TARGET * len(runs) else 1
+
+
+def _cells(folder: Path, jitter: float) -> list[Cell]:
+    device = EmulatedDevice(
+        num_layers=4, forward_ms=1.0, backward_ms=2.0, gradient_mib_per_layer=8.0,
+        link_latency_ms=0.5, link_gib_per_second=8.0, jitter=jitter,
+    )  # fmt: skip
+    place = {"model_dir": str(write_device(folder / f"jitter {jitter}", device))}
+    return [
+        Cell(name="1dev", strategy="single", world_size=1, global_batch_size=4, overrides=place),
+        Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4, overrides=place),
+    ]
+
+
+def _row(runs: list[Run], num_ranks: int, jitter: float) -> list[str]:
+    mine = [run for run in runs if (run.num_ranks, run.jitter) == (num_ranks, jitter)]
+    widest = max((run.ratio.relative_half_width for run in mine), default=0.0)
+    alarms = sum(run.is_alarm for run in mine)
+    return [str(num_ranks), f"{jitter:.0%}", str(len(mine)), str(alarms), f"{widest:.1%}"]
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

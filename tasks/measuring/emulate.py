@@ -1,0 +1,114 @@
+"""`make emulate`: how devices that are not there would scale, measured on real ranks with real DDP over gloo.
+
+Prints step times against the truth, where the time goes and what was predicted, and writes the charts.
+"""
+
+import argparse
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tasks.measuring.emulation import emulated_params, measure_device
+from tasks.reporting.drawing import draw_svg, find_charts
+from tasks.reporting.measurement import Estimate, Measurement
+from tasks.reporting.results import CellResults, Results
+from tasks.stage.failure import exit_with_one_line
+from tasks.stage.lock import machine_lock
+from tasks.stage.logs import configure_logging
+from tasks.stage.ranks import stop_on_signals
+from training.emulated_device import EmulatedDevice, expected_step_seconds
+
+_log = logging.getLogger(__name__)
+
+_CHARTS = ("measured_speedup", "waterfall", "prediction")
+_NUM_MICRO_BATCHES = 8
+_DEVICE = EmulatedDevice(
+    num_layers=4, forward_ms=2.0, backward_ms=4.0, gradient_mib_per_layer=32.0,
+    link_latency_ms=1.0, link_gib_per_second=8.0, optimizer_ms=4.0, fixed_ms=2.0,
+)  # fmt: skip
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="tasks.measuring.emulate", description=__doc__)
+    parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8], help="how many, 1 first")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for the blocks, about")
+    parser.add_argument("--charts", type=Path, default=Path("reports/emulated"), help="folder for the charts")
+    arguments = parser.parse_args()
+    configure_logging()
+    params = emulated_params(
+        arguments.devices,
+        num_micro_batches=_NUM_MICRO_BATCHES,
+        measure={"max_seconds": arguments.seconds, "block_seconds": 0.1, "advice": False},
+    )
+    with machine_lock("emulating"), tempfile.TemporaryDirectory() as scratch:
+        measurement = measure_device(_DEVICE, params, folder=Path(scratch), stop=stop_on_signals())
+    console = Console()
+    for table in (_scaling(measurement), _losses(measurement)):
+        console.print(table)
+    _write_charts(measurement, arguments.charts)
+    console.print(f"Charts: {arguments.charts}/", highlight=False)
+
+
+def _scaling(measurement: Measurement) -> Table:
+    """Return what was measured beside what is true and what was predicted."""
+    table = Table(title=f"{_DEVICE.num_layers} layers that sleep, {_NUM_MICRO_BATCHES} micro-batches per step")
+    for heading in ("devices", "ms", "truth", "speedup (95 %)", "truth", "predicted (90 %)"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    points = measurement.prediction.curves[0].points if measurement.prediction else []
+    predicted = {point.world_size: point.speedup for point in points}
+    alone = expected_step_seconds(_DEVICE, 1, _NUM_MICRO_BATCHES)
+    measured = {arm.world_size: arm for arm in measurement.arms if not arm.is_wrapped_baseline}
+    for size in sorted({*measured, *predicted}):
+        truth = expected_step_seconds(_DEVICE, size, -(-_NUM_MICRO_BATCHES // size))
+        arm, found = measured.get(size), predicted.get(size)
+        table.add_row(
+            str(size),
+            f"{1000 * arm.step_seconds.value:.1f}" if arm else "",
+            f"{1000 * truth:.1f}",
+            _told(arm.speedup) if arm else "",
+            f"{alone / truth:.2f}x",
+            _told(found),
+        )
+    return table
+
+
+def _told(estimate: Estimate | None) -> str:
+    return f"{estimate.value:.2f}x ({estimate.low:.2f} to {estimate.high:.2f})" if estimate else ""
+
+
+def _losses(measurement: Measurement) -> Table:
+    """Return the waterfalls side by side, in ms per step."""
+    table = Table(title="From the ideal step to the measured one, ms")
+    table.add_column("part")
+    for fall in measurement.waterfalls:
+        table.add_column(fall.cell, justify="right")
+
+    def row(name: str, seconds: list[float | None]) -> None:
+        table.add_row(name, *(f"{1000 * one:.1f}" if one is not None else "" for one in seconds))
+
+    falls = measurement.waterfalls
+    row("ideal", [fall.ideal_seconds for fall in falls])
+    for index, part in enumerate(falls[0].parts if falls else []):
+        row(part.name, [fall.parts[index].seconds.value for fall in falls])
+    row("unexplained", [fall.unexplained_seconds for fall in falls])
+    row("measured", [fall.measured_seconds for fall in falls])
+    return table
+
+
+def _write_charts(measurement: Measurement, folder: Path) -> None:
+    """Draw the charts of the report that show a measurement."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    cells = [CellResults.model_construct(cell=arm.cell, world_size=arm.world_size) for arm in measurement.arms]
+    results = Results.model_construct(measurement=measurement, is_speedup_withheld=False, cells=cells)
+    charts = find_charts()
+    for name in _CHARTS:
+        (folder / f"{name}.svg").write_text(draw_svg(name, charts[name], results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    exit_with_one_line(_main, name="emulate")
