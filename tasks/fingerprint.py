@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tasks.measuring import RANK_FILES
 from tasks.params import load_params
 from tasks.stage.failure import exit_with_one_line
 from tasks.stage.gpus import open_gpus
@@ -19,19 +20,17 @@ from tasks.stage.logs import configure_logging
 from training.files import digest_of_file, digest_of_json, write_json
 
 _TRAINING = Path(__file__).resolve().parent.parent / "training"
-_MEASURING_ONLY = ("measure.py", "probe.py", "sweep.py")
-"""Files of training/ that no training runs; the stage `measure` depends on them directly."""
 _PACKAGES = ("torch", "transformers", "numpy", "safetensors")
 
 
 def digest_of_code(folder: Path) -> str:
-    """Return the sha256 of what the folder's Python files mean.
+    """Return the sha256 of what the folder's Python files mean, but for those that no training runs.
 
     Two versions that differ in comments, docstrings or layout have the same digest. The digest holds for one
     version of Python, whose grammar decides what a syntax tree is; that version is part of the machine's facts.
     """
     meanings = {}
-    for file in sorted(set(folder.rglob("*.py")) - {folder / name for name in _MEASURING_ONLY}):
+    for file in sorted(set(folder.rglob("*.py")) - {folder / name for name in RANK_FILES}):
         tree = ast.parse(file.read_bytes())
         _drop_docstrings(tree)
         meanings[file.relative_to(folder).as_posix()] = ast.dump(tree, include_attributes=False)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.measuring import RANK_FILES
 from tasks.measuring.certificate import NUM_ORDERS, Subject, certify
 from tasks.measuring.differences import MARGIN
 from tasks.measuring.sample import Sample, take_sample
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 _STORE = Path(".work/measure")
 _MEASURING, _REFERENCE = (Path(__file__).with_name(name) for name in ("measuring", "reference"))
 _CERTIFYING = [_MEASURING / name for name in ("certificate.py", "differences.py", "sample.py")]
-_BLOCKS = [Path(__file__).parents[1] / "training" / name for name in ("measure.py", "probe.py", "sweep.py")]
+_BLOCKS = [Path(__file__).parents[1] / "training" / name for name in RANK_FILES]
 _NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps"}
 _NUM_STEPS = 8
 """Updates of the certificate: enough for the optimizer's moments, warm-up and a partial last batch to matter."""

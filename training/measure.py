@@ -5,7 +5,6 @@ A rank connects to the stage's Unix socket and waits there, idle, until it is to
 """
 
 import dataclasses
-import importlib
 import json
 import logging
 import time
@@ -13,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any
 
@@ -21,13 +19,11 @@ import torch
 import torch.distributed as dist
 
 from training.config import TrainingConfig
-from training.data import MicroBatch, Slice, open_slice
+from training.data import MicroBatch
 from training.distributed import Ranks
-from training.plan import SegmentPlan, micro_batches_for, plan_segment
-from training.prefetch import prefetched
 from training.probe import probe_compute
-from training.strategies import Strategy
 from training.sweep import all_reduce_sweep
+from training.variants import Made, Variant, emulated_of, loaded, make, micro_batches_of
 
 _log = logging.getLogger(__name__)
 
@@ -37,20 +33,6 @@ _LEAD_IN_STEPS = 1
 
 _TIMER_STEPS = 5
 _TIMERS = ("forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """A step as it is trained, or a counterfactual of it: one thing left out."""
-
-    strategy: str | None = None
-    """Name of a file in training/strategies/; None: that of the cell."""
-    communicates: bool = True
-    """False: every rank keeps its own gradient, nothing is exchanged; for a strategy that offers this."""
-    is_independent: bool = False
-    """True: every rank runs its share of the micro-batches as one process would, and knows nothing of the others."""
-    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of TrainingConfig that differ from the cell's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +49,6 @@ class Block:
     """step: all of it; update: clipping and optimizer only, without forward and backward."""
     is_alone: bool = False
     """Whether the other ranks stand still; they are then not waited for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Made:
-    """A variant that is ready to run."""
-
-    strategy: Strategy
-    config: TrainingConfig
-    ranks: Ranks
-    source: Slice
-    plan: SegmentPlan
 
 
 class _Marks:
@@ -109,7 +80,7 @@ class BlockRunner:
     def __init__(self, config: TrainingConfig, ranks: Ranks) -> None:
         self._config = config
         self._ranks = ranks
-        self._made: dict[str, _Made] = {}
+        self._made: dict[str, Made] = {}
 
     def run(self, block: Block) -> dict[str, Any]:
         """Run a block; return this rank's seconds and counts."""
@@ -127,7 +98,7 @@ class BlockRunner:
     def facts(self, variant: Variant) -> dict[str, Any]:
         """Return what is known of a variant beside its seconds: full steps in the segment, buckets, memory."""
         made = self._get(variant)
-        emulated = _emulated(made)
+        emulated = emulated_of(made)
         scale = 1.0 if emulated is None else emulated.device.bytes_per_real_byte
         return {
             "num_steps": max(len(made.source) // made.config.global_batch_size, 1),
@@ -153,18 +124,20 @@ class BlockRunner:
     def probe(self, variant: Variant, *, num_repeats: int) -> dict[str, Any]:
         """Return the parts of the segment's first step, each timed alone (training/probe.py)."""
         made = self._get(variant)
-        parts = [part.to(self._ranks.device) for part in _micro_batches(made, self._ranks, 1)]
-        return probe_compute(made.strategy, self._ranks, parts, num_repeats=num_repeats)
+        parts = [part.to(self._ranks.device) for part in micro_batches_of(made, self._ranks, 1)]
+        emulated = emulated_of(made)
+        options = {} if emulated is None else {"on_start": emulated.start_now}
+        return probe_compute(made.strategy, self._ranks, parts, num_repeats=num_repeats, **options)
 
     def sweep(self, variant: Variant, *, num_repeats: int, seconds_budget: float) -> dict[str, Any]:
         """Return the all-reduce of the ranks' link by size (training/sweep.py)."""
-        emulated = _emulated(self._get(variant))
+        emulated = emulated_of(self._get(variant))
         link = None if emulated is None else partial(emulated.link_seconds, world_size=self._ranks.world_size)
         return all_reduce_sweep(
             self._ranks, num_repeats=num_repeats, seconds_budget=seconds_budget, seconds_of_link=link
         )
 
-    def _timed(self, made: _Made, block: Block, run: Iterator[tuple[list[MicroBatch], int, float]]) -> dict[str, Any]:
+    def _timed(self, made: Made, block: Block, run: Iterator[tuple[list[MicroBatch], int, float]]) -> dict[str, Any]:
         """Run the lead-in, then the block's steps under the clock."""
         ranks = self._ranks
         for _ in range(_LEAD_IN_STEPS):
@@ -173,7 +146,7 @@ class BlockRunner:
         ranks.synchronize()
         if not block.is_alone and ranks.world_size > 1:
             dist.barrier()
-        emulated = _emulated(made)
+        emulated = emulated_of(made)
         if emulated is not None:
             emulated.start_now()
         started = time.perf_counter()
@@ -195,15 +168,15 @@ class BlockRunner:
             "num_samples": counts[2],
         }
 
-    def _steps(self, made: _Made, block: Block) -> Iterator[tuple[list[MicroBatch], int, float]]:
+    def _steps(self, made: Made, block: Block) -> Iterator[tuple[list[MicroBatch], int, float]]:
         """Yield the micro-batches of every step, lead-in first, after it has run."""
         steps = [*[block.steps[0]] * _LEAD_IN_STEPS, *block.steps]
-        for micro_batches, step, waited in _loaded(made, self._ranks, steps, block.data):
+        for micro_batches, step, waited in loaded(made, self._ranks, steps, block.data):
             num_tokens = made.plan.step(step).num_tokens
             made.strategy.train_step(micro_batches, num_tokens=num_tokens, learning_rate=0.0)
             yield micro_batches, step, waited
 
-    def _updates(self, made: _Made, block: Block) -> Iterator[tuple[list[MicroBatch], int, float]]:
+    def _updates(self, made: Made, block: Block) -> Iterator[tuple[list[MicroBatch], int, float]]:
         """Yield after every update with a gradient of zeros, which was made while the clock stood still for it."""
         replica = made.strategy.replica
         gradient = [torch.zeros_like(parameter) for parameter in replica.parameters]
@@ -212,83 +185,11 @@ class BlockRunner:
             replica.step(0.0)
             yield [], step, 0.0
 
-    def _get(self, variant: Variant) -> _Made:
+    def _get(self, variant: Variant) -> Made:
         key = json.dumps(dataclasses.asdict(variant), sort_keys=True, default=str)
         if key not in self._made:
-            self._made[key] = _make(variant, self._config, self._ranks)
+            self._made[key] = make(variant, self._config, self._ranks)
         return self._made[key]
-
-
-def _make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> _Made:
-    """Build a variant and run a few steps of it, which cost more than later ones."""
-    overrides: dict[str, Any] = {
-        name: Path(value) if name == "model_dir" else value for name, value in variant.overrides.items()
-    }
-    config = dataclasses.replace(config, **overrides)
-    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
-    model = workload.load_model(config.model_dir)
-    if variant.is_independent:
-        name, known, options = "single", dataclasses.replace(ranks, rank=0, world_size=1), {}
-    else:
-        name, known = variant.strategy or config.strategy, ranks
-        options = {} if variant.communicates else {"communicates": False}
-    strategy = importlib.import_module(f"training.strategies.{name}").build(model, workload, config, known, **options)
-    segment = config.segments[0]
-    source = open_slice(segment.slice_dir)
-    plan = plan_segment(
-        source.lengths(config.seq_len), seed=config.seed, epoch=segment.epoch, rows=segment.range,
-        global_batch_size=config.global_batch_size, micro_batch_size=config.micro_batch_size,
-    )  # fmt: skip
-    made = _Made(strategy=strategy, config=config, ranks=ranks, source=source, plan=plan)
-    micro_batches = [part.to(ranks.device) for part in _micro_batches(made, ranks, 1)]
-    strategy.warm_up(micro_batches[-1])
-    for _ in range(2):
-        strategy.train_step(micro_batches, num_tokens=plan.step(1).num_tokens, learning_rate=0.0)
-    return made
-
-
-def _micro_batches(made: _Made, ranks: Ranks, step: int) -> list[MicroBatch]:
-    emulated = _emulated(made)
-    parts = []
-    for part in micro_batches_for(
-        made.source, made.plan.step(step), rank=ranks.rank, world_size=ranks.world_size,
-        seq_len=made.config.seq_len, seed=(made.config.seed, step),
-    ):  # fmt: skip
-        parts.append(part)
-        if emulated is not None:
-            emulated.load_micro_batch()
-    return parts
-
-
-def _loaded(made: _Made, ranks: Ranks, steps: list[int], data: str) -> Iterator[tuple[list[MicroBatch], int, float]]:
-    """Yield (micro-batches on the device, step, seconds waited for the loader) for every step."""
-    emulated = _emulated(made)
-
-    def copied(parts: list[MicroBatch]) -> list[MicroBatch]:
-        if emulated is not None and data != "device":
-            for _ in parts:
-                emulated.copy_micro_batch()
-        return parts
-
-    if data == "loader":
-        ahead = prefetched(lambda turn: _micro_batches(made, ranks, steps[turn]), range(len(steps)), ranks.device)
-        for turn, parts, waited in ahead:
-            yield copied(parts), steps[turn], waited
-        return
-    distinct = {step: _micro_batches(made, ranks, step) for step in dict.fromkeys(steps)}
-    if ranks.device.type == "cuda":
-        distinct = {step: [part.pinned() for part in parts] for step, parts in distinct.items()}
-    if data == "device":
-        distinct = {step: [part.to(ranks.device) for part in parts] for step, parts in distinct.items()}
-    for step in steps:
-        yield copied([part.to(ranks.device) for part in distinct[step]]), step, 0.0
-
-
-def _emulated(made: _Made) -> Any:
-    workload: Any = importlib.import_module(f"training.workloads.{made.config.workload}")
-    if not hasattr(workload, "emulated_device"):
-        return None
-    return workload.emulated_device(made.strategy.replica.module)
 
 
 def _peak_memory_gib(ranks: Ranks) -> float | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any
 
-from tasks.stage.failure import DistributedError, PreemptedError
+from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
 from training.files import write_json
 
 _log = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ _SECONDS_TO_START = 300.0
 _SECONDS_TO_ANSWER = 600.0
 """A block, or the building of a variant."""
 _SECONDS_BETWEEN_LOOKS = 0.5
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
+"""What torch says on CUDA, and on the CPU."""
 
 
 class Workers:
@@ -57,7 +59,7 @@ class Workers:
         )
 
     def wait_until_ready(self) -> None:
-        """Wait until every rank is there. Raises DistributedError if one ends before."""
+        """Wait until every rank is there. Raises DistributedError or ResourceError if one ends before."""
         deadline = time.monotonic() + _SECONDS_TO_START
         while len(self._lines) < self.world_size:
             self._check(deadline, doing="starting")
@@ -119,10 +121,15 @@ class Workers:
         while self._launch.is_running and time.monotonic() < deadline:
             time.sleep(0.05)
 
-    def _ended(self, doing: str) -> DistributedError:
+    def _ended(self, doing: str) -> DistributedError | ResourceError:
         self._launch.stop(grace_seconds=0.0)
         first, _, words = self._launch.explanation().partition("\n")
         _log.error("%s\n%s", first, words)
+        if any(sign in words.lower() for sign in _OUT_OF_MEMORY):
+            return ResourceError(
+                f"cell {self.cell}: out of memory while {doing}: the ranks of all cells wait side by side; use a "
+                "smaller micro_batch_size, fewer cells, or measure.speed: false"
+            )
         return DistributedError(f"cell {self.cell}: ended while {doing}: {first}; run again")
 
 

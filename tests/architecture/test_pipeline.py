@@ -1,11 +1,15 @@
 """dvc.yaml, tasks/ and the lock hold together."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+
+from tasks.measuring import RANK_FILES
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +34,18 @@ def test_upload_depends_on_the_report_and_nothing_depends_on_upload(stages: dict
     outputs = {next(iter(out)) if isinstance(out, dict) else out for out in stages["upload"]["outs"]}
     for name, stage in stages.items():
         assert not outputs & set(stage.get("do", stage).get("deps", [])), name
+
+
+def test_code_that_only_measures_is_measured_anew_and_retrains_nothing(stages: dict[str, Any], project: Path) -> None:
+    files = {f"training/{name}" for name in RANK_FILES}
+    assert files < set(stages["measure"]["deps"])
+    assert all((project / file).is_file() for file in files)
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import sys, training.loop; print(*sorted(sys.modules))"],
+        cwd=project, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    assert not {f"training.{name.removesuffix('.py')}" for name in RANK_FILES} & set(loaded)
+    assert "training.loop" in loaded
 
 
 def test_the_lock_pins_every_package_by_hash_and_names_no_host(project: Path) -> None:

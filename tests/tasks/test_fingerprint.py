@@ -66,6 +66,15 @@ def test_a_new_or_renamed_file_changes_the_digest(tmp_path: Path) -> None:
     assert digest_of_code(tmp_path / "a") != before
 
 
+def test_what_only_measures_does_not_change_the_digest(tmp_path: Path) -> None:
+    before = _digest(tmp_path / "a", SOURCE)
+    (tmp_path / "a" / "measure.py").write_text("anything = 1")
+    assert digest_of_code(tmp_path / "a") == before
+    (tmp_path / "a" / "workloads").mkdir()
+    (tmp_path / "a" / "workloads" / "measure.py").write_text("anything = 1")
+    assert digest_of_code(tmp_path / "a") != before
+
+
 def test_the_machine_is_described_without_importing_torch() -> None:
     code = "import sys; from tasks.fingerprint import machine_facts; machine_facts(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

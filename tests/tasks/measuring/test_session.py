@@ -1,5 +1,6 @@
 """A whole measurement of emulated devices: real ranks under torchrun, real DDP over gloo, layers that sleep."""
 
+import dataclasses
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ from tasks.measuring.arms import WRAPPED
 from tasks.measuring.emulation import emulated_params, measure_device, write_rows
 from tasks.measuring.workers import Workers, working
 from tasks.reporting.measurement import Measurement
-from tasks.stage.failure import DistributedError, PreemptedError
+from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
 from tasks.stage.ranks import told_to_ranks
 from training.emulated_device import EmulatedDevice, write_device
 
@@ -109,6 +110,14 @@ def test_a_rank_that_dies_ends_the_measurement_in_one_line(waiting: Workers, cap
     assert "\n" not in str(raised.value)
     assert "cell 2dev: ended while building 2dev" in str(raised.value)
     assert "run again" in str(raised.value)
+
+
+def test_ranks_without_memory_say_what_to_change(waiting: Workers, tmp_path: Path) -> None:
+    # 8 TB of parameters: the allocation fails, on any machine.
+    device = dataclasses.replace(DEVICE, parameters_per_layer=2 * 10**12)
+    folder = write_device(tmp_path / "large", device)
+    with pytest.raises(ResourceError, match=r"out of memory while .*; use a smaller micro_batch_size"):
+        waiting.ask("facts", variant={"overrides": {"model_dir": str(folder)}}, doing="building 2dev")
 
 
 def test_a_stop_is_heard_while_ranks_are_at_work(waiting: Workers, stop: threading.Event) -> None:

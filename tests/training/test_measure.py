@@ -1,0 +1,90 @@
+"""Blocks of real steps on one rank: what they run, count and leave as it was."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import make_config
+from tests.training.conftest import parsed
+from training.data import open_slice
+from training.distributed import Ranks
+from training.measure import Block, BlockRunner
+from training.plan import plan_segment
+from training.variants import Variant
+
+STEPS = [2, 3, 3]
+
+
+@pytest.fixture
+def config(tiny_model: Path, slices: list[Path], tmp_path: Path) -> Any:
+    """One epoch of 45 ragged rows, 8 samples per step in micro-batches of 2."""
+    return parsed(make_config(tmp_path, tiny_model, slices[:1]), tmp_path)
+
+
+@pytest.fixture
+def runner(config: Any, alone: Ranks) -> BlockRunner:
+    """What a rank has while it is measured."""
+    return BlockRunner(config, alone)
+
+
+@pytest.mark.parametrize("data", ["loader", "host", "device"])
+def test_a_block_counts_its_steps_and_not_the_lead_in(runner: BlockRunner, config: Any, data: str) -> None:
+    found = runner.run(Block(variant=Variant(), steps=STEPS, data=data))
+    lengths = open_slice(config.segments[0].slice_dir).lengths(config.seq_len)
+    plan = plan_segment(lengths, seed=config.seed, epoch=1, rows="0-45", global_batch_size=8, micro_batch_size=2)
+    assert found["num_tokens"] == sum(plan.step(step).num_tokens for step in STEPS)
+    assert found["num_samples"] == 8 * len(STEPS)
+    padded = [2 * -(-int(lengths[rows].max()) // 8) * 8 for step in STEPS for rows in plan.step(step).micro_batches]
+    assert found["num_positions"] == sum(padded)
+    assert len(found["step_seconds"]) == len(STEPS)
+    assert 0 < sum(found["step_seconds"]) <= found["seconds"]
+    assert (found["data_wait_seconds"] > 0) == (data == "loader")
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [Variant(), Variant(strategy="ddp"), Variant(strategy="ddp", communicates=False), Variant(is_independent=True)],
+)
+@pytest.mark.parametrize("part", ["step", "update"])
+def test_measuring_leaves_the_weights_of_the_base_model(
+    runner: BlockRunner, tiny_model: Path, variant: Variant, part: str
+) -> None:
+    from training.weights import parameter_checksum
+    from training.workloads.causal_lm import load_model
+
+    runner.run(Block(variant=variant, steps=STEPS, data="device", part=part))
+    assert runner._get(variant).strategy.replica.parameter_checksum() == parameter_checksum(load_model(tiny_model))
+
+
+def test_an_update_alone_runs_no_micro_batch(runner: BlockRunner) -> None:
+    found = runner.run(Block(variant=Variant(), steps=STEPS, data="device", part="update"))
+    assert (found["num_tokens"], found["num_positions"], found["num_samples"]) == (0, 0, 0)
+    assert len(found["step_seconds"]) == len(STEPS)
+
+
+def test_a_variant_changes_the_config_of_its_own_steps_alone(runner: BlockRunner) -> None:
+    larger = Variant(overrides={"micro_batch_size": 4})
+    assert len(runner._get(larger).plan.step(1).micro_batches) == 2
+    assert len(runner._get(Variant()).plan.step(1).micro_batches) == 4
+
+
+def test_what_is_built_is_kept_until_it_is_forgotten(runner: BlockRunner) -> None:
+    first = runner._get(Variant())
+    assert runner._get(Variant()) is first
+    runner.forget()
+    assert runner._get(Variant()) is not first
+
+
+def test_facts_tell_full_steps_and_buckets(runner: BlockRunner) -> None:
+    facts = runner.facts(Variant(strategy="ddp"))
+    assert facts["num_steps"] == 5
+    assert sum(facts["gradient_bucket_mib"]) == pytest.approx(sum(facts["gradient_bucket_bytes"]) / 2**20)
+    assert runner.facts(Variant())["gradient_bucket_bytes"] == []
+
+
+def test_ddp_says_what_it_timed_and_a_plain_module_says_nothing(runner: BlockRunner) -> None:
+    timers = runner.ddp_timers(Variant(strategy="ddp"))
+    assert set(timers) == {"forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap"}
+    assert timers["backward_comm"] > 0
+    assert runner.ddp_timers(Variant()) == {}

@@ -1,0 +1,115 @@
+"""A cell's step and the counterfactuals of it: built once, with the data that they run on.
+
+Only the stage `measure` uses this; a training never does.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.config import TrainingConfig
+from training.data import MicroBatch, Slice, open_slice
+from training.distributed import Ranks
+from training.plan import SegmentPlan, micro_batches_for, plan_segment
+from training.prefetch import prefetched
+from training.strategies import Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A step as it is trained, or a counterfactual of it: one thing left out."""
+
+    strategy: str | None = None
+    """Name of a file in training/strategies/; None: that of the cell."""
+    communicates: bool = True
+    """False: every rank keeps its own gradient, nothing is exchanged; for a strategy that offers this."""
+    is_independent: bool = False
+    """True: every rank runs its share of the micro-batches as one process would, and knows nothing of the others."""
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of TrainingConfig that differ from the cell's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A variant that is ready to run."""
+
+    strategy: Strategy
+    config: TrainingConfig
+    ranks: Ranks
+    source: Slice
+    plan: SegmentPlan
+
+
+def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
+    """Build a variant and run a few steps of it, which cost more than later ones."""
+    overrides: dict[str, Any] = {
+        name: Path(value) if name == "model_dir" else value for name, value in variant.overrides.items()
+    }
+    config = dataclasses.replace(config, **overrides)
+    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
+    model = workload.load_model(config.model_dir)
+    if variant.is_independent:
+        name, known, options = "single", dataclasses.replace(ranks, rank=0, world_size=1), {}
+    else:
+        name, known = variant.strategy or config.strategy, ranks
+        options = {} if variant.communicates else {"communicates": False}
+    strategy = importlib.import_module(f"training.strategies.{name}").build(model, workload, config, known, **options)
+    segment = config.segments[0]
+    source = open_slice(segment.slice_dir)
+    plan = plan_segment(
+        source.lengths(config.seq_len), seed=config.seed, epoch=segment.epoch, rows=segment.range,
+        global_batch_size=config.global_batch_size, micro_batch_size=config.micro_batch_size,
+    )  # fmt: skip
+    made = Made(strategy=strategy, config=config, ranks=ranks, source=source, plan=plan)
+    micro_batches = [part.to(ranks.device) for part in micro_batches_of(made, ranks, 1)]
+    strategy.warm_up(micro_batches[-1])
+    for _ in range(2):
+        strategy.train_step(micro_batches, num_tokens=plan.step(1).num_tokens, learning_rate=0.0)
+    return made
+
+
+def micro_batches_of(made: Made, ranks: Ranks, step: int) -> list[MicroBatch]:
+    emulated = emulated_of(made)
+    parts = []
+    for part in micro_batches_for(
+        made.source, made.plan.step(step), rank=ranks.rank, world_size=ranks.world_size,
+        seq_len=made.config.seq_len, seed=(made.config.seed, step),
+    ):  # fmt: skip
+        parts.append(part)
+        if emulated is not None:
+            emulated.load_micro_batch()
+    return parts
+
+
+def loaded(made: Made, ranks: Ranks, steps: list[int], data: str) -> Iterator[tuple[list[MicroBatch], int, float]]:
+    """Yield (micro-batches on the device, step, seconds waited for the loader) for every step."""
+    emulated = emulated_of(made)
+
+    def copied(parts: list[MicroBatch]) -> list[MicroBatch]:
+        if emulated is not None and data != "device":
+            for _ in parts:
+                emulated.copy_micro_batch()
+        return parts
+
+    if data == "loader":
+        ahead = prefetched(lambda turn: micro_batches_of(made, ranks, steps[turn]), range(len(steps)), ranks.device)
+        for turn, parts, waited in ahead:
+            yield copied(parts), steps[turn], waited
+        return
+    distinct = {step: micro_batches_of(made, ranks, step) for step in dict.fromkeys(steps)}
+    if ranks.device.type == "cuda":
+        distinct = {step: [part.pinned() for part in parts] for step, parts in distinct.items()}
+    if data == "device":
+        distinct = {step: [part.to(ranks.device) for part in parts] for step, parts in distinct.items()}
+    for step in steps:
+        yield copied([part.to(ranks.device) for part in distinct[step]]), step, 0.0
+
+
+def emulated_of(made: Made) -> Any:
+    workload: Any = importlib.import_module(f"training.workloads.{made.config.workload}")
+    if not hasattr(workload, "emulated_device"):
+        return None
+    return workload.emulated_device(made.strategy.replica.module)
