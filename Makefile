@@ -15,7 +15,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup compare report use params mlflow serve check lint types imports test test-fast emulate museum bench-causes bench-alarms bench-bookkeeping retrain lock clean
+.PHONY: help setup compare rebench report use params mlflow serve check lint types imports test test-fast emulate museum bench-causes bench-alarms bench-prediction bench-bookkeeping retrain lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ $(READY): requirements.lock pyproject.toml
 
 compare: $(READY)  ## Run the comparison of params.yaml; what is finished is not run again
 	@python -m flows
+
+rebench: $(READY)  ## Measure the speed again though nothing has changed; fails if a cell has become slower
+	@python -m flows --rebench
 
 report: $(READY)  ## Render the report again from reports/results.json, without training
 	@python -m tasks.report --from-results reports/results.json --reports reports
@@ -80,6 +83,9 @@ bench-causes: $(READY)  ## Does the waterfall name what was injected into emulat
 
 bench-alarms: $(READY)  ## How often equal emulated devices are called different
 	@python -m benchmarks.alarms
+
+bench-prediction: $(READY)  ## Predicted against measured speedups of emulated devices; calibrates the intervals
+	@python -m benchmarks.prediction --calibrate
 
 bench-bookkeeping: $(READY)  ## What the gates' bookkeeping costs per optimizer step
 	@python -m benchmarks.bookkeeping

@@ -18,7 +18,9 @@ REPORT_PAGE = Path("reports/index.html")
 
 
 def _main() -> None:
-    argparse.ArgumentParser(prog="python -m flows", description="Run the comparison of params.yaml.").parse_args()
+    parser = argparse.ArgumentParser(prog="python -m flows", description="Run the comparison of params.yaml.")
+    parser.add_argument("--rebench", action="store_true", help="measure the speed again; fail if a cell became slower")
+    arguments = parser.parse_args()
     load_params()
     signal.signal(signal.SIGTERM, _stop)
     # Prefect says on the terminal what we say better; all of it stands in the log of the run.
@@ -32,9 +34,9 @@ def _main() -> None:
     from flows.ddp_compare import ddp_compare
 
     server.wait_until_ready()
-    state = ddp_compare(return_state=True)
+    state = ddp_compare(rebench=arguments.rebench, return_state=True)
     if state.is_failed() and isinstance(code := state.result(raise_on_failure=False), int):
-        if str(state.message).startswith("upload: "):
+        if str(state.message).startswith(("upload: ", "rebench: ")):
             _say_verdict()  # the comparison itself is finished
         sys.stderr.write(f"{state.message}\n")
         sys.exit(code)

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,13 @@ class StageFailed(Exception):  # noqa: N818 - what happened, not a kind of error
         self.exit_code = exit_code
 
 
-def run_stage(stage: str, *, retries: int = 0) -> None:
-    """Bring the stage up to date as a task run of its name.
+def run_stage(stage: str, *, retries: int = 0, environment: Mapping[str, str] | None = None) -> None:
+    """Bring the stage up to date as a task run of its name; its command gets `environment` on top of ours.
 
     `retries` go to failures that another try may mend, such as an unreachable service, never to a bad input.
     Raises StageFailed.
     """
-    state = _dvc_stage.with_options(retries=retries)(stage)
+    state = _dvc_stage.with_options(retries=retries)(stage, dict(environment or {}))
     if state.is_failed():
         raise StageFailed(str(state.message), exit_code_of(state))
 
@@ -67,7 +67,7 @@ def _another_try_may_help(_task: Task[Any, Any], _run: object, state: State[Any]
     retry_delay_seconds=[5, 20],
     retry_condition_fn=_another_try_may_help,
 )
-def _dvc_stage(stage: str) -> State[Any]:
+def _dvc_stage(stage: str, environment: dict[str, str]) -> State[Any]:
     try:
         reasons = reasons_to_run(stage)
     except LockError as error:
@@ -75,12 +75,12 @@ def _dvc_stage(stage: str) -> State[Any]:
     except DvcException as error:
         return _failed(stage, _one_line(error), 1)
     if reasons:
-        return _reproduce(stage, why=_in_short(reasons))
+        return _reproduce(stage, environment, why=_in_short(reasons))
     logger.info("%s: cached, nothing has changed", stage)
     return Completed(name="Cached", message="nothing has changed")
 
 
-def _reproduce(stage: str, *, why: str) -> State[Any]:
+def _reproduce(stage: str, environment: dict[str, str], *, why: str) -> State[Any]:
     """Let DVC restore or run the stage, and say which of them it was."""
     logger.info("%s: %s", stage, why)
     started_at = time.perf_counter()
@@ -89,7 +89,7 @@ def _reproduce(stage: str, *, why: str) -> State[Any]:
     try:
         code = run_child(
             [sys.executable, "-m", "flows.tied_dvc", str(os.getpid()), "repro", "--single-item", stage],
-            env=environment_for(sys.executable),
+            env={**environment_for(sys.executable), **environment},
             hear=output.hear,
         )
     finally:

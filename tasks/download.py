@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from tasks.builtin.corpus import package_versions
-from tasks.params import DatasetParams, Params, load_params
+from tasks.params import Params, load_params
 from tasks.sources.commits import commit_of
 from tasks.sources.models import stored_model
 from tasks.sources.row_store import place_rows, stored_rows
 from tasks.stage.failure import DataError, exit_with_one_line
 from tasks.stage.links import link_folder
 from tasks.stage.logs import configure_logging
+from tasks.stage.source_params import DatasetParams
 from training.files import write_json
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> No
         "split": dataset.split if dataset.kind == "hub" else None,
         "text_column": dataset.text_column,
         **facts,
+        "license": stored.license,
         "label": _label(dataset),
         "source_digest": stored.source_digest,
     }

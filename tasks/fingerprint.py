@@ -1,4 +1,4 @@
-"""Stage `fingerprint`: what decides numbers - the meaning of training/, this machine, local source files.
+"""Stage `fingerprint`: what decides numbers - the meaning of training/, this machine, local source files, the trial.
 
 Runs every time and takes about a second: torch is not imported, versions come from the installed packages' metadata.
 """
@@ -6,6 +6,7 @@ Runs every time and takes about a second: torch is not imported, versions come f
 import argparse
 import ast
 import importlib.metadata
+import json
 import os
 import platform
 import sys
@@ -14,12 +15,14 @@ from typing import Any
 
 from tasks.measuring import RANK_FILES
 from tasks.params import load_params
-from tasks.stage.failure import exit_with_one_line
+from tasks.stage.failure import DataError, exit_with_one_line
 from tasks.stage.gpus import open_gpus
 from tasks.stage.logs import configure_logging
 from training.files import digest_of_file, digest_of_json, write_json
 
 _TRAINING = Path(__file__).resolve().parent.parent / "training"
+TRIAL = "DDP_COMPARE_TRIAL"
+"""Environment variable: any text that was not used before has the stage `measure` measure the speed again."""
 _PACKAGES = ("torch", "transformers", "numpy", "safetensors")
 
 
@@ -64,6 +67,21 @@ def digest_of_source(path: Path) -> str | None:
     return None
 
 
+def trial_of(path: Path) -> str | None:
+    """Return the trial that is asked for now, else the one in the file, None before there was any.
+
+    Kept, so that the next run finds nothing changed. Raises DataError for a damaged file.
+    """
+    asked = os.environ.get(TRIAL)
+    if asked or not path.exists():
+        return asked or None
+    try:
+        kept: str | None = json.loads(path.read_bytes())["trial"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: {type(error).__name__}: {error}; delete it and run `dvc repro`") from None
+    return kept
+
+
 def _drop_docstrings(tree: ast.AST) -> None:
     """Remove every string that stands as a statement: it documents, it does nothing."""
     for node in ast.walk(tree):
@@ -104,9 +122,10 @@ def _main() -> None:
     parser.add_argument("--code", type=Path, required=True)
     parser.add_argument("--machine", type=Path, required=True)
     parser.add_argument("--sources", type=Path, required=True)
+    parser.add_argument("--trial", type=Path, required=True)
     arguments = parser.parse_args()
     configure_logging()
-    params = load_params()
+    params = load_params(is_for_dvc=True)
     sources = {
         name: {"digest": digest_of_source(Path(part.location))} if part.kind == "path" else None
         for name, part in (("model", params.model), ("dataset", params.dataset))
@@ -114,6 +133,7 @@ def _main() -> None:
     write_json(arguments.code, {"digest": digest_of_code(_TRAINING)})
     write_json(arguments.machine, machine_facts())
     write_json(arguments.sources, sources)
+    write_json(arguments.trial, {"trial": trial_of(arguments.trial)})
 
 
 if __name__ == "__main__":

@@ -55,6 +55,8 @@ class Inputs:
     """The first range, whose steps are timed."""
     rows_digest: str
     """sha256 of its content."""
+    trial: str | None
+    """The session of measuring that was asked for last; another one measures the speed again."""
 
     def key(self, cell: str) -> str:
         """Return the digest of everything that the cell's certificate depends on."""
@@ -85,6 +87,7 @@ class Inputs:
                 "code": self.code_digest,
                 "sources": [digest_of_file(file) for file in [*sorted(_MEASURING.glob("*.py")), *_BLOCKS]],
                 "machine": self.machine["digest"],
+                "trial": self.trial,
             }
         )
 
@@ -172,6 +175,7 @@ def _read_inputs(arguments: argparse.Namespace) -> Inputs:
         base_model_digest=_read(arguments.base_model / "manifest.json")["digest"],
         code_digest=_read(arguments.code)["digest"],
         machine=_read(arguments.machine),
+        trial=_read(arguments.trial)["trial"],
         sample=take_sample(
             arguments.slices, str(params.ranges[0]), num_steps=_NUM_STEPS, batch_size=params.train.global_batch_size
         ),
@@ -187,7 +191,7 @@ def _read(path: Path) -> Any:
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tasks.measure", description=__doc__)
-    for name in ("slices", "base-model", "code", "machine", "measurements"):
+    for name in ("slices", "base-model", "code", "machine", "trial", "measurements"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     return parser.parse_args()
 

@@ -4,150 +4,28 @@
 """
 
 import argparse
-import math
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from tasks.stage.choices import NAME, list_of, names_of_files, require_name, require_one_of, require_options
+from tasks.stage.choices import NAME, names_of_files, require_name, require_one_of, require_options
 from tasks.stage.complaint import first_complaint
 from tasks.stage.failure import ConfigurationError, exit_with_one_line
+from tasks.stage.section import Day, Finite, Section
+from tasks.stage.source_params import (
+    BUILTIN_MAX_ROWS,
+    DatasetParams,
+    ModelParams,
+    Range,
+    check_paths,
+    is_hub_id,
+    rows_needed,
+)
 from tasks.stage.strict_yaml import read_strict_yaml
 
-# validate_repo_id of huggingface_hub, without importing it: 1-96 characters, no "--", no "..".
-_HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
-_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
-BUILTIN_MODELS = ("tiny-qwen2",)
-BUILTIN_DATASETS = ("docstrings",)
-BUILTIN_MAX_ROWS = 6_000
-"""Rows that the built-in data set can give at most, on any install of the pinned packages."""
-
-
-class RowRange(BaseModel):
-    """Rows `start` to `end` of the data set, end exclusive; written `start-end`."""
-
-    model_config = ConfigDict(frozen=True)
-
-    start: int
-    end: int
-
-    def __str__(self) -> str:
-        return f"{self.start}-{self.end}"
-
-    def overlaps(self, other: "RowRange") -> bool:
-        """Return True if at least one row is in both."""
-        return self.start < other.end and other.start < self.end
-
-
-def _parse_range(value: Any) -> RowRange:
-    if isinstance(value, RowRange):
-        return value
-    match = re.fullmatch(r"(0|[1-9][0-9]{0,11})-(0|[1-9][0-9]{0,11})", value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError("must be start-end, two row numbers such as 0-5000")
-    parsed = RowRange(start=int(match[1]), end=int(match[2]))
-    if parsed.start >= parsed.end:
-        raise ValueError("must start before it ends (the end is exclusive), such as 0-5000")
-    return parsed
-
-
-Range = Annotated[RowRange, BeforeValidator(_parse_range), PlainSerializer(str, return_type=str)]
-
-
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError("must be a finite number")
-    return value
-
-
-Finite = Annotated[float, AfterValidator(_finite)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
-
-
-class _Source(_Section):
-    source: str
-    """`builtin:NAME`, `hub:OWNER/NAME` (Hugging Face Hub) or `path:FILE_OR_FOLDER` (relative to params.yaml)."""
-    revision: str | None = None
-    """Hub sources only: commit (40 hex digits, pins the content), tag or branch."""
-
-    @property
-    def kind(self) -> Literal["builtin", "hub", "path"]:
-        """The part of `source` before the colon."""
-        return self.source.partition(":")[0]  # type: ignore[return-value]
-
-    @property
-    def location(self) -> str:
-        """The part of `source` after the colon."""
-        return self.source.partition(":")[2]
-
-    def _check_source(self, builtins: tuple[str, ...]) -> None:
-        location = self.location
-        if self.kind == "builtin":
-            if location not in builtins:
-                raise ValueError(f"source: no built-in named {location!r}; allowed: {list_of('builtin:', builtins)}")
-        elif self.kind == "hub":
-            if not _HUB_ID.fullmatch(location) or len(location) > 96:
-                raise ValueError(f"source: {location!r} is no Hub id; allowed: OWNER/NAME, at most 96 characters")
-        elif self.kind == "path":
-            if not location or "\0" in location:
-                raise ValueError("source: path: needs a file or folder after the colon")
-        else:
-            raise ValueError(f"source: got {self.source!r}; allowed: builtin:NAME, hub:OWNER/NAME or path:FILE")
-        if (self.kind == "hub") != (self.revision is not None):
-            raise ValueError("revision: a hub: source needs one (commit, tag or branch), others take none")
-        if self.revision is not None and not re.fullmatch(
-            r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", self.revision
-        ):
-            raise ValueError(f"revision: got {self.revision!r}; allowed: a commit, tag or branch name")
-
-
-class ModelParams(_Source):
-    """The base model, from which every cell starts."""
-
-    name: str
-    """Short name in checkpoint files: `<name>_<start>-<end>-epoch-<n>.pt`."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self._check_source(BUILTIN_MODELS)
-        require_name("name", self.name)
-        return self
-
-
-class DatasetParams(_Source):
-    """Where the rows come from."""
-
-    split: str = "train"
-    """Hub sources only: the split to read."""
-    text_column: str = "text"
-    """The column that holds the text of a row."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self._check_source(BUILTIN_DATASETS)
-        require_name("split", self.split)
-        if not self.text_column:
-            raise ValueError("text_column: must not be empty; allowed: the name of a column, such as text")
-        return self
-
-
-class TrainParams(_Section):
+class TrainParams(Section):
     """The work: the same in every cell. How it is spread over ranks is said in `cells`."""
 
     epochs: int = Field(ge=1, le=10_000)
@@ -186,12 +64,12 @@ class TrainParams(_Section):
     """Optimizer steps between two checkpoints inside a segment; 0: only at its end and when asked to stop."""
 
 
-class CellParams(_Section):
+class CellParams(Section):
     """One bar of the chart: how the same work is spread."""
 
     strategy: str
     """How the update is computed: the name of a file in training/strategies/."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Options of the strategy, as OPTIONS in its file names them with their defaults."""
     world_size: int = Field(ge=1, le=4096)
     """Number of ranks (processes); on CUDA one per device."""
@@ -210,7 +88,7 @@ class CellParams(_Section):
         return self
 
 
-class MeasureParams(_Section):
+class MeasureParams(Section):
     """How the speedup is measured: short blocks of real steps, the cells taking turns."""
 
     speed: bool = True
@@ -229,7 +107,31 @@ class MeasureParams(_Section):
     """Seconds that trying them may take."""
 
 
-class TrackingParams(_Section):
+class QualityParams(Section):
+    """What is asked of the training itself."""
+
+    target_loss: Finite | None = Field(default=None, gt=0)
+    """Training loss (nats per token) until which the report counts each cell's seconds; null: the baseline's last."""
+
+
+class CostParams(Section):
+    """What the devices cost; without a price the report says what follows from the speedup alone."""
+
+    price_per_gpu_hour: Finite | None = Field(default=None, gt=0, le=100_000)
+    """US dollars that one GPU costs per hour; on the CPU, what one rank takes up."""
+    price_date: Day | None = None
+    """The day of that price, "YYYY-MM-DD" in quotes; needed with it."""
+    price_source: str | None = Field(default=None, max_length=200)
+    """Where the price stands, such as the name of an offer; printed beside it."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.price_per_gpu_hour is not None and self.price_date is None:
+            raise ValueError("price_date: missing; allowed: the day of the price, such as '2026-11-21'")
+        return self
+
+
+class TrackingParams(Section):
     """MLflow."""
 
     uri: str | None = None
@@ -244,22 +146,30 @@ class TrackingParams(_Section):
         return self
 
 
-class UploadParams(_Section):
+def _checkpoints(value: Any) -> Any:
+    if value in ("last", "all") or (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+        return value
+    raise ValueError("must be last, all, or a list of file names of checkpoints")
+
+
+class UploadParams(Section):
     """Publication on the Hugging Face Hub."""
 
     repo_id: str | None = None
     """OWNER/NAME of the model repository; null: stage the files in reports/hub/ and publish nothing."""
     private: bool = True
     """Whether a repository that has to be created is private."""
+    checkpoints: Annotated[str | list[str], BeforeValidator(_checkpoints)] = "last"
+    """Which checkpoints go with the final weights: `last`, `all`, or names such as [qwen2_0.5B_0-5000-epoch-1.pt]."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.repo_id is not None and (not _HUB_ID.fullmatch(self.repo_id) or len(self.repo_id) > 96):
+        if self.repo_id is not None and not is_hub_id(self.repo_id):
             raise ValueError(f"repo_id: got {self.repo_id!r}; allowed: OWNER/NAME, at most 96 characters, or null")
         return self
 
 
-class Params(_Section):
+class Params(Section):
     """One comparison."""
 
     name: str
@@ -278,6 +188,8 @@ class Params(_Section):
     cells: dict[str, CellParams] = Field(min_length=1, max_length=64)
     """Name -> how the work is spread. The first cell is the baseline of every speedup."""
     measure: MeasureParams = MeasureParams()
+    quality: QualityParams = QualityParams()
+    cost: CostParams = CostParams()
     tracking: TrackingParams = TrackingParams()
     upload: UploadParams = UploadParams()
 
@@ -287,9 +199,15 @@ class Params(_Section):
         return next(iter(self.cells))
 
     @property
+    def checkpoint_names(self) -> list[str]:
+        """The file name of every semantic checkpoint that a cell's training makes, in that order."""
+        epochs = range(1, self.train.epochs + 1)
+        return [f"{self.model.name}_{part}-epoch-{epoch}.pt" for part in self.ranges for epoch in epochs]
+
+    @property
     def num_rows_needed(self) -> int:
         """Rows of the data set up to the end of the last slice that is asked for."""
-        return max(part.end for part in (*self.ranges, self.heldout))
+        return rows_needed(self.ranges, self.heldout)
 
     @field_validator("name")
     @classmethod
@@ -322,6 +240,9 @@ class Params(_Section):
         for name, cell in self.cells.items():
             require_name("cells", name)
             _require_even_split(name, cell.world_size, self.train)
+        if isinstance(self.upload.checkpoints, list):
+            for checkpoint in self.upload.checkpoints:
+                require_one_of("upload.checkpoints", checkpoint, self.checkpoint_names)
         return self
 
     def grad_accum_steps(self, cell: str) -> int:
@@ -330,14 +251,21 @@ class Params(_Section):
         return self.train.global_batch_size // per_forward
 
 
-def load_params(path: Path = Path("params.yaml")) -> Params:
+def load_params(path: Path = Path("params.yaml"), *, is_for_dvc: bool = False) -> Params:
     """Return the comparison that the file describes.
 
+    With `is_for_dvc`, sections whose keys all have defaults have to stand there too: DVC would miss them, hours later.
     Raises ConfigurationError (exit code 2) with one line that names the key, the value and what is allowed.
     """
     try:
-        params = Params.model_validate(read_strict_yaml(path))
-        _check_paths(params, path.resolve().parent)
+        content = read_strict_yaml(path)
+        params = Params.model_validate(content)
+        for section in Params.model_fields:
+            if is_for_dvc and section not in content:
+                raise ValueError(f"{section}: missing, and DVC asks for it; write `{section}: {{}}` for its defaults")
+        check_paths(
+            params.model, params.dataset, ranges=params.ranges, heldout=params.heldout, base=path.resolve().parent
+        )
     except ValidationError as error:
         raise ConfigurationError(f"{path}: {first_complaint(error, Params)}") from None
     except ValueError as error:
@@ -357,44 +285,10 @@ def _require_even_split(name: str, world_size: int, train: TrainParams) -> None:
         )
 
 
-def _check_paths(params: Params, base: Path) -> None:
-    """Raise ValueError if a local source is not there or has fewer rows than are asked for."""
-    if params.model.kind == "path" and not (base / params.model.location / "config.json").is_file():
-        raise ValueError(f"model.source: no file {params.model.location}/config.json; allowed: a model folder")
-    if params.dataset.kind != "path":
-        return
-    file = base / params.dataset.location
-    if file.suffix not in (".parquet", ".jsonl"):
-        raise ValueError(f"dataset.source: got {params.dataset.location!r}; allowed: a .parquet or .jsonl file")
-    if not file.is_file():
-        raise ValueError(f"dataset.source: no file {params.dataset.location}; allowed: a .parquet or .jsonl file")
-    num_rows = _count_rows(file)
-    if num_rows is not None and params.num_rows_needed > num_rows:
-        key = "heldout" if params.heldout.end > num_rows else "ranges"
-        raise ValueError(
-            f"{key}: row {params.num_rows_needed} is beyond the {num_rows} rows of {params.dataset.location}; "
-            f"allowed: 0-{num_rows}"
-        )
-
-
-def _count_rows(file: Path) -> int | None:
-    """Return the number of rows, or None where the file is no readable parquet (the download stage says so)."""
-    if file.suffix == ".jsonl":
-        with file.open("rb") as lines:
-            return sum(1 for line in lines if line.strip())
-    import pyarrow as pa  # here, not above: half a second that only local parquet files need
-    import pyarrow.parquet as pq
-
-    try:
-        return int(pq.read_metadata(file).num_rows)
-    except (pa.ArrowException, OSError):
-        return None
-
-
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="tasks.params", description="Check params.yaml.")
     parser.add_argument("file", nargs="?", type=Path, default=Path("params.yaml"))
-    load_params(parser.parse_args().file)
+    load_params(parser.parse_args().file, is_for_dvc=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from tasks.params import load_params
 from tasks.reporting import data_files, drawing
 from tasks.reporting.collect import collect_results
+from tasks.reporting.history_file import with_history
 from tasks.reporting.html import render_html
 from tasks.reporting.markdown import render_markdown
 from tasks.reporting.outputs import Outputs, read_outputs
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 def make_report(outputs: Outputs, reports: Path) -> Results:
     """Check the gates, write all files of the report, and return what results.json holds."""
-    results = collect_results(outputs)
+    results = with_history(collect_results(outputs), outputs, reports / "history.csv")
     write_report(results, reports)
     data_files.write_metrics(reports / "metrics.json", results)
     data_files.write_epochs(reports / "epochs.csv", results)
@@ -77,6 +78,8 @@ def _main() -> None:
         params = load_params()
         outputs = read_outputs(params, **{name: getattr(arguments, name) for name in _INPUTS})
         results = make_report(outputs, reports)
+        if results.history is not None:
+            logger.info("history: %s", results.history.summary)
         logger.info("checked %d gates on the runs of %s", len(results.gates), ", ".join(params.cells))
         log_report(
             params,

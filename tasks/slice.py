@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from tasks.params import Params, RowRange, load_params
+from tasks.params import Params, load_params
 from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.stage.kept import MANIFEST, keeping, kept_manifest
 from tasks.stage.links import link_folder
 from tasks.stage.logs import configure_logging
 from tasks.stage.progress import counting
+from tasks.stage.source_params import RowRange
 from training.files import digest_of_file, digest_of_json, write_json
 
 _log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_lin
 from tasks.stage.links import link_file
 from tasks.stage.logs import configure_logging
 from training.failure import BadCheckpointError
-from training.files import write_json
+from training.files import digest_of_file, write_json
 from training.receipt import RECEIPT
 
 _log = logging.getLogger(__name__)
@@ -68,37 +68,57 @@ def stage_publication(params: Params, sources: Sources, staged: Path) -> dict[st
     _log.info("cell %s: publishing %s", cell, facts["final_checkpoint"])
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
-    receipts = _link_checkpoints(run, facts, staged)
+    receipts = _link_checkpoints(run, facts, _wanted(params, facts), staged)
     _write_model(params.workload, sources.base_model, run / facts["final_checkpoint"], staged)
     _link_tokenizer(sources.base_model, staged)
     _link_report(sources.reports, staged)
-    (staged / "README.md").write_text(_card(params, results, cell), encoding="utf-8")
+    card = _card(params, results, cell, [Path(path).name for path in receipts])
+    (staged / "README.md").write_text(card, encoding="utf-8")
     manifest = write_manifest(staged, {"comparison": params.name, "cell": cell, "final": facts["final_checkpoint"]})
     _require_as_trained(manifest, receipts)
     return manifest
 
 
-def _link_checkpoints(run: Path, facts: dict[str, Any], staged: Path) -> dict[str, str]:
-    """Link the semantic checkpoints of all segments, and return path -> sha256 as their receipts say."""
+def _wanted(params: Params, facts: dict[str, Any]) -> list[str]:
+    """Return the file names of the checkpoints that are published beside the final weights."""
+    if params.upload.checkpoints == "last":
+        return [Path(facts["final_checkpoint"]).name]
+    return params.checkpoint_names if params.upload.checkpoints == "all" else list(params.upload.checkpoints)
+
+
+def _link_checkpoints(run: Path, facts: dict[str, Any], wanted: list[str], staged: Path) -> dict[str, str]:
+    """Link the wanted semantic checkpoints and return path -> sha256, as their receipts say.
+
+    Raises DataError if one of them is missing, or if the last one, of which the final weights are made, is or differs.
+    """
     receipts = {}
+    final = run / facts["final_checkpoint"]
+    if not final.is_file():
+        raise DataError(f"{run / 'run.json'}: no file {facts['final_checkpoint']}; run `dvc repro` to restore it")
     for segment in facts["segments"]:
         folder = run / segment["folder"]
         receipt = json.loads((folder / RECEIPT).read_bytes())["files"]
         for file in sorted(folder.glob("*-epoch-*.pt")):
-            link_file(file, staged / "checkpoints" / file.name)
-            receipts[f"checkpoints/{file.name}"] = receipt[file.name]["sha256"]
-    if f"checkpoints/{Path(facts['final_checkpoint']).name}" not in receipts:
-        raise DataError(f"{run / 'run.json'}: no file {facts['final_checkpoint']}; run `dvc repro` to restore it")
+            sha256 = receipt[file.name]["sha256"]
+            if file.name in wanted:
+                link_file(file, staged / "checkpoints" / file.name)
+                receipts[f"checkpoints/{file.name}"] = sha256
+            elif file == final:
+                _require_equal(file.name, digest_of_file(file), sha256)
+    missing = [name for name in wanted if f"checkpoints/{name}" not in receipts]
+    if missing:
+        raise DataError(f"{run / 'run.json'}: no checkpoint {missing[0]} of upload.checkpoints; run `dvc repro`")
     return receipts
 
 
 def _require_as_trained(manifest: dict[str, Any], receipts: dict[str, str]) -> None:
     for path, sha256 in receipts.items():
-        found = manifest["files"][path]["sha256"]
-        if found != sha256:
-            raise DataError(
-                f"{path}: sha256 {found} is not {sha256} of its receipt; delete data/runs and run `dvc repro`"
-            )
+        _require_equal(path, manifest["files"][path]["sha256"], sha256)
+
+
+def _require_equal(path: str, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise DataError(f"{path}: sha256 {found} is not {wanted} of its receipt; delete data/runs and run `dvc repro`")
 
 
 def _write_model(workload: str, base_model: Path, checkpoint: Path, staged: Path) -> None:
@@ -131,14 +151,15 @@ def _link_report(reports: Path, staged: Path) -> None:
         link_file(file, staged / "report" / file.relative_to(reports))
 
 
-def _card(params: Params, results: Results, cell: str) -> str:
+def _card(params: Params, results: Results, cell: str, checkpoints: list[str]) -> str:
     model, dataset = results.comparison.model, results.comparison.dataset
     return hub.model_card(
-        card_text(results, cell=cell, repo_id=params.upload.repo_id),
+        card_text(results, cell=cell, repo_id=params.upload.repo_id, checkpoints=checkpoints),
         name=f"{params.name}-{cell}",
         base_model=_hub_id(model.source),
         dataset=_hub_id(dataset.source),
         dataset_name=f"{dataset.label}, held-out rows {results.quality.heldout}",
+        license_id=model.license if _hub_id(model.source) else None,
         metrics=metrics_of(results, cell),
         tags=["ddp-compare", params.workload],
     )

@@ -4,7 +4,7 @@ All ranks run everything here together. A clock is read when the device is done.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,9 +24,17 @@ _LONGER = 1.5
 
 
 def probe_compute(
-    strategy: Strategy, ranks: Ranks, micro_batches: Sequence[MicroBatch], *, num_repeats: int
+    strategy: Strategy,
+    ranks: Ranks,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    num_repeats: int,
+    on_start: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Return the seconds of each part of a step of the plain module; nothing is exchanged.
+
+    `on_start` is called when all ranks have met and are about to begin: for an emulated device, which must not make up
+    for the time it waited.
 
     On several ranks all run at once, as independent copies: against the same on one rank that is contention. Lists go
     by rank, then by repeat: `forward_seconds` and `backward_seconds` then by micro-batch; `optimizer_seconds` (clipping
@@ -37,13 +45,18 @@ def probe_compute(
     replica = strategy.replica
     weight = 1 / max(sum(part.num_tokens for part in micro_batches), 1)
     parts, optimizer, whole = [], [], []
-    for _ in range(num_repeats):
+
+    def meet() -> None:
         ranks.highest(0)
+        on_start()
+
+    for _ in range(num_repeats):
+        meet()
         # Not timed: what the first forward after an update costs more belongs to the step, not to a micro-batch.
         replica.add(replica.module, micro_batches[0], weight=weight)
         parts.append([_forward_and_backward(replica, ranks, part, weight=weight) for part in micro_batches])
         optimizer.append(seconds_of(lambda: replica.step(0.0), ranks))
-        ranks.highest(0)
+        meet()
         whole.append(seconds_of(lambda: _plain_step(replica, micro_batches, weight=weight), ranks))
     seconds, optimizer_seconds = ranks.gather(np.array(parts)), ranks.gather(np.array(optimizer))
     step_seconds = ranks.gather(np.array(whole))
@@ -56,7 +69,7 @@ def probe_compute(
         "optimizer_seconds": optimizer_seconds.tolist(),
         "step_seconds": step_seconds.tolist(),
         "fixed_seconds": fixed_seconds.tolist(),
-        "gradients": _gradients(replica, ranks, micro_batches[-1], weight=weight, num_repeats=num_repeats),
+        "gradients": _gradients(replica, ranks, micro_batches[-1], weight=weight, num_repeats=num_repeats, meet=meet),
     }
 
 
@@ -154,13 +167,19 @@ def _plain_step(replica: Replica, micro_batches: Sequence[MicroBatch], *, weight
 
 
 def _gradients(
-    replica: Replica, ranks: Ranks, micro_batch: MicroBatch, *, weight: float, num_repeats: int
+    replica: Replica,
+    ranks: Ranks,
+    micro_batch: MicroBatch,
+    *,
+    weight: float,
+    num_repeats: int,
+    meet: Callable[[], None],
 ) -> list[dict[str, Any]]:
     """Return when each parameter's gradient is ready: median over repeats of the mean over ranks."""
     named = {name: part for name, part in replica.module.named_parameters() if part.requires_grad}
     runs: list[dict[str, float]] = []
     for _ in range(num_repeats):
-        ranks.highest(0)
+        meet()
         runs.append(_ready_shares(replica, ranks, micro_batch, named, weight=weight))
     replica.forget_gradient()
     # The order is that of the graph, the same in every backward.

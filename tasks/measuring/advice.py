@@ -100,6 +100,9 @@ def advise(params: Params, comparison: Comparison, bench: Bench, *, device: str)
     """Try the knobs on the cell with the most ranks; None if there is nothing to try."""
     cell = max(comparison.cells, key=lambda one: one.world_size)
     plain = as_trained(cell)
+    # The counterfactuals have had their turn; their memory goes to what is tried.
+    bench.forget()
+    bench.build([plain])
     buckets = bench.facts(plain)[0]["gradient_bucket_mib"]
     knobs = knobs_for(params, cell.name, device=device, buckets=buckets, batch=cell.overrides)
     if not knobs:

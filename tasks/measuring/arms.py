@@ -60,17 +60,24 @@ def data_arms(cell: Cell, *, has_copy: bool) -> list[Arm]:
     return [Arm(name=data_name(cell, place), cell=cell.name, variant=_variant(cell), data=place) for place in places]
 
 
+def silent(cell: Cell) -> Arm:
+    """Return the arm in which every rank keeps its own gradient."""
+    variant = _variant(cell, communicates=False)
+    return Arm(name=f"{cell.name}, no communication", cell=cell.name, variant=variant, data="device")
+
+
+def copies(cell: Cell) -> Arm:
+    """Return the arm in which every rank runs its share as one process would, all at once."""
+    variant = _variant(cell, is_independent=True)
+    return Arm(name=f"{cell.name}, independent copies", cell=cell.name, variant=variant, data="device")
+
+
 def spreading_arms(cell: Cell) -> list[Arm]:
     """Return the arms that leave out what only several ranks have, one thing after another."""
-    independent = _variant(cell, is_independent=True)
+    independent = copies(cell).variant
     return [
-        Arm(
-            name=f"{cell.name}, no communication",
-            cell=cell.name,
-            variant=_variant(cell, communicates=False),
-            data="device",
-        ),
-        Arm(name=f"{cell.name}, independent copies", cell=cell.name, variant=independent, data="device"),
+        silent(cell),
+        copies(cell),
         Arm(name=f"{cell.name}, one copy alone", cell=cell.name, variant=independent, data="device", is_alone=True),
         Arm(name=f"{cell.name}, update only", cell=cell.name, variant=independent, part="update", is_alone=True),
     ]

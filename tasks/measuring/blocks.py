@@ -66,9 +66,14 @@ class Trials:
 class Bench:
     """The ranks of all cells, and which steps they run: the same ones in every arm of a turn."""
 
-    def __init__(self, workers: Mapping[str, Workers], *, seed: int, meter: GpuMeter | None = None) -> None:
+    def __init__(
+        self, workers: Mapping[str, Workers], *, seed: int, meter: GpuMeter | None = None, holds_all: bool = True
+    ) -> None:
+        """With `holds_all` every variant is built once; without, memory has room for one, built anew at each turn."""
         self._workers = workers
         self._meter = meter
+        self._holds_all = holds_all
+        self._held: Arm | None = None
         self._rng = np.random.default_rng(seed)
         self._num_steps = 1
         self._facts: dict[str, list[dict[str, Any]]] = {}
@@ -78,6 +83,10 @@ class Bench:
 
     def build(self, arms: Iterable[Arm]) -> None:
         """Have every group build its arms' variants, all groups at once, so that no block pays for it."""
+        if not self._holds_all:
+            for arm in arms:
+                self._hold(arm)
+            return
         by_cell: dict[str, list[Arm]] = {}
         for arm in arms:
             by_cell.setdefault(arm.cell, []).append(arm)
@@ -89,7 +98,23 @@ class Bench:
 
         with ThreadPoolExecutor() as threads:
             list(threads.map(build, by_cell))
+        self._count_steps()
+
+    def _count_steps(self) -> None:
         self._num_steps = min(one["num_steps"] for facts in self._facts.values() for one in facts)
+
+    def _hold(self, arm: Arm) -> None:
+        """Drop what is built, unless it is this arm's variant, and build that."""
+        held = self._held
+        if held is not None and (held.cell, held.variant) == (arm.cell, arm.variant):
+            self._facts.setdefault(arm.name, self._facts[held.name])
+            return
+        if held is not None:
+            self._workers[held.cell].ask("forget", doing=f"dropping {held.name}")
+        self._held = arm
+        facts = self._workers[arm.cell].ask("facts", variant=dict(arm.variant), doing=f"building {arm.name}")
+        self._facts[arm.name] = facts
+        self._count_steps()
 
     def facts(self, arm: Arm) -> list[dict[str, Any]]:
         """Return what each rank said of a variant when it was built."""
@@ -100,9 +125,12 @@ class Bench:
         for group in self._workers.values():
             group.ask("forget", doing="dropping variants")
         self._facts.clear()
+        self._held = None
 
     def ddp_timers(self, arm: Arm) -> dict[str, float]:
         """Return what DDP timed itself on the slowest rank, in seconds; {} if it timed nothing."""
+        if not self._holds_all:
+            self._hold(arm)
         found = self._workers[arm.cell].ask("timers", variant=dict(arm.variant), doing=f"asking DDP about {arm.name}")
         slowest = max(found, key=lambda one: one.get("backward_comm", 0.0))
         return {name: value for name, value in slowest.items() if name != "rank"}
@@ -121,6 +149,8 @@ class Bench:
 
     def run(self, arm: Arm, steps: Sequence[int]) -> Timed:
         """Run one block."""
+        if not self._holds_all:
+            self._hold(arm)
         group = self._workers[arm.cell]
         ranks = None
         if arm.is_alone:

@@ -15,11 +15,18 @@ class Link:
     """Sweeps, drawn many times.
 
     At a measured number of ranks: between two measured sizes a power law, beyond the largest proportional to the bytes,
-    below the smallest what that takes. At another: scaled by the terms of a ring, fitted to all sweeps.
+    below the smallest what that takes. At another: scaled by the terms of a ring, fitted to all sweeps. One number of
+    ranks cannot tell what is paid once per all-reduce from what is paid per hop: what does not grow with the bytes then
+    grows with the number of hops to the power of `growth`, from 0 (once; a switch that adds up) to 1 (every hop).
     """
 
-    def __init__(self, sweeps: Mapping[int, Sequence[AllReduce]], drawn: Mapping[int, np.ndarray]) -> None:
-        """`drawn`: number of ranks -> (num_draws, num_sizes) seconds; raises ValueError for a sweep without a size."""
+    def __init__(
+        self, sweeps: Mapping[int, Sequence[AllReduce]], drawn: Mapping[int, np.ndarray], *, growth: Draws
+    ) -> None:
+        """`drawn`: number of ranks -> (num_draws, num_sizes) seconds; `growth`: (num_draws,).
+
+        Raises ValueError for a sweep without a size.
+        """
         empty = [world_size for world_size, points in sweeps.items() if not points]
         if empty or not sweeps:
             raise ValueError(f"no all-reduce was measured at {empty or 'any'} ranks; needed: at least one size each")
@@ -27,6 +34,8 @@ class Link:
         # More bytes never take less time; where noise says so, the larger figure stands.
         self._log_seconds = {n: np.log(np.maximum.accumulate(drawn[n], axis=1)) for n in sweeps}
         self._terms = _ring(sweeps, drawn)
+        self._lone = next(iter(sweeps)) if len(sweeps) == 1 else None
+        self._growth = growth
 
     def seconds(self, num_bytes: float, world_size: int) -> Draws:
         """Return the seconds of an all-reduce; 0 on one rank."""
@@ -55,7 +64,11 @@ class Link:
         return np.asarray((1 - part) * seconds[:, upper - 1] + part * seconds[:, upper])
 
     def _ring_seconds(self, num_bytes: float, world_size: int) -> Draws:
-        return np.asarray(self._terms @ _terms_of(num_bytes, world_size))
+        constant, hops, per_byte = _terms_of(num_bytes, world_size)
+        once = np.full(len(self._terms), constant)
+        if self._lone is not None:
+            once = ((world_size - 1) / (self._lone - 1)) ** self._growth
+        return np.asarray(self._terms[:, 0] * once + self._terms[:, 1] * hops + self._terms[:, 2] * per_byte)
 
 
 def _terms_of(num_bytes: float, world_size: int) -> np.ndarray:
@@ -66,13 +79,13 @@ def _terms_of(num_bytes: float, world_size: int) -> np.ndarray:
 def _ring(sweeps: Mapping[int, Sequence[AllReduce]], drawn: Mapping[int, np.ndarray]) -> np.ndarray:
     """Return constant, seconds per hop and seconds per byte: (num_draws, 3), none below 0.
 
-    Least squares of relative errors. One number of ranks cannot tell constant from hops; all is then taken to be hops.
+    Least squares of relative errors. One number of ranks cannot tell constant from hops: all is then in the constant.
     """
     rows = np.array([_terms_of(point.num_bytes, n) for n, points in sweeps.items() for point in points])
     seconds = np.concatenate([drawn[n] for n in sweeps], axis=1)
     weights = 1 / np.median(seconds, axis=0)
     rows, wanted = rows * weights[:, None], seconds * weights
-    usable = (0, 1, 2) if len(sweeps) > 1 else (1, 2)
+    usable = (0, 1, 2) if len(sweeps) > 1 else (0, 2)
     best, least = np.zeros((len(seconds), 3)), np.full(len(seconds), np.inf)
     # Few enough terms to try every choice of those that are above 0.
     for chosen in itertools.chain.from_iterable(itertools.combinations(usable, k) for k in range(1, len(usable) + 1)):

@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from tasks.measuring.arms import Cell
+from tasks.measuring.arms import Arm, Cell, as_trained, copies, data_arms, silent
+from tasks.measuring.blocks import Bench
 from tasks.measuring.prediction import WORLD_SIZES, as_prediction, read_model_error
 from tasks.measuring.probe import Probe, probe_from
-from tasks.measuring.waterfall import COPY, WRAPPER
 from tasks.measuring.workers import Workers
-from tasks.reporting.measurement import Estimate, Prediction, Waterfall
+from tasks.reporting.measurement import Estimate, Prediction
 from training.probe import probe_buckets
 
 _log = logging.getLogger(__name__)
 
-_NUM_REPEATS = 10
+_NUM_ROUNDS = 5
+_REPEATS_PER_ROUND = 2
 _SWEEP_SECONDS = 3.0
 """For the sweep of one number of ranks."""
 
@@ -30,8 +31,8 @@ class Probed:
     """One rank."""
     cells: list[Cell]
     """Those with several ranks whose gradients DDP exchanges."""
-    waterfalls: list[Waterfall]
-    """Theirs."""
+    has_copy: bool
+    """Whether micro-batches are copied to a device."""
     is_weak: bool
     """Whether a cell's global batch grows with its number of ranks."""
     bytes_per_real_byte: float
@@ -40,36 +41,41 @@ class Probed:
     """Devices of this machine; None: not known."""
 
 
-def probe_cells(probed: Probed, workers: Mapping[str, Workers], *, seconds: float = _SWEEP_SECONDS) -> Probe:
-    """Have the ranks time the parts of a step one by one, alone and together, and their link."""
-    lone = {"is_independent": True}
+def probe_cells(
+    probed: Probed, bench: Bench, workers: Mapping[str, Workers], *, seconds: float = _SWEEP_SECONDS
+) -> Probe:
+    """Have the ranks time the parts of a step one by one, alone and together, and their link.
+
+    `seconds`: for the sweep of one number of ranks. The steps of `bench` are those of its blocks.
+    """
     groups = [probed.baseline, *probed.cells]
-    # One repeat of each number of ranks after another, so that what drifts is in all of them.
-    asked: dict[int, list[list[dict[str, Any]]]] = {cell.world_size: [] for cell in groups}
-    for _ in range(2):
+    largest = max(probed.cells, key=lambda cell: cell.world_size)
+    compute: dict[int, list[dict[str, Any]]] = {cell.world_size: [] for cell in groups}
+    copying: dict[int, list[float]] = {cell.world_size: [] for cell in groups}
+    wrapper = []
+    # A little of each number of ranks after another, so that what drifts is in all of them.
+    for turn in range(_NUM_ROUNDS):
         for cell in groups:
-            asked[cell.world_size].append(
-                workers[cell.name].ask("probe", variant=lone, num_repeats=_NUM_REPEATS // 2, doing="probing a step")
-            )
-    compute = {size: _joined([answers[0] for answers in found]) for size, found in asked.items()}
+            compute[cell.world_size].append(_first(workers[cell.name], "probe", cell, num_repeats=_REPEATS_PER_ROUND))
+            if probed.has_copy:
+                difference = _difference(bench, *data_arms(cell, has_copy=True), is_turned=turn % 2 > 0)
+                copying[cell.world_size].append(difference / compute[cell.world_size][-1]["num_micro_batches"])
+        wrapper.append(_difference(bench, silent(largest), copies(largest), is_turned=turn % 2 > 0))
     sweeps = {
-        cell.world_size: workers[cell.name].ask(
-            "sweep", variant=lone, num_repeats=_NUM_REPEATS, seconds_budget=seconds, doing="sweeping all-reduces"
-        )[0]
+        cell.world_size: _first(
+            workers[cell.name], "sweep", cell, num_repeats=_NUM_ROUNDS * _REPEATS_PER_ROUND, seconds_budget=seconds
+        )
         for cell in probed.cells
     }
-    largest = max(probed.cells, key=lambda cell: cell.world_size)
-    facts = workers[largest.name].ask("facts", doing="asking for buckets")[0]
-    buckets = probe_buckets(facts["gradient_bucket_bytes"], compute[1]["gradients"])
-    wrapper = [_seconds(fall, WRAPPER) for fall in probed.waterfalls if fall.cell == largest.name]
-    copies = [_seconds(fall, COPY) for fall in probed.waterfalls if fall.cell == largest.name]
-    num_copies = len(compute[1]["forward_seconds"][0][0]) / largest.world_size
+    alone = _joined(compute[1])
+    variant = dict(as_trained(largest).variant)
+    facts = workers[largest.name].ask("facts", variant=variant, doing="asking for buckets")[0]
     return probe_from(
-        compute,
+        {1: alone, **{size: _joined(answers) for size, answers in compute.items() if size > 1}},
         sweeps,
-        buckets=buckets,
-        wrapper_seconds=wrapper or (0.0,),
-        copy_seconds=[seconds / num_copies for seconds in copies] or (0.0,),
+        buckets=probe_buckets(facts["gradient_bucket_bytes"], alone["gradients"]),
+        wrapper_seconds=wrapper,
+        copy_seconds=copying if probed.has_copy else None,
         link_bytes_per_byte=probed.bytes_per_real_byte,
         scaling="weak" if probed.is_weak else "strong",
         ranks_per_machine=probed.ranks_per_machine,
@@ -77,13 +83,18 @@ def probe_cells(probed: Probed, workers: Mapping[str, Workers], *, seconds: floa
 
 
 def predict_cells(
-    probed: Probed, workers: Mapping[str, Workers], speedups: Mapping[str, Estimate], *, seed: int
+    probed: Probed,
+    bench: Bench,
+    workers: Mapping[str, Workers],
+    speedups: Mapping[str, Estimate],
+    *,
+    seed: int,
 ) -> Prediction | None:
     """Return what other numbers of ranks would give; None without a cell that exchanges gradients."""
     if not probed.cells or probed.baseline.world_size != 1:
         return None
     _log.info("probing the parts of a step, and the link, for a prediction")
-    probe = probe_cells(probed, workers)
+    probe = probe_cells(probed, bench, workers)
     measured = {cell.world_size: speedups[cell.name] for cell in probed.cells if cell.name in speedups}
     sizes = sorted({*WORLD_SIZES, *measured})
     prediction = as_prediction(probe, measured=measured, seed=seed, model_error=read_model_error(), world_sizes=sizes)
@@ -92,13 +103,30 @@ def predict_cells(
     return prediction
 
 
+def _first(workers: Workers, command: str, cell: Cell, **asked: Any) -> dict[str, Any]:
+    """Return the first rank's answer, which tells of all ranks; every rank is on its own."""
+    return workers.ask(command, variant=dict(copies(cell).variant), doing=f"measuring for a {command}", **asked)[0]
+
+
+def _difference(bench: Bench, one: Arm, other: Arm, *, is_turned: bool) -> float:
+    """Return by how many seconds per step one arm is longer than the other, mean over ranks, from the same steps.
+
+    The other runs first if it is turned.
+    """
+    steps = bench.draw_steps()
+    order = (other, one) if is_turned else (one, other)
+    seconds = {arm.name: bench.run(arm, steps).mean_rank_seconds for arm in order}
+    return seconds[one.name] - seconds[other.name]
+
+
 def _joined(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Return several answers of probe_compute as one with all their repeats."""
     joined = dict(answers[0])
     for name in ("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds", "fixed_seconds"):
         joined[name] = np.concatenate([np.asarray(answer[name]) for answer in answers], axis=1).tolist()
+    # The order of the gradients is that of the graph: the same in all.
+    ready = np.median([[part["ready"] for part in answer["gradients"]] for answer in answers], axis=0)
+    joined["gradients"] = [
+        {**part, "ready": float(share)} for part, share in zip(joined["gradients"], ready, strict=True)
+    ]
     return joined
-
-
-def _seconds(fall: Waterfall, name: str) -> float:
-    return next((part.seconds.value for part in fall.parts if part.name == name), 0.0)

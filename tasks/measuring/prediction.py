@@ -19,19 +19,21 @@ from tasks.reporting.measurement import Estimate, PredictedCurve, PredictedPoint
 WORLD_SIZES = (2, 4, 8, 16, 64)
 """Numbers of ranks that a prediction is made for."""
 
+_GROWTH = (0.0, 1.0)
+"""Power of the hops with which a link's latency grows, where one number of ranks was measured: any as likely."""
 _TAILS = (5, 95)
 """Percentiles between which 90 % of the draws lie."""
-_MODEL_ERROR_FILE = Path(__file__).with_name("model_error.json")
+MODEL_ERROR_FILE = Path(__file__).with_name("model_error.json")
 _BUCKET_MIB = (1, 2, 5, 10, 25, 50, 100, 200, 400)
 """Bucket sizes that the best is looked for among."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelError:
-    """By how much the model itself is off, found by benchmarks/prediction on configurations it was not made from."""
+    """By how much the model itself is off, found by benchmarks/prediction on emulated devices."""
 
     relative: float
-    """Standard deviation of log(measured / predicted speedup) at measured numbers of ranks."""
+    """Root mean square of log(measured / predicted speedup) at measured numbers of ranks."""
     relative_extrapolated: float
     """The same beyond them."""
     calibrated_on: str
@@ -40,7 +42,7 @@ class ModelError:
     """What it was found from."""
 
 
-def read_model_error(file: Path = _MODEL_ERROR_FILE) -> ModelError | None:
+def read_model_error(file: Path = MODEL_ERROR_FILE) -> ModelError | None:
     """Return what the benchmark wrote; None if it has not been run."""
     return ModelError(**json.loads(file.read_bytes())) if file.exists() else None
 
@@ -55,7 +57,8 @@ def predict(
     random = np.random.default_rng(seed)
     drawn = _Drawn(probe, random, num_draws)
     alone = drawn.step_seconds(1)
-    errors = random.normal(size=num_draws)
+    # Student's: few configurations leave the model's error itself uncertain.
+    errors = random.standard_t(model_error.num_configurations, size=num_draws) if model_error else np.zeros(num_draws)
     estimates = {}
     for world_size in world_sizes:
         work = world_size if probe.scaling == "weak" else 1
@@ -119,7 +122,8 @@ class _Drawn:
 
         self._probe = probe
         self._forward, self._backward = draw(probe.forward_seconds), draw(probe.backward_seconds)
-        self._optimizer, self._copy = draw(probe.optimizer_seconds), draw(probe.copy_seconds)
+        self._optimizer = draw(probe.optimizer_seconds)
+        self._copy = {n: np.maximum(draw(repeats), 0.0) for n, repeats in probe.copy_seconds.items()}
         self._fixed = {n: draw(repeats) for n, repeats in probe.fixed_seconds.items()}
         # The mean: one step is as late as its latest rank, many are so in the mean.
         self._spread = {n: draw(repeats, take=np.mean) for n, repeats in probe.spread_seconds.items()}
@@ -128,14 +132,15 @@ class _Drawn:
         self._contention = {n: draw(repeats) for n, repeats in probe.contention.items()}
         self._update_contention = {n: draw(repeats) for n, repeats in probe.update_contention.items()}
         swept = {n: np.stack([draw(one.seconds) for one in points], axis=1) for n, points in probe.all_reduce.items()}
-        self._link = Link(probe.all_reduce, swept)
+        growth = np.concatenate([[np.mean(_GROWTH)], random.uniform(*_GROWTH, size=num_draws)])
+        self._link = Link(probe.all_reduce, swept, growth=growth)
 
     def step_seconds(self, world_size: int) -> Draws:
         """Return the seconds of one optimizer step."""
         num_micro_batches, work, last = self._probe.share_of(world_size)
         slower = self._slower(self._contention, world_size)
         earlier = (work - last) * slower * (self._forward + self._backward)
-        fixed = _nearest(self._fixed, world_size) + num_micro_batches * self._copy
+        fixed = _nearest(self._fixed, world_size) + num_micro_batches * _nearest(self._copy, world_size)
         update = self._optimizer * self._slower(self._update_contention, world_size) + fixed
         forward, backward = last * slower * self._forward, last * slower * self._backward
         if world_size == 1:
@@ -201,16 +206,19 @@ def _assumptions(probe: Probe, model_error: ModelError | None) -> list[str]:
     else:
         error = (
             f"The intervals hold the noise of the measurements and the model's own error, {model_error.relative:.1%} "
-            f"at measured numbers of ranks and {model_error.relative_extrapolated:.1%} beyond, calibrated on "
-            f"{model_error.num_configurations} configurations on {model_error.calibrated_on}."
+            f"at measured numbers of ranks and {model_error.relative_extrapolated:.1%} beyond, found on emulated "
+            f"devices of {model_error.num_configurations} configurations on {model_error.calibrated_on}."
         )
+    link = f"All-reduce was measured with {measured} ranks; for more it is scaled as a ring over links like these."
+    if len(probe.all_reduce) == 1:
+        link += " How its latency grows with them, one number cannot tell: not at all to with every hop, as likely."
     contention = "Contention goes on growing with every rank, all on one machine."
     if probe.ranks_per_machine is not None:
         contention = f"Contention grows up to {probe.ranks_per_machine} ranks, which share a machine, and no further."
     batch = "the global batch stays" if probe.scaling == "strong" else "the batch of each rank stays"
     return [
         f"{probe.scaling.capitalize()} scaling: {batch} as it is, except where a change says otherwise.",
-        f"All-reduce was measured with {measured} ranks; for more it is scaled as a ring over links like these.",
+        link,
         contention,
         "Loading data keeps up with any number of ranks.",
         "Converting gradients to 16 bits costs nothing.",

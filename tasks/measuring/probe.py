@@ -65,8 +65,8 @@ class Probe:
     """Seconds of computing while an all-reduce is in flight / seconds without."""
     wrapper_seconds: Repeats = (0.0,)
     """What the wrapper costs per step when it exchanges nothing; taken to be the same for each bucket."""
-    copy_seconds: Repeats = (0.0,)
-    """What copying a micro-batch to the device takes of the computation's time."""
+    copy_seconds: Mapping[int, Repeats] = field(default_factory=dict)
+    """Number of ranks -> what copying a micro-batch to the device takes of the computation's time."""
     spread_seconds: Mapping[int, Repeats] = field(default_factory=dict)
     """Number of ranks -> standard deviation of a rank's micro-batch against the other ranks', from each step."""
     scaling: Literal["strong", "weak"] = "strong"
@@ -150,7 +150,7 @@ def probe_from(
     buckets: Sequence[Mapping[str, Any]],
     in_flight: Mapping[str, Any] | None = None,
     wrapper_seconds: Sequence[float] = (0.0,),
-    copy_seconds: Sequence[float] = (0.0,),
+    copy_seconds: Mapping[int, Sequence[float]] | None = None,
     link_bytes_per_byte: float = 1.0,
     scaling: Literal["strong", "weak"] = "strong",
     ranks_per_machine: int | None = None,
@@ -185,7 +185,7 @@ def probe_from(
         },
         in_flight_slowdown=_slowdown(in_flight),
         wrapper_seconds=_repeats(wrapper_seconds),
-        copy_seconds=_repeats(copy_seconds),
+        copy_seconds={n: _repeats(repeats) for n, repeats in (copy_seconds or {}).items()},
         spread_seconds={n: _spread(answer) for n, answer in together.items()},
         scaling=scaling,
         ranks_per_machine=ranks_per_machine,

@@ -1,6 +1,7 @@
 """One measurement of a comparison: preflight, ranks, speedups, waterfalls, prediction and advice."""
 
 import contextlib
+import json
 import logging
 import threading
 import time
@@ -16,17 +17,22 @@ from tasks.measuring.advice import advise
 from tasks.measuring.arms import Cell, as_trained
 from tasks.measuring.blocks import Bench
 from tasks.measuring.gpu_meter import gpu_meter
+from tasks.measuring.host_checks import BYTES_PER_PARAMETER
+from tasks.measuring.host_facts import free_memory_bytes
 from tasks.measuring.predicting import Probed, predict_cells
 from tasks.measuring.preflight import preflight
 from tasks.measuring.speed import Comparison, Measured, measure_speed, spreads_updates
 from tasks.measuring.workers import Workers, working
 from tasks.params import Params
 from tasks.reporting.measurement import Advice, Measurement, Prediction, Preflight
+from tasks.stage.failure import DistributedError, ResourceError
 from tasks.stage.progress import counting
 from tasks.stage.ranks import choose_device, told_to_ranks
 
 _log = logging.getLogger(__name__)
 
+_SHARE_OF_MEMORY = 0.6
+"""Of the memory, for weights, gradients and optimizer states; activations and buckets need the rest."""
 _HALF_WIDTHS = {"cuda": 0.02, "cpu": 0.03}
 
 
@@ -55,18 +61,28 @@ def measure_cells(
     """
     started = time.perf_counter()
     session = _session(params, machine=machine, base_model=base_model, rows=rows, work=work)
-    found = preflight(params, dict(machine), cells=list(params.cells), device=session.device, folder=work.parent)
+    num_parameters = json.loads((base_model / "manifest.json").read_bytes())["num_parameters"]
+    found = preflight(
+        params, dict(machine), cells=list(params.cells), device=session.device, folder=work.parent,
+        num_parameters=num_parameters,
+    )  # fmt: skip
+    holds_all = has_room(session.comparison, machine, device=session.device, num_parameters=num_parameters)
     launchers = {cell: spread.launcher for cell, spread in params.cells.items()}
     _log.info("starting the ranks of %s, which then wait for their turn", ", ".join(params.cells))
     with contextlib.ExitStack() as stack:
         meter = stack.enter_context(gpu_meter()) if session.device == "cuda" else None
         workers = stack.enter_context(working(session.configs, launchers=launchers, stop=stop))
-        bench = Bench(workers, seed=params.train.seed, meter=meter)
+        bench = Bench(workers, seed=params.train.seed, meter=meter, holds_all=holds_all)
         with counting("measuring, blocks", None) as advance:
             measured = measure_speed(session.comparison, bench, advance=advance)
         arms = account(session.comparison, bench, measured, session.arithmetic)
-        prediction = _predict(session, bench, workers, measured, machine["num_gpus"] or None)
-        advice = _advise(session, bench)
+        prediction, advice = None, None
+        try:
+            prediction = _predict(session, bench, workers, measured, machine["num_gpus"] or None)
+            advice = _advise(session, bench)
+        except (DistributedError, ResourceError) as error:
+            # The speedups are measured: what comes after must not cost them.
+            _log.warning("prediction or advice left out: %s", error)
     return Measurement(
         scaling=params.measure.scaling,
         preflight=Preflight.model_validate(found),
@@ -80,6 +96,26 @@ def measure_cells(
         prediction=prediction,
         advice=advice,
     )
+
+
+def has_room(comparison: Comparison, machine: Mapping[str, Any], *, device: str, num_parameters: int) -> bool:
+    """Return whether all variants of all cells fit into memory side by side, optimizer state included.
+
+    On GPUs the first one counts: a rank of every cell is there. Activations are not known and left room for.
+    """
+    sizes = {cell.name: cell.world_size for cell in comparison.cells}
+    variants = {(arm.cell, json.dumps(dict(arm.variant))) for arm in (*comparison.arms, *comparison.counterfactuals)}
+    num_models = sum(1 if device == "cuda" else sizes[cell] for cell, _ in variants)
+    needed = num_models * num_parameters * BYTES_PER_PARAMETER
+    free = machine["gpus"][0]["memory_gib"] * 2**30 if device == "cuda" else free_memory_bytes()[0]
+    if needed <= _SHARE_OF_MEMORY * free:
+        return True
+    _log.warning(
+        "%d models with their optimizers would take %.1f GiB, %.1f are there: each is built anew at its turn, which "
+        "takes longer",
+        num_models, needed / 2**30, free / 2**30,
+    )  # fmt: skip
+    return False
 
 
 def _session(params: Params, *, machine: Mapping[str, Any], base_model: Path, rows: Path, work: Path) -> Session:
@@ -144,10 +180,10 @@ def _predict(
     probed = Probed(
         baseline=baseline,
         cells=comparison.spreading,
-        waterfalls=measured.waterfalls,
+        has_copy=comparison.has_copy,
         is_weak=comparison.is_weak,
         bytes_per_real_byte=bench.facts(as_trained(baseline))[0]["bytes_per_real_byte"],
         ranks_per_machine=num_devices,
     )
     speedups = {arm: estimate(interval) for arm, interval in measured.speedups.items()}
-    return predict_cells(probed, workers, speedups, seed=comparison.seed)
+    return predict_cells(probed, bench, workers, speedups, seed=comparison.seed)

@@ -4,6 +4,7 @@ import functools
 from datetime import UTC, datetime
 
 from tasks.reporting import statistics
+from tasks.reporting.cost import cost_of
 from tasks.reporting.equivalence import equivalences
 from tasks.reporting.facts import ComparisonFacts, DatasetFacts, GpuFacts, MachineFacts, ModelFacts, SliceFacts
 from tasks.reporting.gates import check_gates
@@ -21,6 +22,7 @@ from tasks.reporting.results import (
     Spread,
 )
 from tasks.reporting.stage_files import SegmentFile
+from tasks.reporting.time_to_loss import time_to_loss
 from tasks.reporting.verdict import label_of, verdict_of
 from tasks.reporting.wording import readable
 
@@ -34,6 +36,7 @@ def collect_results(outputs: Outputs) -> Results:
     measurement = outputs.measurement
     if measurement is not None and is_withheld:
         measurement = without_comparison(measurement)
+    cells = [_cell(outputs, cell, measurement, is_withheld=is_withheld) for cell in outputs.params.cells]
     results = Results(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         name=outputs.params.name,
@@ -44,10 +47,11 @@ def collect_results(outputs: Outputs) -> Results:
         gates=gates,
         equivalence=equivalences(outputs),
         comparison=_comparison(outputs),
-        cells=[_cell(outputs, cell, measurement, is_withheld=is_withheld) for cell in outputs.params.cells],
+        cells=cells,
         quality=_quality(outputs),
         loss_curves=[_loss_curve(cell, run) for cell, run in outputs.runs.items()],
         measurement=measurement,
+        cost=None if is_withheld else cost_of(outputs, cells, measurement),
     )
     return results.model_copy(update={"verdict": verdict_of(results)})
 
@@ -188,6 +192,7 @@ def _quality(outputs: Outputs) -> Quality:
             )
             for sample in evaluation.samples
         ],
+        time_to_loss=time_to_loss(outputs),
     )
 
 

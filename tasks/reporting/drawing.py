@@ -49,7 +49,7 @@ class Chart(Protocol):
     NEEDS_SPEEDUP: bool
     """True if nothing is drawn while the speedup is withheld."""
     SECTION: str
-    """The section of the page that it stands in: speed, training, losses, prediction or quality."""
+    """The section of the page that it stands in: speed, training, losses, prediction, quality or history."""
 
     def is_shown(self, results: Results) -> bool:
         """Return whether there is anything to draw; a chart without is left out."""

@@ -24,6 +24,8 @@ class SourceFacts(Record):
     """What it is, in plain words."""
     digest: str
     """sha256 of the content."""
+    license: str | None = None
+    """The licence that its source names; null where that is not known."""
 
 
 class ModelFacts(SourceFacts):

@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.reporting import drawing, measured_notes, measured_tables, notes, tables, wording
+from tasks.reporting import (
+    cost_tables,
+    drawing,
+    history_tables,
+    measured_notes,
+    measured_tables,
+    notes,
+    tables,
+    wording,
+)
 from tasks.reporting.glossary import GLOSSARY, word_of
 from tasks.reporting.measured import cells_of
 from tasks.reporting.measurement import Estimate, Measurement
@@ -57,8 +66,16 @@ def render_html(results: Results, svgs: dict[str, str]) -> str:
         predictions=measured_tables.predictions(results),
         fitness=measured_notes.fitness(results),
         preflight=measured_tables.preflight(results),
+        history=history_tables.summary(results),
+        changes=history_tables.changes(results),
+        records=history_tables.records(results),
         charts=_figures(results, svgs),
         quality=tables.quality_of_models(results),
+        reached=cost_tables.reached(results),
+        times_to_loss=cost_tables.times_to_loss(results),
+        no_cost=cost_tables.missing(results),
+        costs=cost_tables.tables(results),
+        cost_notes=cost_tables.notes(results),
         withheld=notes.withheld(results),
         how_measured=notes.how_measured(results),
         not_claimed=notes.not_claimed(results),

@@ -2,7 +2,7 @@
 
 import re
 
-from tasks.reporting import drawing, measured_notes, measured_tables, notes, tables
+from tasks.reporting import cost_tables, drawing, history_tables, measured_notes, measured_tables, notes, tables
 from tasks.reporting.glossary import GLOSSARY
 from tasks.reporting.results import Results
 from tasks.reporting.tables import Table
@@ -43,7 +43,12 @@ def render_markdown(results: Results) -> str:
         f"{results.quality.seq_len} tokens.",
         _table(tables.quality_of_models(results)),
         *_charts(results, "quality"),
+        *_time_to_quality(results),
         *_samples(results),
+        "## What it costs",
+        *_cost(results),
+        "## History",
+        *_history(results),
         "## Preflight",
         *_preflight(results, nothing),
         "## How it was measured",
@@ -111,11 +116,31 @@ def _prediction(results: Results) -> list[str]:
     ]
 
 
+def _time_to_quality(results: Results) -> list[str]:
+    reached, table = cost_tables.reached(results), cost_tables.times_to_loss(results)
+    return [] if reached is None or table is None else [escaped(reached), _table(table)]
+
+
+def _cost(results: Results) -> list[str]:
+    if (missing := cost_tables.missing(results)) is not None:
+        return [missing]
+    return [*[_titled(table) for table in cost_tables.tables(results)], _list(cost_tables.notes(results))]
+
+
 def _preflight(results: Results, nothing: dict[str, str]) -> list[str]:
     table, fitness = measured_tables.preflight(results), measured_notes.fitness(results)
     if table is None or fitness is None:
         return [escaped(nothing["preflight"])]
     return [escaped(fitness), _table(table)]
+
+
+def _history(results: Results) -> list[str]:
+    found = [history_tables.changes(results), history_tables.records(results)]
+    return [
+        escaped(history_tables.summary(results)),
+        *[_titled(table) for table in found if table is not None],
+        *_charts(results, "history"),
+    ]
 
 
 def _charts(results: Results, *sections: str) -> list[str]:

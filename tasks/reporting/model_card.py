@@ -1,16 +1,17 @@
 """The text of the model card of a published comparison; its metadata is added in tasks/services/hub.py."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from tasks.reporting.facts import SourceFacts
 from tasks.reporting.results import CellResults, Results
 
 _MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not checked"}
 
 
-def card_text(results: Results, *, cell: str, repo_id: str | None) -> str:
+def card_text(results: Results, *, cell: str, repo_id: str | None, checkpoints: Sequence[str]) -> str:
     """Return the card's Markdown: verdict, what was trained, quality, gates and files of the published cell.
 
-    No speedup or efficiency is in it if one is withheld.
+    `checkpoints` are the file names of the published ones. No speedup or efficiency is in it if one is withheld.
     """
     published = next(found for found in results.cells if found.cell == cell)
     sections = [
@@ -23,7 +24,7 @@ def card_text(results: Results, *, cell: str, repo_id: str | None) -> str:
         f"## Quality on the held-out rows {results.quality.heldout}\n\n" + _quality(results, cell),
         "## Gates\n\nA speedup is given only if no gate failed.\n\n" + _gates(results),
         "" if results.is_speedup_withheld else "## Speedup\n\n" + _speedups(results) + _whence(results),
-        _FILES,
+        "## Files\n\n" + _table(("path", "what"), _files(checkpoints)),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -36,14 +37,14 @@ def metrics_of(results: Results, cell: str) -> dict[str, float]:
     return {"loss": found.loss, **({} if found.perplexity is None else {"perplexity": found.perplexity})}
 
 
-_FILES = """## Files
-
-| path | what |
-|---|---|
-| `model.safetensors`, `config.json`, tokenizer | the final weights, for `from_pretrained` |
-| `checkpoints/` | the weights after every range and epoch, for `torch.load(file, weights_only=True)` |
-| `report/` | the whole report: `index.html`, `report.md`, and `results.json` for machines |
-| `manifest.json` | size and sha256 of every file |"""
+def _files(checkpoints: Sequence[str]) -> list[tuple[str, str]]:
+    weights = "the weights after that range and epoch, for `torch.load(file, weights_only=True)`"
+    return [
+        ("`model.safetensors`, `config.json`, tokenizer", "the final weights, for `from_pretrained`"),
+        *((f"`checkpoints/{name}`", weights) for name in checkpoints),
+        ("`report/`", "the whole report: `index.html`, `report.md`, and `results.json` for machines"),
+        ("`manifest.json`", "size and sha256 of every file"),
+    ]
 
 
 def _use(repo_id: str | None) -> str:
@@ -65,9 +66,9 @@ def _training_facts(results: Results, cell: CellResults) -> list[tuple[str, str]
         f"{cell.micro_batch_size} per forward and rank, {cell.grad_accum_steps} forwards"
     )
     return [
-        ("base model", f"{_source(facts.model.source, facts.model.commit)}: {facts.model.label}"),
+        ("base model", _source(facts.model)),
         ("parameters", f"{facts.model.num_parameters:,}"),
-        ("data set", f"{_source(facts.dataset.source, facts.dataset.commit)}: {facts.dataset.label}"),
+        ("data set", _source(facts.dataset)),
         ("rows trained on", ", ".join(part.range for part in facts.ranges)),
         ("cell", f"{cell.cell} ({spread})"),
         ("training", ", ".join(f"{name} {value}" for name, value in facts.train.items())),
@@ -131,8 +132,10 @@ def _interval(cell: CellResults) -> str:
     return "n/a" if speedup is None else f"{speedup.low:.2f} to {speedup.high:.2f}"
 
 
-def _source(source: str, commit: str | None) -> str:
-    return f"`{source}`" + (f" at `{commit}`" if commit else "")
+def _source(facts: SourceFacts) -> str:
+    commit = f" at `{facts.commit}`" if facts.commit else ""
+    licence = f" (licence: {facts.license})" if facts.license else ""
+    return f"`{facts.source}`{commit}: {facts.label}{licence}"
 
 
 def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -10,10 +10,13 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from tasks.reporting.cost import Cost
 from tasks.reporting.equivalence import Equivalence
 from tasks.reporting.facts import ComparisonFacts, Record
 from tasks.reporting.gate import Gate
+from tasks.reporting.history import History
 from tasks.reporting.measurement import Estimate, Measurement
+from tasks.reporting.time_to_loss import TimeToLoss
 from tasks.stage.failure import DataError
 from training.files import write_json
 
@@ -184,6 +187,8 @@ class Quality(Record):
     """The base model first, then each cell's last checkpoint."""
     samples: list[Sample]
     """A few held-out rows, continued by every model."""
+    time_to_loss: TimeToLoss | None = None
+    """When each cell's training came to a loss; null in results of an earlier version."""
 
 
 class Results(Record):
@@ -217,6 +222,10 @@ class Results(Record):
     """Training loss of the cells."""
     measurement: Measurement | None = None
     """What the stage `measure` found; null where it did not run."""
+    cost: Cost | None = None
+    """What the cells cost; null if withheld, and in results of an earlier version."""
+    history: History | None = None
+    """This comparison among its earlier runs; null in results of an earlier version."""
 
     @property
     def is_speedup_measured(self) -> bool:

@@ -22,6 +22,7 @@ class SourceManifest(StageFile):
     commit: str | None = None
     label: str
     digest: str
+    license: str | None = None
 
 
 class RawManifest(SourceManifest):

@@ -83,6 +83,11 @@ def difference(value: float) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
+def usd(value: float) -> str:
+    """Return US dollars with three significant digits, such as `$12.30`, `$0.0142` or `$1,230`."""
+    return f"${value:.2f}" if 1 <= value < 100 else f"${three_digits(value)}"
+
+
 def parameters(number: int) -> str:
     """Return the size of a model, such as `1.1 million parameters`."""
     for size, word in ((10**9, "billion"), (10**6, "million")):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tasks.services import network
 from tasks.services.manifest import MANIFEST, differences, paths_in, read_digests
+from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
 from tasks.stage.failure import ConfigurationError, DataError, ResourceError, StageError
 from tasks.stage.links import link_file
 
@@ -24,26 +25,6 @@ if TYPE_CHECKING:  # importing the library takes half a second, which most stage
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-
-_MODEL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "model-*.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-)
-"""All that is taken from a model repository: never pickles (.bin, .pt) and never code (.py)."""
 
 
 def resolve_commit(repo_id: str, revision: str, *, kind: Literal["model", "dataset"]) -> str:
@@ -72,13 +53,15 @@ def download_model(repo_id: str, commit: str, folder: Path) -> None:
     """
     from huggingface_hub import snapshot_download
 
+    wanted = (*SMALL_FILES, *WEIGHTS_FILES)
+
     def fetch() -> str:
         # Folders of a repository ("*/*") hold other formats of the same model.
-        return snapshot_download(repo_id, revision=commit, allow_patterns=list(_MODEL_FILES), ignore_patterns=["*/*"])
+        return snapshot_download(repo_id, revision=commit, allow_patterns=list(wanted), ignore_patterns=["*/*"])
 
     with _reading(f"model {repo_id}", commit), network.saying_that_it_runs(f"downloading model {repo_id}"):
         snapshot = Path(_call(fetch))
-    files = [file for pattern in _MODEL_FILES for file in sorted(snapshot.glob(pattern))]
+    files = [file for pattern in wanted for file in sorted(snapshot.glob(pattern))]
     names = {file.name for file in files}
     if "config.json" not in names:
         raise DataError(f"model {repo_id} at {commit}: has no config.json; choose a transformers model")
@@ -93,6 +76,20 @@ def download_model(repo_id: str, commit: str, folder: Path) -> None:
         place = link_file if file.suffix == ".safetensors" else shutil.copyfile
         place(file.resolve(), folder / file.name)
     _log.info("model %s at %s: %d files in %s", repo_id, commit, len(files), folder)
+
+
+def license_of(repo_id: str, commit: str, *, kind: Literal["model", "dataset"]) -> str | None:
+    """Return the licence that the repository's card names, such as apache-2.0; None if it cannot be told."""
+    from huggingface_hub import hf_hub_download, metadata_load
+
+    try:
+        with _reading(f"{kind} {repo_id}", commit):
+            card = _call(lambda: hf_hub_download(repo_id, "README.md", revision=commit, repo_type=kind))
+        found = (metadata_load(card) or {}).get("license")
+    except Exception as error:  # a stranger's file, read by a library that raises whatever YAML raises
+        _log.info("%s %s: its licence is not known (%s)", kind, repo_id, network.reason(error))
+        return None
+    return found if isinstance(found, str) and found.isprintable() and len(found) <= 64 else None
 
 
 @dataclass(frozen=True)
@@ -178,13 +175,14 @@ def model_card(
     base_model: str | None,
     dataset: str | None,
     dataset_name: str,
+    license_id: str | None,
     metrics: dict[str, float],
     tags: list[str],
 ) -> str:
     """Return README.md of a model repository: metadata as YAML, where the Hub reads it, then the body.
 
     `base_model` and `dataset` are Hub ids, None for others; `dataset_name` says in words what `metrics` (name ->
-    value) were measured on.
+    value) were measured on; `license_id` is the base model's, as the Hub names it.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -194,6 +192,7 @@ def model_card(
     ]
     metadata = ModelCardData(
         base_model=base_model,
+        license=license_id,
         datasets=None if dataset is None else [dataset],
         library_name="transformers",
         pipeline_tag="text-generation",

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tasks.builtin import corpus, tiny_model
-from tasks.params import DatasetParams, ModelParams
 from tasks.services import hub
+from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
 from tasks.sources.row_store import stored_rows
 from tasks.stage.failure import DataError
 from tasks.stage.kept import MANIFEST, keeping, kept_manifest
+from tasks.stage.source_params import DatasetParams, ModelParams
 from training.files import digest_of_file, digest_of_json, write_json
 
 _log = logging.getLogger(__name__)
@@ -21,11 +22,6 @@ _log = logging.getLogger(__name__)
 STORE = Path(".work/download/models")
 _MAX_CONFIG_BYTES = 10 * 2**20
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
-_SMALL_FILES = (
-    "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json",
-    "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
-)  # fmt: skip
 
 
 def stored_model(model: ModelParams, *, commit: str | None = None) -> Path:
@@ -48,6 +44,7 @@ def stored_model(model: ModelParams, *, commit: str | None = None) -> Path:
             "kind": model.kind,
             "revision": model.revision,
             "commit": commit,
+            "license": _license(model, commit),
             "label": _label(model, facts),
             **facts,
             "is_random_weights": model.kind == "builtin",
@@ -90,9 +87,13 @@ def _fill(folder: Path, model: ModelParams, commit: str | None) -> None:
             shutil.copyfile(file, folder / file.name)
 
 
+def _license(model: ModelParams, commit: str | None) -> str | None:
+    return None if commit is None else hub.license_of(model.location, commit, kind="model")
+
+
 def _files_to_take(folder: Path, source: str) -> list[Path]:
     """Return the files of a local model folder that are data: never pickles (.bin, .pt), never code (.py)."""
-    weights = [*sorted(folder.glob("model.safetensors")), *sorted(folder.glob("model-*.safetensors"))]
+    weights = [file for pattern in WEIGHTS_FILES for file in sorted(folder.glob(pattern))]
     if not weights:
         pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl") for file in folder.glob(pattern))
         found = f"only {pickles[0]}, and pickled weights are refused" if pickles else "none"
@@ -100,7 +101,7 @@ def _files_to_take(folder: Path, source: str) -> list[Path]:
             f"model.source {source}: needs model.safetensors, or model-*.safetensors with an index; found {found}; "
             "save the model with save_pretrained()"
         )
-    return [file for name in _SMALL_FILES if (file := folder / name).is_file()] + weights
+    return [file for name in SMALL_FILES if (file := folder / name).is_file()] + weights
 
 
 def _checked_facts(folder: Path, source: str) -> dict[str, Any]:

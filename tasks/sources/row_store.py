@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.builtin import corpus
-from tasks.params import DatasetParams, RowRange
+from tasks.services import hub
 from tasks.sources.rows import BATCH_ROWS, TextCheck, texts_of
 from tasks.stage.failure import ConfigurationError
 from tasks.stage.progress import counting
+from tasks.stage.source_params import DatasetParams, RowRange
 from training.files import digest_of_file, digest_of_json, replacing, write_json
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ class StoredRows:
     num_rows: int
     source_digest: str | None
     """sha256 of the local file that the rows were read from; None for other sources."""
+    license: str | None
+    """As the data set's card on the Hub names it; None where that is not known."""
 
     def batches(self, num_rows: int) -> Iterator[list[str]]:
         """Yield the texts of the first `num_rows` rows, in batches."""
@@ -60,13 +63,15 @@ def stored_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = N
     if facts is not None and facts["num_rows"] >= num_rows and file.is_file():
         if digest_of_file(file) == facts["sha256"]:
             _log.info("%s: reused the %d rows in %s", dataset.source, facts["num_rows"], folder)
-            return StoredRows(file, facts["num_rows"], identity.get("digest"))
+            return StoredRows(file, facts["num_rows"], identity.get("digest"), facts.get("license"))
         _log.warning("%s: %s is damaged; reading the source again", dataset.source, file)
     with replacing(file) as temporary:
         _read(dataset, num_rows, commit, temporary)
-    write_json(facts_file, {"num_rows": num_rows, "sha256": digest_of_file(file), "identity": identity})
+    license_id = None if commit is None else hub.license_of(dataset.location, commit, kind="dataset")
+    facts = {"num_rows": num_rows, "sha256": digest_of_file(file), "license": license_id, "identity": identity}
+    write_json(facts_file, facts)
     _log.info("%s: read %d rows into %s", dataset.source, num_rows, folder)
-    return StoredRows(file, num_rows, identity.get("digest"))
+    return StoredRows(file, num_rows, identity.get("digest"), license_id)
 
 
 def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: Path) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.builtin.corpus import corpus_rows
-from tasks.params import DatasetParams
 from tasks.services.network import is_transient, reason, status_code
 from tasks.stage.failure import ConfigurationError, DataError, ResourceError, StageError
+from tasks.stage.source_params import DatasetParams
 
 BATCH_ROWS = 1_000
 MAX_CHARACTERS = 1_000_000

@@ -18,6 +18,7 @@ class ExitCode(IntEnum):
     RESOURCES = 4
     DIVERGED = 5
     DISTRIBUTED = 6
+    REGRESSED = 7
     PREEMPTED = 75
     INTERRUPTED = 130
 

@@ -64,7 +64,7 @@ def test_dvc_repro_after_the_flow_does_nothing_and_the_other_way_round(workspace
     said = workspace.repro().stdout
     assert said.count("Running stage") == 1
     assert "Running stage 'fingerprint'" in said
-    workspace.change({"train.learning_rate": 0.001})
+    workspace.change({"train.learning_rate": 0.001, "measure.speed": False})
     workspace.repro()
     assert _launches(workspace) == [2, 2]
     said = workspace.flow()
@@ -159,7 +159,10 @@ def _wait_for_steps(
 
 
 def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(tmp_path: Path, project: Path) -> None:
-    changes = {**SMALL, "ranges": ["0-64", "64-464"], "heldout": "464-480", "train.checkpoint_every_steps": 5}
+    changes = {
+        **SMALL, "ranges": ["0-64", "64-464"], "heldout": "464-480", "train.checkpoint_every_steps": 5,
+        "measure.speed": False,
+    }  # fmt: skip
     disturbed = Workspace.create(tmp_path / "disturbed", project=project, changes=changes)
     with (disturbed.folder / "flow.log").open("wb") as log:
         flow = subprocess.Popen(

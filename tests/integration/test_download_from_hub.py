@@ -74,6 +74,7 @@ def write_texts(folder: Path, edition: str = "first") -> Path:
         numbers = range(part * ROWS_PER_FILE, (part + 1) * ROWS_PER_FILE)
         table = pa.table({"id": numbers, "text": [text(number, edition) for number in numbers]})
         pq.write_table(table, folder / f"data/train-{part:05d}-of-00003.parquet")
+    (folder / "README.md").write_text("---\nlicense: cc0-1.0\n---\n# Texts\n")
     return folder
 
 
@@ -82,6 +83,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_qwen2(folder, [f"{text(number)} {number:x} {number:o} {number:b}" for number in range(3_000)])
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Tiny\n")
     return folder
 
 
@@ -115,6 +117,7 @@ def test_rows_and_model_arrive_at_a_commit_that_stays_until_the_user_asks_anew(
     facts = downloader.manifest("model")
     assert (facts["revision"], facts["commit"]) == ("main", downloader.hub.repos["model", "owner/tiny"].head)
     assert facts["is_random_weights"] is False
+    assert (downloader.manifest("raw")["license"], facts["license"]) == ("cc0-1.0", "apache-2.0")
     assert (tmp_path / "model/model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
     assert not (tmp_path / "model/pytorch_model.bin").exists()
 

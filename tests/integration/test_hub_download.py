@@ -153,6 +153,30 @@ def test_a_gated_model_says_so_without_a_token_and_arrives_with_one(reader: Read
     assert reader.found == TAKEN
 
 
+def test_the_licence_is_the_one_that_the_card_names_and_what_cannot_be_told_is_none(reader: Reader) -> None:
+    program = (
+        "import sys\nfrom tasks.services import hub\n"
+        "print(hub.license_of(sys.argv[1], sys.argv[2], kind='model'))\n"
+    )  # fmt: skip
+    repo = reader.hub.repos["model", "owner/model"]
+    cards = {
+        "---\nlicense: apache-2.0\ntags: [a]\n---\n# A model": "apache-2.0",
+        "# A model without metadata": "None",
+        "---\nlicense: [mit, other]\n---\n": "None",
+        "---\nlicense: {a: [\n---\n": "None",
+    }
+    for card, named in cards.items():
+        (reader.folder / "source/README.md").write_text(card)
+        repo.add_folder(reader.folder / "source")
+        told = reader.fetch("owner/model", repo.head, program=program)
+        assert (told.returncode, told.stdout.strip()) == (0, named), (card, told.stderr)
+    (reader.folder / "source/README.md").unlink()
+    repo.add_folder(reader.folder / "source")
+    assert reader.fetch("owner/model", repo.head, program=program).stdout.strip() == "None"
+    reader.hub.fail("drop", ".", times=1000)
+    assert reader.fetch("owner/model", "0" * 40, program=IN_HASTE + program).stdout.strip() == "None"
+
+
 def test_pickled_weights_alone_are_refused(reader: Reader) -> None:
     (reader.folder / "source/model.safetensors").unlink()
     reader.hub.repos["model", "owner/model"].add_folder(reader.folder / "source")

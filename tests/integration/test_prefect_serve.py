@@ -77,7 +77,9 @@ def _wait_for_training(served: Served) -> list[int]:
 def test_deployment_has_a_weekly_schedule_whose_runs_are_planned_and_a_limit_of_one(served: Served) -> None:
     (deployment,) = served.api.ask("deployments/filter")
     assert deployment["name"] == "ddp-compare"
-    assert "0 3 * * 0" in {plan["schedule"]["cron"] for plan in deployment["schedules"] if plan["active"]}
+    plans = {plan["schedule"]["cron"]: plan["parameters"] for plan in deployment["schedules"] if plan["active"]}
+    assert plans["0 3 * * 0"] == {"rebench": True}
+    assert deployment["parameters"] == {}
     assert deployment["global_concurrency_limit"]["limit"] == 1
     assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
     # With SQLAlchemy 2.1 none were ever planned, without a word.
@@ -98,6 +100,15 @@ def test_bare_name_typed_literally_starts_a_run(served: Served) -> None:
     _wait_for_training(served)
     assert len(_runs(served, "RUNNING")) == 1
     assert served.type("prefect deployment inspect ddp-compare/ddp-compare").returncode == 0
+
+
+def test_rebench_is_a_parameter_that_a_run_is_given(served: Served) -> None:
+    typed = served.type("prefect deployment run ddp-compare --param rebench=true")
+    assert typed.returncode == 0, typed.stderr
+    runs = served.api.ask("flow_runs/filter", flow_runs={"state": {"type": {"not_any_": ["CANCELLED"]}}})
+    (asked,) = [run for run in runs if not run["auto_scheduled"] and run["parameters"]]
+    assert asked["parameters"] == {"rebench": True}
+    served.api.ask(f"flow_runs/{asked['id']}/set_state", state={"type": "CANCELLED"}, force=True)
 
 
 def test_cron_starts_a_run_which_waits_for_the_one_before(served: Served) -> None:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 def abstracts(real_data: Path, tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspace:
     """The finished comparison of 1 and 2 processes on the ranges 0-500, 500-1500, from the pretrained model."""
     changes = {
+        "measure.speed": False,
         "name": "abstracts",
         "description": "A small pretrained Llama on arXiv abstracts.",
         "model.source": f"path:{real_data / 'stories260k'}",

@@ -17,8 +17,8 @@ from tasks.reporting import drawing
 from tests.tasks.reporting.comparison import edit_segment, outputs_of, write_comparison
 from tests.tasks.reporting.measured import write_measurement
 
-SECTIONS = ["verdict", "compared", "gates", "speed", "losses", "advice", "prediction", "quality", "preflight"]
-SECTIONS += ["measured", "glossary", "not-claimed"]
+SECTIONS = ["verdict", "compared", "gates", "speed", "losses", "advice", "prediction", "quality", "cost"]
+SECTIONS += ["history", "preflight", "measured", "glossary", "not-claimed"]
 NUM_CHARTS = {"given": 8, "withheld": 8, "unmeasured": 5}
 
 

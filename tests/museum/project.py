@@ -53,6 +53,7 @@ def make_project(folder: Path, checkout: Path, size: Size) -> None:
     write_json(data / "raw" / "manifest.json", _raw_manifest(size))
     write_json(data / "fingerprint" / "code.json", {"digest": "0" * 64})
     write_json(data / "fingerprint" / "machine.json", _machine())
+    write_json(data / "fingerprint" / "trial.json", {"trial": None})
     write_json(folder / "params.yaml", _params(ranges, size))  # JSON is YAML
 
 

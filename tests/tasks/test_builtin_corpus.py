@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.builtin import corpus
-from tasks.params import BUILTIN_MAX_ROWS
+from tasks.stage.source_params import BUILTIN_MAX_ROWS
 
 FUNCTION_WORDS = set(
     re.findall(r"\w+", "the a an of to in is are be and or for with that this it as by on if not when")

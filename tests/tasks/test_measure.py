@@ -215,5 +215,6 @@ def _arguments() -> list[str]:
     """Return the stage's command line."""
     return [
         *("--slices", "data/slices", "--base-model", "data/base_model", "--code", "data/fingerprint/code.json"),
-        *("--machine", "data/fingerprint/machine.json", "--measurements", "data/measurements"),
+        *("--machine", "data/fingerprint/machine.json", "--trial", "data/fingerprint/trial.json"),
+        *("--measurements", "data/measurements"),
     ]

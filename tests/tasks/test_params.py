@@ -101,6 +101,20 @@ BAD = {
     "name with a newline": ("name: test", 'name: "a\\nb"', ["name"]),
     "empty description": ("A test.", '""', ["description"]),
     "upload to nowhere": ("cells:", "upload: {repo_id: a//b}\ncells:", ["upload.repo_id", "a//b"]),
+    "price without a day": ("cells:", "cost: {price_per_gpu_hour: 2.5}\ncells:", ["cost.price_date", "2026-11-21"]),
+    "price of a day that is none": ("cells:", "cost: {price_date: '2026-02-30'}\ncells:", ["cost.price_date", "YYYY"]),
+    "price of an unquoted day": ("cells:", "cost: {price_date: 2026-11-21}\ncells:", ["cost.price_date", "quotes"]),
+    "price of a moment": ("cells:", "cost: {price_date: '2026-02-01 10:00:00'}\ncells:", ["cost.price_date", "YYYY"]),
+    "free GPUs": ("cells:", "cost: {price_per_gpu_hour: 0}\ncells:", ["cost.price_per_gpu_hour", "0"]),
+    "price nan": ("cells:", "cost: {price_per_gpu_hour: .nan}\ncells:", ["cost.price_per_gpu_hour", "nan"]),
+    "no loss to reach": ("cells:", "quality: {target_loss: 0}\ncells:", ["quality.target_loss", "0"]),
+    "checkpoints by a word": ("cells:", "upload: {checkpoints: none}\ncells:", ["upload.checkpoints", "last, all"]),
+    "checkpoints by number": ("cells:", "upload: {checkpoints: [1]}\ncells:", ["upload.checkpoints", "last, all"]),
+    "checkpoint that is never made": (
+        "cells:",
+        "upload: {checkpoints: [tiny_0-100-epoch-3.pt]}\ncells:",
+        ["upload.checkpoints", "tiny_0-100-epoch-2.pt"],
+    ),
     "duplicate key": ("name: test\n", "name: test\nname: again\n", ["duplicate key", "name"]),
     "alias": ("heldout: 300-350", "heldout: &h 300-350\nother: *h", ["aliases"]),
     "tag": ("name: test", "name: !!python/object:os.system test", ["tag"]),
@@ -156,6 +170,29 @@ def test_the_good_file_is_accepted_and_read_exactly(tmp_path: Path) -> None:
     assert (params.grad_accum_steps("1proc"), params.grad_accum_steps("2proc")) == (4, 2)
 
 
+def test_a_price_has_a_day_and_checkpoints_have_names(tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text(
+        f'{GOOD}cost: {{price_per_gpu_hour: 2.5, price_date: "2026-11-21"}}\n'
+        "upload: {checkpoints: [tiny_100-250-epoch-2.pt]}\n"
+    )
+    params = load_params(file)
+    assert (params.cost.price_per_gpu_hour, params.cost.price_date) == (2.5, "2026-11-21")
+    assert params.upload.checkpoints == ["tiny_100-250-epoch-2.pt"]
+    names = ["tiny_0-100-epoch-1.pt", "tiny_0-100-epoch-2.pt", "tiny_100-250-epoch-1.pt", "tiny_100-250-epoch-2.pt"]
+    assert params.checkpoint_names == names
+
+
+def test_a_section_that_dvc_would_miss_hours_later_is_missed_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text(GOOD + "measure: {}\nquality: {}\ntracking: {}\nupload: {}\n")
+    load_params(file)
+    with pytest.raises(ConfigurationError, match=r"cost: missing, and DVC asks for it; write `cost: {}`"):
+        load_params(file, is_for_dvc=True)
+    file.write_text(file.read_text() + "cost: {}\n")
+    assert load_params(file, is_for_dvc=True) == load_params(file)
+
+
 def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n' * 320)
     file = tmp_path / "params.yaml"
@@ -166,7 +203,7 @@ def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_p
 
 @pytest.mark.parametrize("name", ["embedded", "qwen2-arxiv"])
 def test_every_preset_is_valid(name: str, project: Path) -> None:
-    assert load_params(project / "presets" / f"{name}.yaml").name == name
+    assert load_params(project / "presets" / f"{name}.yaml", is_for_dvc=True).name == name
 
 
 def test_the_default_comparison_is_the_embedded_preset(project: Path) -> None:

@@ -13,9 +13,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from tasks import slice as slicing
-from tasks.params import Params, RowRange, load_params
+from tasks.params import Params, load_params
 from tasks.stage.failure import ConfigurationError, DataError
 from tasks.stage.kept import MANIFEST
+from tasks.stage.source_params import RowRange
 from training.files import digest_of_file, digest_of_json, write_json
 
 SPECIAL = "Before <|endoftext|> after, and <|im_end|> as well."

@@ -16,8 +16,9 @@ from tasks.reporting.model_card import card_text
 from tasks.services.manifest import git_hash
 from tasks.stage.failure import DataError
 from tests.finished_comparison import SPEEDUP, make_finished_comparison, make_results, read_json
-from training.files import digest_of_file
+from training.files import digest_of_file, write_json
 
+FIRST = "data/runs/2proc/segments/0-8-epoch-1/tiny_qwen2_0-8-epoch-1.pt"
 FINAL = "data/runs/2proc/segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"
 ARGUMENTS = [
     "--base-model=data/base_model",
@@ -50,9 +51,15 @@ def sources() -> upload.Sources:
     return upload.Sources(base_model=Path("data/base_model"), runs=Path("data/runs"), reports=Path("reports"))
 
 
+def ask_for(comparison: Path, checkpoints: str) -> None:
+    """Set upload.checkpoints in params.yaml."""
+    file = comparison / "params.yaml"
+    file.write_text(file.read_text().replace("repo_id: null", f"repo_id: null, checkpoints: {checkpoints}"))
+
+
 def test_staged_model_loads_and_equals_the_last_cells_final_checkpoint(comparison: Path, run_stage) -> None:
     said = run_stage()
-    assert "nothing published; 12 files" in said
+    assert "nothing published; 11 files" in said
     assert "staged in reports/hub" in said
     staged = comparison / "reports/hub"
     model = AutoModelForCausalLM.from_pretrained(staged)
@@ -78,7 +85,6 @@ def test_every_staged_file_is_in_the_manifest_with_its_size_and_hash(comparison:
         "config.json",
         "model.safetensors",
         "tokenizer.json",
-        "checkpoints/tiny_qwen2_0-8-epoch-1.pt",
         "checkpoints/tiny_qwen2_8-16-epoch-1.pt",
         "report/index.html",
         "report/report.md",
@@ -102,7 +108,7 @@ def test_dry_run_lists_files_and_sizes_and_leaves_nothing(comparison: Path, run_
     said = run_stage("--dry-run")
     size = (comparison / FINAL).stat().st_size
     assert f"{size:,}  checkpoints/tiny_qwen2_8-16-epoch-1.pt" in said
-    assert "dry run: 12 files" in said
+    assert "dry run: 11 files" in said
     assert sorted(path.name for path in (comparison / "reports").iterdir()) == [
         "charts",
         "index.html",
@@ -123,9 +129,47 @@ def test_the_last_trained_cell_of_params_is_published(comparison: Path) -> None:
 
 
 def test_a_checkpoint_that_is_not_what_its_receipt_says_is_refused(comparison: Path) -> None:
-    with (comparison / "data/runs/2proc/segments/0-8-epoch-1/tiny_qwen2_0-8-epoch-1.pt").open("ab") as file:
+    ask_for(comparison, "[tiny_qwen2_0-8-epoch-1.pt]")
+    with (comparison / FIRST).open("ab") as file:
         file.write(b"x")
     with pytest.raises(DataError, match=r"checkpoints/tiny_qwen2_0-8-epoch-1\.pt: sha256 .* is not .* of its receipt"):
+        upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
+
+
+def test_the_final_weights_are_those_of_the_receipt_also_where_their_checkpoint_is_not_published(
+    comparison: Path,
+) -> None:
+    ask_for(comparison, "[tiny_qwen2_0-8-epoch-1.pt]")
+    weights = torch.load(comparison / FINAL, weights_only=True)
+    torch.save({name: tensor + 1 for name, tensor in weights.items()}, comparison / FINAL)  # loads, but is another
+    with pytest.raises(DataError, match=r"tiny_qwen2_8-16-epoch-1\.pt: sha256 .* is not .* of its receipt"):
+        upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
+
+
+@pytest.mark.parametrize(
+    ("asked", "parts"),
+    [("last", ["8-16"]), ("all", ["0-8", "8-16"]), ("[tiny_qwen2_0-8-epoch-1.pt]", ["0-8"]), ("[]", [])],
+)
+def test_the_checkpoints_asked_for_are_staged_and_named_on_the_card(
+    comparison: Path, asked: str, parts: list[str]
+) -> None:
+    ask_for(comparison, asked)
+    manifest = upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
+    names = [f"checkpoints/tiny_qwen2_{part}-epoch-1.pt" for part in parts]
+    assert [path for path in manifest["files"] if path.startswith("checkpoints/")] == names
+    staged = comparison / "reports/hub"
+    assert sorted(str(file.relative_to(staged)) for file in staged.glob("checkpoints/*")) == names
+    card = (staged / "README.md").read_text(encoding="utf-8")
+    assert [line.split("`")[1] for line in card.splitlines() if line.startswith("| `checkpoints/")] == names
+    model = AutoModelForCausalLM.from_pretrained(staged)
+    wanted = torch.load(comparison / FINAL, weights_only=True)
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_checkpoint_that_was_asked_for_and_is_gone_is_named(comparison: Path) -> None:
+    ask_for(comparison, "all")
+    (comparison / FIRST).unlink()
+    with pytest.raises(DataError, match=r"no checkpoint tiny_qwen2_0-8-epoch-1\.pt of upload\.checkpoints"):
         upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
 
 
@@ -160,10 +204,23 @@ def test_card_of_hub_sources_links_base_model_and_data_set(comparison: Path) -> 
     head = (comparison / "reports/hub/README.md").read_text(encoding="utf-8").split("---\n", 2)[1]
     assert yaml.safe_load(head)["base_model"] == "owner/base"
     assert yaml.safe_load(head)["datasets"] == ["owner/rows"]
+    assert "license" not in yaml.safe_load(head)  # nobody has named one
+
+
+def test_card_names_the_licences_of_base_model_and_data_set_where_they_are_known(comparison: Path) -> None:
+    content = read_json(comparison / "reports/results.json")
+    content["comparison"]["model"] |= {"source": "hub:owner/base", "commit": "c" * 40, "license": "apache-2.0"}
+    content["comparison"]["dataset"] |= {"source": "hub:owner/rows", "commit": "d" * 40, "license": "cc0-1.0"}
+    write_json(comparison / "reports/results.json", content)
+    upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
+    _, head, body = (comparison / "reports/hub/README.md").read_text(encoding="utf-8").split("---\n", 2)
+    assert yaml.safe_load(head)["license"] == "apache-2.0"
+    assert f"| base model | `hub:owner/base` at `{'c' * 40}`: random weights (licence: apache-2.0) |" in body
+    assert f"| data set | `hub:owner/rows` at `{'d' * 40}`: docstrings (licence: cc0-1.0) |" in body
 
 
 def test_card_without_speedup_where_it_is_withheld() -> None:
-    card = card_text(make_results(is_withheld=True), cell="2proc", repo_id=None)
+    card = card_text(make_results(is_withheld=True), cell="2proc", repo_id=None, checkpoints=[])
     assert "The speedup is withheld: unequal tokens." in card
     assert "| equal tokens | ✗ failed | 1proc 512 \\| 2proc 480 |" in card
     assert "parallel efficiency" not in card

@@ -40,7 +40,9 @@ def main() -> int:
         strategy.warm_up(parts[-1])
         strategy.train_step(parts, num_tokens=step.num_tokens, learning_rate=0.0)
         before = parameter_checksum(model)
-        compute = probe_compute(strategy, ranks, parts, num_repeats=NUM_REPEATS)
+        emulated = hasattr(workload, "emulated_device")
+        options = {"on_start": workload.emulated_device(model).start_now} if emulated else {}
+        compute = probe_compute(strategy, ranks, parts, num_repeats=NUM_REPEATS, **options)
         found: dict[str, Any] = {"compute": compute, "bucket_bytes": strategy.gradient_bucket_bytes}
         if ranks.world_size > 1:
             found |= {

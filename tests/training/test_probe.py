@@ -186,3 +186,15 @@ def test_the_parts_of_an_emulated_device_are_found_and_foretell_its_step(
     assert [bucket.ready for bucket in probe.buckets] == pytest.approx([0.25, 0.5, 0.75, 1.0], abs=0.05)
     truth = expected_step_seconds(device, 1, 2) / expected_step_seconds(device, 2, 1)
     assert predict(probe, [2], seed=1)[2].value == pytest.approx(truth, rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_device_that_waited_for_a_straggler_does_not_make_up_for_it(
+    ranks: ForkedRanks, rows: Path, tmp_path: Path
+) -> None:
+    device = EmulatedDevice(num_layers=4, forward_ms=2.0, backward_ms=4.0, fixed_ms=3.0, straggler_ms=10.0)
+    model = write_device(tmp_path / "device", device)
+    changes = {"workload": "emulated", "strategy": "ddp", "micro_batch_size": 4}
+    together = _probed(ranks, tmp_path / "two", model, rows, **changes, world_size=2)["compute"]
+    # One of the two ranks is late in every step, so each is by half of it in the mean.
+    assert np.median(np.mean(together["fixed_seconds"], axis=0)) == pytest.approx(3e-3 + 5e-3, abs=2e-3)

@@ -9,10 +9,11 @@ from tasks.measuring.link import Link
 from tasks.measuring.probe import AllReduce
 
 
-def _swept(seconds: Any, world_sizes: tuple[int, ...]) -> Link:
+def _swept(seconds: Any, world_sizes: tuple[int, ...], growth: float = 1.0) -> Link:
     sizes = [2.0**power for power in range(16, 30)]
     sweeps = {n: tuple(AllReduce(num_bytes=size, seconds=(seconds(size, n),)) for size in sizes) for n in world_sizes}
-    return Link(sweeps, {n: np.array([[point.seconds[0] for point in points]]) for n, points in sweeps.items()})
+    drawn = {n: np.array([[point.seconds[0] for point in points]]) for n, points in sweeps.items()}
+    return Link(sweeps, drawn, growth=np.array([growth]))
 
 
 def _ring(size: float, n: int, *, constant: float = 0.0, hop: float = 50e-6) -> float:
@@ -24,6 +25,14 @@ def test_a_ring_seen_at_two_ranks_is_known_at_any_number() -> None:
     for n in (4, 8, 64):
         for size in (2**16, 2**22, 2**29):
             assert link.seconds(size, n)[0] == pytest.approx(_ring(size, n), rel=1e-6)
+
+
+@pytest.mark.parametrize("growth", [0.0, 0.5, 1.0])
+def test_latency_seen_at_one_number_of_ranks_grows_as_far_as_is_said(growth: float) -> None:
+    link = _swept(_ring, (2,), growth)
+    for n in (2, 4, 64):
+        expected = 50e-6 * (n - 1) ** growth + 2 * (n - 1) / n * 2**20 / 4e9
+        assert link.seconds(2**20, n)[0] == pytest.approx(expected, rel=1e-6)
 
 
 def test_two_numbers_of_ranks_tell_a_constant_from_seconds_per_hop() -> None:
@@ -63,10 +72,10 @@ def test_a_sweep_that_is_no_ring_is_still_met_where_it_was_measured() -> None:
 
 def test_more_bytes_never_take_less_time() -> None:
     sweeps = {2: tuple(AllReduce(num_bytes=size, seconds=(1.0,)) for size in (1.0, 2.0, 4.0))}
-    link = Link(sweeps, {2: np.array([[1.0, 3.0, 2.0]])})
+    link = Link(sweeps, {2: np.array([[1.0, 3.0, 2.0]])}, growth=np.ones(1))
     assert link.seconds(4.0, 2)[0] == pytest.approx(3.0)
 
 
 def test_a_sweep_without_a_size_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one size"):
-        Link({2: ()}, {2: np.zeros((1, 0))})
+        Link({2: ()}, {2: np.zeros((1, 0))}, growth=np.ones(1))

@@ -86,7 +86,12 @@ def test_a_wrappers_cost_grows_with_the_number_of_buckets() -> None:
 
 
 def test_copying_is_paid_for_every_micro_batch() -> None:
-    assert _speedup(_probe(copy_seconds=(0.5,), fixed_seconds={1: (1.0,)})) == pytest.approx((12 + 2 + 1) / (6 + 1 + 1))
+    shared = _probe(copy_seconds={1: (0.5,), 2: (0.75,)}, fixed_seconds={1: (1.0,)})
+    assert _speedup(shared) == pytest.approx((12 + 4 * 0.5 + 1) / (6 + 2 * 0.75 + 1), rel=1e-12)
+    # Beyond, as on the most ranks measured.
+    assert _speedup(shared, 4) == pytest.approx((12 + 4 * 0.5 + 1) / (3 + 0.75 + 1), rel=1e-12)
+    # Copying that noise made shorter than nothing takes no time.
+    assert _speedup(_probe(copy_seconds={1: (-0.5,)})) == pytest.approx(2.0, rel=1e-12)
 
 
 def test_contention_between_two_measured_numbers_of_ranks_is_between_theirs() -> None:
@@ -206,6 +211,19 @@ def test_the_interval_is_as_wide_as_the_repeats_are_apart() -> None:
     assert width(0.02) < width(0.2)
 
 
+def test_latency_measured_on_two_ranks_only_is_uncertain_on_four_and_not_on_two() -> None:
+    # One bucket at the end, 0.6 s of latency whatever its size.
+    sizes = (_MIB / 8, _MIB, 8 * _MIB)
+    flat = {2: tuple(AllReduce(num_bytes=size, seconds=(0.6,)) for size in sizes)}
+    probe = _probe(buckets=(Gradient(num_bytes=_MIB, ready=1.0),), all_reduce=flat)
+    found = predict(probe, [2, 4], seed=1, num_draws=20_000)
+    assert found[2].low == found[2].high == pytest.approx(12 / (6 + 0.6), rel=1e-9)
+    assert found[4].value == pytest.approx(12 / (3 + 0.6 * math.sqrt(3)), rel=1e-3)
+    # 5 and 95 % of the powers from 0 to 1.
+    assert found[4].high == pytest.approx(12 / (3 + 0.6 * 3**0.05), rel=1e-2)
+    assert found[4].low == pytest.approx(12 / (3 + 0.6 * 3**0.95), rel=1e-2)
+
+
 def test_the_same_seed_gives_the_same_interval() -> None:
     repeats = tuple(np.random.default_rng(1).normal(2.0, 0.1, 20).tolist())
     probe = _probe(seconds_per_byte=0.5 / _MIB, backward_seconds=repeats)
@@ -215,10 +233,10 @@ def test_the_same_seed_gives_the_same_interval() -> None:
 def test_the_models_own_error_widens_the_interval_and_more_so_beyond_what_was_measured() -> None:
     error = ModelError(relative=0.05, relative_extrapolated=0.1, calibrated_on="2025-11-21", num_configurations=12)
     found = predict(_probe(), [1, 2, 4], seed=1, num_draws=20_000, model_error=error)
-    # 1.645 standard deviations hold 90 %.
-    assert math.log(found[2].high / 2) == pytest.approx(1.645 * 0.05, rel=0.05)
-    assert math.log(found[2].low / 2) == pytest.approx(-1.645 * 0.05, rel=0.05)
-    assert math.log(found[4].high / 4) == pytest.approx(1.645 * 0.1, rel=0.05)
+    # 90 % of Student's t with 12 degrees of freedom: the table's 1.782.
+    assert math.log(found[2].high / 2) == pytest.approx(1.782 * 0.05, rel=0.05)
+    assert math.log(found[2].low / 2) == pytest.approx(-1.782 * 0.05, rel=0.05)
+    assert math.log(found[4].high / 4) == pytest.approx(1.782 * 0.1, rel=0.05)
     assert found[1] == Estimate(value=1.0, low=1.0, high=1.0)
 
 

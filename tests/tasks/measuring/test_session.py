@@ -12,8 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.measuring.arms import WRAPPED
+from tasks.measuring.arms import WRAPPED, Cell, as_trained, spreading_arms
+from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.emulation import emulated_params, measure_device, write_rows
+from tasks.measuring.interleaving import rounds
+from tasks.measuring.session import has_room
+from tasks.measuring.speed import Comparison, spreads_updates
 from tasks.measuring.workers import Workers, working
 from tasks.reporting.measurement import Measurement
 from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
@@ -110,6 +114,40 @@ def test_a_rank_that_dies_ends_the_measurement_in_one_line(waiting: Workers, cap
     assert "\n" not in str(raised.value)
     assert "cell 2dev: ended while building 2dev" in str(raised.value)
     assert "run again" in str(raised.value)
+
+
+def test_where_memory_holds_one_variant_each_is_built_at_its_turn(waiting: Workers) -> None:
+    bench = Bench({"2dev": waiting}, seed=1, holds_all=False)
+    cell = Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4)
+    arms = [as_trained(cell), *spreading_arms(cell)]
+    bench.build(arms)
+    assert all(bench.facts(arm)[0]["num_steps"] == 16 for arm in arms)
+    trials = Trials()
+    bench.run_round(arms, rounds([arm.name for arm in arms], seed=1), trials)
+    assert {name: len(blocks) for name, blocks in trials.blocks.items()} == {arm.name: 2 for arm in arms}
+    # Four rows of 7 learned tokens in a step, two where one rank runs alone, none in an update.
+    assert [trials.blocks[arm.name][0].num_tokens for arm in arms] == [28, 28, 28, 14, 0]
+
+
+@pytest.mark.parametrize(("num_parameters", "fits"), [(10**6, True), (10**12, False)])
+def test_room_is_counted_with_every_copy_and_its_optimizer(
+    num_parameters: int, fits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    cells = [
+        Cell(name="1gpu", strategy="single", world_size=1, global_batch_size=4),
+        Cell(name="2gpu", strategy="ddp", world_size=2, global_batch_size=4),
+    ]
+    comparison = Comparison(
+        cells=cells, has_copy=True, is_weak=False, spreads=spreads_updates(exact=False), half_width=0.02,
+        max_seconds=1.0, block_seconds=0.1, seed=1,
+    )  # fmt: skip
+    machine = {"gpus": [{"name": "T4", "memory_gib": 15.0}]}
+    assert has_room(comparison, machine, device="cpu", num_parameters=num_parameters) == fits
+    # The plain process, the wrapped one; the two, without communication, and as copies of their own.
+    caplog.clear()
+    assert not has_room(comparison, machine, device="cuda", num_parameters=494_032_768)
+    assert "5 models with their optimizers would take 36.8 GiB, 15.0 are there" in caplog.text
+    assert has_room(comparison, {"gpus": [{"memory_gib": 80.0}]}, device="cuda", num_parameters=494_032_768)
 
 
 def test_ranks_without_memory_say_what_to_change(waiting: Workers, tmp_path: Path) -> None:

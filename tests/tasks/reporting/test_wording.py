@@ -20,6 +20,14 @@ def test_numbers_have_three_digits(value: float, words: str) -> None:
     assert wording.three_digits(value) == words
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0.0001234, "$0.000123"), (0.0142, "$0.0142"), (1.0, "$1.00"), (12.3, "$12.30"), (1234.0, "$1,230")],
+)
+def test_dollars_have_cents_where_those_matter(value: float, words: str) -> None:
+    assert wording.usd(value) == words
+
+
 def test_what_is_withheld_says_so() -> None:
     assert wording.ratio(None) == wording.percent(None) == "withheld"
     assert (wording.ratio(1.5625), wording.percent(0.78125)) == ("1.56x", "78 %")

@@ -1,0 +1,147 @@
+"""Calibrates the prediction's intervals on some emulated devices and judges it on others.
+
+Prints every point, and writes benchmarks/results/<date>_<machine>_prediction.{json,md,svg}. Exits with 1 if a target is
+missed.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.prediction.chart import draw
+from benchmarks.prediction.configurations import FITTING, VALIDATION
+from benchmarks.prediction.points import (
+    WORLD_SIZES,
+    Point,
+    Score,
+    Tried,
+    calibrated,
+    emulated_ranks,
+    score,
+    try_configuration,
+)
+from benchmarks.results_file import RESULTS, write_results
+from tasks.measuring.prediction import MODEL_ERROR_FILE, ModelError
+from tasks.reporting.measurement import Estimate
+from training.files import write_json
+
+_NUM_ROUNDS = 8
+_METHOD = """\
+Emulated devices (layers that sleep, a link that waits, real DDP over gloo). Each is probed on one and on two ranks, and
+from that its speedup on two and on four is predicted: four are extrapolated. Then the speedups are measured, one, two
+and four ranks taking turns in {num_rounds} rounds of two blocks each. The first {num_fitting} configurations calibrate
+the model's own error, which the 90 % intervals contain: {relative:.1%} on two ranks, {extrapolated:.1%} on four. They
+are not judged by; the other {num_validation} are."""
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.prediction", description=__doc__)
+    parser.add_argument("--calibrate", action="store_true", help=f"write {MODEL_ERROR_FILE.name}, for the predictions")
+    parser.add_argument("--rounds", type=int, default=_NUM_ROUNDS, help="rounds of blocks per configuration")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    load_before, started = os.getloadavg()[0], time.perf_counter()
+    tried = _tried(num_rounds=arguments.rounds)
+    seconds = time.perf_counter() - started
+    fitting, validation = tried[: len(FITTING)], tried[len(FITTING) :]
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    model_error = calibrated(fitting, date=today)
+    judged = [point for one in validation for point in one.points(model_error)]
+    used = [point for one in fitting for point in one.points(model_error)]
+    scores = _scores(judged)
+    path = write_results(
+        "prediction",
+        title="Predicted against measured speedups",
+        method=_method(model_error, num_rounds=arguments.rounds),
+        headings=["configuration", "ranks", "predicted (90 %)", "measured (95 %)", "error", "covered"],
+        rows=[*_rows(judged, ""), *_rows(used, " (calibrates)")],
+        summary=_summary(scores, seconds=seconds),
+        found={
+            "model_error": dataclasses.asdict(model_error),
+            "scores": {name: {**dataclasses.asdict(one), "missed": one.missed} for name, one in scores.items()},
+            "validation": [_as_json(point) for point in judged],
+            "fitting": [_as_json(point) for point in used],
+            "seconds": seconds,
+        },
+        load_before=load_before,
+        folder=arguments.results,
+    )
+    draw(judged, path.with_suffix(".svg"), others=used)
+    if arguments.calibrate:
+        write_json(MODEL_ERROR_FILE, dataclasses.asdict(model_error))
+    print(path.read_text(encoding="utf-8"))
+    return 1 if any(one.missed for one in scores.values()) else 0
+
+
+def _tried(*, num_rounds: int) -> list[Tried]:
+    """Return every configuration, those that calibrate first."""
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory() as scratch, emulated_ranks(Path(scratch)) as workers:
+        return [
+            try_configuration(one, workers, folder=Path(scratch) / f"{number}", num_rounds=num_rounds)
+            for number, one in enumerate(track([*FITTING, *VALIDATION], description="configurations", console=console))
+        ]
+
+
+def _scores(points: Sequence[Point]) -> dict[str, Score]:
+    by_size = {f"{size} ranks": score([point for point in points if point.world_size == size]) for size in WORLD_SIZES}
+    return {**by_size, "together": score(points)}
+
+
+def _method(model_error: ModelError, *, num_rounds: int) -> str:
+    return _METHOD.format(
+        num_rounds=num_rounds,
+        num_fitting=len(FITTING),
+        num_validation=len(VALIDATION),
+        relative=model_error.relative,
+        extrapolated=model_error.relative_extrapolated,
+    )
+
+
+def _rows(points: Sequence[Point], mark: str) -> list[list[str]]:
+    return [
+        [
+            point.configuration + mark, str(point.world_size), _told(point.predicted), _told(point.measured),
+            f"{point.error:+.1%}", "yes" if point.is_covered else "**no**",
+        ]
+        for point in points
+    ]  # fmt: skip
+
+
+def _told(estimate: Estimate) -> str:
+    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
+
+
+def _summary(scores: dict[str, Score], *, seconds: float) -> str:
+    lines = [
+        f"- {name}: {one.num_points} points, mean error {one.mean_error:.1%} (signed {one.bias:+.1%}), worst "
+        f"{one.worst_error:.1%}, {one.coverage:.0%} covered. "
+        + (f"**Missed: {', '.join(one.missed)}.**" if one.missed else "All targets reached.")
+        for name, one in scores.items()
+    ]
+    return "\n".join([*lines, "", f"It took {seconds:.0f} s. Every point is in the chart beside this file."])
+
+
+def _as_json(point: Point) -> dict[str, Any]:
+    return {
+        "configuration": point.configuration,
+        "world_size": point.world_size,
+        "predicted": point.predicted.model_dump(mode="json"),
+        "measured": point.measured.model_dump(mode="json"),
+        "error": point.error,
+        "is_covered": point.is_covered,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,194 @@
+"""One device after another: probed on one and two ranks, predicted and measured on two and four."""
+
+import contextlib
+import dataclasses
+import math
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.prediction.configurations import Configuration
+from tasks.measuring.arms import Cell, as_trained, copies, data_arms, silent
+from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.emulation import emulated_params, write_rows
+from tasks.measuring.interleaving import rounds
+from tasks.measuring.intervals import ratio_of_medians
+from tasks.measuring.predicting import Probed, probe_cells
+from tasks.measuring.prediction import ModelError, predict
+from tasks.measuring.probe import Probe
+from tasks.measuring.workers import Workers, working
+from tasks.reporting.measurement import Estimate
+from tasks.stage.ranks import told_to_ranks
+from training.emulated_device import EmulatedDevice, write_device
+
+WORLD_SIZES = (2, 4)
+"""What is predicted and measured; four ranks are never probed."""
+
+_MOST_MICRO_BATCHES = 16
+_STEPS_PER_BLOCK = 2
+"""Of the measurement; the probe's few blocks have one."""
+_SWEEP_SECONDS = 1.0
+_SEED = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A configuration with what was found."""
+
+    configuration: Configuration
+    """Which device."""
+    probe: Probe
+    """From one and two ranks."""
+    measured: Mapping[int, Estimate]
+    """Number of ranks -> speedup in interleaved blocks, with a 95 % interval."""
+
+    def points(self, model_error: ModelError | None) -> list["Point"]:
+        """Return what is foretold beside what was measured."""
+        foretold = predict(self.probe, WORLD_SIZES, seed=_SEED, model_error=model_error)
+        return [
+            Point(configuration=self.configuration.name, world_size=size, predicted=foretold[size], measured=measured)
+            for size, measured in self.measured.items()
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """One configuration on one number of ranks."""
+
+    configuration: str
+    """Its name."""
+    world_size: int
+    """Number of ranks."""
+    predicted: Estimate
+    """Speedup, with a 90 % interval."""
+    measured: Estimate
+    """Speedup, with a 95 % interval."""
+
+    @property
+    def error(self) -> float:
+        """Return (predicted - measured) / measured."""
+        return self.predicted.value / self.measured.value - 1
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the measured speedup lies in the predicted interval."""
+        return self.predicted.low <= self.measured.value <= self.predicted.high
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Score:
+    """How good some predictions were; errors without their sign."""
+
+    num_points: int
+    """Points."""
+    mean_error: float
+    """Mean."""
+    worst_error: float
+    """Largest."""
+    bias: float
+    """Mean of the errors with their sign: above 0, too much is promised."""
+    coverage: float
+    """Share of the points whose measured speedup lies in the predicted interval."""
+
+    @property
+    def missed(self) -> list[str]:
+        """The targets that were not reached."""
+        met = {
+            "mean error at most 10 %": self.mean_error <= 0.10,
+            "worst error at most 20 %": self.worst_error <= 0.20,
+            "intervals that cover at least 80 %": self.coverage >= 0.80,
+        }
+        return [target for target, is_met in met.items() if not is_met]
+
+
+def score(points: Sequence[Point]) -> Score:
+    """Return how good they are; raises ValueError without a point."""
+    if not points:
+        raise ValueError("no point to score; needed: at least one")
+    errors = np.array([point.error for point in points])
+    return Score(
+        num_points=len(points),
+        mean_error=float(np.abs(errors).mean()),
+        worst_error=float(np.abs(errors).max()),
+        bias=float(errors.mean()),
+        coverage=float(np.mean([point.is_covered for point in points])),
+    )
+
+
+def calibrated(tried: Sequence[Tried], *, date: str) -> ModelError:
+    """Return how far the model is off on these, two ranks having been probed and four not."""
+    points = [point for one in tried for point in one.points(None)]
+
+    def relative(world_size: int) -> float:
+        logs = [math.log1p(point.error) for point in points if point.world_size == world_size]
+        return math.sqrt(sum(log**2 for log in logs) / len(logs))
+
+    return ModelError(
+        relative=relative(2), relative_extrapolated=relative(4), calibrated_on=date, num_configurations=len(tried)
+    )
+
+
+@contextlib.contextmanager
+def emulated_ranks(folder: Path) -> Iterator[Mapping[str, Workers]]:
+    """Yield waiting groups of one, two and four ranks, for any device."""
+    params = emulated_params([1, *WORLD_SIZES], num_micro_batches=_MOST_MICRO_BATCHES)
+    rows = folder / str(params.ranges[0])
+    write_rows(rows, num_rows=params.ranges[0].end)
+    write_device(folder / "first", EmulatedDevice(num_layers=1, forward_ms=0.1, backward_ms=0.1))
+    segment = {"range": rows.name, "epoch": 1, "fingerprint": "emulated", "slice_dir": str(rows)}
+    configs = {
+        cell: {
+            **told_to_ranks(cell, params, device="cpu", base_model=folder / "first", work=folder / cell),
+            "segments": [segment],
+        }
+        for cell in params.cells
+    }
+    launchers = {cell: spread.launcher for cell, spread in params.cells.items()}
+    with working(configs, launchers=launchers, stop=threading.Event()) as workers:
+        yield workers
+
+
+def try_configuration(
+    configuration: Configuration, workers: Mapping[str, Workers], *, folder: Path, num_rounds: int
+) -> Tried:
+    """Probe one and two ranks, then measure one, two and four; `folder`: a new one for the device's files."""
+    changes: dict[str, Any] = {}
+    if configuration.contention > 0:
+        changes = {"contention": configuration.contention, "shared_folder": str(folder / "board")}
+    device = dataclasses.replace(configuration.device, **changes)
+    batch = configuration.num_micro_batches
+    place = {"model_dir": str(write_device(folder / "device", device)), "global_batch_size": batch}
+    params = emulated_params([1, *WORLD_SIZES], num_micro_batches=batch)
+    cells = [
+        Cell(name=n, strategy=one.strategy, world_size=one.world_size, global_batch_size=batch, overrides=place)
+        for n, one in params.cells.items()
+    ]
+    bench = Bench(workers, seed=_SEED)
+    baseline, pair, _ = cells
+    probing = [arm for cell in (baseline, pair) for arm in (copies(cell), *data_arms(cell, has_copy=True))]
+    bench.build([*map(as_trained, cells), *probing, silent(pair)])
+    probed = Probed(
+        baseline=baseline, cells=[pair], has_copy=True, is_weak=False,
+        bytes_per_real_byte=device.bytes_per_real_byte, ranks_per_machine=None,
+    )  # fmt: skip
+    probe = probe_cells(probed, bench, workers, seconds=_SWEEP_SECONDS)
+    bench.steps_per_block = _STEPS_PER_BLOCK
+    measured = _measured(bench, cells, num_rounds=num_rounds)
+    bench.forget()
+    return Tried(configuration=configuration, probe=probe, measured=measured)
+
+
+def _measured(bench: Bench, cells: Sequence[Cell], *, num_rounds: int) -> dict[int, Estimate]:
+    """Return the speedups over the first cell, all taking turns."""
+    arms, trials = [as_trained(cell) for cell in cells], Trials()
+    order = rounds([arm.name for arm in arms], seed=_SEED)
+    for _ in range(num_rounds):
+        bench.run_round(arms, order, trials)
+    alone = trials.by_round(arms[0].name)
+    return {
+        cell.world_size: Estimate(**ratio_of_medians(alone, trials.by_round(arm.name), seed=_SEED).as_json())
+        for cell, arm in zip(cells[1:], arms[1:], strict=True)
+    }

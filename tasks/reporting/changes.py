@@ -1,0 +1,184 @@
+"""Faster, slower or no difference since the last comparable record, by interval.
+
+Two sessions are compared, not two arms of one: a machine that drifts is not the same in both. So
+
+- ratios are compared by their logarithms, whose variances add up: the interval is wider than either session's;
+- of a step time's scatter from round to round a share does not average out within a session, however many rounds it has
+  (`DRIFT_SHARE`). A speedup's rounds are levelled, so that drift cancels, and its interval is taken as it is;
+- where five earlier changes are known, no interval is narrower than these changes were.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from tasks.reporting import wording
+from tasks.reporting.history import LEAST_CHANGE, Change, History, HistoryRecord, moment
+from tasks.reporting.measurement import Estimate
+
+MOST_RECORDS = 10
+"""Comparisons that a report shows, this one included."""
+DRIFT_SHARE = 0.55
+"""Standard deviation of a session's drift / that of a round.
+
+On a simulated machine it is 0.40 to 0.45, with strong and weak drift, in sessions of 10 to 27 rounds. A run looks at
+every cell's step time and speedup: with 0.55 at most 5 % of equal sessions are called a regression of one of them.
+"""
+_FEWEST_CHANGES = 5
+_NORMAL = 1.96
+_MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)
+"""Standard error of a median / that of a mean."""
+_DEVIATION_OVER_MEDIAN = 1.4826
+"""Standard deviation of a normal distribution / the median of its absolute values."""
+
+
+def history_of(records: Sequence[HistoryRecord], current: Sequence[HistoryRecord]) -> History:
+    """Return this comparison among the `records` of all, in which it stands itself.
+
+    Comparable is an earlier record of the same cell, work, CPU and GPU models that passed its gates and was measured
+    another time. Records after the current ones are passed over, so that an older report stays what it was.
+    """
+    key = current[0].comparison
+    place = next(number for number, record in enumerate(records) if record.comparison == key)
+    earlier = [record for record in records[:place] if record.params_digest == key[0]]
+    changes: list[Change] = []
+    suspects: list[str] = []
+    for now in current:
+        before = [record for record in earlier if _is_comparable(record, now)]
+        if before:
+            changes += _changes(before, now)
+            suspects += _suspects(before[-1], now)
+    suspects = list(dict.fromkeys(suspects))
+    return History(
+        records=_shown(earlier, current),
+        changes=_without_excused(changes, baseline=current[0].cell),
+        suspects=suspects,
+        summary=_summary(changes, suspects, current),
+    )
+
+
+def _is_comparable(record: HistoryRecord, now: HistoryRecord) -> bool:
+    same = all(getattr(record, name) == getattr(now, name) for name in ("cell", "world_size", "cpu", "gpus"))
+    is_proven = record.gates_passed and now.gates_passed
+    is_measured = record.step_time is not None and record.measurement_digest != now.measurement_digest
+    return same and is_proven and is_measured
+
+
+def _changes(before: Sequence[HistoryRecord], now: HistoryRecord) -> list[Change]:
+    """Return how step time and speedup changed since the last of the comparable records."""
+    steps = [_in_logarithms(record.step_time, record.num_rounds) for record in (*before, now)]
+    speedups = [_in_logarithms(record.measured_speedup, None) for record in (*before, now)]
+    found = []
+    # A step time counts the other way round: shorter is better.
+    if (ratio := _ratio(steps, sign=-1)) is not None:
+        found.append(_change("step time", before[-1], now, ratio))
+    if (ratio := _ratio(speedups, sign=1)) is not None:
+        found.append(_change("speedup", before[-1], now, ratio))
+    return found
+
+
+def _in_logarithms(estimate: Estimate | None, num_rounds: int | None) -> tuple[float, float] | None:
+    """Return the logarithm and its standard deviation from session to session.
+
+    With `num_rounds` that contains drift, in proportion to the scatter of rounds that the interval comes from.
+    """
+    if estimate is None:
+        return None
+    of_session = math.log(estimate.high / estimate.low) / 2 / _NORMAL
+    drift = 0.0 if num_rounds is None else DRIFT_SHARE * of_session * math.sqrt(num_rounds) / _MEDIAN_OVER_MEAN
+    return math.log(estimate.value), math.hypot(of_session, drift)
+
+
+def _ratio(figures: Sequence[tuple[float, float] | None], *, sign: Literal[-1, 1]) -> Estimate | None:
+    """Return the last figure / the one before it (sign -1: the other way round); None if one of them is not known."""
+    (*earlier, before, now) = figures
+    if before is None or now is None:
+        return None
+    half = _NORMAL * math.hypot(before[1], now[1])
+    known = [figure[0] for figure in (*earlier, before) if figure is not None][-MOST_RECORDS:]
+    if len(known) > _FEWEST_CHANGES:
+        usual = statistics.median(abs(after - first) for first, after in itertools.pairwise(known))
+        half = max(half, _NORMAL * _DEVIATION_OVER_MEDIAN * usual)
+    ratio = sign * (now[0] - before[0])
+    return Estimate(value=math.exp(ratio), low=math.exp(ratio - half), high=math.exp(ratio + half))
+
+
+def _change(
+    quantity: Literal["step time", "speedup"], before: HistoryRecord, now: HistoryRecord, ratio: Estimate
+) -> Change:
+    pair = [one.step_time if quantity == "step time" else one.measured_speedup for one in (before, now)]
+    assert pair[0] is not None
+    assert pair[1] is not None
+    verdict: Literal["faster", "slower", "no difference"] = "no difference"
+    if not ratio.holds_one:
+        verdict = "faster" if ratio.value > 1 else "slower"
+    return Change(
+        cell=now.cell,
+        quantity=quantity,
+        since=before.finished_at,
+        before=pair[0],
+        now=pair[1],
+        ratio=ratio,
+        verdict=verdict,
+        is_regression=verdict == "slower" and 1 / ratio.value > 1 + LEAST_CHANGE,
+    )
+
+
+def _without_excused(changes: list[Change], *, baseline: str) -> list[Change]:
+    """Return the changes; a lower speedup is no regression if it is the baseline that became faster."""
+    steps = {change.cell: change.verdict for change in changes if change.quantity == "step time"}
+    if steps.get(baseline) != "faster":
+        return changes
+    return [
+        change.model_copy(update={"is_regression": False})
+        if change.quantity == "speedup" and steps.get(change.cell) != "slower"
+        else change
+        for change in changes
+    ]
+
+
+def _suspects(before: HistoryRecord, now: HistoryRecord) -> list[str]:
+    """Return in words what is recorded otherwise than before."""
+    versions = ["driver", "torch", "python", "transformers"]
+    told = {**{name: name for name in versions}, "num_cpus": "number of CPUs", "preflight": "preflight"}
+    found = [
+        f"{words} {getattr(before, name) or 'none'} -> {getattr(now, name) or 'none'}"
+        for name, words in told.items()
+        if getattr(before, name) != getattr(now, name)
+    ]
+    if before.code_digest != now.code_digest:
+        found.append("the code of training/")
+    if before.machine_digest != now.machine_digest and all(
+        getattr(before, name) == getattr(now, name) for name in (*versions, "num_cpus")
+    ):
+        found.append("another fact of the machine (data/fingerprint/machine.json)")
+    return found
+
+
+def _shown(earlier: Sequence[HistoryRecord], current: Sequence[HistoryRecord]) -> list[HistoryRecord]:
+    """Return the records of the last comparisons; nothing of them says a speedup while this one's is withheld."""
+    keys = list(dict.fromkeys(record.comparison for record in (*earlier, *current)))[-MOST_RECORDS:]
+    shown = [record for record in (*earlier, *current) if record.comparison in keys]
+    if current[0].gates_passed:
+        return shown
+    withheld = dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
+    return [record.model_copy(update=withheld) for record in shown]
+
+
+def _summary(changes: Sequence[Change], suspects: Sequence[str], current: Sequence[HistoryRecord]) -> str:
+    if not current[0].gates_passed:
+        return "Not compared with earlier records: a gate failed."
+    if current[0].step_time is None:
+        return "Not compared with earlier records: speed was not measured in turns."
+    if not changes:
+        return "No earlier record is comparable: that takes the same work on the same CPU and GPU models, gates passed."
+    found = [change for change in changes if change.verdict != "no difference"]
+    since = moment(changes[0].since)
+    if not found:
+        return (
+            f"No difference since {since} in step time or speedup of {wording.listed([one.cell for one in current])}."
+        )
+    why = "; ".join(suspects) or "nothing that is recorded"
+    return f"Since {since}: {'; '.join(change.told() for change in found)}. Changed since then: {why}."

@@ -1,0 +1,79 @@
+"""Step time of every cell in the last comparisons of the same work, against the first that is shown."""
+
+import math
+from typing import TYPE_CHECKING
+
+from tasks.reporting import wording
+from tasks.reporting.drawing import MUTED, add_legend, series_color, series_line, short
+from tasks.reporting.measurement import Estimate
+from tasks.reporting.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TITLE = "Step time over the last comparisons"
+POSITION = 90
+NEEDS_SPEEDUP = False
+SECTION = "history"
+
+_MOST_TOLD = 8
+_MOST_DATES = 4
+
+
+def is_shown(results: Results) -> bool:
+    """Return whether at least one cell was measured twice."""
+    return any(len(points) > 1 for points in _steps(results).values())
+
+
+def alt_text(results: Results) -> str:
+    """Return the first and the last step time of every cell."""
+    told = [
+        f"{cell} {wording.span(points[0][1].value)} at first, {wording.span(points[-1][1].value)} now"
+        for cell, points in _steps(results).items()
+        if len(points) > 1
+    ]
+    more = f"; and {len(told) - _MOST_TOLD} more cells" if len(told) > _MOST_TOLD else ""
+    return (
+        "Seconds per step in each comparison / those in the first one shown, with the interval of each session; lower "
+        f"is better. {'; '.join(told[:_MOST_TOLD])}{more}."
+    )
+
+
+def draw(results: Results, axes: "Axes") -> None:
+    """Draw a line with intervals per cell over the comparisons, and 1 as the first of them."""
+    dates = _dates(results)
+    axes.axhline(1, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
+    for number, (cell, points) in enumerate(_steps(results).items()):
+        first = points[0][1].value if points else 1.0
+        places = [place + 0.06 * number for place, _ in points]
+        values = [step.value / first for _, step in points]
+        errors = [
+            [(step.value - step.low) / first for _, step in points],
+            [(step.high - step.value) / first for _, step in points],
+        ]
+        axes.errorbar(
+            places, values, yerr=errors, color=series_color(number), linestyle=series_line(number), marker="o",
+            markersize=4.5, capsize=3, elinewidth=1.2, label=short(cell),
+        )  # fmt: skip
+    step = math.ceil(len(dates) / _MOST_DATES)
+    axes.set_xticks(range(0, len(dates), step), [date[:10] for date in dates[::step]])
+    axes.set_xlabel("comparison finished on")
+    axes.set_ylabel("times the first step time")
+    axes.grid(axis="y")
+    add_legend(axes)
+
+
+def _dates(results: Results) -> list[str]:
+    records = [] if results.history is None else results.history.records
+    return list({record.comparison: record.finished_at for record in records}.values())
+
+
+def _steps(results: Results) -> dict[str, list[tuple[int, Estimate]]]:
+    """Return for every cell (number of the comparison, step time), as far as it was measured."""
+    records = [] if results.history is None else results.history.records
+    places = {key: number for number, key in enumerate(dict.fromkeys(record.comparison for record in records))}
+    found: dict[str, list[tuple[int, Estimate]]] = {cell.cell: [] for cell in results.cells}
+    for record in records:
+        if record.cell in found and record.step_time is not None:
+            found[record.cell].append((places[record.comparison], record.step_time))
+    return found

@@ -1,0 +1,161 @@
+"""What a speedup costs: device hours, money and energy, and one job on N devices against N jobs on one each.
+
+Every figure follows from the tokens per second of the cells, so that all of them are withheld where the speedup is.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+from tasks.reporting.facts import Record
+from tasks.reporting.measured import arm_of
+from tasks.reporting.measurement import ArmSpeed, Measurement
+from tasks.reporting.outputs import Outputs
+
+if TYPE_CHECKING:  # results.py holds the records below
+    from tasks.reporting.results import CellResults
+
+_SECONDS_PER_HOUR = 3600.0
+_JOULES_PER_KWH = 3.6e6
+
+
+class CellCost(Record):
+    """What one cell costs; seconds are those of optimizer steps."""
+
+    cell: str
+    """Name of the cell."""
+    num_devices: int
+    """GPUs that it takes up; on the CPU its ranks."""
+    tokens_per_second: float
+    """What all figures are worked out from, all devices together."""
+    device_hours_per_epoch: float
+    """Hours of one pass over all ranges x devices."""
+    usd_per_epoch: float | None
+    """US dollars of one pass over all ranges; null without a price."""
+    usd_per_million_tokens: float | None
+    """US dollars of 1,000,000 tokens learned from; null without a price."""
+    cost_of_speedup: float | None
+    """Device time for the same work / the baseline's: 1 / parallel efficiency; null for the baseline."""
+    cost_of_speedup_low: float | None
+    """Lower end of its 95 % interval; null without an interval."""
+    cost_of_speedup_high: float | None
+    """Upper end of its 95 % interval; null without an interval."""
+    kwh_per_epoch: float | None
+    """Energy of the GPUs for one pass over all ranges; null where it was not measured."""
+    kwh_per_million_tokens: float | None
+    """Energy of the GPUs for 1,000,000 tokens; null where it was not measured."""
+    result_seconds: float
+    """Seconds of one whole training, a result."""
+    results_per_hour: float
+    """Whole trainings per hour, one after another."""
+    usd_per_result: float | None
+    """US dollars of one whole training; null without a price."""
+    num_baseline_jobs: int | None
+    """Jobs of the baseline that fit on the same devices at once; null for the baseline and where none or part does."""
+    baseline_results_per_hour: float | None
+    """Whole trainings per hour of so many jobs, each as fast as alone; null as that is."""
+
+
+class Cost(Record):
+    """What the comparison costs."""
+
+    price_per_gpu_hour_usd: float | None
+    """US dollars that one device costs per hour, as params.yaml has it."""
+    price_date: str | None
+    """The day of that price."""
+    price_source: str | None
+    """Where it stands."""
+    basis: Literal["measured", "trained"]
+    """Whether tokens per second are those measured in turns or those of each cell's one training."""
+    cells: list[CellCost]
+    """The cells, the baseline first."""
+
+
+def usd_per_million_tokens(price_per_hour: float, num_devices: int, tokens_per_second: float) -> float:
+    """Return the US dollars of 1,000,000 tokens at a price per device and hour.
+
+    Raises ValueError if no tokens are learned from.
+    """
+    if tokens_per_second <= 0:
+        raise ValueError(f"tokens_per_second must be above 0; got {tokens_per_second}")
+    return price_per_hour * num_devices / (_SECONDS_PER_HOUR * tokens_per_second) * 1e6
+
+
+def cost_of(outputs: Outputs, cells: "list[CellResults]", measurement: Measurement | None) -> Cost:
+    """Return what every cell costs; not to be shown where the speedup is withheld."""
+    price = outputs.params.cost
+    arms = {cell.cell: None if measurement is None else arm_of(measurement, cell.cell) for cell in cells}
+    first = cells[0]
+    alone = _result_seconds(first, _tokens_per_second(first, arms[first.cell]))
+    return Cost(
+        price_per_gpu_hour_usd=price.price_per_gpu_hour,
+        price_date=price.price_date,
+        price_source=price.price_source,
+        basis="trained" if measurement is None else "measured",
+        cells=[
+            _cell_cost(
+                cell,
+                arms[cell.cell],
+                price=price.price_per_gpu_hour,
+                # A gate fails where ranks share devices.
+                num_devices=cell.world_size,
+                num_baseline_devices=first.world_size,
+                baseline_result_seconds=alone,
+            )
+            for cell in cells
+        ],
+    )
+
+
+def _cell_cost(
+    cell: "CellResults",
+    arm: ArmSpeed | None,
+    *,
+    price: float | None,
+    num_devices: int,
+    num_baseline_devices: int,
+    baseline_result_seconds: float,
+) -> CellCost:
+    rate = _tokens_per_second(cell, arm)
+    tokens_per_epoch = cell.whole.num_tokens / cell.num_epochs
+    device_hours = num_devices * tokens_per_epoch / rate / _SECONDS_PER_HOUR
+    result_seconds = _result_seconds(cell, rate)
+    joules = None if arm is None else arm.joules_per_token
+    value, low, high = _cost_of_speedup(cell, num_devices / num_baseline_devices)
+    is_whole = not cell.is_baseline and num_devices % num_baseline_devices == 0
+    num_jobs = num_devices // num_baseline_devices if is_whole else None
+    per_million = None if price is None else usd_per_million_tokens(price, num_devices, rate)
+    return CellCost(
+        cell=cell.cell,
+        num_devices=num_devices,
+        tokens_per_second=rate,
+        device_hours_per_epoch=device_hours,
+        usd_per_epoch=None if price is None else price * device_hours,
+        usd_per_million_tokens=per_million,
+        cost_of_speedup=value,
+        cost_of_speedup_low=low,
+        cost_of_speedup_high=high,
+        kwh_per_epoch=None if joules is None else joules * tokens_per_epoch / _JOULES_PER_KWH,
+        kwh_per_million_tokens=None if joules is None else joules * 1e6 / _JOULES_PER_KWH,
+        result_seconds=result_seconds,
+        results_per_hour=_SECONDS_PER_HOUR / result_seconds,
+        usd_per_result=None if price is None else price * device_hours * cell.num_epochs,
+        num_baseline_jobs=num_jobs,
+        baseline_results_per_hour=None if num_jobs is None else num_jobs * _SECONDS_PER_HOUR / baseline_result_seconds,
+    )
+
+
+def _tokens_per_second(cell: "CellResults", arm: ArmSpeed | None) -> float:
+    return cell.whole.tokens_per_second if arm is None else arm.tokens_per_second
+
+
+def _result_seconds(cell: "CellResults", tokens_per_second: float) -> float:
+    return cell.whole.num_tokens / tokens_per_second
+
+
+def _cost_of_speedup(cell: "CellResults", times_devices: float) -> tuple[float | None, float | None, float | None]:
+    """Return (value, low, high) of N x T_N / T_1; the ends change places with those of the speedup."""
+    if cell.is_baseline or cell.speedup is None:
+        return None, None, None
+    measured = cell.measured_speedup
+    if measured is None:
+        return times_devices / cell.speedup, None, None
+    return times_devices / measured.value, times_devices / measured.high, times_devices / measured.low

@@ -1,0 +1,150 @@
+"""What a finished comparison is remembered by, and how its speed changed since the last comparable one."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tasks.reporting import wording
+from tasks.reporting.facts import Record
+from tasks.reporting.measurement import Estimate
+
+LEAST_CHANGE = 0.03
+"""Below this share a slower cell is no regression, however narrow the interval."""
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class HistoryRecord(Record):
+    """One cell of one finished comparison: a line of reports/history.csv, whose columns are these fields."""
+
+    finished_at: str
+    """UTC time at which the report first had these figures."""
+    name: str
+    """Name of the comparison."""
+    params_digest: str
+    """sha256 of what decides the figures: model, rows, workload, train, cells, scaling."""
+    measurement_digest: str
+    """sha256 of what was measured, without what a failed gate withholds."""
+    machine_digest: str
+    """sha256 of the machine's facts."""
+    code_digest: str
+    """sha256 of the meaning of training/."""
+    cpu: str
+    """Name of the processor."""
+    num_cpus: int
+    """CPUs that the training could use."""
+    gpus: str | None
+    """Names of the GPUs; null without."""
+    driver: str | None
+    """Version of the NVIDIA driver."""
+    torch: str | None
+    """Version of torch."""
+    python: str | None
+    """Version of Python."""
+    transformers: str | None
+    """Version of transformers."""
+    cell: str
+    """Name of the cell."""
+    world_size: int
+    """Number of ranks."""
+    num_rounds: int | None
+    """Rounds behind the step time; null if not measured, as all figures below."""
+    step_seconds: Positive | None
+    """Seconds of an optimizer step in the measured blocks."""
+    step_seconds_low: Positive | None
+    """Lower end of its interval."""
+    step_seconds_high: Positive | None
+    """Upper end of its interval."""
+    tokens_per_second: Positive | None
+    """Tokens learned from, all ranks together."""
+    speedup: Positive | None
+    """The measured speedup; null for the baseline or if withheld."""
+    speedup_low: Positive | None
+    """Lower end of its interval."""
+    speedup_high: Positive | None
+    """Upper end of its interval."""
+    gates_passed: bool
+    """Whether no gate failed."""
+    preflight: str | None
+    """Whether the machine was fit to measure, and what was not."""
+
+    @property
+    def comparison(self) -> tuple[str, str, bool]:
+        """What the records of the cells of one comparison have in common, and no other comparison's."""
+        return self.params_digest, self.measurement_digest, self.gates_passed
+
+    @property
+    def step_time(self) -> Estimate | None:
+        """Seconds of a step with their interval."""
+        return _estimate(self.step_seconds, self.step_seconds_low, self.step_seconds_high)
+
+    @property
+    def measured_speedup(self) -> Estimate | None:
+        """The speedup with its interval."""
+        return _estimate(self.speedup, self.speedup_low, self.speedup_high)
+
+
+class Change(Record):
+    """One figure of one cell, now and in the last comparable record."""
+
+    cell: str
+    """Name of the cell."""
+    quantity: Literal["step time", "speedup"]
+    """step time is subject to the machine's mood, speedup is measured in turns and is not."""
+    since: str
+    """When the last comparable record was made."""
+    before: Estimate
+    """The figure then: seconds per step, or times as fast as the baseline."""
+    now: Estimate
+    """The figure now."""
+    ratio: Estimate
+    """How many times as good as before, above 1 is better, with the 95 % interval of the difference of two sessions."""
+    verdict: Literal["faster", "slower", "no difference"]
+    """`no difference` if the interval contains 1."""
+    is_regression: bool
+    """Whether it is slower, and by more than 3 %."""
+
+    def told(self) -> str:
+        """Return the change in a few words."""
+        shown, than = wording.span, "as fast as before"
+        if self.quantity == "speedup":
+            shown, than = wording.ratio, "of what it was"
+        figures = f"{shown(self.before.value)} -> {shown(self.now.value)}"
+        ratio = wording.ratio_with_interval(self.ratio)
+        return f"{self.quantity} of {self.cell} {figures}, {ratio} {than}: {self.verdict}"
+
+
+class History(Record):
+    """The comparison among its earlier runs."""
+
+    records: list[HistoryRecord]
+    """The last comparisons of the same work, oldest first, this one last; without speedups while this one's are
+    withheld."""
+    changes: list[Change]
+    """Against the last comparable record of each cell; empty where there is none."""
+    suspects: list[str]
+    """What else changed since then, and may be why."""
+    summary: str
+    """The answer in one sentence."""
+
+    @property
+    def regression(self) -> str | None:
+        """What became slower and what may be why, in one line; None if nothing did."""
+        slower = [change.told() for change in self.changes if change.is_regression]
+        if not slower:
+            return None
+        why = (
+            f"; changed since {moment(self.changes[0].since)}: {'; '.join(self.suspects) or 'nothing that is recorded'}"
+        )
+        return f"slower than in the last comparable record: {'; '.join(slower)}{why}"
+
+
+def moment(finished_at: str) -> str:
+    """Return a UTC time such as `2026-11-21 08:10 UTC`."""
+    return f"{finished_at[:16].replace('T', ' ')} UTC"
+
+
+def _estimate(value: float | None, low: float | None, high: float | None) -> Estimate | None:
+    if value is None or low is None or high is None:
+        return None
+    return Estimate(value=value, low=low, high=high)

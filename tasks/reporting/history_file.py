@@ -1,0 +1,150 @@
+"""reports/history.csv: one line per cell of every comparison that was ever finished here; only added to.
+
+It is no output of DVC, which would delete it before the next report.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tasks.params import Params
+from tasks.reporting.changes import history_of
+from tasks.reporting.data_files import write_text
+from tasks.reporting.history import HistoryRecord
+from tasks.reporting.measured import arm_of, without_comparison
+from tasks.reporting.outputs import Outputs
+from tasks.reporting.results import CellResults, Results
+from tasks.stage.failure import DataError
+from training.files import digest_of_json
+
+COLUMNS = list(HistoryRecord.model_fields)
+_NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps"}
+"""Of the section train: what no step's time depends on."""
+
+
+def with_history(results: Results, outputs: Outputs, path: Path) -> Results:
+    """Return the results with their history, after adding them to the file at `path` if they are new to it.
+
+    Raises DataError in one line for a file that is not a history of this version.
+    """
+    records = read_history(path)
+    current = records_of(results, outputs)
+    known = [record for record in records if record.comparison == current[0].comparison]
+    if not known:
+        known = current
+        records += current
+        _write(path, records)
+    return results.model_copy(update={"history": history_of(records, known)})
+
+
+def records_of(results: Results, outputs: Outputs) -> list[HistoryRecord]:
+    """Return what the comparison is remembered by, one record per cell, the baseline first."""
+    machine, versions = results.comparison.machine, results.comparison.machine.versions
+    common = {
+        "finished_at": results.created_at,
+        "name": results.name,
+        "params_digest": digest_of_work(outputs.params, results),
+        "measurement_digest": _measurement_digest(results),
+        "machine_digest": machine.digest,
+        "code_digest": outputs.baseline.facts.code_digest,
+        "cpu": machine.cpu,
+        "num_cpus": machine.num_cpus,
+        "gpus": ", ".join(gpu.name for gpu in machine.gpus) or None,
+        "driver": machine.driver,
+        **{name: versions.get(name) for name in ("torch", "python", "transformers")},
+        "gates_passed": not results.is_speedup_withheld,
+        "preflight": _preflight(results),
+    }
+    return [HistoryRecord.model_validate({**common, **_figures(results, cell)}) for cell in results.cells]
+
+
+def digest_of_work(params: Params, results: Results) -> str:
+    """Return the sha256 of what is measured: equal work gives comparable seconds."""
+    facts = results.comparison
+    return digest_of_json(
+        {
+            "model": [params.model.model_dump(), facts.model.digest],
+            "dataset": params.dataset.model_dump(),
+            "ranges": [[part.range, part.digest] for part in facts.ranges],
+            "workload": params.workload,
+            "train": params.train.model_dump(exclude=_NOT_CONTENT),
+            "cells": [[name, cell.model_dump()] for name, cell in params.cells.items()],
+            "scaling": params.measure.scaling,
+        }
+    )
+
+
+def read_history(path: Path) -> list[HistoryRecord]:
+    """Return the file's records, the oldest first; none where there is no file. Raises DataError in one line."""
+    if not path.exists():
+        return []
+    try:
+        lines = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
+    except (OSError, ValueError, csv.Error) as error:
+        raise _damaged(path, str(error)) from None
+    if not lines or lines[0] != COLUMNS:
+        raise _damaged(path, f"its columns are {', '.join(lines[0] if lines else []) or 'missing'}")
+    records = []
+    for number, line in enumerate(lines[1:], start=2):
+        if len(line) != len(COLUMNS):
+            raise _damaged(path, f"line {number} has {len(line)} fields of {len(COLUMNS)}")
+        try:
+            content = {name: field or None for name, field in zip(COLUMNS, line, strict=True)}
+            records.append(HistoryRecord.model_validate(content))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise _damaged(path, f"line {number}: {first['loc'][0]}: {first['msg']}") from None
+    return records
+
+
+def _write(path: Path, records: Sequence[HistoryRecord]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([[_field(getattr(record, name)) for name in COLUMNS] for record in records])
+    write_text(path, text.getvalue())
+
+
+def _field(value: str | float | bool | None) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)
+
+
+def _damaged(path: Path, reason: str) -> DataError:
+    return DataError(f"{path}: {reason}; allowed: a history of this version; move it away to begin a new one")
+
+
+def _measurement_digest(results: Results) -> str:
+    """Return the sha256 of what was timed: the blocks, or the training where none were run."""
+    if results.measurement is not None:
+        return digest_of_json(without_comparison(results.measurement).model_dump(mode="json"))
+    return digest_of_json([[cell.cell, cell.whole.train_seconds, cell.whole.num_steps] for cell in results.cells])
+
+
+def _preflight(results: Results) -> str | None:
+    if results.measurement is None:
+        return None
+    preflight = results.measurement.preflight
+    warnings = [check.name for check in preflight.checks if check.verdict == "warning"]
+    return f"{preflight.verdict}: {', '.join(warnings)}" if warnings else preflight.verdict
+
+
+def _figures(results: Results, cell: CellResults) -> dict[str, str | float | None]:
+    figures: dict[str, str | float | None] = dict.fromkeys(COLUMNS[COLUMNS.index("num_rounds") :])
+    del figures["gates_passed"], figures["preflight"]
+    figures |= {"cell": cell.cell, "world_size": cell.world_size}
+    if results.measurement is None:
+        return figures
+    arm = arm_of(results.measurement, cell.cell)
+    named = {"step_seconds": arm.step_seconds, "speedup": cell.measured_speedup}
+    for name, estimate in named.items():
+        if estimate is not None:
+            figures |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+    return figures | {
+        "num_rounds": results.measurement.num_rounds,
+        "tokens_per_second": arm.tokens_per_second,
+    }

@@ -1,0 +1,9 @@
+"""Which files of a transformers model are taken, from anywhere: never pickles (.bin, .pt) and never code (.py)."""
+
+SMALL_FILES = (
+    "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json",
+    "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
+WEIGHTS_FILES = ("model.safetensors", "model-*.safetensors")
+"""As patterns: large weights come in several files, which the index names."""

@@ -1,0 +1,161 @@
+"""The sections `model` and `dataset` of params.yaml, and ranges of rows: where everything comes from."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
+
+from tasks.stage.choices import list_of, require_name
+from tasks.stage.section import Section
+
+# validate_repo_id of huggingface_hub, without importing it: 1-96 characters, no "--", no "..".
+_HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
+_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+
+BUILTIN_MODELS = ("tiny-qwen2",)
+BUILTIN_DATASETS = ("docstrings",)
+BUILTIN_MAX_ROWS = 6_000
+"""Rows that the built-in data set can give at most, on any install of the pinned packages."""
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether the Hub could have a repository of that name."""
+    return len(name) <= 96 and _HUB_ID.fullmatch(name) is not None
+
+
+class RowRange(BaseModel):
+    """Rows `start` to `end` of the data set, end exclusive; written `start-end`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.end}"
+
+    def overlaps(self, other: "RowRange") -> bool:
+        """Return True if at least one row is in both."""
+        return self.start < other.end and other.start < self.end
+
+
+def _parse_range(value: Any) -> RowRange:
+    if isinstance(value, RowRange):
+        return value
+    match = re.fullmatch(r"(0|[1-9][0-9]{0,11})-(0|[1-9][0-9]{0,11})", value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("must be start-end, two row numbers such as 0-5000")
+    parsed = RowRange(start=int(match[1]), end=int(match[2]))
+    if parsed.start >= parsed.end:
+        raise ValueError("must start before it ends (the end is exclusive), such as 0-5000")
+    return parsed
+
+
+Range = Annotated[RowRange, BeforeValidator(_parse_range), PlainSerializer(str, return_type=str)]
+
+
+def rows_needed(ranges: list[RowRange], heldout: RowRange) -> int:
+    """Return the rows of the data set up to the end of the last slice that is asked for."""
+    return max(part.end for part in (*ranges, heldout))
+
+
+class Source(Section):
+    source: str
+    """`builtin:NAME`, `hub:OWNER/NAME` (Hugging Face Hub) or `path:FILE_OR_FOLDER` (relative to params.yaml)."""
+    revision: str | None = None
+    """Hub sources only: commit (40 hex digits, pins the content), tag or branch."""
+
+    @property
+    def kind(self) -> Literal["builtin", "hub", "path"]:
+        """The part of `source` before the colon."""
+        return self.source.partition(":")[0]  # type: ignore[return-value]
+
+    @property
+    def location(self) -> str:
+        """The part of `source` after the colon."""
+        return self.source.partition(":")[2]
+
+    def _check_source(self, builtins: tuple[str, ...]) -> None:
+        location = self.location
+        if self.kind == "builtin":
+            if location not in builtins:
+                raise ValueError(f"source: no built-in named {location!r}; allowed: {list_of('builtin:', builtins)}")
+        elif self.kind == "hub":
+            if not is_hub_id(location):
+                raise ValueError(f"source: {location!r} is no Hub id; allowed: OWNER/NAME, at most 96 characters")
+        elif self.kind == "path":
+            if not location or "\0" in location:
+                raise ValueError("source: path: needs a file or folder after the colon")
+        else:
+            raise ValueError(f"source: got {self.source!r}; allowed: builtin:NAME, hub:OWNER/NAME or path:FILE")
+        if (self.kind == "hub") != (self.revision is not None):
+            raise ValueError("revision: a hub: source needs one (commit, tag or branch), others take none")
+        if self.revision is not None and not _REVISION.fullmatch(self.revision):
+            raise ValueError(f"revision: got {self.revision!r}; allowed: a commit, tag or branch name")
+
+
+class ModelParams(Source):
+    """The base model, from which every cell starts."""
+
+    name: str
+    """Short name in checkpoint files: `<name>_<start>-<end>-epoch-<n>.pt`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self._check_source(BUILTIN_MODELS)
+        require_name("name", self.name)
+        return self
+
+
+class DatasetParams(Source):
+    """Where the rows come from."""
+
+    split: str = "train"
+    """Hub sources only: the split to read."""
+    text_column: str = "text"
+    """The column that holds the text of a row."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self._check_source(BUILTIN_DATASETS)
+        require_name("split", self.split)
+        if not self.text_column:
+            raise ValueError("text_column: must not be empty; allowed: the name of a column, such as text")
+        return self
+
+
+def check_paths(
+    model: ModelParams, dataset: DatasetParams, *, ranges: list[RowRange], heldout: RowRange, base: Path
+) -> None:
+    """Raise ValueError if a local source is not there below `base` or has fewer rows than are asked for."""
+    if model.kind == "path" and not (base / model.location / "config.json").is_file():
+        raise ValueError(f"model.source: no file {model.location}/config.json; allowed: a model folder")
+    if dataset.kind != "path":
+        return
+    file = base / dataset.location
+    if file.suffix not in (".parquet", ".jsonl"):
+        raise ValueError(f"dataset.source: got {dataset.location!r}; allowed: a .parquet or .jsonl file")
+    if not file.is_file():
+        raise ValueError(f"dataset.source: no file {dataset.location}; allowed: a .parquet or .jsonl file")
+    num_rows = _count_rows(file)
+    needed = rows_needed(ranges, heldout)
+    if num_rows is not None and needed > num_rows:
+        key = "heldout" if heldout.end > num_rows else "ranges"
+        raise ValueError(
+            f"{key}: row {needed} is beyond the {num_rows} rows of {dataset.location}; allowed: 0-{num_rows}"
+        )
+
+
+def _count_rows(file: Path) -> int | None:
+    """Return the number of rows, or None where the file is no readable parquet (the download stage says so)."""
+    if file.suffix == ".jsonl":
+        with file.open("rb") as lines:
+            return sum(1 for line in lines if line.strip())
+    import pyarrow as pa  # here, not above: half a second that only local parquet files need
+    import pyarrow.parquet as pq
+
+    try:
+        return int(pq.read_metadata(file).num_rows)
+    except (pa.ArrowException, OSError):
+        return None

@@ -1,0 +1,88 @@
+"""What the benchmark of the prediction counts, against arithmetic by hand."""
+
+import math
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.prediction.chart import draw
+from benchmarks.prediction.configurations import FITTING, VALIDATION
+from benchmarks.prediction.points import WORLD_SIZES, Point, Tried, calibrated, score
+from tasks.measuring.probe import AllReduce, Gradient, Probe
+from tasks.reporting.measurement import Estimate
+
+
+def _point(predicted: float, measured: float, *, half: float = 0.1, world_size: int = 2) -> Point:
+    return Point(
+        configuration="some",
+        world_size=world_size,
+        predicted=Estimate(value=predicted, low=predicted - half, high=predicted + half),
+        measured=Estimate(value=measured, low=measured - 0.01, high=measured + 0.01),
+    )
+
+
+def test_a_score_counts_errors_relative_to_what_was_measured_and_what_intervals_cover() -> None:
+    found = score([_point(1.1, 1.0, half=0.11), _point(1.6, 2.0), _point(1.5, 1.5)])
+    assert found.num_points == 3
+    assert found.mean_error == pytest.approx((0.1 + 0.2 + 0) / 3)
+    assert found.bias == pytest.approx((0.1 - 0.2 + 0) / 3)
+    assert found.worst_error == pytest.approx(0.2)
+    assert found.coverage == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("points", "missed"),
+    [
+        ([_point(1.05, 1.0)], []),
+        ([_point(1.11, 1.0, half=0.2)], ["mean error at most 10 %"]),
+        ([_point(1.0, 1.0)] * 9 + [_point(1.0, 1.3)], ["worst error at most 20 %"]),
+        ([_point(1.0, 1.0)] * 3 + [_point(1.0, 1.15)], ["intervals that cover at least 80 %"]),
+    ],
+)
+def test_a_target_that_is_missed_is_named(points: list[Point], missed: list[str]) -> None:
+    assert score(points).missed == missed
+
+
+def _tried(*, measured: dict[int, float]) -> Tried:
+    """Return a device whose prediction is known: nothing but computing, so as many times as fast as there are ranks."""
+    buckets = (Gradient(num_bytes=1.0, ready=1.0),)
+    probe = Probe(
+        forward_seconds=(1.0,), backward_seconds=(2.0,), optimizer_seconds=(0.0,), fixed_seconds={1: (0.0,)},
+        micro_batches=(1.0,) * 4, gradients=buckets, buckets=buckets, contention={}, update_contention={},
+        all_reduce={2: (AllReduce(num_bytes=1.0, seconds=(1e-15,)),)},
+    )  # fmt: skip
+    speedups = {size: Estimate(value=value, low=value, high=value) for size, value in measured.items()}
+    return Tried(configuration=FITTING[0], probe=probe, measured=speedups)
+
+
+def test_the_models_error_is_the_root_mean_square_of_the_logarithms_by_number_of_ranks() -> None:
+    error = calibrated([_tried(measured={2: 2.2, 4: 4.0}), _tried(measured={2: 1.8, 4: 2.0})], date="2026-01-31")
+    assert error.relative == pytest.approx(math.sqrt((math.log(1.1) ** 2 + math.log(0.9) ** 2) / 2))
+    assert error.relative_extrapolated == pytest.approx(math.sqrt(math.log(2) ** 2 / 2))
+    assert (error.calibrated_on, error.num_configurations) == ("2026-01-31", 2)
+
+
+def test_no_configuration_is_judged_by_that_calibrates_and_enough_are_judged_by() -> None:
+    kinds: list[Any] = [(one.device, one.num_micro_batches, one.contention) for one in (*FITTING, *VALIDATION)]
+    assert len(set(kinds)) == len(FITTING) + len(VALIDATION)
+    assert len(VALIDATION) >= 12
+    # One group of ranks deals whole rounds only.
+    assert all(one.num_micro_batches % max(WORLD_SIZES) == 0 for one in (*FITTING, *VALIDATION))
+
+
+def test_the_chart_shows_every_point(tmp_path: Path) -> None:
+    points = [_point(1.5, 1.4), _point(1.7, 1.9), _point(2.5, 2.4, world_size=4)]
+    draw(points, tmp_path / "chart.svg", others=[_point(1.2, 1.1), _point(2.0, 2.2, world_size=4)])
+    tree = ElementTree.parse(tmp_path / "chart.svg")
+    # A marker is drawn once and used for each point; those of the legend are uses as well, one per number of ranks.
+    groups = [group for group in tree.iter("{http://www.w3.org/2000/svg}g") if group.get("id", "").startswith("point-")]
+    assert sorted(group.get("id", "") for group in groups) == [
+        "point-2",
+        "point-2-calibrates",
+        "point-4",
+        "point-4-calibrates",
+    ]
+    uses = {group.get("id"): len(list(group.iter("{http://www.w3.org/2000/svg}use"))) for group in groups}
+    assert uses == {"point-2": 2, "point-4": 1, "point-2-calibrates": 1, "point-4-calibrates": 1}

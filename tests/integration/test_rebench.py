@@ -1,0 +1,71 @@
+"""`python -m flows --rebench` on a finished small comparison: speed is measured again, everything else is reused."""
+
+import csv
+import json
+from typing import Any
+
+import pytest
+
+from tests.workspace import Workspace
+
+pytestmark = pytest.mark.slow
+
+
+def _history(workspace: Workspace) -> list[dict[str, str]]:
+    with (workspace.folder / "reports" / "history.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _make_faster(workspace: Workspace, times: float) -> None:
+    """Write into the history that everything was so many times as fast before."""
+    lines = _history(workspace)
+    for line in lines:
+        for end in ("", "_low", "_high"):
+            line[f"step_seconds{end}"] = str(float(line[f"step_seconds{end}"]) / times)
+    with (workspace.folder / "reports" / "history.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def _content(workspace: Workspace, file: str) -> Any:
+    return json.loads((workspace.folder / file).read_bytes())
+
+
+def _kept(workspace: Workspace) -> set[str]:
+    return {folder.name for folder in (workspace.folder / ".work" / "measure").iterdir()}
+
+
+def test_a_rebench_measures_speed_alone_and_fails_on_a_regression_and_a_run_after_it_is_cached(
+    workspace: Workspace,
+) -> None:
+    launches = workspace.launches("2proc")
+    certificate, speed = (_content(workspace, f"data/measurements/{name}.json") for name in ("certificate", "speed"))
+    kept, before = _kept(workspace), _history(workspace)
+    assert [line["cell"] for line in before] == ["1proc", "2proc"]
+    # No machine drifts so far that ten times slower is no difference.
+    _make_faster(workspace, 10)
+
+    ran = workspace.run("python", "-m", "flows", "--rebench", ok=False)
+    assert ran.returncode == 7, ran.stdout[-3000:]
+
+    assert "Report: reports/index.html" in ran.stdout
+    assert "rebench: slower than in the last comparable record: step time of 1proc" in ran.stdout
+    assert "measure: data/fingerprint/trial.json (modified)" in ran.stdout
+    assert "update equivalence: 1 of 1 cells are certified already" in ran.stdout
+    assert workspace.launches("2proc") == launches, "nothing was trained"
+    assert _content(workspace, "data/measurements/certificate.json") == certificate
+    assert _content(workspace, "data/measurements/speed.json") != speed
+    assert len(_kept(workspace)) == len(kept) + 1
+    assert len(_history(workspace)) == 4
+    # Report and upload are finished all the same.
+    changes = _content(workspace, "reports/results.json")["history"]["changes"]
+    assert {change["verdict"] for change in changes if change["quantity"] == "step time"} == {"slower"}
+    staged = workspace.folder / "reports" / "hub" / "report" / "results.json"
+    assert staged.read_bytes() == (workspace.folder / "reports" / "results.json").read_bytes()
+
+    again = workspace.repro().stdout
+    assert "Running stage 'fingerprint'" in again
+    assert "Running stage 'measure'" not in again
+    assert "Running stage 'report'" not in again
+    assert len(_history(workspace)) == 4

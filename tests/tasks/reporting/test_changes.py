@@ -1,0 +1,251 @@
+"""Equal sessions on a machine that drifts are rarely called different; a slower cell is; by hand where it can be."""
+
+import functools
+import math
+import statistics
+from collections.abc import Mapping
+
+import pytest
+
+from tasks.measuring.interleaving import Stopping, rounds, trial
+from tasks.measuring.intervals import Interval, median_interval, ratio_of_medians
+from tasks.reporting.changes import history_of
+from tasks.reporting.history import History, HistoryRecord
+from tests.simulated_machine import Noise, SimulatedMachine
+
+NUM_SESSIONS = 200
+STEPS_PER_BLOCK = 6
+STEP_SECONDS = {"1gpu": 0.136, "2gpu": 0.08}
+CALM = Noise(walk=0.002, thermal=0.005, jitter=0.01)
+WORK = {"params_digest": "aa", "code_digest": "cc", "machine_digest": "ac3e", "name": "simulated", "gates_passed": True}
+MACHINE = {"cpu": "A CPU", "num_cpus": 2, "gpus": "2 x A GPU", "driver": "550.1", "python": "3.11.9"}
+VERSIONS = {"torch": "2.15.0", "transformers": "5.23", "preflight": "fit to measure"}
+
+
+def record(
+    cell: str,
+    step: Interval,
+    speedup: Interval | None = None,
+    *,
+    session: int = 0,
+    num_rounds: int = 25,
+    **changes: object,
+) -> HistoryRecord:
+    """Return one cell of one session."""
+    figures = {"step_seconds": step.value, "step_seconds_low": step.low, "step_seconds_high": step.high}
+    if speedup is not None:
+        figures |= {"speedup": speedup.value, "speedup_low": speedup.low, "speedup_high": speedup.high}
+    content = {
+        **dict.fromkeys(("speedup", "speedup_low", "speedup_high")),
+        **(WORK | MACHINE | VERSIONS | figures),
+        "finished_at": f"2026-01-01T{session // 60:02}:{session % 60:02}:00+00:00",
+        "measurement_digest": str(session),
+        "cell": cell,
+        "world_size": int(cell[0]),
+        "num_rounds": num_rounds,
+        "tokens_per_second": 1 / step.value,
+    }
+    return HistoryRecord.model_validate(content | changes)
+
+
+@functools.cache
+def session(seed: int, noise: Noise, slower: tuple[tuple[str, float], ...] = ()) -> list[HistoryRecord]:
+    """Measure both cells as the stage does, on a machine in another mood each time; some cells by a factor slower."""
+    true = {cell: seconds * dict(slower).get(cell, 1.0) for cell, seconds in STEP_SECONDS.items()}
+    machine = SimulatedMachine(true, noise, seed)
+    stopping = Stopping(target_half_width=0.03, max_seconds=40)
+    seconds: dict[str, list[float]] = {cell: [] for cell in true}
+
+    def look(confidence: float) -> Mapping[str, Interval]:
+        ratio = ratio_of_medians(seconds["1gpu"], seconds["2gpu"], seed=seed, confidence=confidence, num_draws=1000)
+        return {"2gpu": ratio}
+
+    for num_rounds, order in enumerate(rounds(list(true), seed=seed), start=1):
+        blocks = [statistics.fmean(machine.run_block(cell, STEPS_PER_BLOCK)) for cell in order]
+        for cell, value in trial(order, blocks).items():
+            seconds[cell].append(value)
+        if not stopping.goes_on(num_rounds, seconds=machine.now_seconds, look=look):
+            break
+    return [
+        record(
+            cell,
+            median_interval(seconds[cell], seed=seed, num_draws=1000),
+            stopping.intervals.get(cell),
+            session=seed,
+            num_rounds=num_rounds,
+        )
+        for cell in true
+    ]
+
+
+def rebenches(noise: Noise, slower: dict[str, float]) -> list[History]:
+    """Return what each session but the first says of itself after up to ten earlier, equal ones."""
+    found = []
+    for seed in range(1, NUM_SESSIONS):
+        earlier = [one for before in range(max(0, seed - 11), seed) for one in session(before, noise)]
+        now = session(seed, noise, tuple(slower.items()))
+        found.append(history_of([*earlier, *now], now))
+    return found
+
+
+def share_of_alarms(noise: Noise, slower: dict[str, float]) -> float:
+    """Return how often the session is called a regression."""
+    return statistics.fmean(history.regression is not None for history in rebenches(noise, slower))
+
+
+@pytest.mark.parametrize("noise", [Noise(), CALM], ids=["drifting", "calm"])
+def test_at_most_5_percent_of_equal_sessions_are_called_regressions(noise: Noise) -> None:
+    alarms = share_of_alarms(noise, {})
+    print(f"equal sessions called regressions: {alarms:.1%} of {NUM_SESSIONS - 1}")
+    assert alarms <= 0.05
+
+
+@pytest.mark.parametrize("noise", [Noise(), CALM], ids=["drifting", "calm"])
+def test_a_cell_that_becomes_10_percent_slower_is_a_regression(noise: Noise) -> None:
+    found = share_of_alarms(noise, {"2gpu": 1.1})
+    print(f"2gpu 10 % slower, found in {found:.1%} of {NUM_SESSIONS - 1}")
+    assert found >= 0.95
+
+
+@pytest.mark.parametrize(("noise", "least"), [(Noise(), 0.3), (CALM, 0.95)], ids=["drifting", "calm"])
+def test_a_machine_that_becomes_10_percent_slower_is_found_as_far_as_drift_allows(noise: Noise, least: float) -> None:
+    found = share_of_alarms(noise, {"1gpu": 1.1, "2gpu": 1.1})
+    print(f"everything 10 % slower, found in {found:.1%} of {NUM_SESSIONS - 1}")
+    assert found >= least
+
+
+def test_the_intervals_of_the_sessions_alone_would_raise_more_alarms_than_they_may() -> None:
+    """Drift from session to session is real here, or the proof above would prove nothing."""
+    alarms = 0
+    for seed in range(1, NUM_SESSIONS):
+        before, now = session(seed - 1, Noise())[1], session(seed, Noise())[1]
+        assert before.step_time is not None
+        assert now.step_time is not None
+        halves = [math.log(one.high / one.low) / 2 for one in (before.step_time, now.step_time)]
+        alarms += math.log(now.step_time.value / before.step_time.value) > math.hypot(*halves)
+    assert alarms / (NUM_SESSIONS - 1) > 0.05
+
+
+def test_the_interval_of_a_change_is_that_worked_out_by_hand() -> None:
+    # In logarithms: standard deviation 0.01 of the session; of a round 0.01 * sqrt(25) / sqrt(pi / 2) = 0.0399, of
+    # which 0.55 is drift: 0.02194. Together 0.02411; two sessions 0.03410; 1.96 times that is 0.06684.
+    half = math.exp(1.96 * 0.01)
+    before = record("2gpu", Interval(value=0.1, low=0.1 / half, high=0.1 * half), session=1)
+    now = record("2gpu", Interval(value=0.11, low=0.11 / half, high=0.11 * half), session=2)
+    (change,) = history_of([before, now], [now]).changes
+    assert change.ratio.value == pytest.approx(1 / 1.1)
+    assert change.ratio.low == pytest.approx(math.exp(-0.06684) / 1.1, rel=1e-4)
+    assert change.ratio.high == pytest.approx(math.exp(0.06684) / 1.1, rel=1e-4)
+    assert (change.verdict, change.is_regression) == ("slower", True)
+
+
+@pytest.mark.parametrize(
+    ("speedup", "verdict", "is_regression"),
+    [(1.90, "slower", True), (1.95, "slower", False), (2.0, "no difference", False), (2.1, "faster", False)],
+)
+def test_a_regression_is_slower_by_interval_and_by_more_than_3_percent(
+    speedup: float, verdict: str, is_regression: bool
+) -> None:
+    before, now = pair(2.0, speedup, width=0.01)
+    change = history_of([before, now], [now]).changes[-1]
+    assert (change.quantity, change.verdict, change.is_regression) == ("speedup", verdict, is_regression)
+
+
+def test_a_wide_interval_is_no_regression_however_large_the_difference() -> None:
+    before, now = pair(2.0, 1.8, width=0.1)
+    assert history_of([before, now], [now]).regression is None
+
+
+def test_what_scattered_before_widens_the_interval() -> None:
+    speedups = [2.0, 2.2, 2.0, 2.2, 2.0, 2.2]
+    earlier = [record("2gpu", tight(0.1), tight(value), session=number) for number, value in enumerate(speedups)]
+    now = record("2gpu", tight(0.1), tight(1.95), session=9)
+    assert history_of([earlier[-1], now], [now]).regression is not None
+    assert history_of([*earlier, now], [now]).regression is None
+
+
+def test_a_baseline_that_became_faster_is_no_regression_of_the_others() -> None:
+    before = [record("1gpu", tight(0.2), session=1), record("2gpu", tight(0.1), tight(2.0), session=1)]
+    now = [record("1gpu", tight(0.16), session=2), record("2gpu", tight(0.1), tight(1.6), session=2)]
+    history = history_of([*before, *now], now)
+    assert [change.verdict for change in history.changes] == ["faster", "no difference", "slower"]
+    assert history.regression is None
+    slower = [now[0], record("2gpu", tight(0.12), tight(1.33), session=2)]
+    assert history_of([*before, *slower], slower).regression is not None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"params_digest": "another"},
+        {"cpu": "Another CPU"},
+        {"gpus": "2 x Another GPU"},
+        {"cell": "2other"},
+        {"gates_passed": False},
+        {"measurement_digest": "2"},
+        {"step_seconds": None},
+    ],
+)
+def test_only_the_same_work_on_the_same_models_that_passed_is_comparable(changes: dict[str, object]) -> None:
+    before, now = pair(2.0, 1.5, width=0.01)
+    assert history_of([before, now], [now]).regression is not None
+    other = before.model_copy(update=changes)
+    history = history_of([other, now], [now])
+    assert history.changes == []
+    assert history.summary.startswith("No earlier record is comparable")
+    # The one before it counts then.
+    assert history_of([before, other, now], [now]).regression is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "suspect"),
+    [
+        ({"driver": "555.2", "machine_digest": "x"}, "driver 550.1 -> 555.2"),
+        ({"torch": "2.16.0", "machine_digest": "x"}, "torch 2.15.0 -> 2.16.0"),
+        ({"num_cpus": 4, "machine_digest": "x"}, "number of CPUs 2 -> 4"),
+        ({"preflight": "not fit to measure: GPU clocks"}, "preflight fit to measure -> not fit to measure: GPU clocks"),
+        ({"code_digest": "x"}, "the code of training/"),
+        ({"machine_digest": "x"}, "another fact of the machine (data/fingerprint/machine.json)"),
+        ({}, "nothing that is recorded"),
+    ],
+)
+def test_what_else_changed_is_named_as_suspect(changes: dict[str, object], suspect: str) -> None:
+    before, now = pair(2.0, 1.5, width=0.01)
+    now = now.model_copy(update=changes)
+    regression = history_of([before, now], [now]).regression
+    assert regression is not None
+    assert regression == (
+        "slower than in the last comparable record: speedup of 2gpu 2.00x -> 1.50x, 0.75x (0.74 to 0.76) of what "
+        f"it was: slower; changed since 2026-01-01 00:01 UTC: {suspect}"
+    )
+
+
+def test_an_older_report_is_compared_with_what_was_before_it() -> None:
+    first, second = pair(2.0, 1.5, width=0.01)
+    third = record("2gpu", tight(0.1), tight(1.5), session=3)
+    assert history_of([first, second, third], [second]) == history_of([first, second], [second])
+    assert history_of([first, second, third], [third]).regression is None
+
+
+def test_the_last_ten_comparisons_are_shown_and_without_speedups_while_withheld() -> None:
+    records = [record("2gpu", tight(0.1), tight(2.0), session=number) for number in range(15)]
+    shown = history_of(records, records[-1:]).records
+    assert shown == records[5:]
+    failed = records[-1].model_copy(update={"gates_passed": False})
+    withheld = history_of([*records[:-1], failed], [failed])
+    assert [one.speedup for one in withheld.records] == [None] * 10
+    assert (withheld.changes, withheld.suspects) == ([], [])
+    assert withheld.summary == "Not compared with earlier records: a gate failed."
+
+
+def tight(value: float, width: float = 0.01) -> Interval:
+    return Interval(value=value, low=value * math.exp(-width), high=value * math.exp(width))
+
+
+def pair(before: float, now: float, *, width: float) -> tuple[HistoryRecord, HistoryRecord]:
+    """Return two sessions with these speedups and equal step times."""
+    first, second = (
+        record("2gpu", tight(0.1), tight(speedup, width), session=number)
+        for number, speedup in enumerate((before, now), start=1)
+    )
+    return first, second

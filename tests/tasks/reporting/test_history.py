@@ -1,0 +1,192 @@
+"""reports/history.csv and the section History of the report, from the comparison written by hand."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.report import make_report, write_report
+from tasks.reporting import drawing
+from tasks.reporting.collect import collect_results
+from tasks.reporting.history_file import COLUMNS, read_history, with_history
+from tasks.reporting.results import Results, read_results
+from tasks.stage.failure import DataError
+from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, write_comparison
+from tests.tasks.reporting.measured import arm, estimate, measurement, write_measurement
+from tests.tasks.reporting.page import Page
+
+SLOWER = {"seconds": 0.0525, "speedup": estimate(0.068 / 0.0525)}
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> dict[str, Any]:
+    """What params.yaml holds; the comparison in tmp_path has a measurement: 2proc takes 42 ms."""
+    params = write_comparison(tmp_path)
+    write_measurement(tmp_path)
+    return params
+
+
+def report(folder: Path, params: dict[str, Any]) -> Results:
+    """Run the stage; its results.json."""
+    make_report(outputs_of(folder, params), folder / "reports")
+    return read_results(folder / "reports" / "results.json")
+
+
+def remember(folder: Path, params: dict[str, Any]) -> Results:
+    """Do of the stage what concerns the history, and draw nothing."""
+    outputs = outputs_of(folder, params)
+    return with_history(collect_results(outputs), outputs, folder / "reports" / "history.csv")
+
+
+def measure_again(folder: Path, **of_2proc: Any) -> None:
+    """Write another measurement; with changes to 2proc."""
+    again = measurement(arms=[arm("1proc", 1), arm("2proc", 2, **of_2proc)], seconds=62.5)
+    write_measurement(folder, again)
+
+
+def lines_of(folder: Path) -> list[dict[str, str]]:
+    """Return history.csv as any spreadsheet reads it."""
+    with (folder / "reports" / "history.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_finished_comparison_adds_one_line_per_cell(tmp_path: Path, measured: dict[str, Any]) -> None:
+    results = remember(tmp_path, measured)
+    first, second = lines_of(tmp_path)
+    assert list(first) == COLUMNS
+    assert (first["cell"], first["world_size"], first["speedup"]) == ("1proc", "1", "")
+    expected = {"finished_at": results.created_at, "name": "by-hand", "cell": "2proc", "world_size": "2"}
+    expected |= {"cpu": "A CPU", "gpus": "", "driver": "", "torch": "2.15.0", "python": "3.11.9", "transformers": ""}
+    expected |= {"gates_passed": "yes", "preflight": "fit to measure", "num_rounds": "24", "code_digest": "c0de" * 16}
+    assert {name: second[name] for name in expected} == expected
+    # 42 ms +- 1 %; 68 / 42 +- 2.5 %; 1,680 tokens in 42 ms.
+    figures = {"step_seconds": 0.042, "step_seconds_low": 0.04158, "step_seconds_high": 0.04242}
+    figures |= {"speedup": 1.619048, "speedup_low": 1.578571, "speedup_high": 1.659524, "tokens_per_second": 40000}
+    assert {name: float(second[name]) for name in figures} == pytest.approx(figures, rel=1e-6)
+
+
+def test_the_same_results_add_nothing_and_another_session_adds_its_own(
+    tmp_path: Path, measured: dict[str, Any]
+) -> None:
+    first = remember(tmp_path, measured)
+    before = (tmp_path / "reports" / "history.csv").read_bytes()
+    again = remember(tmp_path, measured)
+    assert (tmp_path / "reports" / "history.csv").read_bytes() == before
+    assert again.history == first.history
+    measure_again(tmp_path)
+    remember(tmp_path, measured)
+    assert len(lines_of(tmp_path)) == 4
+    assert (tmp_path / "reports" / "history.csv").read_bytes().startswith(before)
+
+
+def test_how_often_is_logged_makes_no_other_work_and_the_learning_rate_does(
+    tmp_path: Path, measured: dict[str, Any]
+) -> None:
+    remember(tmp_path, measured)
+    digests = []
+    for train in ({"log_every_steps": 7}, {"learning_rate": 1e-3}):
+        changed = {**measured, "train": {**measured["train"], **train}}
+        remember(tmp_path, changed)
+        digests.append(lines_of(tmp_path)[-1]["params_digest"])
+    first = lines_of(tmp_path)[0]["params_digest"]
+    assert digests[0] == first != digests[1]
+    # The first change was no new comparison.
+    assert len(lines_of(tmp_path)) == 4
+
+
+def test_without_a_measurement_there_is_a_record_without_figures(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    results = remember(tmp_path, params)
+    assert [line["step_seconds"] for line in lines_of(tmp_path)] == ["", ""]
+    assert results.history is not None
+    assert results.history.summary == "Not compared with earlier records: speed was not measured in turns."
+    remember(tmp_path, params)
+    assert len(lines_of(tmp_path)) == 2
+
+
+def test_a_withheld_speedup_is_in_no_record_and_in_no_history_shown(tmp_path: Path, measured: dict[str, Any]) -> None:
+    report(tmp_path, measured)
+    measure_again(tmp_path, **SLOWER)
+    edit_segment(tmp_path, "2proc", data_wait_seconds=1.0)
+    results = report(tmp_path, measured)
+    assert [line["gates_passed"] for line in lines_of(tmp_path)] == ["yes", "yes", "no", "no"]
+    assert [line["speedup"] != "" for line in lines_of(tmp_path)] == [False, True, False, False]
+    assert results.history is not None
+    assert results.history.regression is None
+    for name in ("index.html", "report.md", "results.json"):
+        text = (tmp_path / "reports" / name).read_text()
+        assert [figure for figure in ("1.62x", "1.6190", "1.30x", "1.2952") if figure in text] == [], name
+    # The training is repaired: another comparison, of the same measurement.
+    edit_segment(tmp_path, "2proc", data_wait_seconds=0.01)
+    repaired = report(tmp_path, measured).history
+    assert repaired is not None
+    assert "speedup of 2proc 1.62x -> 1.30x" in str(repaired.regression)
+    assert len(lines_of(tmp_path)) == 6
+
+
+def test_the_report_shows_what_changed_and_the_last_records(tmp_path: Path, measured: dict[str, Any]) -> None:
+    first = report(tmp_path, measured)
+    machine = json.loads((tmp_path / "machine.json").read_text())
+    edit_json(tmp_path / "machine.json", versions=machine["versions"] | {"torch": "2.16.0"})
+    measure_again(tmp_path, **SLOWER)
+    results = report(tmp_path, measured)
+    assert results.history is not None
+    page = Page((tmp_path / "reports" / "index.html").read_text())
+    markdown = (tmp_path / "reports" / "report.md").read_text()
+    # 42 / 52.5 = 0.8; 1.295 / 1.619 = 0.8.
+    since = f"{first.created_at[:10]} {first.created_at[11:16]} UTC"
+    told = f"Since {since}: step time of 2proc 42.0 ms -> 52.5 ms, 0.80x"
+    assert told in page.text
+    assert told.replace(">", "&gt;") in markdown
+    assert "Changed since then: torch 2.15.0 -> 2.16.0." in page.text
+    assert "2proc step time 42.0 ms (41.6 to 42.4) 52.5 ms (52.0 to 53.0) 0.80x" in page.text
+    assert (
+        "2proc speedup 1.62x (1.58 to 1.66) 1.30x (1.26 to 1.33) 0.80x (0.77 to 0.83) slower: regression" in page.text
+    )
+    assert "1proc step time 68.0 ms (67.3 to 68.7) 68.0 ms (67.3 to 68.7) 1.00x" in page.text
+    assert "2proc 42.0 ms (41.6 to 42.4) 1.62x (1.58 to 1.66) 40,000 passed A CPU, torch 2.15.0" in page.text
+    assert "2proc 52.5 ms (52.0 to 53.0) 1.30x (1.26 to 1.33) 32,000 passed A CPU, torch 2.16.0" in page.text
+    assert "(charts/history.svg)" in markdown
+    assert page.text.count("Step time over the last comparisons") >= 1
+    drawn = drawing.draw_svg("history", drawing.find_charts()["history"], results)
+    assert all(words in drawn for words in ("comparison finished on", "times the first step time", "1proc", "2proc"))
+
+
+def test_rendering_anew_gives_the_same_history(tmp_path: Path, measured: dict[str, Any]) -> None:
+    report(tmp_path, measured)
+    measure_again(tmp_path, **SLOWER)
+    results = report(tmp_path, measured)
+    (tmp_path / "alone").mkdir()
+    write_report(results, tmp_path / "alone")
+    for name in ("index.html", "report.md", "charts/history.svg"):
+        assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "reports" / name).read_bytes()
+    assert not (tmp_path / "alone" / "history.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("driver,", "", "its columns are finished_at, name"),
+        (",yes,", ",maybe,", "line 2: gates_passed: "),
+        ("0.042,", "nan,", "line 3: step_seconds: "),
+        ("fit to measure\n", "fit to measure,more\n", "line 2 has 26 fields of 25"),
+    ],
+)
+def test_a_file_that_is_no_history_of_this_version_ends_in_one_line_and_stays(
+    tmp_path: Path, measured: dict[str, Any], old: str, new: str, says: str
+) -> None:
+    remember(tmp_path, measured)
+    path = tmp_path / "reports" / "history.csv"
+    damaged = path.read_text().replace(old, new, 1)
+    assert damaged != path.read_text()
+    path.write_text(damaged)
+    with pytest.raises(DataError) as refused:
+        remember(tmp_path, measured)
+    assert says in str(refused.value)
+    assert "move it away to begin a new one" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert path.read_text() == damaged
+    path.unlink()
+    assert read_history(path) == []
