@@ -23,7 +23,7 @@ from tasks.measuring.arms import Cell, as_trained
 from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.emulation import emulated_params, write_rows
 from tasks.measuring.interleaving import rounds
-from tasks.measuring.speed import Comparison, spreads_updates
+from tasks.measuring.speed import Comparison
 from tasks.measuring.waterfall import waterfall
 from tasks.measuring.workers import working
 from tasks.reporting.measurement import Waterfall
@@ -121,7 +121,7 @@ def measure_case(bench: Bench, causes: Sequence[str], *, folder: Path, num_round
         for cell, spread in params.cells.items()
     ]  # fmt: skip
     comparison = Comparison(
-        cells=cells, has_copy=True, is_weak=False, spreads=spreads_updates(exact=False), half_width=0.03,
+        cells=cells, has_copy=True, is_weak=False, is_exact=False, half_width=0.03,
         max_seconds=0.0, block_seconds=0.1, seed=1,
     )  # fmt: skip
     arms = [as_trained(cell) for cell in cells] + comparison.counterfactuals

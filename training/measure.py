@@ -94,6 +94,7 @@ class BlockRunner:
         self._made.clear()
         if self._ranks.device.type == "cuda":
             torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._ranks.device)
 
     def facts(self, variant: Variant) -> dict[str, Any]:
         """Return what is known of a variant beside its seconds: full steps in the segment, buckets, memory."""
@@ -109,17 +110,22 @@ class BlockRunner:
         }
 
     def ddp_timers(self, variant: Variant) -> dict[str, float]:
-        """Return the seconds that DDP times itself, mean of a few steps outside the blocks; {} if it times none."""
+        """Return the seconds that DDP times itself, mean of a few steps outside the blocks; {} if it times none.
+
+        DDP's own averages go back to its first step, which is no step like the others.
+        """
         wrapped = getattr(self._get(variant).strategy, "_wrapped", None)
         if wrapped is None:
             return {}
         wrapped._set_ddp_runtime_logging_sample_rate(1)
-        self.run(Block(variant=variant, steps=[1] * _TIMER_STEPS, data="device"))
-        facts = wrapped._get_ddp_logging_data()
+        found = []
+        for _ in range(_TIMER_STEPS):
+            self.run(Block(variant=variant, steps=[1], data="device"))
+            found.append(wrapped._get_ddp_logging_data())
         wrapped._set_ddp_runtime_logging_sample_rate(2**30)
-        if not facts.get("avg_backward_comm_time"):
+        if not all(facts.get("backward_comm_time") for facts in found):
             return {}
-        return {name: float(facts.get(f"avg_{name}_time", 0)) / 1e9 for name in _TIMERS}
+        return {name: sum(facts.get(f"{name}_time", 0) for facts in found) / len(found) / 1e9 for name in _TIMERS}
 
     def probe(self, variant: Variant, *, num_repeats: int) -> dict[str, Any]:
         """Return the parts of the segment's first step, each timed alone (training/probe.py)."""

@@ -44,29 +44,26 @@ FITTING: Sequence[Configuration] = (
 """The intervals' share of the model's own error comes from these."""
 
 VALIDATION: Sequence[Configuration] = (
+    _plain("fast link, 8 micro-batches", link_gib_per_second=30.0, num_micro_batches=8),
+    _plain("very slow link", link_gib_per_second=1.2),
     _plain(
-        "fast link, 8 micro-batches",
-        forward_ms=1.0, backward_ms=2.0, link_gib_per_second=25.0, num_micro_batches=8,
-    ),
-    _plain("very slow link", link_gib_per_second=1.4),
-    _plain(
-        "slow link, 8 micro-batches of 3 layers",
-        num_layers=3, gradient_mib_per_layer=40.0, link_gib_per_second=1.6, num_micro_batches=8,
+        "slow link, 12 micro-batches",
+        forward_ms=1.0, backward_ms=2.0, link_gib_per_second=1.2, num_micro_batches=12,
     ),
     _plain(
         "several layers per bucket",
-        num_layers=8, forward_ms=0.7, backward_ms=1.5, gradient_mib_per_layer=9.0, link_gib_per_second=2.2,
+        num_layers=8, forward_ms=0.8, backward_ms=1.6, gradient_mib_per_layer=10.0, link_gib_per_second=2.5,
     ),
-    _plain("many thin layers", num_layers=10, forward_ms=0.6, backward_ms=1.2, gradient_mib_per_layer=28.0),
-    _plain("high latency", link_latency_ms=4.0, link_gib_per_second=12.0),
-    _plain("strong contention", contention=0.25, link_gib_per_second=5.0),
-    _plain("wrapper and copy of 5 layers", num_layers=5, wrapper_ms=2.0, copy_ms=2.5),
-    _plain("optimizer and fixed, slow link", optimizer_ms=14.0, fixed_ms=9.0, link_gib_per_second=3.0),
-    _plain("straggler", straggler_ms=7.0, link_gib_per_second=6.0),
-    _plain("jitter, slow link", jitter=0.15, link_gib_per_second=2.6),
+    _plain("many thin layers", num_layers=12, forward_ms=0.5, backward_ms=1.0, gradient_mib_per_layer=26.0),
+    _plain("high latency", link_latency_ms=5.0, link_gib_per_second=10.0),
+    _plain("strong contention", contention=0.3, link_gib_per_second=4.0),
+    _plain("wrapper and copy of 5 layers", num_layers=5, wrapper_ms=2.5, copy_ms=3.0),
+    _plain("optimizer and fixed, slow link", optimizer_ms=16.0, fixed_ms=8.0, link_gib_per_second=2.5),
+    _plain("straggler", straggler_ms=8.0),
+    _plain("jitter, slow link", jitter=0.2, link_gib_per_second=3.0),
     _plain(
-        "everything", forward_ms=1.0, backward_ms=2.0, contention=0.12, wrapper_ms=0.4, copy_ms=0.6, jitter=0.06,
-        straggler_ms=3.0, link_gib_per_second=4.0, num_micro_batches=8,
+        "everything", contention=0.1, wrapper_ms=0.5, copy_ms=0.5, jitter=0.05, straggler_ms=2.0,
+        link_gib_per_second=3.0, num_micro_batches=8,
     ),
 )  # fmt: skip
 """None of these is used to calibrate."""

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from tasks.measuring.intervals import least_trials, ratio_of_medians
 from tasks.measuring.speed import Comparison
 from tasks.params import Params
 from tasks.reporting.measurement import Advice, Advised
+from tasks.stage.failure import ResourceError
 
 _log = logging.getLogger(__name__)
 
@@ -45,13 +46,8 @@ class Knob:
         return _patch([self], cell)
 
 
-def knobs_for(
-    params: Params, cell: str, *, device: str, buckets: Sequence[float], batch: Mapping[str, Any]
-) -> list[Knob]:
-    """Return the changes that are worth trying on a cell.
-
-    `buckets`: MiB of each of its buckets of gradients; `batch`: what weak scaling overrides already.
-    """
+def knobs_for(params: Params, cell: str, *, device: str, buckets: Sequence[float]) -> list[Knob]:
+    """Return the changes that are worth trying on a cell; `buckets`: MiB of each of its buckets of gradients."""
     spread, train = params.cells[cell], params.train
     knobs = []
     if spread.strategy == "ddp" and not train.exact:
@@ -72,10 +68,9 @@ def knobs_for(
                     overrides={"options": options},
                 )
             )
-    global_batch = batch.get("global_batch_size", train.global_batch_size)
     for factor in (2, 4):
         size = train.micro_batch_size * factor
-        if global_batch % (size * spread.world_size) == 0:
+        if all(train.global_batch_size % (size * other.world_size) == 0 for other in params.cells.values()):
             knobs.append(
                 Knob(
                     key="train.micro_batch_size",
@@ -96,17 +91,24 @@ def knobs_for(
     return knobs
 
 
-def advise(params: Params, comparison: Comparison, bench: Bench, *, device: str) -> Advice | None:
-    """Try the knobs on the cell with the most ranks; None if there is nothing to try."""
+def advise(
+    params: Params, comparison: Comparison, bench: Bench, *, device: str, has_room: Callable[[Sequence[Arm]], bool]
+) -> Advice | None:
+    """Try the knobs on the cell with the most ranks; None if there is nothing to try.
+
+    Raises ResourceError where memory has no room for them.
+    """
     cell = max(comparison.cells, key=lambda one: one.world_size)
     plain = as_trained(cell)
     # The counterfactuals have had their turn; their memory goes to what is tried.
     bench.forget()
     bench.build([plain])
     buckets = bench.facts(plain)[0]["gradient_bucket_mib"]
-    knobs = knobs_for(params, cell.name, device=device, buckets=buckets, batch=cell.overrides)
+    knobs = knobs_for(params, cell.name, device=device, buckets=buckets)
     if not knobs:
         return None
+    if not has_room([plain, *(_arm(cell, [knob]) for knob in knobs)]):
+        raise ResourceError("memory has no room for the changes beside each other")
     _log.info("trying %d changes on %s", len(knobs), cell.name)
     bench.build([_arm(cell, [knob]) for knob in knobs])
     seconds = params.measure.advice_seconds

@@ -16,7 +16,7 @@ from tasks.measuring.emulation import emulated_params, measure_device
 from tasks.reporting.drawing import draw_svg, find_charts
 from tasks.reporting.measurement import Estimate, Measurement
 from tasks.reporting.results import CellResults, Results
-from tasks.stage.failure import exit_with_one_line
+from tasks.stage.failure import ConfigurationError, exit_with_one_line
 from tasks.stage.lock import machine_lock
 from tasks.stage.logs import configure_logging
 from tasks.stage.ranks import stop_on_signals
@@ -38,6 +38,8 @@ def _main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="for the blocks, about")
     parser.add_argument("--charts", type=Path, default=Path("reports/emulated"), help="folder for the charts")
     arguments = parser.parse_args()
+    if arguments.devices[0] != 1 or len(set(arguments.devices)) < len(arguments.devices):
+        raise ConfigurationError(f"--devices: got {arguments.devices}; allowed: 1 first, then other numbers, each once")
     configure_logging()
     params = emulated_params(
         arguments.devices,

@@ -91,7 +91,9 @@ class Stopping:
             self._next_look = math.ceil(self._next_look * GROWTH)
         widest = max((interval.relative_half_width for interval in self.intervals.values()), default=0.0)
         _log.info("after %d rounds in %.0f s: +-%.1f %%", num_rounds, seconds, 100 * widest)
-        if widest <= self.target_half_width:
+        if not self.intervals:
+            self.reason = f"nothing to compare with: {num_rounds} rounds of the only cell"
+        elif widest <= self.target_half_width:
             self.reason = f"interval narrow enough: +-{widest:.1%} after {num_rounds} rounds".replace("%", " %")
         elif is_spent:
             self.reason = self._too_wide(num_rounds, seconds, widest)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -93,14 +93,14 @@ def predict_cells(
     """Return what other numbers of ranks would give; None without a cell that exchanges gradients."""
     if not probed.cells or probed.baseline.world_size != 1:
         return None
+    by_size = {cell.world_size: cell for cell in reversed(probed.cells)}
+    # One cell per number of ranks, the first: others spread the same work otherwise.
+    probed = replace(probed, cells=sorted(by_size.values(), key=lambda cell: cell.world_size))
     _log.info("probing the parts of a step, and the link, for a prediction")
     probe = probe_cells(probed, bench, workers)
     measured = {cell.world_size: speedups[cell.name] for cell in probed.cells if cell.name in speedups}
     sizes = sorted({*WORLD_SIZES, *measured})
-    prediction = as_prediction(probe, measured=measured, seed=seed, model_error=read_model_error(), world_sizes=sizes)
-    told = ", ".join(f"{point.speedup.value:.2f}x on {point.world_size}" for point in prediction.curves[0].points)
-    _log.info("predicted: %s", told)
-    return prediction
+    return as_prediction(probe, measured=measured, seed=seed, model_error=read_model_error(), world_sizes=sizes)
 
 
 def _first(workers: Workers, command: str, cell: Cell, **asked: Any) -> dict[str, Any]:

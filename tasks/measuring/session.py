@@ -5,8 +5,9 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,18 @@ import numpy as np
 
 from tasks.measuring.account import Arithmetic, account, estimate
 from tasks.measuring.advice import advise
-from tasks.measuring.arms import Cell, as_trained
+from tasks.measuring.arms import Arm, Cell, as_trained
 from tasks.measuring.blocks import Bench
 from tasks.measuring.gpu_meter import gpu_meter
 from tasks.measuring.host_checks import BYTES_PER_PARAMETER
 from tasks.measuring.host_facts import free_memory_bytes
 from tasks.measuring.predicting import Probed, predict_cells
 from tasks.measuring.preflight import preflight
-from tasks.measuring.speed import Comparison, Measured, measure_speed, spreads_updates
+from tasks.measuring.speed import Comparison, Measured, measure_speed
 from tasks.measuring.workers import Workers, working
 from tasks.params import Params
 from tasks.reporting.measurement import Advice, Measurement, Prediction, Preflight
-from tasks.stage.failure import DistributedError, ResourceError
+from tasks.stage.failure import DataError, PreemptedError
 from tasks.stage.progress import counting
 from tasks.stage.ranks import choose_device, told_to_ranks
 
@@ -33,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 _SHARE_OF_MEMORY = 0.6
 """Of the memory, for weights, gradients and optimizer states; activations and buckets need the rest."""
+_NO_ROOM = "Prediction and advice were left out: memory has no room for several variants of a step."
 _HALF_WIDTHS = {"cuda": 0.02, "cpu": 0.03}
 
 
@@ -50,6 +52,17 @@ class Session:
     """For model FLOPs utilisation."""
     device: str
     """cpu or cuda."""
+    num_gpus: int
+    """GPUs of this machine."""
+
+
+@dataclass
+class _Further:
+    """What is measured after the speedups."""
+
+    prediction: Prediction | None = None
+    advice: Advice | None = None
+    left_out: list[str] = field(default_factory=list)
 
 
 def measure_cells(
@@ -66,7 +79,13 @@ def measure_cells(
         params, dict(machine), cells=list(params.cells), device=session.device, folder=work.parent,
         num_parameters=num_parameters,
     )  # fmt: skip
-    holds_all = has_room(session.comparison, machine, device=session.device, num_parameters=num_parameters)
+    comparison = session.comparison
+    fits = partial(
+        has_room, cells=comparison.cells, machine=machine, device=session.device, num_parameters=num_parameters
+    )
+    holds_all = fits([*comparison.arms, *comparison.counterfactuals])
+    if not holds_all:
+        _log.warning("each variant of a step is built anew at its turn, which takes longer")
     launchers = {cell: spread.launcher for cell, spread in params.cells.items()}
     _log.info("starting the ranks of %s, which then wait for their turn", ", ".join(params.cells))
     with contextlib.ExitStack() as stack:
@@ -76,13 +95,7 @@ def measure_cells(
         with counting("measuring, blocks", None) as advance:
             measured = measure_speed(session.comparison, bench, advance=advance)
         arms = account(session.comparison, bench, measured, session.arithmetic)
-        prediction, advice = None, None
-        try:
-            prediction = _predict(session, bench, workers, measured, machine["num_gpus"] or None)
-            advice = _advise(session, bench)
-        except (DistributedError, ResourceError) as error:
-            # The speedups are measured: what comes after must not cost them.
-            _log.warning("prediction or advice left out: %s", error)
+        more = _more(session, bench, workers, measured, fits) if holds_all else _Further(left_out=[_NO_ROOM])
     return Measurement(
         scaling=params.measure.scaling,
         preflight=Preflight.model_validate(found),
@@ -93,28 +106,52 @@ def measure_cells(
         num_rounds=measured.num_rounds,
         seconds=time.perf_counter() - started,
         waterfalls=measured.waterfalls,
-        prediction=prediction,
-        advice=advice,
+        prediction=more.prediction,
+        advice=more.advice,
+        left_out=more.left_out,
     )
 
 
-def has_room(comparison: Comparison, machine: Mapping[str, Any], *, device: str, num_parameters: int) -> bool:
-    """Return whether all variants of all cells fit into memory side by side, optimizer state included.
+def _more(
+    session: Session, bench: Bench, workers: Mapping[str, Workers], measured: Measured, fits: Callable[..., bool]
+) -> "_Further":
+    """Return the prediction and the advice; the speedups are measured, and what fails here must not cost them."""
+    more = _Further()
+    try:
+        more.prediction = _predict(session, bench, workers, measured)
+    except PreemptedError:
+        raise
+    except ValueError as error:
+        more.left_out.append(f"The prediction was left out: {error}.")
+    try:
+        more.advice = _advise(session, bench, fits)
+    except PreemptedError:
+        raise
+    except ValueError as error:
+        more.left_out.append(f"The advice was left out: {error}.")
+    for sentence in more.left_out:
+        _log.warning("%s", sentence)
+    return more
+
+
+def has_room(
+    arms: Sequence[Arm], cells: Sequence[Cell], machine: Mapping[str, Any], *, device: str, num_parameters: int
+) -> bool:
+    """Return whether the variants of all arms fit into memory side by side, optimizer state included.
 
     On GPUs the first one counts: a rank of every cell is there. Activations are not known and left room for.
     """
-    sizes = {cell.name: cell.world_size for cell in comparison.cells}
-    variants = {(arm.cell, json.dumps(dict(arm.variant))) for arm in (*comparison.arms, *comparison.counterfactuals)}
-    num_models = sum(1 if device == "cuda" else sizes[cell] for cell, _ in variants)
+    sizes = {cell.name: cell.world_size for cell in cells}
+    variants = {(arm.cell, json.dumps(dict(arm.variant))) for arm in arms}
+    num_devices = len(machine["gpus"]) if device == "cuda" else 1
+    num_models = sum(-(-sizes[cell] // num_devices) for cell, _ in variants)
     needed = num_models * num_parameters * BYTES_PER_PARAMETER
     free = machine["gpus"][0]["memory_gib"] * 2**30 if device == "cuda" else free_memory_bytes()[0]
     if needed <= _SHARE_OF_MEMORY * free:
         return True
     _log.warning(
-        "%d models with their optimizers would take %.1f GiB, %.1f are there: each is built anew at its turn, which "
-        "takes longer",
-        num_models, needed / 2**30, free / 2**30,
-    )  # fmt: skip
+        "%d models with their optimizers would take %.1f GiB, %.1f are there", num_models, needed / 2**30, free / 2**30
+    )
     return False
 
 
@@ -124,13 +161,19 @@ def _session(params: Params, *, machine: Mapping[str, Any], base_model: Path, ro
     is_weak = params.measure.scaling == "weak"
     cells = [_cell(params, name, is_weak=is_weak) for name in params.cells]
     lengths = np.minimum(np.diff(np.load(rows / "offsets.npy", allow_pickle=False)), params.train.seq_len)
+    largest = max(cell.global_batch_size for cell in cells)
+    if is_weak and len(lengths) < largest:
+        raise DataError(
+            f"range {rows.name} has {len(lengths)} rows, a step of the largest cell {largest} in weak scaling; "
+            "allowed: a first range with at least as many"
+        )
     segment = {"range": rows.name, "epoch": 1, "fingerprint": "measured", "slice_dir": str(rows.resolve())}
     return Session(
         comparison=Comparison(
             cells=cells,
             has_copy=device == "cuda" or params.workload == "emulated",
             is_weak=is_weak,
-            spreads=spreads_updates(params.train.exact),
+            is_exact=params.train.exact,
             half_width=params.measure.half_width or _HALF_WIDTHS[device],
             max_seconds=params.measure.max_seconds,
             block_seconds=params.measure.block_seconds,
@@ -151,6 +194,7 @@ def _session(params: Params, *, machine: Mapping[str, Any], base_model: Path, ro
             gpu_name=machine["gpus"][0]["name"] if device == "cuda" else None,
         ),
         device=device,
+        num_gpus=machine["num_gpus"],
     )
 
 
@@ -166,16 +210,15 @@ def _cell(params: Params, name: str, *, is_weak: bool) -> Cell:
     )
 
 
-def _advise(session: Session, bench: Bench) -> Advice | None:
+def _advise(session: Session, bench: Bench, fits: Callable[..., bool]) -> Advice | None:
     if not session.params.measure.advice:
         return None
-    return advise(session.params, session.comparison, bench, device=session.device)
+    return advise(session.params, session.comparison, bench, device=session.device, has_room=fits)
 
 
-def _predict(
-    session: Session, bench: Bench, workers: Mapping[str, Workers], measured: Measured, num_devices: int | None
-) -> Prediction | None:
+def _predict(session: Session, bench: Bench, workers: Mapping[str, Workers], measured: Measured) -> Prediction | None:
     comparison = session.comparison
+    largest = max(cell.world_size for cell in comparison.cells)
     baseline = comparison.baseline
     probed = Probed(
         baseline=baseline,
@@ -183,7 +226,8 @@ def _predict(
         has_copy=comparison.has_copy,
         is_weak=comparison.is_weak,
         bytes_per_real_byte=bench.facts(as_trained(baseline))[0]["bytes_per_real_byte"],
-        ranks_per_machine=num_devices,
+        # Ranks may share devices, and then as many as there were do.
+        ranks_per_machine=max(session.num_gpus, largest) if session.num_gpus else None,
     )
     speedups = {arm: estimate(interval) for arm, interval in measured.speedups.items()}
     return predict_cells(probed, bench, workers, speedups, seed=comparison.seed)

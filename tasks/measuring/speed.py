@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tasks.measuring.arms import WRAPPED, Arm, Cell, as_trained, data_arms, spreading_arms, wrapped
-from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.blocks import Bench, Timed, Trials
 from tasks.measuring.interleaving import Stopping, rounds
 from tasks.measuring.intervals import Interval, least_trials, pairs_needed, ratio_of_medians
 from tasks.measuring.waterfall import waterfall
@@ -38,8 +38,8 @@ class Comparison:
     """Whether micro-batches are copied to a device."""
     is_weak: bool
     """Whether a cell's global batch grows with its number of ranks."""
-    spreads: Callable[[Cell], bool]
-    """Whether a cell has the counterfactuals of the waterfall."""
+    is_exact: bool
+    """Whether gradients are added up in one order instead of by DDP, which then has no counterfactuals."""
     half_width: float
     """Relative half-width asked of every speedup's interval."""
     max_seconds: float
@@ -56,14 +56,18 @@ class Comparison:
 
     @property
     def arms(self) -> list[Arm]:
-        """The cells as they are trained, and the wrapped baseline."""
-        around = wrapped(self.baseline)
+        """The cells as they are trained, and the wrapped baseline; exact mode has no DDP to wrap it in."""
+        around = None if self.is_exact else wrapped(self.baseline)
         return [as_trained(cell) for cell in self.cells] + ([around] if around else [])
 
     @property
     def spreading(self) -> list[Cell]:
         """The cells that get a waterfall."""
-        return [cell for cell in self.cells if cell.world_size > self.baseline.world_size and self.spreads(cell)]
+        return [
+            cell
+            for cell in self.cells
+            if cell.world_size > self.baseline.world_size and cell.strategy == "ddp" and not self.is_exact
+        ]
 
     @property
     def counterfactuals(self) -> list[Arm]:
@@ -72,11 +76,6 @@ class Comparison:
             return []
         arms = [arm for cell in (self.baseline, *self.spreading) for arm in data_arms(cell, has_copy=self.has_copy)]
         return arms + [arm for cell in self.spreading for arm in spreading_arms(cell)]
-
-    def work_ratio(self, arm: Arm) -> float:
-        """Return how many times the baseline's global batch a step of the arm has."""
-        world_size = next(cell.world_size for cell in self.cells if cell.name == arm.cell)
-        return world_size / self.baseline.world_size if self.is_weak else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +171,7 @@ def _speedups(
         num_rounds += 1
         advance(2 * len(arms))
         goes_on = stopping.goes_on(num_rounds, seconds=time.perf_counter() - started, look=look)
-    for name, found in stopping.intervals.items():
-        if not name.startswith(_OVER_WRAPPED):
-            _log.info("%s: %.3fx as fast as %s (%.3f to %.3f)", name, found.value, arms[0].name, found.low, found.high)
+    # How wide, not how fast: the gates have not been asked yet.
     _log.info("speedups: %s", stopping.reason)
     return trials, stopping, num_rounds
 
@@ -185,11 +182,14 @@ def _look(comparison: Comparison, trials: Trials, confidence: float) -> dict[str
     around = next((arm for arm in arms if arm.name.endswith(WRAPPED)), None)
 
     def ratio(arm: Arm, against: Arm) -> Interval:
-        found = ratio_of_medians(
-            trials.by_round(against.name), trials.by_round(arm.name), seed=comparison.seed, confidence=confidence
+        # In strong scaling both run the same rows; in weak scaling they do not, and rows differ in length.
+        of = _seconds_per_token if comparison.is_weak else _seconds
+        return ratio_of_medians(
+            trials.by_round(against.name, of),
+            trials.by_round(arm.name, of),
+            seed=comparison.seed,
+            confidence=confidence,
         )
-        work = comparison.work_ratio(arm)
-        return Interval(value=found.value * work, low=found.low * work, high=found.high * work)
 
     intervals = {arm.name: ratio(arm, arms[0]) for arm in arms[1:]}
     if around is not None:
@@ -212,14 +212,15 @@ def _counterfactuals(comparison: Comparison, bench: Bench, deadline: float, adva
 
 
 def _waterfall(comparison: Comparison, bench: Bench, trials: Trials, cell: Cell) -> Waterfall:
-    found = waterfall(
+    return waterfall(
         trials, baseline=comparison.baseline, cell=cell, has_copy=comparison.has_copy, is_weak=comparison.is_weak,
         ddp_timers=bench.ddp_timers(as_trained(cell)), seed=comparison.seed,
     )  # fmt: skip
-    _log.info("%s", found.verdict)
-    return found
 
 
-def spreads_updates(exact: bool) -> Callable[[Cell], bool]:
-    """Return whether a cell has the counterfactuals: DDP's, which exact mode does not use."""
-    return lambda cell: cell.strategy == "ddp" and not exact
+def _seconds(block: Timed) -> float:
+    return block.seconds
+
+
+def _seconds_per_token(block: Timed) -> float:
+    return block.seconds * block.step_seconds.shape[1] / block.num_tokens

@@ -49,8 +49,8 @@ def waterfall(
     for link in _chain(share, has_copy=has_copy):
         found = estimate(link.lost)
         # A part below 0 is no loss: noise, or an effect that the chain does not know. It stays unexplained.
-        value = max(found.value, 0.0)
-        parts.append(Part(name=link.name, seconds=Estimate(value=value, low=found.low, high=found.high), how=link.how))
+        value, low, high = (max(end, 0.0) for end in (found.value, found.low, found.high))
+        parts.append(Part(name=link.name, seconds=Estimate(value=value, low=low, high=high), how=link.how))
     measured = estimate(lambda at: at["measured"]).value
     ideal = estimate(lambda at: at["baseline"] * share).value
     unexplained = measured - ideal - sum(part.seconds.value for part in parts)

@@ -70,6 +70,8 @@ class Workers:
                 said = self._heard(connection, deadline, doing="starting")
                 self._lines[said["rank"]] = connection
         self._door.close()
+        # Nobody needs the path any more; a stage that is killed leaves none behind.
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def ask(
         self, command: str, *, ranks: Sequence[int] | None = None, doing: str = "running a block", **details: Any
@@ -110,7 +112,7 @@ class Workers:
 
     def _check(self, deadline: float, *, doing: str) -> None:
         if self._stop.is_set():
-            raise PreemptedError("measuring was stopped; what was finished is kept, the next run measures the rest")
+            raise PreemptedError("measuring was stopped; certificates are kept, the next run measures the speed anew")
         if not self._launch.is_running:
             raise self._ended(doing)
         if time.monotonic() > deadline:
@@ -139,12 +141,10 @@ def working(
 ) -> Iterator[dict[str, Workers]]:
     """Yield the waiting ranks of every cell, started together, and end them afterwards."""
     workers: dict[str, Workers] = {}
-    try:
+    with contextlib.ExitStack() as stack:
         for cell, config in configs.items():
             workers[cell] = Workers(config, launcher=launchers[cell], stop=stop)
+            stack.callback(workers[cell].close)
         for group in workers.values():
             group.wait_until_ready()
         yield workers
-    finally:
-        for group in workers.values():
-            group.close()

@@ -7,6 +7,8 @@ from tasks.reporting.measurement import ArmSpeed, Estimate, Measurement, Part, W
 
 DATA_WAIT = "data wait"
 """Name of the part of a waterfall that is waiting for data."""
+_AGAINST_THE_BASELINE = (DATA_WAIT, "host-to-device copy", "optimizer", "fixed")
+"""Parts of which only what does not shrink with the ranks is a loss, so that the baseline is in them."""
 DATA_BOUND_SHARE = 0.05
 """Share of the step above which a cell is called data-bound, as Waterfall.is_data_bound has it."""
 
@@ -14,7 +16,8 @@ DATA_BOUND_SHARE = 0.05
 def without_comparison(measurement: Measurement) -> Measurement:
     """Return the measurement without whatever compares a cell with the baseline: what a failed gate leaves of it.
 
-    Seconds of each arm and of the parts, the noise, the machine and what a change does to one and the same cell stay.
+    Seconds of each arm and of the parts that are of one cell alone, the noise, the machine and what a change does to
+    one and the same cell stay.
     """
     withheld = ("ideal_seconds", "unexplained_seconds", "lost_efficiency", "unexplained_efficiency", "verdict")
     return measurement.model_copy(
@@ -22,7 +25,15 @@ def without_comparison(measurement: Measurement) -> Measurement:
             "arms": [
                 arm.model_copy(update={"speedup": None, "speedup_over_wrapped": None}) for arm in measurement.arms
             ],
-            "waterfalls": [one.model_copy(update=dict.fromkeys(withheld)) for one in measurement.waterfalls],
+            "waterfalls": [
+                one.model_copy(
+                    update={
+                        **dict.fromkeys(withheld),
+                        "parts": [part for part in one.parts if part.name not in _AGAINST_THE_BASELINE],
+                    }
+                )
+                for one in measurement.waterfalls
+            ],
             "prediction": None,
         }
     )

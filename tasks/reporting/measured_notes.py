@@ -64,18 +64,23 @@ def nothing(results: Results) -> dict[str, str]:
         return dict.fromkeys(("losses", "advice", "prediction", "preflight"), _UNMEASURED)
     told = {}
     if not measurement.waterfalls:
-        told["losses"] = "No cell has a step that could be taken apart: that takes several ranks."
+        told["losses"] = "No cell has a step that could be taken apart: that takes several ranks inside DDP."
     if measurement.advice is None:
-        told["advice"] = "No change was tried: none can be here, or measure.advice in params.yaml is off."
+        off = "No change was tried: none can be here, or measure.advice in params.yaml is off."
+        told["advice"] = _left_out(measurement, "advice") or off
     elif not measurement.advice.tried:
         told["advice"] = "No change was tried: none of those that are known can matter here."
     if results.is_speedup_withheld:
         told["prediction"] = "Withheld with the speedup, from which it follows."
     elif measurement.prediction is None or not measurement.prediction.curves:
-        told["prediction"] = "There was nothing to predict from."
+        told["prediction"] = _left_out(measurement, "prediction") or "There was nothing to predict from."
     if not measurement.preflight.checks:
         told["preflight"] = f"The machine was {measurement.preflight.verdict}; no check was recorded."
     return told
+
+
+def _left_out(measurement: Measurement, what: str) -> str | None:
+    return next((sentence for sentence in measurement.left_out if what in sentence.lower()), None)
 
 
 def advised(results: Results) -> str | None:

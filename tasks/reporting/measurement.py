@@ -6,6 +6,8 @@ Seconds are of one optimizer step, the slowest rank's, unless a name says otherw
 
 from typing import Literal
 
+from pydantic import Field
+
 from tasks.reporting.facts import Record
 
 
@@ -167,7 +169,7 @@ class Advised(Record):
     patch: str
     """What to write into params.yaml, as YAML."""
     gain: Estimate
-    """Seconds per step without it / with it: above 1 is faster."""
+    """Seconds per step without it / with it: above 1 is faster. All intervals of a cell together hold at 95 %."""
     verdict: Literal["recommended", "no clear gain", "slower", "not possible"]
     """`recommended` only if the whole interval is above 1."""
     note: str | None
@@ -230,3 +232,5 @@ class Measurement(Record):
     """What more ranks would give; null where there was nothing to predict from or if withheld."""
     advice: Advice | None
     """What to change; null where it was not asked for."""
+    left_out: list[str] = Field(default_factory=list)
+    """What was asked for and could not be measured, in whole sentences with the reason."""

@@ -1,5 +1,7 @@
 """What the museum shows: a defect, the one line that makes it, and who has to catch it."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +27,13 @@ class Mutation:
         assert text.count(self.old) == 1, f"{self.file} has {text.count(self.old)} times {self.old!r}; needed: once"
         assert self.old != self.new
         assert "\n" not in self.old + self.new
-        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
+        changed = text.replace(self.old, self.new)
+        unknown = subprocess.run(
+            [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "-"],
+            input=changed, capture_output=True, text=True,
+        )  # fmt: skip
+        assert unknown.returncode == 0, f"{self.file}: {self.new!r} is no defect, it only crashes:\n{unknown.stdout}"
+        path.write_text(changed, encoding="utf-8")
         # Compiled files are told by second and size, which a mutation may leave alone.
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
             compiled.unlink()

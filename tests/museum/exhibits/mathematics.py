@@ -12,6 +12,7 @@ from tests.museum.exhibits.published import (
 _DDP = "training/strategies/ddp.py"
 _DATA = "training/data.py"
 _REPLICA = "training/replica.py"
+_FORWARD_BACKWARD = "self.add_backward(self.forward(model, micro_batch), weight=weight)"
 _SPLIT = "*earlier, last = micro_batches"
 _WEIGHT = "weight = self._world_size / max(num_tokens, 1)"
 _LABELS = "labels[index, : max(len(text) - 1, 0)] = text[1:]"
@@ -44,8 +45,8 @@ EXHIBITS = [
         claim=KNOWN_MISTAKE,
         mutation=Mutation(
             _REPLICA,
-            "self._scaler.scale(loss_sum * weight).backward()",
-            f"self._scaler.scale(loss_sum / max(micro_batch.num_tokens, 1) * {WORLD_SIZE} / 4).backward()",
+            _FORWARD_BACKWARD,
+            _FORWARD_BACKWARD.replace("=weight", f"={WORLD_SIZE} / max(micro_batch.num_tokens, 1) / 4"),
         ),
         caught_by="Update equivalence",
         is_certified=True,

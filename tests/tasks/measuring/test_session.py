@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.emulation import emulated_params, measure_device, write_rows
 from tasks.measuring.interleaving import rounds
 from tasks.measuring.session import has_room
-from tasks.measuring.speed import Comparison, spreads_updates
+from tasks.measuring.speed import Comparison
 from tasks.measuring.workers import Workers, working
 from tasks.reporting.measurement import Measurement
 from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
@@ -129,25 +130,28 @@ def test_where_memory_holds_one_variant_each_is_built_at_its_turn(waiting: Worke
     assert [trials.blocks[arm.name][0].num_tokens for arm in arms] == [28, 28, 28, 14, 0]
 
 
-@pytest.mark.parametrize(("num_parameters", "fits"), [(10**6, True), (10**12, False)])
+@pytest.mark.parametrize(("num_parameters", "expected"), [(10**6, True), (10**12, False)])
 def test_room_is_counted_with_every_copy_and_its_optimizer(
-    num_parameters: int, fits: bool, caplog: pytest.LogCaptureFixture
+    num_parameters: int, expected: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     cells = [
         Cell(name="1gpu", strategy="single", world_size=1, global_batch_size=4),
         Cell(name="2gpu", strategy="ddp", world_size=2, global_batch_size=4),
     ]
     comparison = Comparison(
-        cells=cells, has_copy=True, is_weak=False, spreads=spreads_updates(exact=False), half_width=0.02,
+        cells=cells, has_copy=True, is_weak=False, is_exact=False, half_width=0.02,
         max_seconds=1.0, block_seconds=0.1, seed=1,
     )  # fmt: skip
-    machine = {"gpus": [{"name": "T4", "memory_gib": 15.0}]}
-    assert has_room(comparison, machine, device="cpu", num_parameters=num_parameters) == fits
+    machine = {"gpus": [{"name": "T4", "memory_gib": 15.0}] * 2}
+    fits = partial(has_room, [*comparison.arms, *comparison.counterfactuals], cells)
+    assert fits(machine, device="cpu", num_parameters=num_parameters) == expected
     # The plain process, the wrapped one; the two, without communication, and as copies of their own.
     caplog.clear()
-    assert not has_room(comparison, machine, device="cuda", num_parameters=494_032_768)
+    assert not fits(machine, device="cuda", num_parameters=494_032_768)
     assert "5 models with their optimizers would take 36.8 GiB, 15.0 are there" in caplog.text
-    assert has_room(comparison, {"gpus": [{"memory_gib": 80.0}]}, device="cuda", num_parameters=494_032_768)
+    assert fits({"gpus": [{"memory_gib": 80.0}] * 2}, device="cuda", num_parameters=494_032_768)
+    # On one GPU both ranks of the larger cell are there: 8 models.
+    assert not fits({"gpus": [{"memory_gib": 80.0}]}, device="cuda", num_parameters=494_032_768)
 
 
 def test_ranks_without_memory_say_what_to_change(waiting: Workers, tmp_path: Path) -> None:

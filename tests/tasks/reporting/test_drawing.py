@@ -114,7 +114,7 @@ def test_the_points_and_bars_are_drawn_where_the_figures_are(measured_results: R
     assert (band.min(), band.max()) == (pytest.approx(1.59 * 0.962), pytest.approx(8.88 * 1.286))
 
 
-def test_a_withheld_waterfall_keeps_the_parts_and_has_neither_ideal_nor_unexplained(
+def test_a_withheld_waterfall_keeps_the_parts_of_the_cell_alone_and_has_neither_ideal_nor_unexplained(
     withheld_measured_results: Results,
 ) -> None:
     chart = drawing.find_charts()["waterfall"]
@@ -122,7 +122,10 @@ def test_a_withheld_waterfall_keeps_the_parts_and_has_neither_ideal_nor_unexplai
     assert {"exposed communication", "3.50", "measured", "42.0"} <= set(found)
     assert not {"ideal", "34.0", "unexplained"} & set(found)
     told = drawing.caption(chart, withheld_measured_results)
-    assert told.startswith("2proc: of a step of 42.0 ms: data wait 0.200 ms, exposed communication 3.50 ms")
+    assert told == (
+        "2proc: of a step of 42.0 ms: exposed communication 3.50 ms, straggler 0.600 ms, DDP overhead 1.00 ms, "
+        "contention 2.00 ms."
+    )
 
 
 @pytest.mark.parametrize("name", [*NAMES_OF_CHARTS, *MEASURED_CHARTS])

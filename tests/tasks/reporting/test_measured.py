@@ -175,7 +175,9 @@ def test_a_failed_gate_leaves_no_comparison_with_the_baseline_in_results_metrics
         assert bool(found) != results.is_speedup_withheld, found
     assert left.prediction is None
     assert [arm.step_seconds for arm in left.arms] == [arm.step_seconds for arm in given.arms]
-    assert [part.seconds for part in left.waterfalls[0].parts] == [part.seconds for part in given.waterfalls[0].parts]
+    # Of the cell alone; in the others the baseline's step is a term.
+    alone = ("exposed communication", "straggler", "DDP overhead", "contention")
+    assert left.waterfalls[0].parts == [part for part in given.waterfalls[0].parts if part.name in alone]
     assert (left.noise, left.preflight, left.advice) == (given.noise, given.preflight, given.advice)
 
 

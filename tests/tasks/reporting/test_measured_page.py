@@ -108,7 +108,7 @@ def test_a_section_with_nothing_says_why(measured_results: Results, clean_result
     bare = {"waterfalls": [], "advice": None, "prediction": None}
     for render in (lambda results: page_of(results).text, render_markdown):
         text = render(with_measurement(measured_results, **bare))
-        assert "No cell has a step that could be taken apart: that takes several ranks." in text
+        assert "No cell has a step that could be taken apart: that takes several ranks inside DDP." in text
         assert "No change was tried: none can be here, or measure.advice in params.yaml is off." in text
         assert "There was nothing to predict from." in text
         assert render(clean_results).count("Not measured: the stage measure left no speed.json") == 4
