@@ -24,6 +24,10 @@ _EPOCH_METRICS = (
 )  # fmt: skip
 
 
+Rows = list[dict[str, Any]]
+"""A table: every row has the same columns."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """One parent run: what it is, and where it is kept."""
@@ -153,6 +157,27 @@ def _measured_figures(results: Mapping[str, Any], cell: Mapping[str, Any]) -> di
         figures |= {"speedup": speedup["value"], "speedup_low": speedup["low"], "speedup_high": speedup["high"]}
         figures["parallel_efficiency"] = cell["measured_efficiency"]["value"]
     return figures
+
+
+def tables_of(results: Mapping[str, Any]) -> dict[str, Rows]:
+    """Return the tables that stand in the comparison's run: name -> rows, each of the same columns.
+
+    A figure that is withheld, or that nobody measured, is None.
+    """
+    figures = final_figures(results)
+    names = sorted({key for cell, found in figures.items() if cell is not None for key in found})
+    return {
+        "gates": [{key: gate[key] for key in ("name", "verdict", "compared")} for gate in results["gates"]],
+        "cells": [
+            {
+                "cell": cell["cell"],
+                "world_size": cell["world_size"],
+                **{key.removeprefix("final/"): figures[cell["cell"]].get(key) for key in names},
+            }
+            for cell in results["cells"]
+        ],
+        "epochs": [{"cell": cell["cell"], **epoch} for cell in results["cells"] for epoch in cell["epochs"]],
+    }
 
 
 def gate_tags(results: Mapping[str, Any]) -> dict[str, str]:

@@ -19,11 +19,13 @@ from tasks.services.follower import Follower, attempt_within
 from tasks.services.tracked import (
     Comparison,
     Point,
+    Rows,
     describe_comparison,
     final_figures,
     flattened,
     gate_tags,
     points_of_segment,
+    tables_of,
     without_secrets,
 )
 from tasks.stage.failure import PreemptedError
@@ -99,7 +101,7 @@ def send_report(comparison: Comparison, results: Mapping[str, Any], *, reports: 
         store.open_parent()
         sent = sum(store.sync_cell(folder) for folder in cells)
         sent += store.send_figures(figures)
-        store.send_files(reports, tags=gate_tags(results))
+        store.send_report(reports, tables=tables_of(results), tags=gate_tags(results))
         return sent
 
     sent, problem = attempt_within(REPORT_SECONDS, send)
@@ -236,8 +238,8 @@ class _Store:
         self._known.clear()
         self._read_runs()
 
-    def send_files(self, folder: Path, *, tags: Mapping[str, str]) -> None:
-        """Keep the report's files in the comparison's run, unless it has these very files, and set its tags."""
+    def send_report(self, folder: Path, *, tables: Mapping[str, Rows], tags: Mapping[str, str]) -> None:
+        """Keep the report's files and tables in the comparison's run, unless it has these very files; set its tags."""
         from mlflow.entities import RunTag
 
         # reports/hub/ is what the next stage publishes: checkpoints.
@@ -249,10 +251,25 @@ class _Store:
             for name, path in files.items():
                 inside = name.parent.as_posix()
                 self._client.log_artifact(run.info.run_id, str(path), None if inside == "." else inside)
+            self._send_tables(run, tables)
         wanted = {**tags, "ddp_compare.report": digest, "mlflow.note.content": self._comparison.description}
         changed = [RunTag(key, value) for key, value in wanted.items() if run.data.tags.get(key) != value]
         self._client.log_batch(run.info.run_id, tags=changed)
         self.set_status(run, "FINISHED")
+
+    def _send_tables(self, run: Any, tables: Mapping[str, Rows]) -> None:
+        """Keep the tables where MLflow's UI shows them as such, in place of those of an earlier report."""
+        import pandas
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        kept = get_artifact_repository(run.info.artifact_uri)
+        present = {file.path for file in kept.list_artifacts("tables")}
+        for name, rows in tables.items():
+            if (path := f"tables/{name}.json") in present:
+                # MLflow adds rows to a table that is there.
+                kept.delete_artifacts(path)
+            if rows:
+                self._client.log_table(run.info.run_id, data=pandas.DataFrame(rows), artifact_file=path)
 
     def _read_runs(self) -> None:
         runs = self._client.search_runs(

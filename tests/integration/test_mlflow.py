@@ -10,12 +10,14 @@ import sqlite3
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, expect
 
 from tasks.params import Params
 from tasks.services import follower as following
@@ -141,7 +143,8 @@ def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: Pl
     assert runs["2proc"].data.metrics["final/speedup"] == 1.5
     kept = place.folder / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts"
     files = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
-    assert files == {"index.html", "results.json", "charts/speedup.svg"}
+    tables = {f"tables/{name}.json" for name in ("gates", "cells", "epochs")}
+    assert files == {"index.html", "results.json", "charts/speedup.svg", *tables}
 
 
 def test_the_store_has_every_value_of_steps_jsonl_once(place: Place) -> None:
@@ -157,6 +160,22 @@ def test_the_store_has_every_value_of_steps_jsonl_once(place: Place) -> None:
             written = [(step, step_event(step)[key]) for step in ALL_STEPS if step_event(step)[key] is not None]
             assert sorted(stored) == written
         assert place.steps(cell, "epoch/loss") == [NUM_STEPS, 2 * NUM_STEPS]
+
+
+def test_the_tables_are_those_of_the_last_report(place: Place) -> None:
+    for speedup in (1.5, 1.75):
+        place.report(speedup=speedup)
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{place.store}")
+    run = place.runs()["small"]
+    assert "tables/gates.json" in run.data.tags["mlflow.loggedArtifacts"]
+    cells = client.load_table(run.info.experiment_id, "tables/cells.json", [run.info.run_id])
+    assert cells[["cell", "world_size", "speedup"]].values.tolist() == [["1proc", 1, 1.75], ["2proc", 2, 1.75]]
+    gates = client.load_table(run.info.experiment_id, "tables/gates.json", [run.info.run_id])
+    assert gates.values.tolist() == [["Same rows, same work", "passed", "1,600 rows and 1,600 rows"]]
+    epochs = client.load_table(run.info.experiment_id, "tables/epochs.json", [run.info.run_id])
+    assert epochs["epoch"].tolist() == [1, 2, 1, 2]
 
 
 def test_a_second_report_sends_nothing(place: Place, caplog: pytest.LogCaptureFixture) -> None:
@@ -256,7 +275,9 @@ def test_a_speedup_that_is_withheld_later_vanishes_with_the_files_that_showed_it
 
 
 @pytest.mark.slow
-def test_make_mlflow_opens_the_ui_on_loopback(place: Place, project: Path) -> None:
+def test_make_mlflow_opens_a_ui_that_shows_the_cells_side_by_side_and_the_tables(
+    place: Place, project: Path, browser: Browser
+) -> None:
     place.report(speedup=1.5)
     (place.folder / "params.yaml").write_text(json.dumps(PARAMS))
     port = _closed_port()
@@ -271,9 +292,35 @@ def test_make_mlflow_opens_the_ui_on_loopback(place: Place, project: Path) -> No
         run = place.runs()["small"]
         address = f"http://127.0.0.1:{port}/get-artifact?path=index.html&run_uuid={run.info.run_id}"
         assert _page(address, server) == "<p>report</p>"
+        _look_at_the_ui(browser, port, place.runs(), project / "test-artifacts")
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(30)
+
+
+def _look_at_the_ui(browser: Browser, port: int, runs: dict[str, Any], artifacts: Path) -> None:
+    parent = runs["small"].info
+    cells, experiments = (
+        urllib.parse.quote(json.dumps(ids))
+        for ids in ([runs[cell].info.run_id for cell in ("1proc", "2proc")], [parent.experiment_id])
+    )
+    page = browser.new_page(viewport={"width": 1280, "height": 1600})
+    page.goto(f"http://127.0.0.1:{port}/#/compare-runs?runs={cells}&experiments={experiments}")
+    # Names in one column, then the cells' values beside each other.
+    body = page.locator("body")
+    expect(body).to_contain_text("final/tokens_per_second", timeout=60_000)
+    text = body.inner_text()
+    assert "world_size\t1\t2" in text
+    assert "1000\n2000\n" in text
+    assert "1.5\n1.5\n" in text
+    artifacts.mkdir(exist_ok=True)
+    page.screenshot(path=artifacts / "mlflow-cells.png", full_page=True)
+    page.goto(
+        f"http://127.0.0.1:{port}/#/experiments/{parent.experiment_id}/runs/{parent.run_id}/artifacts/tables/gates.json"
+    )
+    expect(page.get_by_text("1,600 rows and 1,600 rows")).to_be_visible(timeout=60_000)
+    page.screenshot(path=artifacts / "mlflow-gates.png")
+    page.close()
 
 
 def _page(address: str, server: subprocess.Popen[bytes]) -> str:

@@ -3,14 +3,12 @@
 Screenshots are kept in test-artifacts/, to be looked at.
 """
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from tasks.report import make_report
 from tasks.reporting import drawing
@@ -20,18 +18,6 @@ from tests.tasks.reporting.measured import write_measurement
 SECTIONS = ["verdict", "compared", "gates", "speed", "losses", "advice", "prediction", "quality", "cost"]
 SECTIONS += ["history", "preflight", "measured", "glossary", "not-claimed"]
 NUM_CHARTS = {"given": 8, "withheld": 8, "unmeasured": 5}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        pytest.skip("no chromium: install the distribution's package or set CHROMIUM")
-    with sync_playwright() as playwright:
-        # Root, as in a container, may not use Chromium's sandbox.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
