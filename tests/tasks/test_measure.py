@@ -161,7 +161,7 @@ def test_ranks_that_differ_are_a_failed_certificate_and_no_failed_stage(copied: 
 
 
 def test_another_failure_of_the_ranks_ends_the_stage_with_its_own_exit_code(copied: Path) -> None:
-    Mutation(REPLICA, CLIP, 'raise RuntimeError("broken device")').apply(copied)
+    Mutation(REPLICA, CLIP, f'{CLIP}; raise RuntimeError("broken device")').apply(copied)
     with pytest.raises(StageFailedError, match="broken device") as caught:
         run_stage(copied, "measure")
     assert caught.value.exit_code == 6
