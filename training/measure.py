@@ -27,10 +27,6 @@ from training.variants import Made, Variant, emulated_of, loaded, make, micro_ba
 
 _log = logging.getLogger(__name__)
 
-_LEAD_IN_STEPS = 1
-"""Steps of a block before its clock starts: caches and the loader are then as in the middle of a training."""
-
-
 _TIMER_STEPS = 5
 _TIMERS = ("forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap")
 
@@ -144,10 +140,9 @@ class BlockRunner:
         )
 
     def _timed(self, made: Made, block: Block, run: Iterator[tuple[list[MicroBatch], int, float]]) -> dict[str, Any]:
-        """Run the lead-in, then the block's steps under the clock."""
+        """Run the lead-in, then the block's steps under the clock: caches and loader are as in mid-training."""
         ranks = self._ranks
-        for _ in range(_LEAD_IN_STEPS):
-            next(run)
+        next(run)
         marks, counts, waited = _Marks(ranks), [0, 0, 0], 0.0
         ranks.synchronize()
         if not block.is_alone and ranks.world_size > 1:
@@ -175,9 +170,12 @@ class BlockRunner:
         }
 
     def _steps(self, made: Made, block: Block) -> Iterator[tuple[list[MicroBatch], int, float]]:
-        """Yield the micro-batches of every step, lead-in first, after it has run."""
-        steps = [*[block.steps[0]] * _LEAD_IN_STEPS, *block.steps]
-        for micro_batches, step, waited in loaded(made, self._ranks, steps, block.data):
+        """Yield the micro-batches of every step after it has run; first those of the lead-in, one of which has."""
+        steps = loaded(made, self._ranks, [block.steps[0], *block.steps], block.data)
+        micro_batches, step, waited = next(steps)
+        made.strategy.warm_up(micro_batches[-1])
+        yield micro_batches, step, waited
+        for micro_batches, step, waited in steps:
             num_tokens = made.plan.step(step).num_tokens
             made.strategy.train_step(micro_batches, num_tokens=num_tokens, learning_rate=0.0)
             yield micro_batches, step, waited
@@ -186,7 +184,7 @@ class BlockRunner:
         """Yield after every update with a gradient of zeros, which was made while the clock stood still for it."""
         replica = made.strategy.replica
         gradient = [torch.zeros_like(parameter) for parameter in replica.parameters]
-        for step in [*[block.steps[0]] * _LEAD_IN_STEPS, *block.steps]:
+        for step in [block.steps[0], *block.steps]:
             replica.put_gradient(gradient)
             replica.step(0.0)
             yield [], step, 0.0
