@@ -15,7 +15,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup compare rebench report use params mlflow serve check lint types imports test test-fast emulate museum bench-causes bench-alarms bench-prediction bench-bookkeeping retrain lock clean
+.PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum bench-causes bench-alarms bench-prediction bench-bookkeeping retrain lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -54,7 +54,7 @@ mlflow: $(READY)  ## Open the MLflow UI on http://127.0.0.1:5000
 serve: $(READY)  ## Serve the deployment ddp-compare with its weekly schedule, until Ctrl-C
 	@python -m flows.serve
 
-check: lint types imports  ## Lint, types and import rules
+check: lint types imports audit  ## Lint, types, import rules, licences and known vulnerabilities
 
 lint: $(READY)
 	@ruff check . && ruff format --check .
@@ -64,6 +64,9 @@ types: $(READY)
 
 imports: $(READY)
 	@lint-imports
+
+audit: $(READY)  ## Licences of requirements.lock, and known vulnerabilities where the network allows
+	@python -m tests.audit
 
 test: $(READY)  ## Everything: check and all tests
 	@$(MAKE) --no-print-directory check

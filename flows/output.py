@@ -10,11 +10,15 @@ from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from training.redaction import redacted, shortened
+
 _MAX_LINES_PER_SECOND = 10
 _MAX_BURST_LINES = 100
 _SECONDS_BETWEEN_REPAINTS = 5.0
-_MAX_FILE_BYTES = 40_000_000
+_MAX_FILE_BYTES = 5_000_000
 _MAX_LINE_CHARACTERS = 2_000
+_MAX_KEPT_CHARACTERS = 100_000
+"""Of a line in the file: a longer one loses its beginning or its middle."""
 _NUM_FIRST_LINES = 20
 _NUM_LAST_LINES = 200
 
@@ -47,7 +51,7 @@ class StageOutput:
         for end in _LINE_END.finditer(self._pending):
             self._take(self._pending[start : end.start()], is_repaint=end[0] == "\r")
             start = end.end()
-        self._pending = self._pending[start:][-_MAX_FILE_BYTES:]
+        self._pending = self._pending[start:][-_MAX_KEPT_CHARACTERS:]
 
     def close(self) -> None:
         """Take what stands after the last line end."""
@@ -57,7 +61,7 @@ class StageOutput:
         self._file.close()
 
     def _take(self, raw: str, *, is_repaint: bool) -> None:
-        line = _TERMINAL_CODE.sub("", raw).rstrip()
+        line = redacted(shortened(_TERMINAL_CODE.sub("", raw).rstrip(), limit=_MAX_KEPT_CHARACTERS))
         if not line:
             return
         if is_repaint:

@@ -14,6 +14,7 @@ from tasks.builtin.corpus import package_versions
 from tasks.params import Params, load_params
 from tasks.sources.commits import commit_of
 from tasks.sources.models import stored_model
+from tasks.sources.row_policy import in_words
 from tasks.sources.row_store import place_rows, stored_rows
 from tasks.stage.failure import DataError, exit_with_one_line
 from tasks.stage.links import link_folder
@@ -50,6 +51,8 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> No
         manifest["license"] = "the open-source licence of each package"
     write_json(raw / "manifest.json", manifest)
     _log.info("%s: %d rows, %s", dataset.source, facts["num_rows"], manifest["label"])
+    if facts["quarantined"]:
+        _log.warning("%s: left out of every slice: %s", dataset.source, in_words(facts["quarantined"]))
     if facts["num_duplicate_rows"]:
         _log.warning(
             "%s: %d rows repeat the text of an earlier row; %d held-out rows also stand outside the held-out slice",

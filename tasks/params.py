@@ -23,6 +23,7 @@ from tasks.stage.source_params import (
     rows_needed,
 )
 from tasks.stage.strict_yaml import read_strict_yaml
+from training.redaction import redacted
 
 
 class TrainParams(Section):
@@ -141,8 +142,16 @@ class TrackingParams(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.experiment.strip():
-            raise ValueError("experiment: must not be empty; allowed: a name such as ddp-compare")
+        if not self.experiment.strip() or not self.experiment.isprintable() or len(self.experiment) > 200:
+            raise ValueError(
+                f"experiment: got {self.experiment[:80]!r}; allowed: a name of 1 to 200 printable characters, such as "
+                "ddp-compare"
+            )
+        if self.uri is not None and redacted(self.uri) != self.uri:
+            raise ValueError(
+                "uri: holds a password or a query; allowed: an address without, and MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD in the environment"
+            )
         return self
 
 
@@ -270,6 +279,11 @@ def load_params(path: Path = Path("params.yaml"), *, is_for_dvc: bool = False) -
         raise ConfigurationError(f"{path}: {first_complaint(error, Params)}") from None
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from None
+    except OSError as error:
+        where = str(error.filename)[:80]
+        raise ConfigurationError(
+            f"{path}: got the path {where!r}: {error.strerror}; allowed: a readable file"
+        ) from None
     return params
 
 

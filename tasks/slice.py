@@ -9,7 +9,8 @@ import importlib.metadata
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tasks.params import Params, load_params
+from tasks.sources.row_policy import CUT, QUARANTINED, Row, in_words
 from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.stage.kept import MANIFEST, keeping, kept_manifest
 from tasks.stage.links import link_folder
@@ -29,9 +31,11 @@ from training.files import digest_of_file, digest_of_json, write_json
 _log = logging.getLogger(__name__)
 
 _STORE = Path(".work/slices")
-_FORMAT = 1
+_FORMAT = 2
 """Counts up when the same rows and tokenizer would give another array than before."""
 _BATCH_ROWS = 1_000
+_SPECIAL = "special"
+_FACTS = ("digest", "num_rows", "num_tokens", "quarantined", "num_cut_rows", "num_special_token_rows")
 _NOT_TOKENIZER = ("config.json", "generation_config.json")
 
 
@@ -45,17 +49,23 @@ class RowTokenizer:
     """Rows of the model's embedding: every id is below."""
     special_ids: frozenset[int]
     """Ids that no text may turn into."""
+    special_tokens: tuple[str, ...]
+    """How those look as text."""
     digest: str
     """sha256 over the tokenizer's files."""
 
-    def rows(self, texts: list[str], *, first_row: int) -> list[np.ndarray]:
+    def names_special_token(self, text: str) -> bool:
+        """Return whether the text holds what looks like a special token; it stays text."""
+        return any(token in text for token in self.special_tokens)
+
+    def rows(self, texts: list[str], *, row_ids: Sequence[int]) -> list[np.ndarray]:
         """Return one int32 array per text. What looks like a special token in a text is encoded as plain text.
 
         Raises DataError where an id does not exist in the model, naming the row.
         """
         rows = []
         encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
-        for row_id, encoding in enumerate(encodings, start=first_row):
+        for row_id, encoding in zip(row_ids, encodings, strict=True):
             ids = np.array([*encoding.ids, self.eos_token_id], dtype=np.int64)
             if ids.max() >= self.vocab_size:
                 raise DataError(
@@ -91,6 +101,7 @@ def load_tokenizer(base_model: Path) -> RowTokenizer:
         eos_token_id=tokenizer.eos_token_id,
         vocab_size=config.get_text_config().vocab_size,
         special_ids=frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | {tokenizer.eos_token_id},
+        special_tokens=tuple(tokenizer.all_special_tokens),
         digest=digest_of_json({name: digest for name, digest in files.items() if _is_of_tokenizer(name)}),
     )
 
@@ -112,12 +123,15 @@ def check_extent(params: Params, num_rows: int) -> None:
 
 
 def stored_slice(part: RowRange, rows: Path, tokenizer: RowTokenizer, *, workload: str) -> Path:
-    """Return the folder of the slice's arrays and manifest, tokenised only if it is not stored whole yet."""
+    """Return the folder of the slice's arrays and manifest, tokenised only if it is not stored whole yet.
+
+    Raises DataError if no row of it is left to train on.
+    """
     key = digest_of_json(
         {
             "format": _FORMAT,
             "range": str(part),
-            "texts": _digest_of_texts(rows, part),
+            "rows": _digest_of_rows(rows, part),
             "tokenizer": tokenizer.digest,
             "vocab_size": tokenizer.vocab_size,
             "workload": workload,
@@ -131,6 +145,8 @@ def stored_slice(part: RowRange, rows: Path, tokenizer: RowTokenizer, *, workloa
     with keeping(folder) as partial:
         manifest = _tokenise(part, rows, tokenizer, partial)
     _log.info("slice %s: tokenised %d rows, %d tokens", part, manifest["num_rows"], manifest["num_tokens"])
+    if manifest["quarantined"]:
+        _log.warning("slice %s: left out %s", part, in_words(manifest["quarantined"]))
     return folder
 
 
@@ -138,17 +154,24 @@ def _tokenise(part: RowRange, rows: Path, tokenizer: RowTokenizer, folder: Path)
     """Write tokens.npy, offsets.npy, row_ids.npy and manifest.json; memory holds one batch of rows at a time."""
     lengths: list[int] = []
     row_ids: list[int] = []
+    counts: Counter[str] = Counter()
     with (folder / "tokens.npy").open("wb") as file, counting(f"slice {part}: rows", part.end - part.start) as advance:
         _write_header(file, 0)
-        for first, texts in _texts(rows, part):
-            arrays = tokenizer.rows(texts, first_row=first)
-            file.write(np.concatenate(arrays).tobytes())
+        for first, batch in _rows(rows, part):
+            kept = {row_id: row for row_id, row in enumerate(batch, start=first) if row.fault not in QUARANTINED}
+            texts = [row.text for row in kept.values()]
+            arrays = tokenizer.rows(texts, row_ids=list(kept))
+            file.write(b"".join(array.tobytes() for array in arrays))
             lengths.extend(len(array) for array in arrays)
-            row_ids.extend(range(first, first + len(texts)))
-            advance(len(texts))
+            row_ids.extend(kept)
+            counts.update(row.fault for row in batch if row.fault is not None)
+            counts[_SPECIAL] += sum(map(tokenizer.names_special_token, texts))
+            advance(len(batch))
         # numpy pads the header so that a longer length fits in the same place.
         file.seek(0)
         _write_header(file, sum(lengths))
+    if not row_ids:
+        raise DataError(f"slice {part}: every row of it is left out as no good text; choose other rows")
     np.save(folder / "offsets.npy", np.cumsum([0, *lengths], dtype=np.int64))
     np.save(folder / "row_ids.npy", np.array(row_ids, dtype=np.int64))
     files = {name: digest_of_file(folder / name) for name in ("offsets.npy", "row_ids.npy", "tokens.npy")}
@@ -156,6 +179,9 @@ def _tokenise(part: RowRange, rows: Path, tokenizer: RowTokenizer, folder: Path)
         "range": str(part),
         "num_rows": len(lengths),
         "num_tokens": sum(lengths),
+        "quarantined": {fault: counts[fault] for fault in QUARANTINED if counts[fault]},
+        "num_cut_rows": counts[CUT],
+        "num_special_token_rows": counts[_SPECIAL],
         "digest": digest_of_json(files),
         "files": files,
     }
@@ -168,25 +194,26 @@ def _write_header(file: Any, num_tokens: int) -> None:
     np.lib.format.write_array_header_1_0(file, header)
 
 
-def _texts(rows: Path, part: RowRange) -> Iterator[tuple[int, list[str]]]:
-    """Yield (first row id, texts) in batches, reading only the row groups that the slice touches."""
+def _rows(rows: Path, part: RowRange) -> Iterator[tuple[int, list[Row]]]:
+    """Yield (first row id, rows) in batches, reading only the row groups that the slice touches."""
     with pq.ParquetFile(rows) as file:
         first = 0
         for group in range(file.num_row_groups):
             num_rows = file.metadata.row_group(group).num_rows
             start, end = max(part.start - first, 0), min(part.end - first, num_rows)
             if start < end:
-                texts = file.read_row_group(group, columns=["text"]).column(0).slice(start, end - start).to_pylist()
-                for offset in range(0, len(texts), _BATCH_ROWS):
-                    yield first + start + offset, texts[offset : offset + _BATCH_ROWS]
+                table = file.read_row_group(group, columns=["text", "fault"]).slice(start, end - start)
+                found = [Row(*values) for values in zip(*(column.to_pylist() for column in table.columns), strict=True)]
+                for offset in range(0, len(found), _BATCH_ROWS):
+                    yield first + start + offset, found[offset : offset + _BATCH_ROWS]
             first += num_rows
 
 
-def _digest_of_texts(rows: Path, part: RowRange) -> str:
+def _digest_of_rows(rows: Path, part: RowRange) -> str:
     digest = hashlib.sha256()
-    for _, texts in _texts(rows, part):
-        for text in texts:
-            digest.update(text.encode() + b"\0")
+    for _, batch in _rows(rows, part):
+        for row in batch:
+            digest.update(row.text.encode() + b"\0" + (row.fault or "").encode() + b"\0")
     return digest.hexdigest()
 
 
@@ -212,7 +239,7 @@ def _main() -> None:
     for name, folder in stored.items():
         link_folder(folder, arguments.slices / name)
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        facts[name] = {key: manifest[key] for key in ("digest", "num_rows", "num_tokens")}
+        facts[name] = {key: manifest[key] for key in _FACTS}
     write_json(
         arguments.slices / "manifest.json",
         {

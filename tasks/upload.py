@@ -130,7 +130,7 @@ def _write_model(workload: str, base_model: Path, checkpoint: Path, staged: Path
     except BadCheckpointError as error:
         raise DataError(f"{error}; delete its run and run `dvc repro`") from None
     # Training switches the cache off; generation by the published model wants what the base model had.
-    model.config.use_cache = getattr(AutoConfig.from_pretrained(base_model), "use_cache", True)
+    model.config.use_cache = getattr(AutoConfig.from_pretrained(base_model, trust_remote_code=False), "use_cache", True)
     # The base model's own file is linked later; saving it would refuse the odd ones that many models have.
     model.generation_config = GenerationConfig.from_model_config(model.config)
     model.save_pretrained(staged)

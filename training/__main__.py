@@ -5,21 +5,28 @@ Before the first step there is nothing to save, and either signal kills the proc
 """
 
 import argparse
+import fcntl
 import logging
 import os
+import stat
 import sys
-import traceback
 from pathlib import Path
 
 from training.config import TrainingConfig, read_config
 from training.events import EventStream
 from training.failure import EXIT_FAILED, StoppedError, TrainingError
 from training.lifeline import end_with_parent
+from training.redaction import formatted, redact_logs, redacted, shortened
+from training.safe_loading import require_safe_torch
+
+_MAX_REASON_CHARACTERS = 2_000
 
 
 def main() -> int:
     """Train what the config file describes; return the exit code."""
     end_with_parent()
+    _append_to_logs()
+    redact_logs()
     parser = argparse.ArgumentParser(prog="training", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see training/config.py")
     parser.add_argument(
@@ -32,6 +39,7 @@ def main() -> int:
         level=logging.INFO if rank == 0 else logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
     try:
+        require_safe_torch()
         config = read_config(arguments.config)
         events = EventStream(config.work_dir / "steps.jsonl", rank=rank)
     except (ValueError, OSError) as error:
@@ -45,10 +53,18 @@ def main() -> int:
         events.send(kind, reason=str(error), error=type(error).__name__, exit_code=error.exit_code)
         return error.exit_code
     except Exception as error:
-        traceback.print_exc()
-        events.send("failed", reason=f"rank {rank}: {type(error).__name__}: {error}", exit_code=EXIT_FAILED)
+        sys.stderr.write(formatted(error))
+        words = redacted(shortened(f"{type(error).__name__}: {error}", limit=_MAX_REASON_CHARACTERS))
+        events.send("failed", reason=f"rank {rank}: {words}", exit_code=EXIT_FAILED)
         return EXIT_FAILED
     return 0
+
+
+def _append_to_logs() -> None:
+    """Have every line go to the end of its log, wherever that is now: the parent cuts logs that grow too long."""
+    for stream in (1, 2):
+        if stat.S_ISREG(os.fstat(stream).st_mode):
+            fcntl.fcntl(stream, fcntl.F_SETFL, fcntl.fcntl(stream, fcntl.F_GETFL) | os.O_APPEND)
 
 
 def _run(config: TrainingConfig, events: EventStream, *, keeps_gradient: bool, address: str | None) -> None:

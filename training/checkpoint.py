@@ -18,6 +18,7 @@ from training.failure import BadCheckpointError, UnwritableError
 from training.receipt import RECEIPT, problem_with, remove_unfinished, sealed_folder, set_aside
 from training.record import LEDGER_COLUMNS, Counters, SegmentRecord
 from training.replica import Replica
+from training.safe_loading import require_plain_archive
 from training.weights import load_tensors, load_weights, save_tensors
 
 _log = logging.getLogger(__name__)
@@ -101,8 +102,7 @@ class CheckpointStore:
         record.counters.num_resumes += 1
         record.lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
         if is_first_rank:
-            with np.load(folder / "ledger.npz", allow_pickle=False) as ledger:
-                record.earlier_ledger = np.stack([ledger[name] for name in LEDGER_COLUMNS], axis=1)
+            record.earlier_ledger = _read_ledger(folder / "ledger.npz")
 
     def save_partial(self, replica: Replica, record: SegmentRecord, ledger: np.ndarray) -> Path:
         """Save the state in mid-segment durably, then drop all but the newest few; return its folder."""
@@ -176,6 +176,15 @@ def _restore(replica: Replica, weights: Path, state_file: Path) -> dict[str, Any
     except (KeyError, ValueError, RuntimeError, TypeError) as error:
         raise BadCheckpointError(f"{state_file}: not the state of this run: {type(error).__name__}: {error}") from None
     return state
+
+
+def _read_ledger(file: Path) -> np.ndarray:
+    try:
+        require_plain_archive(file)
+        with np.load(file, allow_pickle=False) as ledger:
+            return np.stack([ledger[name] for name in LEDGER_COLUMNS], axis=1)
+    except (OSError, ValueError, KeyError, EOFError, MemoryError) as error:
+        raise BadCheckpointError(f"{file}: not loadable: {' '.join(str(error).split())[:300]}") from None
 
 
 def _write_state(folder: Path, weights_name: str, replica: Replica, record: SegmentRecord, ledger: np.ndarray) -> None:

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training.failure import BadCheckpointError
+
 IGNORED_LABEL = -100
 """The label of a position that predicts nothing; cross_entropy leaves it out."""
 
@@ -85,13 +87,16 @@ class MicroBatch:
 def open_slice(folder: Path) -> Slice:
     """Return the slice of a folder with tokens.npy, offsets.npy and row_ids.npy.
 
-    Raises ValueError if the three do not belong together.
+    Raises ValueError if the three do not belong together, BadCheckpointError if one is no plain array.
     """
-    tokens, offsets, row_ids = (
-        # A plain view of the mapping: slicing np.memmap itself is several times slower.
-        np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
-        for name in ("tokens", "offsets", "row_ids")
-    )
+    try:
+        tokens, offsets, row_ids = (
+            # A plain view of the mapping: slicing np.memmap itself is several times slower.
+            np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
+            for name in ("tokens", "offsets", "row_ids")
+        )
+    except (ValueError, EOFError, OverflowError) as error:
+        raise BadCheckpointError(f"{folder}: not loadable: {error}; the slice stage makes it anew") from None
     if len(row_ids) == 0:
         raise ValueError(f"{folder}: got 0 rows; allowed: at least 1")
     if len(offsets) != len(row_ids) + 1 or offsets[0] != 0 or offsets[-1] != len(tokens):

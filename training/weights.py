@@ -10,8 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from training.failure import BadCheckpointError
+from training.safe_loading import require_plain_archive, require_safe_torch
 
 _NUM_DIFFERENCES_NAMED = 5
+_WHAT_A_BAD_FILE_RAISES = (
+    OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError, AssertionError, MemoryError,
+    pickle.UnpicklingError,
+)  # fmt: skip
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -50,13 +55,35 @@ def load_tensors(file: Path) -> dict[str, Any]:
 
     Raises BadCheckpointError if the file is missing, broken or holds anything but tensors and plain values.
     """
+    require_safe_torch()
     try:
+        require_plain_archive(file)
         state = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+    except _WHAT_A_BAD_FILE_RAISES as error:
         raise BadCheckpointError(f"{file}: not loadable: {' '.join(str(error).split())[:300]}") from None
     if not isinstance(state, dict):
         raise BadCheckpointError(f"{file}: holds a {type(state).__name__}; allowed: a dict")
+    _refuse_inflated(state, file)
     return state
+
+
+def _refuse_inflated(state: Mapping[Any, Any], file: Path) -> None:
+    """Raise BadCheckpointError for a tensor that claims more elements than it has stored: using it would make them."""
+    waiting: list[Any] = [state]
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple | set):
+            waiting.extend(value)
+        elif isinstance(value, Tensor):
+            is_plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+            if not is_plain or value.nbytes > value.untyped_storage().nbytes():
+                raise BadCheckpointError(f"{file}: {_described(value)} is more than is stored; allowed: plain tensors")
 
 
 def save_tensors(state: Mapping[str, Any], file: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tasks.stage.log_cap import LogCap
 from tasks.stage.parent import parent_death_signal_setter
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
@@ -32,7 +33,7 @@ class Launch:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={world_size}", "--max-restarts=0"]
         command += [f"--log-dir={log_folder}", "--redirects=3", "-m", "training", "--config", str(config), *arguments]
-        with self._log.open("wb") as log:
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -42,6 +43,7 @@ class Launch:
                 env={**os.environ, "OMP_NUM_THREADS": str(threads_per_rank)},
                 preexec_fn=parent_death_signal_setter(signal.SIGTERM),
             )
+        self._log_cap = LogCap(log_folder)
 
     @property
     def is_running(self) -> bool:
@@ -57,6 +59,7 @@ class Launch:
         # Also when torchrun has ended by itself: none of its session may stay.
         self._signal(signal.SIGKILL)
         self._process.wait()
+        self._log_cap.close()
 
     def exit_code(self) -> int:
         """Return 0, or the exit code of the rank that failed first (negative: the signal that ended it)."""

@@ -15,7 +15,9 @@ def loss_of_rows(model_dir: Path, rows: Iterable[np.ndarray], *, device: str) ->
 
     The model runs in fp32 without dropout; the logarithm and the sum are fp64. A row of one token predicts nothing.
     """
-    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    )
     model = model.to(device).eval()
     loss_sum, num_tokens = 0.0, 0
     with torch.inference_mode():
@@ -34,7 +36,7 @@ def load_model(model_dir: Path, *, device: str) -> Any:
     """Return the base model in fp32, ready to be trained."""
     logging.disable_progress_bar()
     model: Any = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+        model_dir, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, trust_remote_code=False
     )
     return model.to(device).train()
 

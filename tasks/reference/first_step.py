@@ -25,7 +25,9 @@ def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -
     from training.weights import parameter_checksum
 
     part, train = str(params.ranges[0]), params.train
-    tokens, offsets = (np.load(slices / part / f"{name}.npy", mmap_mode="r") for name in ("tokens", "offsets"))
+    tokens, offsets = (
+        np.load(slices / part / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("tokens", "offsets")
+    )
     lengths = np.minimum(np.diff(offsets), train.seq_len)
     plan = plan_segment(
         lengths,

@@ -82,13 +82,22 @@ def _write_csv(path: Path, names: list[str], rows: list[list[Any]]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([[_cell(value) for value in row] for row in rows])
+    writer.writerows([[no_formula(value) for value in row] for row in rows])
     write_text(path, text.getvalue())
 
 
-def _cell(value: Any) -> Any:
-    """Return a text that a spreadsheet does not take for a formula; None becomes an empty field."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_STARTS) else value
+def no_formula(value: Any) -> Any:
+    """Return a text that a spreadsheet does not take for a formula: with an apostrophe before; others as they are."""
+    return f"'{value}" if isinstance(value, str) and _is_formula(value) else value
+
+
+def without_apostrophe(field: str) -> str:
+    """Return the text that `no_formula` was given."""
+    return field[1:] if field.startswith("'") and _is_formula(field) else field
+
+
+def _is_formula(text: str) -> bool:
+    return text.lstrip("'").startswith(_FORMULA_STARTS)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -50,6 +50,10 @@ class DatasetFacts(SourceFacts):
     """The column that holds the text."""
     num_rows: int
     """Rows that were read."""
+    num_duplicate_rows: int = 0
+    """Rows whose text stands in an earlier row too; they are trained on like others."""
+    num_heldout_rows_seen: int = 0
+    """Held-out rows whose text also stands in a row outside the held-out slice."""
     packages: dict[str, str] = {}
     """Built-in data set only: the packages whose texts were read, with their versions."""
 
@@ -63,6 +67,12 @@ class SliceFacts(Record):
     """Rows in it."""
     num_tokens: int
     """Tokens in it, before rows are cut to seq_len."""
+    quarantined: dict[str, int] = {}
+    """Rows of the range that were left out, by their fault: null, blank, nul or surrogate."""
+    num_cut_rows: int = 0
+    """Rows that were cut to 1,000,000 characters."""
+    num_special_token_rows: int = 0
+    """Rows whose text names a special token of the tokenizer; it was encoded as text."""
     digest: str
     """sha256 of its tokens."""
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tasks.params import Params
 from tasks.reporting.changes import history_of
-from tasks.reporting.data_files import write_text
+from tasks.reporting.data_files import no_formula, without_apostrophe, write_text
 from tasks.reporting.history import HistoryRecord
 from tasks.reporting.measured import arm_of, without_comparison
 from tasks.reporting.outputs import Outputs
@@ -92,7 +92,7 @@ def read_history(path: Path) -> list[HistoryRecord]:
         if len(line) != len(COLUMNS):
             raise _damaged(path, f"line {number} has {len(line)} fields of {len(COLUMNS)}")
         try:
-            content = {name: field or None for name, field in zip(COLUMNS, line, strict=True)}
+            content = {name: without_apostrophe(field) or None for name, field in zip(COLUMNS, line, strict=True)}
             records.append(HistoryRecord.model_validate(content))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
@@ -111,7 +111,7 @@ def _write(path: Path, records: Sequence[HistoryRecord]) -> None:
 def _field(value: str | float | bool | None) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "" if value is None else str(value)
+    return "" if value is None else str(no_formula(value))
 
 
 def _damaged(path: Path, reason: str) -> DataError:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +26,7 @@ from tasks.reporting.stage_files import (
     SliceManifest,
 )
 from tasks.stage.failure import DataError
+from training.safe_loading import require_plain_archive
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -114,11 +114,12 @@ class SegmentOutputs:
         """Every sample that the segment learned from."""
         path = self.folder / "ledger.npz"
         try:
-            with np.load(path) as arrays:
+            require_plain_archive(path)
+            with np.load(path, allow_pickle=False) as arrays:
                 return Ledger(
                     **{name: arrays[name].astype(np.int64) for name in ("rank", "step", "row_id", "num_tokens")}
                 )
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, EOFError, MemoryError) as error:
             raise _damaged(path, error) from None
 
 
@@ -237,7 +238,7 @@ def _read(path: Path, model: type[Model]) -> Model:
 
 def _array(path: Path) -> NDArray[np.int64]:
     try:
-        return np.asarray(np.load(path, mmap_mode="r"), dtype=np.int64)
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False), dtype=np.int64)
     except (OSError, ValueError, EOFError) as error:
         raise _damaged(path, error) from None
 

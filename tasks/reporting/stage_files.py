@@ -31,6 +31,8 @@ class RawManifest(SourceManifest):
     split: str | None = None
     text_column: str
     num_rows: int
+    num_duplicate_rows: int = 0
+    num_heldout_rows_seen: int = 0
     packages: dict[str, str] = {}
 
 
@@ -48,6 +50,9 @@ class SliceManifest(StageFile):
     range: str
     num_rows: int
     num_tokens: int
+    quarantined: dict[str, int] = {}
+    num_cut_rows: int = 0
+    num_special_token_rows: int = 0
     digest: str
 
 

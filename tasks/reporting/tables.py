@@ -1,9 +1,12 @@
 """The tables of the report as words, for the page and the markdown alike."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from tasks.reporting import wording
+from tasks.reporting.facts import ComparisonFacts
 from tasks.reporting.results import CellResults, Figures, Results, Sample
+from tasks.sources import row_policy
 
 _MAX_EPOCH_ROWS = 40
 
@@ -161,6 +164,7 @@ def compared_facts(results: Results) -> list[tuple[str, str]]:
             f"{', '.join(part.range for part in facts.ranges)} ({wording.count(rows)} rows, {wording.count(tokens)} "
             f"tokens); held out: {facts.heldout.range}",
         ),
+        ("Rows", _rows(facts)),
         (
             "Work",
             f"{facts.workload}, {wording.counted(int(train['epochs']), 'epoch')}, {train['global_batch_size']} "
@@ -175,6 +179,23 @@ def compared_facts(results: Results) -> list[tuple[str, str]]:
         ("Versions", versions),
         ("Trained", f"from {_utc(facts.trained_at)}; figures put together {_utc(results.created_at)}"),
     ]
+
+
+def _rows(facts: ComparisonFacts) -> str:
+    """Return what became of rows that are no good text, of repeated ones and of those that name special tokens."""
+    parts = [*facts.ranges, facts.heldout]
+    left_out: Counter[str] = Counter()
+    for part in parts:
+        left_out.update(part.quarantined)
+    why = f" ({row_policy.in_words(left_out)})" if left_out else ""
+    dataset = facts.dataset
+    return (
+        f"{wording.count(left_out.total())} left out as no good text{why}, "
+        f"{wording.count(sum(part.num_cut_rows for part in parts))} cut to {wording.count(row_policy.MAX_CHARACTERS)} "
+        f"characters, {wording.count(sum(part.num_special_token_rows for part in parts))} name a special token, which "
+        f"stayed text; of the rows read {wording.count(dataset.num_duplicate_rows)} repeat an earlier one, and "
+        f"{wording.count(dataset.num_heldout_rows_seen)} held-out rows also stand elsewhere"
+    )
 
 
 def sample_texts(sample: Sample) -> list[tuple[str, str]]:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tasks.services.tracked import Point, point_of_step, without_secrets
+from tasks.services.tracked import Point, point_of_step
+from training.redaction import redacted, shortened
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -132,5 +133,5 @@ def attempt_within(seconds: float, call: Callable[[], _Result]) -> tuple[_Result
 
 def one_line(error: Exception) -> str:
     """Return the error's kind and its first words, without secrets."""
-    words = without_secrets(" ".join(str(error).split()))
+    words = redacted(" ".join(shortened(str(error)).split()))
     return f"{type(error).__name__}: {words[:160]}{'...' if len(words) > 160 else ''}"

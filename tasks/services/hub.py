@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # importing the library takes half a second, which most stage
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
+_MAX_CARD_BYTES = 2**20
 
 
 def resolve_commit(repo_id: str, revision: str, *, kind: Literal["model", "dataset"]) -> str:
@@ -85,7 +86,8 @@ def license_of(repo_id: str, commit: str, *, kind: Literal["model", "dataset"]) 
     try:
         with _reading(f"{kind} {repo_id}", commit):
             card = _call(lambda: hf_hub_download(repo_id, "README.md", revision=commit, repo_type=kind))
-        found = (metadata_load(card) or {}).get("license")
+        is_bomb = Path(card).stat().st_size > _MAX_CARD_BYTES or b"<<" in Path(card).read_bytes()  # merge keys multiply
+        found = None if is_bomb else (metadata_load(card) or {}).get("license")
     except Exception as error:  # a stranger's file, read by a library that raises whatever YAML raises
         _log.info("%s %s: its licence is not known (%s)", kind, repo_id, network.reason(error))
         return None

@@ -33,7 +33,7 @@ class Comparison:
     """One parent run: what it is, and where it is kept."""
 
     uri: str
-    """MLflow tracking URI; may hold credentials, so it is never printed (see `without_secrets`)."""
+    """MLflow tracking URI; may hold credentials, so it is never printed (see training/redaction.py)."""
     experiment: str
     """MLflow experiment of the run."""
     name: str
@@ -187,17 +187,6 @@ def gate_tags(results: Mapping[str, Any]) -> dict[str, str]:
         key = re.sub(_NOT_IN_KEYS, "", f"gate.{gate['name']}")
         tags[key] = f"{gate['verdict']}: {gate['compared']}"[:_MAX_CHARACTERS]
     return tags
-
-
-def without_secrets(text: str) -> str:
-    """Return the text without credentials in addresses, query strings, Hub tokens or this process's MLflow secrets."""
-    text = re.sub(r"//[^/\s@]*@", "//***@", text)
-    text = re.sub(r"(\w+://[^\s?]*)\?\S*", r"\1", text)
-    text = re.sub(r"hf_[A-Za-z0-9]{20,}", "***", text)
-    for name in ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"):
-        if secret := os.environ.get(name):
-            text = text.replace(secret, "***")
-    return text
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -26,10 +26,10 @@ from tasks.services.tracked import (
     gate_tags,
     points_of_segment,
     tables_of,
-    without_secrets,
 )
 from tasks.stage.failure import PreemptedError
 from training.files import digest_of_file, digest_of_json, write_json
+from training.redaction import redacted
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def send_report(comparison: Comparison, results: Mapping[str, Any], *, reports: 
         return sent
 
     sent, problem = attempt_within(REPORT_SECONDS, send)
-    shown = without_secrets(comparison.uri)
+    shown = redacted(comparison.uri)
     if problem is None:
         _log.info("tracker: %d values sent to experiment %s in %s", sent, comparison.experiment, shown)
         PENDING.unlink(missing_ok=True)

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 from tasks.params import Params, load_params
-from tasks.services.tracked import Comparison, tracking_uri, without_secrets
+from tasks.services.tracked import Comparison, tracking_uri
 from tasks.services.tracker import PENDING, send_report
 from tasks.stage.failure import ResourceError, exit_with_one_line
 from tasks.stage.logs import configure_logging
 from training.files import digest_of_file
+from training.redaction import redacted
 
 _log = logging.getLogger(__name__)
 
@@ -37,9 +38,9 @@ def send_pending(params: Params) -> bool:
 def serve(uri: str, *, port: int) -> None:
     """Become MLflow's UI of the store, on loopback; Ctrl-C ends it. A tracking server has its own UI."""
     if uri.startswith(("http://", "https://")):
-        _log.info("the runs are in the tracking server %s", without_secrets(uri))
+        _log.info("the runs are in the tracking server %s", redacted(uri))
         return
-    _log.info("MLflow on http://127.0.0.1:%d (Ctrl-C ends it), runs from %s", port, without_secrets(uri))
+    _log.info("MLflow on http://127.0.0.1:%d (Ctrl-C ends it), runs from %s", port, redacted(uri))
     # Without these MLflow starts four workers and a job queue: 2.7 GB of memory in place of 0.5.
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
     # By environment: a command line is readable by everyone on the machine.

@@ -3,8 +3,9 @@
 import contextlib
 import json
 import logging
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,12 @@ from training.files import digest_of_file, digest_of_json, write_json
 _log = logging.getLogger(__name__)
 
 STORE = Path(".work/download/models")
-_MAX_CONFIG_BYTES = 10 * 2**20
+_MAX_SMALL_BYTES = {"config.json": 10 * 2**20, "tokenizer.json": 64 * 2**20}
+_MAX_OTHER_BYTES = 32 * 2**20
+"""Of a file that is no weights; the largest tokenizers have half as much."""
+_MAX_HEADER_BYTES = 16 * 2**20
+"""Of a safetensors file: about 150,000 tensors."""
+_BUILT_ONE_BY_ONE = re.compile(r"(num|n)_(.*_)?(layer|expert|block)s?")
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
 
 
@@ -77,7 +83,7 @@ def _fill(folder: Path, model: ModelParams, commit: str | None) -> None:
     if model.kind == "builtin":
         corpus_params = DatasetParams(source="builtin:docstrings")
         rows = next(stored_rows(corpus_params, tiny_model.NUM_TOKENIZER_ROWS).batches(tiny_model.NUM_TOKENIZER_ROWS))
-        tiny_model.write_tiny_qwen2(folder, rows)
+        tiny_model.write_tiny_qwen2(folder, [row.text for row in rows])
     elif model.kind == "hub":
         assert commit is not None
         hub.download_model(model.location, commit, folder)
@@ -101,7 +107,19 @@ def _files_to_take(folder: Path, source: str) -> list[Path]:
             f"model.source {source}: needs model.safetensors, or model-*.safetensors with an index; found {found}; "
             "save the model with save_pretrained()"
         )
-    return [file for name in SMALL_FILES if (file := folder / name).is_file()] + weights
+    small = [file for name in SMALL_FILES if (file := folder / name).is_file()]
+    _check_sizes(small, source)
+    return small + weights
+
+
+def _check_sizes(files: Iterable[Path], source: str) -> None:
+    """Raise DataError for a file that is far larger than its kind: reading it would take all memory."""
+    for file in files:
+        size, allowed = file.stat().st_size, _MAX_SMALL_BYTES.get(file.name, _MAX_OTHER_BYTES)
+        if size > allowed:
+            raise DataError(
+                f"model.source {source}: {file.name}: cannot be used ({size:,} bytes; allowed: {allowed:,})"
+            )
 
 
 def _checked_facts(folder: Path, source: str) -> dict[str, Any]:
@@ -110,10 +128,10 @@ def _checked_facts(folder: Path, source: str) -> dict[str, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     place = f"model.source {source}"
-    _check_weights(folder, place)
+    _check_sizes((file for name in SMALL_FILES if (file := folder / name).is_file()), source)
+    num_tensors = _check_weights(folder, place)
     with _refusing(f"{place}: config.json"):
-        if (folder / "config.json").stat().st_size > _MAX_CONFIG_BYTES:
-            raise ValueError(f"over {_MAX_CONFIG_BYTES} bytes")
+        _refuse_phantom_layers(json.loads((folder / "config.json").read_bytes()), num_tensors)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -132,20 +150,48 @@ def _checked_facts(folder: Path, source: str) -> dict[str, Any]:
     return {"num_parameters": network.num_parameters(), "model_type": config.model_type}
 
 
-def _check_weights(folder: Path, place: str) -> None:
+def _refuse_phantom_layers(config: Any, num_tensors: int) -> None:
+    """Raise ValueError if the config names more layers or experts than the weights could hold: each would be built."""
+    for name, value in config.items() if isinstance(config, dict) else []:
+        _refuse_phantom_layers(value, num_tensors)
+        if _BUILT_ONE_BY_ONE.fullmatch(name) and isinstance(value, int) and value > num_tensors:
+            raise ValueError(f"{name} is {value}, and the weights hold {num_tensors} tensors")
+
+
+def _check_header(file: Path, place: str) -> None:
+    """Raise DataError for a list of tensors that would take all memory, before anything parses it."""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+    if size > _MAX_HEADER_BYTES:
+        raise DataError(
+            f"{place}: {file.name}: cannot be used (its header claims {size:,} bytes; allowed: {_MAX_HEADER_BYTES:,})"
+        )
+
+
+def _check_weights(folder: Path, place: str) -> int:
+    """Return the number of tensors, having read the header of every file."""
     from safetensors import safe_open
 
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         with _refusing(f"{place}: {index.name}"):
             named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if outside := sorted(
+            name for name in named if name in (".", "..") or name != Path(str(name)).name or not name.isprintable()
+        ):
+            raise DataError(f"{place}: {index.name}: names {outside[0][:80]!r}; allowed: files of the folder itself")
         missing = sorted(name for name in named if not (folder / name).is_file())
         if missing:
             raise DataError(f"{place}: {missing[0]} is missing ({len(missing)} of {len(named)} files); fetch it again")
+    num_tensors = 0
     for file in sorted(folder.glob("*.safetensors")):
+        _check_header(file, place)
         with _refusing(f"{place}: {file.name}"), safe_open(file, framework="np") as weights:
-            if not list(weights.keys()):
+            names = list(weights.keys())
+            if not names:
                 raise ValueError("holds no tensors")
+            num_tensors += len(names)
+    return num_tensors
 
 
 @contextlib.contextmanager

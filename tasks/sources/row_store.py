@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ import pyarrow.parquet as pq
 
 from tasks.builtin import corpus
 from tasks.services import hub
-from tasks.sources.rows import BATCH_ROWS, TextCheck, texts_of
+from tasks.sources.row_policy import CUT, QUARANTINED, Row, RowCheck
+from tasks.sources.rows import BATCH_ROWS, texts_of
 from tasks.stage.failure import ConfigurationError
 from tasks.stage.progress import counting
 from tasks.stage.source_params import DatasetParams, RowRange
@@ -24,9 +26,16 @@ from training.files import digest_of_file, digest_of_json, replacing, write_json
 _log = logging.getLogger(__name__)
 
 STORE = Path(".work/download/rows")
-_FORMAT = 1
-"""Counts up when rows that were accepted before would be refused now, or the file's layout changes."""
-_SCHEMA = pa.schema([pa.field("row_id", pa.int64(), nullable=False), pa.field("text", pa.string(), nullable=False)])
+_FORMAT = 2
+"""Counts up when rows are judged otherwise than before, or the file's layout changes."""
+_SCHEMA = pa.schema(
+    [
+        pa.field("row_id", pa.int64(), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("fault", pa.string()),
+    ]
+)
+"""A quarantined row keeps its place, with an empty text and its fault."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +49,22 @@ class StoredRows:
     license: str | None
     """As the data set's card on the Hub names it; None where that is not known."""
 
-    def batches(self, num_rows: int) -> Iterator[list[str]]:
-        """Yield the texts of the first `num_rows` rows, in batches."""
+    def batches(self, num_rows: int) -> Iterator[list[Row]]:
+        """Yield the first `num_rows` rows, in batches."""
         left = num_rows
         with pq.ParquetFile(self.file) as file:
-            for batch in file.iter_batches(BATCH_ROWS, columns=["text"]):
+            for batch in file.iter_batches(BATCH_ROWS, columns=["text", "fault"]):
                 if left <= 0:
                     return
-                yield batch.column(0).slice(0, left).to_pylist()
+                texts, faults = (column.slice(0, left).to_pylist() for column in batch.columns)
+                yield [Row(*row) for row in zip(texts, faults, strict=True)]
                 left -= batch.num_rows
 
 
 def stored_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = None) -> StoredRows:
     """Return the data set's first `num_rows` rows or more, read from the source only if they are not stored yet.
 
-    Raises ConfigurationError if the data set has fewer rows, DataError if one of them cannot be trained on.
+    Raises ConfigurationError if the data set has fewer rows, DataError if too many of them are no good texts.
     """
     identity = _identity(dataset, commit)
     folder = STORE / digest_of_json(identity)[:32]
@@ -78,42 +88,49 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
     """Write exactly the first `num_rows` rows to `target` and return facts on them.
 
     The facts: `num_rows`, `digest` (sha256 of the texts), `num_duplicate_rows` (rows whose text stands in an
-    earlier row) and `num_heldout_rows_seen` (held-out rows whose text also stands in a row outside).
+    earlier row), `num_heldout_rows_seen` (held-out rows whose text also stands in a row outside), `quarantined` (how
+    many rows of each fault are left out) and `num_cut_rows`.
     """
     digest = hashlib.sha256()
     keys = np.empty(num_rows, dtype=np.uint64)
+    is_kept = np.ones(num_rows, dtype=bool)
+    faults: Counter[str] = Counter()
     with replacing(target) as temporary, pq.ParquetWriter(temporary, _SCHEMA, compression="zstd") as writer:
         first = 0
-        for texts in stored.batches(num_rows):
-            writer.write_table(_table(first, texts))
-            for index, text in enumerate(texts, start=first):
+        for rows in stored.batches(num_rows):
+            writer.write_table(_table(first, rows))
+            for index, (text, fault) in enumerate(rows, start=first):
                 raw = text.encode()
                 digest.update(raw + b"\0")
                 keys[index] = int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
-            first += len(texts)
-    inside = keys[heldout.start : heldout.end]
-    outside = np.concatenate([keys[: heldout.start], keys[heldout.end :]])
+                is_kept[index] = fault not in QUARANTINED
+                faults.update([fault] if fault is not None else [])
+            first += len(rows)
+    is_inside = np.zeros(num_rows, dtype=bool)
+    is_inside[heldout.start : heldout.end] = True
+    inside, outside = keys[is_kept & is_inside], keys[is_kept & ~is_inside]
     return {
         "num_rows": num_rows,
         "digest": digest.hexdigest(),
-        "num_duplicate_rows": num_rows - len(np.unique(keys)),
+        "num_duplicate_rows": int(is_kept.sum()) - len(np.unique(keys[is_kept])),
         "num_heldout_rows_seen": int(np.isin(inside, outside).sum()),
+        "quarantined": {fault: faults[fault] for fault in QUARANTINED if faults[fault]},
+        "num_cut_rows": faults[CUT],
     }
 
 
 def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Path) -> None:
-    check = TextCheck(dataset)
+    check = RowCheck(f"dataset.source {dataset.source}: column {dataset.text_column!r}")
     first = 0
     with (
         pq.ParquetWriter(target, _SCHEMA, compression="zstd") as writer,
         counting(f"{dataset.source}: rows", num_rows) as advance,
         contextlib.closing(texts_of(dataset, num_rows, commit=commit)) as batches,
     ):
-        for texts in batches:
-            if check.take(texts):
-                writer.write_table(_table(first, texts))
-            first += len(texts)
-            advance(len(texts))
+        for values in batches:
+            writer.write_table(_table(first, check.take(values)))
+            first += len(values)
+            advance(len(values))
     check.finish()
     if first < num_rows:
         raise ConfigurationError(
@@ -122,9 +139,13 @@ def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Pat
         )
 
 
-def _table(first: int, texts: list[str]) -> pa.Table:
-    row_ids = np.arange(first, first + len(texts), dtype=np.int64)
-    return pa.table({"row_id": row_ids, "text": pa.array(texts, pa.string())}, schema=_SCHEMA)
+def _table(first: int, rows: list[Row]) -> pa.Table:
+    columns = {
+        "row_id": np.arange(first, first + len(rows), dtype=np.int64),
+        "text": pa.array([row.text for row in rows], pa.string()),
+        "fault": pa.array([row.fault for row in rows], pa.string()),
+    }
+    return pa.table(columns, schema=_SCHEMA)
 
 
 def _identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from tasks.stage.failure import ConfigurationError, DataError, ResourceError, St
 from tasks.stage.source_params import DatasetParams
 
 BATCH_ROWS = 1_000
-MAX_CHARACTERS = 1_000_000
-"""Characters of a row at most; a longer one is a damaged file rather than a text."""
-_MAX_LINE_BYTES = 64 * 2**20
+_MAX_LINE_BYTES = 16 * 2**20
+_MAX_UNPACKED_BYTES = 64 * 2**20
+_MAX_RATIO = 200
+"""Of unpacked to packed bytes of a larger column; texts have 2 to 20."""
+_MAX_BATCH_CHARACTERS = 32_000_000
 
 
 def texts_of(dataset: DatasetParams, num_rows: int, *, commit: str | None) -> Generator[list[Any], None, None]:
@@ -36,58 +38,17 @@ def texts_of(dataset: DatasetParams, num_rows: int, *, commit: str | None) -> Ge
     return _batches(itertools.islice(_jsonl_texts(file, dataset), num_rows))
 
 
-class TextCheck:
-    """Counts the rows that cannot be trained on, so that the refusal names the first one and how many there are."""
-
-    def __init__(self, dataset: DatasetParams) -> None:
-        self._column = f"dataset.source {dataset.source}: column {dataset.text_column!r}"
-        self._num_rows = 0
-        self._faults: dict[str, tuple[int, int]] = {}
-
-    def take(self, batch: Iterable[Any]) -> bool:
-        """Look at the next rows; return True as long as every row so far was good."""
-        for value in batch:
-            if value is not None and not isinstance(value, str):
-                raise DataError(f"{self._column}: row {self._num_rows} is {type(value).__name__}; allowed: text")
-            fault = _fault_of(value)
-            if fault is not None:
-                first, count = self._faults.get(fault, (self._num_rows, 0))
-                self._faults[fault] = (first, count + 1)
-            self._num_rows += 1
-        return not self._faults
-
-    def finish(self) -> None:
-        """Raise DataError if any of the rows was at fault."""
-        if self._faults:
-            found = "; ".join(
-                f"{count} {'row is' if count == 1 else 'rows are'} {fault}, the first is row {first}"
-                for fault, (first, count) in sorted(self._faults.items(), key=lambda item: item[1])
-            )
-            raise DataError(
-                f"{self._column}: {found} (counting from 0, of {self._num_rows} rows read); "
-                "drop or mend them in the source"
-            )
-
-
-def _fault_of(value: str | None) -> str | None:
-    if value is None:
-        return "null"
-    if not value.strip():
-        return "empty or white space"
-    if "\0" in value:
-        return "text with a NUL character"
-    if len(value) > MAX_CHARACTERS:
-        return f"longer than {MAX_CHARACTERS} characters"
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return "text with a lone surrogate, which UTF-8 cannot hold"
-    return None
-
-
 def _batches(values: Iterable[Any]) -> Generator[list[Any], None, None]:
-    iterator = iter(values)
-    while batch := list(itertools.islice(iterator, BATCH_ROWS)):
+    """Yield the values in batches of bounded size, whatever the size of one."""
+    batch: list[Any] = []
+    num_characters = 0
+    for value in values:
+        batch.append(value)
+        num_characters += len(value) if isinstance(value, str) else 0
+        if len(batch) == BATCH_ROWS or num_characters > _MAX_BATCH_CHARACTERS:
+            yield batch
+            batch, num_characters = [], 0
+    if batch:
         yield batch
 
 
@@ -110,6 +71,7 @@ def _parquet_texts(path: Path, num_rows: int, dataset: DatasetParams) -> Generat
             if column not in schema.names:
                 raise _missing_column(dataset, schema.names)
             _require_text(schema.field(column).type, dataset)
+            _refuse_bomb(file.metadata, column, dataset)
             for batch in file.iter_batches(BATCH_ROWS, columns=[column]):
                 yield _values_of(batch.column(0).slice(0, num_rows - first), first, dataset)
                 first += batch.num_rows
@@ -117,6 +79,22 @@ def _parquet_texts(path: Path, num_rows: int, dataset: DatasetParams) -> Generat
                     return
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"dataset.source {dataset.source}: no readable parquet file ({error}); write it anew") from None
+
+
+def _refuse_bomb(metadata: Any, column: str, dataset: DatasetParams) -> None:
+    """Raise DataError if the column unpacks to far more than texts do: reading one page would take all memory."""
+    for group in range(metadata.num_row_groups):
+        found = metadata.row_group(group)
+        for index in range(found.num_columns):
+            chunk = found.column(index)
+            unpacked = chunk.total_uncompressed_size
+            if chunk.path_in_schema != column or unpacked <= _MAX_UNPACKED_BYTES:
+                continue
+            if unpacked > _MAX_RATIO * max(chunk.total_compressed_size, 1):
+                raise DataError(
+                    f"dataset.source {dataset.source}: column {column!r} unpacks {chunk.total_compressed_size:,} bytes "
+                    f"to {unpacked:,}; allowed: at most {_MAX_RATIO} times as many"
+                )
 
 
 def _require_text(kind: Any, dataset: DatasetParams) -> None:

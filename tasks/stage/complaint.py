@@ -34,7 +34,8 @@ def first_complaint(error: ValidationError, schema: type[BaseModel]) -> str:
         return f"{key}: got {_shortened(first['input'])}; allowed: a mapping with the keys {keys}"
     message = first["msg"].replace("Input should be", "allowed:").replace("a valid integer", "an integer")
     message = message.replace("valid ", "")
-    return f"{key}: got {_shortened(first['input'])}; {message}"
+    said = message if message.startswith("allowed: ") else f"allowed: {message[:1].lower()}{message[1:]}"
+    return f"{key}: got {_shortened(first['input'])}; {said}"
 
 
 def _allowed_keys(schema: type[BaseModel], path: list[str]) -> list[str]:

@@ -7,6 +7,8 @@ from enum import IntEnum
 from typing import NoReturn
 
 from tasks.stage.parent import end_with_parent
+from training.redaction import redact_logs, redacted, shortened
+from training.safe_loading import UnsafeTorchError, require_safe_torch
 
 
 class ExitCode(IntEnum):
@@ -22,6 +24,8 @@ class ExitCode(IntEnum):
     PREEMPTED = 75
     INTERRUPTED = 130
 
+
+_MAX_LINE_CHARACTERS = 4_000
 
 STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """What the system says where a disk takes no more."""
@@ -71,13 +75,15 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
     """Run `command` and end the process: 0, or the failure's own exit code after one line on stderr.
 
     Only failures that a user can mend become one line; anything else keeps its traceback, since it is ours.
-    The process also ends with its parent.
+    The process also ends with its parent, and writes no secret into a log, the line or a traceback.
     """
     end_with_parent()
+    redact_logs()
     try:
+        _require_safe_torch()
         command()
     except StageError as error:
-        sys.stderr.write(f"{name}: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"{name}: {_one_line(error)}\n")
         sys.exit(error.exit_code)
     except OSError as error:
         if error.errno not in STORAGE_ERRORS:
@@ -88,3 +94,16 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
         sys.stderr.write(f"{name}: interrupted\n")
         sys.exit(ExitCode.INTERRUPTED)
     sys.exit(ExitCode.OK)
+
+
+def _one_line(error: Exception) -> str:
+    line = redacted(shortened(" ".join(str(error).split()), limit=_MAX_LINE_CHARACTERS))
+    # What somebody else wrote may hold codes that a terminal obeys.
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)
+
+
+def _require_safe_torch() -> None:
+    try:
+        require_safe_torch()
+    except UnsafeTorchError as error:
+        raise ConfigurationError(str(error)) from None

@@ -13,6 +13,8 @@ from tasks.stage.section import Section
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
+_MAX_LINE_BYTES = 16 * 2**20
+
 BUILTIN_MODELS = ("tiny-qwen2",)
 BUILTIN_DATASETS = ("docstrings",)
 BUILTIN_MAX_ROWS = 6_000
@@ -86,11 +88,14 @@ class Source(Section):
                 raise ValueError(f"source: {location!r} is no Hub id; allowed: OWNER/NAME, at most 96 characters")
         elif self.kind == "path":
             if not location or "\0" in location:
-                raise ValueError("source: path: needs a file or folder after the colon")
+                raise ValueError(f"source: got {self.source[:80]!r}; allowed: path:, and then a file or folder")
         else:
             raise ValueError(f"source: got {self.source!r}; allowed: builtin:NAME, hub:OWNER/NAME or path:FILE")
         if (self.kind == "hub") != (self.revision is not None):
-            raise ValueError("revision: a hub: source needs one (commit, tag or branch), others take none")
+            raise ValueError(
+                f"revision: got {self.revision!r} for {self.source[:80]!r}; allowed: a commit, tag or branch for a "
+                "hub: source, and none for others"
+            )
         if self.revision is not None and not _REVISION.fullmatch(self.revision):
             raise ValueError(f"revision: got {self.revision!r}; allowed: a commit, tag or branch name")
 
@@ -134,12 +139,12 @@ def check_paths(
     if dataset.kind != "path":
         return
     file = base / dataset.location
+    needed = rows_needed(ranges, heldout)
     if file.suffix not in (".parquet", ".jsonl"):
         raise ValueError(f"dataset.source: got {dataset.location!r}; allowed: a .parquet or .jsonl file")
     if not file.is_file():
         raise ValueError(f"dataset.source: no file {dataset.location}; allowed: a .parquet or .jsonl file")
-    num_rows = _count_rows(file)
-    needed = rows_needed(ranges, heldout)
+    num_rows = _count_rows(file, enough=needed)
     if num_rows is not None and needed > num_rows:
         key = "heldout" if heldout.end > num_rows else "ranges"
         raise ValueError(
@@ -147,11 +152,16 @@ def check_paths(
         )
 
 
-def _count_rows(file: Path) -> int | None:
-    """Return the number of rows, or None where the file is no readable parquet (the download stage says so)."""
+def _count_rows(file: Path, *, enough: int) -> int | None:
+    """Return the number of rows, of lines no more than `enough`; None where the download stage will refuse the file."""
     if file.suffix == ".jsonl":
+        num_rows = 0
         with file.open("rb") as lines:
-            return sum(1 for line in lines if line.strip())
+            while num_rows < enough and (line := lines.readline(_MAX_LINE_BYTES)):
+                if len(line) == _MAX_LINE_BYTES and not line.endswith(b"\n"):
+                    return None
+                num_rows += bool(line.strip())
+        return num_rows
     import pyarrow as pa  # here, not above: half a second that only local parquet files need
     import pyarrow.parquet as pq
 

@@ -6,7 +6,16 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent, ScalarEvent
+from ruamel.yaml.events import (
+    AliasEvent,
+    CollectionEndEvent,
+    CollectionStartEvent,
+    DocumentStartEvent,
+    NodeEvent,
+    ScalarEvent,
+)
+
+from training.redaction import TOKEN
 
 _MAX_BYTES = 100_000
 _MAX_DEPTH = 10
@@ -16,9 +25,9 @@ _LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
 def read_strict_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping that the YAML 1.2 file holds.
 
-    Raises ValueError in one line for anything that another reader might read otherwise: duplicate keys, anchors
-    and aliases, tags, integers with a leading zero, a byte order mark, a file that is not UTF-8, over 100 kB
-    or nested deeper than 10 levels.
+    Raises ValueError in one line for anything that another reader might read otherwise: duplicate keys, anchors and
+    aliases, merge keys, keys that are no words, tags, directives, integers with a leading zero, a byte order mark, a
+    file that is not UTF-8, over 100 kB or nested deeper than 10 levels. Also for a token of the Hub.
     """
     text = _read_text(path)
     yaml = YAML(typ="safe", pure=True)
@@ -42,7 +51,17 @@ def read_strict_yaml(path: Path) -> dict[str, Any]:
         raise ValueError(f"not valid YAML: {' '.join(str(error).split())[:200]}; allowed: YAML 1.2") from None
     if not isinstance(value, dict):
         raise ValueError(f"got {type(value).__name__} at the top level; allowed: a mapping of keys")
+    _refuse_other_keys(value)
     return value
+
+
+def _refuse_other_keys(value: Any) -> None:
+    for part in value if isinstance(value, list) else []:
+        _refuse_other_keys(part)
+    for key, part in value.items() if isinstance(value, dict) else []:
+        if not isinstance(key, str):
+            raise ValueError(f"got the key {str(key)[:80]}, which is no word; allowed: words, or numbers in quotes")
+        _refuse_other_keys(part)
 
 
 def _read_text(path: Path) -> str:
@@ -55,17 +74,25 @@ def _read_text(path: Path) -> str:
     if raw.startswith(b"\xef\xbb\xbf"):
         raise ValueError("starts with a byte order mark; allowed: plain UTF-8")
     try:
-        return raw.decode("utf-8")
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8; allowed: plain UTF-8") from None
+    if (token := TOKEN.search(text)) is not None:
+        line = text.count("\n", 0, token.start()) + 1
+        raise ValueError(f"line {line}: holds a token of the Hub; allowed: tokens in the environment, as HF_TOKEN")
+    return text
 
 
 def _refuse_ambiguous(event: Any) -> None:
     line = f"line {event.start_mark.line + 1}: "
     if isinstance(event, AliasEvent) or (isinstance(event, NodeEvent) and event.anchor is not None):
         raise ValueError(f"{line}anchors and aliases are refused; allowed: the value itself")
+    if isinstance(event, DocumentStartEvent) and (event.version or event.tags):
+        raise ValueError(f"{line}got a directive such as %YAML; allowed: YAML 1.2 without directives")
+    if isinstance(event, ScalarEvent | CollectionStartEvent) and event.tag is not None:
+        raise ValueError(f"{line}got the tag {str(event.tag)[:80]}; allowed: values without tags")
     if isinstance(event, ScalarEvent):
-        if event.tag is not None:
-            raise ValueError(f"{line}got the tag {event.tag!s}; allowed: values without tags")
+        if event.style is None and event.value == "<<":
+            raise ValueError(f"{line}got the merge key <<; allowed: the keys themselves")
         if event.style is None and _LEADING_ZERO.fullmatch(event.value):
             raise ValueError(f"{line}got {event.value}; allowed: a number without leading zeros")

@@ -8,14 +8,21 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from tests.canaries import SECRETS, CommandLines
 from tests.workspace import SMALL, Workspace
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspace:
-    """A workspace in which the flow has run from nothing to the end, with its output in `first-run.log`."""
+    """A workspace in which the flow has run from nothing to the end, with its output in `first-run.log`.
+
+    It ran with secrets in its environment (tests/canaries.py); command lines that held one are in command-lines.txt.
+    """
     workspace = Workspace.create(tmp_path_factory.mktemp("finished") / "project", project=project, changes=SMALL)
-    (workspace.folder / "first-run.log").write_text(workspace.flow())
+    with CommandLines() as command_lines:
+        (workspace.folder / "first-run.log").write_text(workspace.flow(**SECRETS))
+    found = "\n".join([str(command_lines.num_looks), *command_lines.found])
+    (workspace.folder.parent / "command-lines.txt").write_text(found)
     return workspace
 
 

@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from tasks.params import Params, load_params
+from tasks.params import load_params
 from tasks.stage.failure import ConfigurationError
 
 GOOD = """\
@@ -224,41 +222,3 @@ def test_the_command_ends_with_2_and_one_line_and_imports_nothing_heavy(tmp_path
     assert done.stdout.strip() == "[]"
     assert re.fullmatch(r"params: params\.yaml: train\.epochs: got -2; .*\n", done.stderr)
     assert [file.name for file in tmp_path.iterdir()] == ["params.yaml"]
-
-
-def _refusal(file: Path) -> str:
-    try:
-        load_params(file)
-    except ConfigurationError as error:
-        return str(error).strip()
-    return ""
-
-
-_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats() | st.text(max_size=12),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
-_keys = sorted(Params.model_fields)
-
-
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(changes=st.dictionaries(st.sampled_from(_keys) | st.text(max_size=10), _values, min_size=1, max_size=4))
-def test_generated_params_are_accepted_or_refused_in_one_line(changes: dict[str, object], tmp_path: Path) -> None:
-    from ruamel.yaml import YAML
-
-    file = tmp_path / "params.yaml"
-    whole = YAML(typ="safe", pure=True).load(GOOD) | changes
-    with file.open("w", encoding="utf-8") as stream:
-        YAML(typ="safe", pure=True).dump(whole, stream)
-    assert "\n" not in _refusal(file)
-
-
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=st.binary(max_size=200))
-def test_arbitrary_bytes_are_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
-    file = tmp_path / "params.yaml"
-    file.write_bytes(content)
-    with pytest.raises(ConfigurationError) as caught:
-        load_params(file)
-    assert "\n" not in str(caught.value).strip()

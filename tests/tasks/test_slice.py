@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from tasks import slice as slicing
 from tasks.params import Params, load_params
+from tasks.sources.row_policy import CUT, MAX_CHARACTERS, judged
 from tasks.stage.failure import ConfigurationError, DataError
 from tasks.stage.kept import MANIFEST
 from tasks.stage.source_params import RowRange
@@ -35,10 +36,17 @@ def texts(builtin_rows: list[str]) -> list[str]:
     return [*builtin_rows[:45], "a", "Größe 日本語 \U0001f600", SPECIAL, *builtin_rows[45:60]]
 
 
-def write_rows(texts: list[str]) -> Path:
+def write_rows(texts: list[Any]) -> Path:
+    """Write data/raw/rows.parquet as the stage `download` does."""
     file = Path("data/raw/rows.parquet")
     file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"row_id": range(len(texts)), "text": texts}), file, row_group_size=13)
+    rows = [judged(text) for text in texts]
+    columns = {
+        "row_id": range(len(rows)),
+        "text": [row.text for row in rows],
+        "fault": pa.array([row.fault for row in rows], pa.string()),
+    }
+    pq.write_table(pa.table(columns), file, row_group_size=13)
     return file
 
 
@@ -97,6 +105,44 @@ def test_special_tokens_in_a_text_stay_text(
     (row,) = [row for row, text in enumerate(texts) if text == SPECIAL]
     assert {tokens.count(end_of_text) for tokens in rows_of("41-60").values()} == {1}
     assert rows_of("41-60")[row][-1] == end_of_text
+
+
+def test_rows_that_are_no_text_are_in_no_slice_and_counted(
+    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
+) -> None:
+    rows: list[Any] = [*texts]
+    rows[3], rows[4], rows[22], rows[45] = None, " ", "a\0b", "a\ud800b"
+    rows[25] = "x " * MAX_CHARACTERS
+    write_rows(rows)
+    manifest = run_stage(monkeypatch, project, tiny_qwen2, "0-20", "20-41", heldout="41-60")
+    facts = manifest["slices"]
+    assert facts["0-20"]["quarantined"] == {"null": 1, "blank": 1}
+    assert facts["20-41"]["quarantined"] == {"nul": 1}
+    assert facts["41-60"]["quarantined"] == {"surrogate": 1}
+    assert [facts[part]["num_cut_rows"] for part in facts] == [0, 1, 0]
+    assert [facts[part]["num_special_token_rows"] for part in facts] == [0, 0, 1]
+    assert list(rows_of("0-20")) == [row for row in range(20) if row not in (3, 4)]
+    assert list(rows_of("20-41")) == [row for row in range(20, 41) if row != 22]
+    assert facts["0-20"]["num_rows"] == 18
+    assert judged(rows[25]).fault == CUT
+    assert all(len(tokens) > 1 for part in facts for tokens in rows_of(part).values())
+
+
+def test_a_slice_of_which_no_row_is_left_is_refused(
+    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
+) -> None:
+    write_rows([*texts[:20], None, " ", *texts[22:]])
+    with pytest.raises(DataError, match="slice 20-22: every row of it is left out"):
+        run_stage(monkeypatch, project, tiny_qwen2, "0-20", "20-22", heldout="41-60")
+
+
+def test_a_row_whose_fault_changes_is_counted_anew(
+    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
+) -> None:
+    for value, fault in ((None, "null"), ("", "blank")):
+        write_rows([value, *texts[1:]])
+        manifest = run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="41-60")
+        assert manifest["slices"]["0-20"]["quarantined"] == {fault: 1}
 
 
 def test_a_manifest_holds_the_hashes_of_its_files(
@@ -197,16 +243,16 @@ def test_an_id_beyond_the_embedding_is_refused_with_its_row(tiny_qwen2: Path, fo
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
     tokenizer = slicing.load_tokenizer(model)
-    assert len(tokenizer.rows(["a"], first_row=5)[0]) == 2
+    assert len(tokenizer.rows(["a"], row_ids=[5])[0]) == 2
     with pytest.raises(DataError, match=r"row 6: the tokenizer gives id \d+, and the model's embedding has 300 rows"):
-        tokenizer.rows(["a", texts[0]], first_row=5)
+        tokenizer.rows(["a", texts[0]], row_ids=[5, 6])
 
 
 def test_a_tokenizer_that_turns_text_into_special_tokens_is_refused(tiny_qwen2: Path) -> None:
     tokenizer = slicing.load_tokenizer(tiny_qwen2)
     tokenizer.backend.encode_special_tokens = False
     with pytest.raises(DataError, match="row 3: the tokenizer turns part of the text into a special token"):
-        tokenizer.rows([SPECIAL], first_row=3)
+        tokenizer.rows([SPECIAL], row_ids=[3])
 
 
 def test_a_tokenizer_without_an_end_of_text_token_is_refused(tiny_qwen2: Path, folder: Path) -> None:
@@ -231,7 +277,7 @@ def qwen2(folder: Path, real_data: Path) -> Path:
 
 def test_the_real_qwen2_tokenizer_leaves_special_tokens_in_a_text_as_text(qwen2: Path) -> None:
     tokenizer = slicing.load_tokenizer(qwen2)
-    assert [row.tolist() for row in tokenizer.rows(["Hello world", "<|im_end|>"], first_row=0)] == [
+    assert [row.tolist() for row in tokenizer.rows(["Hello world", "<|im_end|>"], row_ids=[0, 1])] == [
         [9707, 1879, 151645],
         [27, 91, 318, 6213, 91, 29, 151645],
     ]

@@ -15,7 +15,6 @@ from tasks.services.tracked import (
     point_of_step,
     points_of_segment,
     tracking_uri,
-    without_secrets,
 )
 from tests.tracked_run import (
     NUM_STEPS,
@@ -25,6 +24,7 @@ from tests.tracked_run import (
     tracked_params,
     write_comparison,
 )
+from training.redaction import redacted
 
 
 @pytest.fixture
@@ -126,8 +126,8 @@ def test_no_secret_reaches_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "canary-password")
     token = "hf_" + "Canary0" * 5
     text = f"API request to https://me:canary-url@host/api?token=canary-query failed: {token} canary-password"
-    assert "canary" not in without_secrets(text).lower()
-    assert without_secrets("https://me:pw@host/api?x=1 failed") == "https://***@host/api failed"
+    assert "canary" not in redacted(text).lower()
+    assert redacted("https://me:pw@host/api?x=1 failed") == "https://***@host/api failed"
     assert "canary" not in one_line(ValueError(text)).lower()
     assert "canary" not in os.environ.get("MLFLOW_TRACKING_URI", "")
 

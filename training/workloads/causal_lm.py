@@ -27,6 +27,7 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
         dtype=torch.float32,
         attn_implementation="sdpa",
         local_files_only=True,
+        trust_remote_code=False,
         use_cache=False,
     )
     if checkpoint is not None:

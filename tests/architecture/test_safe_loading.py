@@ -1,0 +1,122 @@
+"""Nothing in the product can run what a file holds: the calls that could are looked for in the syntax trees."""
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.safe_loading import UnsafeTorchError, require_safe_torch
+
+_FOLDERS = ("flows", "tasks", "training", "benchmarks")
+_FORBIDDEN = re.compile(
+    r"(c?pickle|_pickle|dill|cloudpickle|joblib|shelve|marshal)\.(loads?|Unpickler|open)"
+    r"|(pd|pandas)\.read_pickle|torch\.(jit\.load|package\..*|hub\.load.*)|(np|numpy)\.(fromfile|loads)"
+    r"|yaml\.(unsafe_load|full_load|load_all|unsafe_load_all|full_load_all)|eval|exec|__import__"
+    r"|(dist_cp|dcp|torch\.distributed\.checkpoint)\.load.*|getattr\(torch, 'load'\)"
+)
+_REMOTE = ("from_pretrained", "from_config")
+_ASKED = ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")
+
+
+def faults_of(source: str) -> list[str]:
+    """Return every call in the source that could run what a file holds."""
+    found = []
+    for call in ast.walk(ast.parse(source)):
+        if not isinstance(call, ast.Call):
+            continue
+        name = ast.unparse(call.func)
+        given = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        said = f"line {call.lineno}: {ast.unparse(call)[:100]}"
+        if _FORBIDDEN.fullmatch(name):
+            found.append(said)
+        if name.endswith("torch.load") and given.get("weights_only") != "True":
+            found.append(said)
+        if given.get("allow_pickle", "False") != "False" or given.get("trust_remote_code", "False") != "False":
+            found.append(said)
+        if name.rpartition(".")[2] in _REMOTE and name.startswith(_ASKED) and "trust_remote_code" not in given:
+            found.append(said)
+        if name == "yaml.load" and "Safe" not in given.get("Loader", ""):
+            found.append(said)
+        if name == "YAML" and given.get("typ") not in ("'safe'", "'rt'"):
+            found.append(said)
+    return found
+
+
+@pytest.mark.parametrize("folder", _FOLDERS)
+def test_no_call_can_run_what_a_file_holds(folder: str, project: Path) -> None:
+    files = sorted((project / folder).rglob("*.py"))
+    assert files
+    faults = {str(file): faults_of(file.read_text()) for file in files}
+    assert {file: found for file, found in faults.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "torch.load(file)",
+        "torch.load(file, weights_only=False)",
+        "torch.load(file, weights_only=safe)",
+        "pickle.load(file)",
+        "pickle.loads(raw)",
+        "pickle.Unpickler(file)",
+        "joblib.load(file)",
+        "pd.read_pickle(file)",
+        "np.load(file, allow_pickle=True)",
+        "yaml.load(file)",
+        "yaml.unsafe_load(file)",
+        "YAML(typ='unsafe')",
+        "YAML()",
+        "AutoConfig.from_pretrained(folder)",
+        "AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)",
+        "AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)",
+        "eval(text)",
+    ],
+)
+def test_every_such_call_would_be_found(source: str) -> None:
+    assert faults_of(source)
+
+
+def test_only_one_place_loads_tensors(project: Path) -> None:
+    files = [file for folder in _FOLDERS for file in (project / folder).rglob("*.py")]
+    places = [str(file.relative_to(project)) for file in files if re.search(r"\btorch\.load\(", _code_of(file))]
+    assert places == ["training/weights.py"]
+
+
+def _code_of(file: Path) -> str:
+    """Return the file's code without strings, which may quote code."""
+    tree = ast.parse(file.read_text())
+    return "\n".join(f"{ast.unparse(node.func)}(" for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+@pytest.mark.parametrize(("version", "is_safe"), [("2.9.1", False), ("1.13", False), ("2.10.0", True), ("3.0", True)])
+def test_a_torch_that_loads_unsafely_is_refused(version: str, is_safe: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
+    if is_safe:
+        require_safe_torch()
+        return
+    with pytest.raises(UnsafeTorchError, match=rf"torch: got {re.escape(version)}; allowed: 2\.10 or later"):
+        require_safe_torch()
+
+
+_COMMANDS = ["download", "slice", "measure", "train", "evaluate", "report", "upload"]
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_every_command_refuses_such_a_torch_before_it_does_anything(
+    command: str, tmp_path: Path, project: Path
+) -> None:
+    code = (
+        "import importlib.metadata as metadata, runpy, sys\n"
+        "version = metadata.version\n"
+        "metadata.version = lambda name: '2.9.0' if name == 'torch' else version(name)\n"
+        f"sys.argv = ['{command}']\n"
+        f"runpy.run_module('tasks.{command}', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"{command}: torch: got 2.9.0; allowed: 2.10 or later")
+    assert not list(tmp_path.iterdir())

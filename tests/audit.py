@@ -1,0 +1,154 @@
+"""`make audit`: the licence of every package of requirements.lock, and whether one has a known vulnerability.
+
+Licences come from the installed packages' own metadata and have to be on the list in pyproject.toml ([tool.audit]).
+Vulnerabilities come from osv.dev, all packages in one question; where it cannot be reached nothing is checked, and that
+is said. (pip-audit asks once per package, `uv audit` wants a lock of its own kind.)
+"""
+
+import fnmatch
+import importlib.metadata
+import json
+import os
+import re
+import sys
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+SERVICE = "https://api.osv.dev/v1/querybatch"
+SECONDS_TO_WAIT = 4.0
+
+_LOCKED = re.compile(r"^([a-z0-9][a-z0-9._-]*)(?:\[[^\]]*\])?==([^ ;\\]+)", re.MULTILINE)
+_TOKEN = re.compile(r"\(|\)|[^\s()]+")
+# Words of older metadata -> SPDX. A classifier that names a family (BSD) stands for its permissive members.
+_SAME = {
+    "3-Clause BSD License": "BSD-3-Clause",
+    "Apache 2.0 License": "Apache-2.0",
+    "Apache License 2.0": "Apache-2.0",
+    "Apache Software License": "Apache-2.0",
+    "BSD": "BSD-3-Clause",
+    "BSD License": "BSD-3-Clause",
+    "ISC License (ISCL)": "ISC",
+    "MIT License": "MIT",
+    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
+    "Python Software Foundation License": "PSF-2.0",
+    "Zope Public License": "ZPL-2.1",
+}
+_NO_LICENCE = {"OSI Approved", "DFSG approved"}
+
+
+def locked_packages(lock: Path) -> dict[str, str]:
+    """Return name -> version of every package of the lock, those for other systems included."""
+    return dict(_LOCKED.findall(lock.read_text()))
+
+
+def licence_of(metadata: Mapping[str, Any], classifiers: list[str]) -> str | None:
+    """Return an SPDX expression; None where the metadata names no licence that can be told."""
+    if expression := metadata.get("License-Expression"):
+        return str(expression)
+    kinds = {line.rpartition(" :: ")[2] for line in classifiers if line.startswith("License ::")} - _NO_LICENCE
+    if kinds:
+        return " AND ".join(sorted(_SAME.get(kind, kind.replace(" ", "_")) for kind in kinds))
+    words = str(metadata.get("License") or "").strip()
+    return _SAME.get(words, words) if 0 < len(words) <= 60 else None
+
+
+def is_allowed(expression: str, allowed: set[str]) -> bool:
+    """Return whether one can keep to allowed licences: one side of every OR, both sides of every AND."""
+    tokens = _TOKEN.findall(expression)
+
+    def alternatives() -> bool:
+        found = joint()
+        while tokens and tokens[0] == "OR":
+            tokens.pop(0)
+            found = joint() or found
+        return found
+
+    def joint() -> bool:
+        found = single()
+        while tokens and tokens[0] == "AND":
+            tokens.pop(0)
+            found = single() and found
+        return found
+
+    def single() -> bool:
+        if not tokens:
+            return False
+        word = tokens.pop(0)
+        if word == "(":
+            found = alternatives()
+            return bool(tokens) and tokens.pop(0) == ")" and found
+        if tokens[:1] == ["WITH"]:
+            word = f"{word} WITH {tokens[1]}"
+            del tokens[:2]
+        return word in allowed
+
+    return alternatives() and not tokens
+
+
+def licence_faults(packages: Mapping[str, str], rules: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each package whose licence is not allowed or not known, and for each exception without use."""
+    allowed, exceptions = set(rules["licences"]), dict(rules["exceptions"])
+    unused = set(exceptions)
+    for name in packages:
+        try:
+            metadata: Any = importlib.metadata.metadata(name)
+            licence = licence_of(metadata, metadata.get_all("Classifier") or [])
+        except importlib.metadata.PackageNotFoundError:
+            licence = None
+        if matched := [pattern for pattern in exceptions if fnmatch.fnmatchcase(name, pattern)]:
+            unused.difference_update(matched)
+        elif licence is None:
+            yield f"{name}: its licence cannot be told; look it up and name it in [tool.audit.exceptions] of pyproject.toml"
+        elif not is_allowed(licence, allowed):
+            yield f"{name}: got the licence {licence}; allowed: {', '.join(sorted(allowed))}"
+    for pattern in sorted(unused):
+        yield f"[tool.audit.exceptions] {pattern}: no package of requirements.lock is meant; remove it"
+
+
+def known_vulnerabilities(packages: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return package -> ids of its known vulnerabilities. Raises OSError or ValueError where nothing was learned."""
+    queries = [
+        {"package": {"ecosystem": "PyPI", "name": name}, "version": version} for name, version in packages.items()
+    ]
+    asked = urllib.request.Request(
+        os.environ.get("AUDIT_SERVICE", SERVICE),
+        data=json.dumps({"queries": queries}).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(asked, timeout=SECONDS_TO_WAIT) as answer:
+        results = json.load(answer)["results"]
+    if len(results) != len(packages):
+        raise ValueError(f"{len(results)} answers to {len(packages)} questions")
+    found = {
+        name: [each["id"] for each in result.get("vulns", [])] for name, result in zip(packages, results, strict=True)
+    }
+    return {name: ids for name, ids in found.items() if ids}
+
+
+def main(root: Path) -> int:
+    rules = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["audit"]
+    packages = locked_packages(root / "requirements.lock")
+    faults = list(licence_faults(packages, rules))
+    print(f"licences: {len(packages)} packages, {len(rules['exceptions'])} exceptions named, {len(faults)} faults")
+    try:
+        found = known_vulnerabilities(packages)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"vulnerabilities: NOTHING WAS CHECKED, osv.dev could not be asked ({type(error).__name__})")
+    else:
+        accepted = set(rules["vulnerabilities"])
+        open_ones = {name: sorted(set(ids) - accepted) for name, ids in found.items() if set(ids) - accepted}
+        print(f"vulnerabilities: {len(packages)} packages asked about, {len(open_ones)} with open ones")
+        faults += [
+            f"{name} {packages[name]}: {', '.join(ids)}; take another version" for name, ids in open_ones.items()
+        ]
+    for fault in faults:
+        print(f"  {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(__file__).resolve().parent.parent))

@@ -1,0 +1,74 @@
+"""`python -m tests.hostile.bombs FOLDER`: meets every bomb in the folder and says what happened.
+
+All in one process that may take 1.5 GiB more than its imports did: a bomb that goes off ends it, not the machine.
+A line of JSON on stdout per bomb: name, class of the refusal, its words, seconds of CPU, and how far memory rose (MiB).
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tasks.params import load_params
+from tasks.reporting.outputs import SegmentOutputs
+from tasks.sources.models import stored_model
+from tasks.sources.row_store import stored_rows
+from tasks.stage.source_params import DatasetParams, ModelParams
+from training.checkpoint import _read_ledger
+from training.data import open_slice
+from training.weights import load_tensors
+
+HEADROOM_BYTES = 3 * 2**29
+
+
+def _meet(bomb: Path) -> None:
+    """Load the bomb as the product loads a file of that kind."""
+    if bomb.is_dir() and (bomb / "config.json").exists():
+        stored_model(ModelParams(source=f"path:{bomb}", name="bomb"))
+    elif bomb.is_dir() and (bomb / "ledger.npz").exists():
+        _ = SegmentOutputs(bomb, None).ledger  # type: ignore[arg-type]
+    elif bomb.is_dir():
+        open_slice(bomb)
+    else:
+        loads: dict[str, Callable[[], object]] = {
+            ".pt": lambda: load_tensors(bomb),
+            ".npz": lambda: _read_ledger(bomb),
+            ".jsonl": lambda: stored_rows(DatasetParams(source=f"path:{bomb}"), 1),
+            ".parquet": lambda: stored_rows(DatasetParams(source=f"path:{bomb}"), 1),
+            ".yaml": lambda: load_params(bomb),
+        }
+        loads[bomb.suffix]()
+
+
+def _status_mib(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def main() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert all((torch.load, AutoModelForCausalLM, AutoTokenizer))  # imported, and not counted below
+    taken = int(_status_mib("VmSize") * 2**20)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + HEADROOM_BYTES, taken + HEADROOM_BYTES))
+    for bomb in sorted(Path(sys.argv[1]).iterdir()):
+        Path("/proc/self/clear_refs").write_text("5")  # the highest memory is counted from here
+        before, started = _status_mib("VmRSS"), time.process_time()
+        try:
+            _meet(bomb)
+            kind, said, code = "accepted", "", 0
+        except Exception as error:
+            kind, said, code = type(error).__name__, str(error), int(getattr(error, "exit_code", -1))
+        seconds = time.process_time() - started
+        rose = _status_mib("VmHWM") - before
+        print(
+            json.dumps({"bomb": bomb.name, "kind": kind, "said": said, "code": code, "seconds": seconds, "mib": rose})
+        )
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

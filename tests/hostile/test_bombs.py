@@ -1,0 +1,169 @@
+"""Headers and archives that claim more than they hold: refused at once, in bounded memory."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tests.hostile.payloads import saved, with_entries
+from tests.tiny import make_tiny_model
+
+MAX_SECONDS = 5.0
+MAX_MIB = 500.0
+GIGABYTE = 10**9
+
+# Name of the bomb -> exit code of the refusal.
+CODES = {
+    "config of 1 GB": 3,
+    "index of 1 GB": 3,
+    "tokenizer of 1 GB": 3,
+    "header of 2^62 bytes": 3,
+    "header of 90 MB": 3,
+    "tensor of 2^50 bytes": 3,
+    "a billion layers": 3,
+    "deep config": 3,
+    "ledger of a report": 3,
+    "array of 2^60 rows": 3,
+    "zeros.pt": 3,
+    "overlapping.pt": 3,
+    "pickle.pt": 3,
+    "stride.pt": 3,
+    "record.pt": 3,
+    "zeros.npz": 3,
+    "shape.npz": 3,
+    "line.jsonl": 3,
+    "digits.jsonl": 3,
+    "lists.jsonl": 3,
+    "page.parquet": 3,
+    "laughs.yaml": 2,
+    "laughs-of-mappings.yaml": 2,
+}
+
+
+def _sparse(file: Path, num_bytes: int, start: bytes = b"") -> None:
+    """Write a file of that size that takes no room on the disk."""
+    file.write_bytes(start)
+    os.truncate(file, num_bytes)
+
+
+def _models(folder: Path) -> None:
+    whole = make_tiny_model(folder / "whole")
+    files = {file.name: file.read_bytes() for file in whole.iterdir() if file.name != "manifest.json"}
+    for file in whole.iterdir():
+        file.unlink()
+    whole.rmdir()
+    names = [name for name in CODES if "." not in name and name not in ("ledger of a report", "array of 2^60 rows")]
+    for name in names:
+        (folder / name).mkdir()
+        for file, content in files.items():
+            (folder / name / file).write_bytes(content)
+    for name, file in (("config", "config.json"), ("index", "model.safetensors.index.json")):
+        _sparse(folder / f"{name} of 1 GB" / file, GIGABYTE, b"{")
+    _sparse(folder / "tokenizer of 1 GB" / "tokenizer.json", GIGABYTE, b"{")
+    weights = "model.safetensors"
+    (folder / "header of 2^62 bytes" / weights).write_bytes((2**62).to_bytes(8, "little") + b"{}")
+    _sparse(folder / "header of 90 MB" / weights, 91_000_000, (90_000_000).to_bytes(8, "little") + b'{"a":[[[')
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2**48], "data_offsets": [0, 2**50]}}).encode()
+    (folder / "tensor of 2^50 bytes" / weights).write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 64)
+    config = json.loads(files["config.json"])
+    (folder / "a billion layers" / "config.json").write_text(
+        json.dumps(config | {"num_hidden_layers": 10**9, "layer_types": None})
+    )
+    (folder / "deep config" / "config.json").write_bytes(b'{"a":' * 1_000_000)
+
+
+def _archives(folder: Path) -> None:
+    zeros = saved({"weight": torch.zeros(1)})
+    (folder / "zeros.pt").write_bytes(
+        with_entries(zeros, {"data/0": bytes(GIGABYTE // 4)}, compression=zipfile.ZIP_DEFLATED)
+    )
+    (folder / "pickle.pt").write_bytes(with_entries(zeros, {"data.pkl": b"\x80\x02" + b"]" * 8_000_000 + b"."}))
+    (folder / "stride.pt").write_bytes(saved({"weight": torch.zeros(1).expand(2**40)}))
+    (folder / "record.pt").write_bytes(with_entries(saved({"weight": torch.zeros(2**16)}), {"data/0": b"\0" * 16}))
+    (folder / "overlapping.pt").write_bytes(_overlapping(2_000))
+    columns = ("rank", "step", "row_id", "num_tokens")
+    np.savez_compressed(
+        folder / "zeros.npz", **{name: np.zeros(GIGABYTE // 32, dtype=np.int64) for name in columns[:1]}
+    )
+    (folder / "shape.npz").write_bytes(_npz({name: _npy_header(2**60) for name in columns}))
+    (folder / "ledger of a report").mkdir()
+    (folder / "ledger of a report" / "ledger.npz").write_bytes((folder / "zeros.npz").read_bytes())
+    (folder / "array of 2^60 rows").mkdir()
+    for name in ("tokens", "offsets", "row_ids"):
+        (folder / "array of 2^60 rows" / f"{name}.npy").write_bytes(_npy_header(2**60))
+
+
+def _npy_header(num_rows: int) -> bytes:
+    stream = io.BytesIO()
+    header: dict[str, Any] = {"descr": "<i8", "fortran_order": False, "shape": (num_rows,)}
+    np.lib.format.write_array_header_1_0(stream, header)
+    return stream.getvalue() + b"\0" * 64
+
+
+def _npz(entries: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, raw in entries.items():
+            archive.writestr(f"{name}.npy", raw)
+    return stream.getvalue()
+
+
+def _overlapping(times: int) -> bytes:
+    """Return a zip whose entries are all the same megabyte."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("archive/data/0", bytes(2**20))
+        (entry,) = archive.filelist
+        archive.filelist *= times
+        assert entry.header_offset == 0
+    return stream.getvalue()
+
+
+def _data_sets(folder: Path) -> None:
+    _sparse(folder / "line.jsonl", GIGABYTE, b'{"text": "')
+    (folder / "digits.jsonl").write_bytes(b'{"text": ' + b"9" * 10_000_000 + b"}\n")
+    (folder / "lists.jsonl").write_bytes(b'{"text": [' + b"[]," * 3_000_000 + b"0]}\n")
+    pq.write_table(pa.table({"text": ["x" * (GIGABYTE // 10)]}), folder / "page.parquet", compression="zstd")
+
+
+def _yaml(folder: Path) -> None:
+    lines = ["a0: &a0 [lol, lol]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    (folder / "laughs.yaml").write_text("\n".join(lines))
+    lines = ["a0: &a0 {x: 1}"] + [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12)]
+    (folder / "laughs-of-mappings.yaml").write_text("\n".join(lines))
+
+
+@pytest.fixture(scope="module")
+def met(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """How each bomb was met, by its name."""
+    folder = tmp_path_factory.mktemp("bombs")
+    for make in (_models, _archives, _data_sets, _yaml):
+        make(folder)
+    workspace = tmp_path_factory.mktemp("project")
+    command = [sys.executable, "-m", "tests.hostile.bombs", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {answer["bomb"]: answer for answer in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bomb", CODES)
+def test_a_bomb_is_refused_at_once_in_bounded_memory(bomb: str, met: dict[str, dict[str, Any]]) -> None:
+    assert set(met) == set(CODES)
+    answer = met[bomb]
+    assert answer["kind"] in ("DataError", "BadCheckpointError", "ConfigurationError"), answer
+    assert answer["code"] == CODES[bomb], answer
+    assert answer["seconds"] < MAX_SECONDS, answer
+    assert answer["mib"] < MAX_MIB, answer
+    assert len(answer["said"]) < 700, answer

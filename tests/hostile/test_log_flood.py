@@ -1,0 +1,104 @@
+"""A flood of log lines fills no disk: ranks' and stages' logs are cut, and what began and ended it is kept."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.output import StageOutput
+from tasks.launchers import torchrun
+from tasks.stage import log_cap
+from tasks.stage.log_cap import LogCap, cut_middle
+
+MAX_BYTES = 200_000
+
+FLOOD = """
+import os, sys
+sys.argv = ["training", "--config", "config.json"]
+import training.__main__ as rank
+rank._append_to_logs()
+for number in range(60_000):
+    sys.stderr.write(f"line {number}: " + "x" * 100 + chr(10))
+    if number % 20_000 == 0:
+        import time
+        time.sleep(0.8)
+"""
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def test_the_log_of_a_rank_that_floods_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "attempt_0" / "0" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    cap = LogCap(tmp_path, max_bytes=MAX_BYTES)
+    with log.open("wb") as file:  # as torchrun opens it: not for appending
+        subprocess.run([sys.executable, "-c", FLOOD], stderr=file, check=True)
+    cap.close()
+    text = log.read_text()
+    assert len(text) <= MAX_BYTES
+    assert "\0" not in text
+    assert text.startswith("line 0: ")
+    assert text.endswith("line 59999: " + "x" * 100 + "\n")
+    assert "bytes of this log were cut out here" in text
+
+
+def test_the_cap_is_shared_by_all_logs_of_a_launch(tmp_path: Path) -> None:
+    for rank in range(8):
+        (tmp_path / f"{rank}.log").write_bytes(b"y" * MAX_BYTES)
+    LogCap(tmp_path, max_bytes=MAX_BYTES).close()
+    assert _size(tmp_path) <= MAX_BYTES
+    assert log_cap.MAX_BYTES * 5 <= 100_000_000  # the launches that are kept
+
+
+def test_a_short_log_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("short\n")
+    cut_middle(tmp_path / "a.log", max_bytes=100)
+    cut_middle(tmp_path / "none.log", max_bytes=100)
+    assert (tmp_path / "a.log").read_text() == "short\n"
+
+
+@pytest.mark.slow
+def test_a_flood_under_a_real_torchrun_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_cap, "MAX_BYTES", MAX_BYTES)
+    package = tmp_path / "flooding" / "training"
+    package.mkdir(parents=True)
+    real = Path(torchrun.__file__).resolve().parents[2]
+    (package / "__init__.py").touch()
+    code = f"import sys\nsys.path.insert(0, {str(real)!r})\ndel sys.modules['training']\n{FLOOD}"
+    (package / "__main__.py").write_text(code)
+    monkeypatch.chdir(package.parent)
+    logs = tmp_path / "logs"
+    launch = torchrun.Launch(tmp_path / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
+    deadline = time.monotonic() + 120
+    while launch.is_running and time.monotonic() < deadline:
+        time.sleep(0.1)
+    launch.stop(grace_seconds=0)
+    assert launch.exit_code() == 0, launch.explanation()
+    found = sorted(logs.rglob("stderr.log"))
+    assert len(found) == 2
+    assert _size(logs) <= MAX_BYTES
+    for log in found:
+        assert log.read_text().startswith("line 0: ")
+        assert "line 59999: " in log.read_text()
+
+
+def test_the_log_of_a_stage_that_floods_is_bounded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sent: list[str] = []
+    output = StageOutput(tmp_path / "train.log", send=sent.append)
+    line = b"z" * 999 + b"\n"
+    for _ in range(300):
+        output.hear(line * 64)  # 19 MB
+    for _ in range(40):
+        output.hear(b"w" * 65_536)  # one line of 2.6 MB
+    output.hear(b"\nthe end\n")
+    output.close()
+    capfd.readouterr()
+    assert _size(tmp_path) <= 11_000_000
+    assert output.last_lines[-1] == "the end"
+    assert max(map(len, output.last_lines)) <= 100_000
+    assert sum(map(len, sent)) < 2_000_000
+    assert 9 * 2 * 5_000_000 <= 100_000_000  # as many stages as the default comparison has, two files each

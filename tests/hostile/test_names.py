@@ -1,0 +1,217 @@
+"""Names from params.yaml, data and model folders: never outside the workspace, never more than text in an output."""
+
+import csv
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from markdown_it import MarkdownIt
+from playwright.sync_api import Browser, sync_playwright
+
+from tasks.download import download_model, download_rows
+from tasks.params import Params, load_params
+from tasks.reporting import data_files, drawing, history_file
+from tasks.reporting.collect import collect_results
+from tasks.reporting.html import render_html
+from tasks.reporting.markdown import render_markdown
+from tasks.reporting.results import Results
+from tasks.stage.failure import ConfigurationError, DataError
+from tests.hostile.conftest import ParamsCommand
+from tests.tasks.reporting.comparison import outputs_of, write_comparison
+from tests.tasks.reporting.hostile import NAMES, TEXT, hostile
+from tests.tiny import make_tiny_model
+
+OUTSIDE = [
+    "../x", "/abs", "a/../../b", "~", "~root", "a\0b", "a\nb", "https://evil.example/x", "x" * 300, ".", "..", "...",
+    "-rf", "a\\b", "C:\\x", "a:b", "$HOME", "`id`", "a b", " a", "a ", "\u202egpj.exe", "%2e%2e%2f", "<script>", "=1+1",
+    "a|b", "@a", "", "con/../..", "\ufeffa",
+]  # fmt: skip
+"""What no file of ours may be called."""
+
+
+@pytest.fixture(scope="module")
+def defaults(project: Path) -> dict[str, Any]:
+    return load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
+
+
+def _with(defaults: dict[str, Any], key: str, name: str) -> dict[str, Any]:
+    """Return the default params with the name at a place from which a path or an address is made."""
+    whole: dict[str, Any] = json.loads(json.dumps(defaults))
+    if key == "cells":
+        whole["cells"] = {name: {"strategy": "single", "world_size": 1}}
+    elif key == "cells.strategy":
+        whole["cells"] = {"a": {"strategy": name, "world_size": 1}}
+    elif key.startswith("hub "):
+        section = key.removeprefix("hub ")
+        whole[section] |= {"source": f"hub:{name}", "revision": "main"}
+    elif key.endswith(".revision"):
+        whole[key.partition(".")[0]] |= {"source": "hub:owner/name", "revision": name}
+    else:
+        *path, last = key.split(".")
+        section_of = whole
+        for step in path:
+            section_of = section_of[step]
+        section_of[last] = name
+    return whole
+
+
+KEYS = [
+    "name", "model.name", "cells", "cells.strategy", "workload", "dataset.split", "hub model", "hub dataset",
+    "model.revision", "dataset.revision", "upload.repo_id",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_no_name_that_could_lead_elsewhere_is_taken(key: str, defaults: dict[str, Any], command: ParamsCommand) -> None:
+    for name in OUTSIDE:
+        ending = command.check(json.dumps(_with(defaults, key, name)).encode())  # JSON is YAML
+        assert ending.code == 2, name
+
+
+def _all_in(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty project folder three levels below tmp_path; nothing may come to be outside of it."""
+    folder = tmp_path / "a" / "b" / "project"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    before = _all_in(tmp_path)
+    yield folder
+    outside = {path for path in _all_in(tmp_path) - before if not path.is_relative_to(folder)}
+    assert not outside
+
+
+HOSTILE_TEXTS = [
+    "<script>alert(1)</script>", "=cmd|'/c calc'!A0", "| a | b |", "../../x", "\x1b[31mred", "a\r\nb", "{{ 7 * 7 }}",
+    "{% include '/etc/passwd' %}", "%s %n", "$(touch /tmp/x)", "<|im_end|><|endoftext|>", "\u202e\u2066",
+]  # fmt: skip
+
+
+def test_hostile_data_stays_text_and_in_the_workspace(workspace: Path, defaults: dict[str, Any]) -> None:
+    columns = {"../x": (HOSTILE_TEXTS * 3)[:30], "<script>": ["x"] * 30, "=1+1": ["x"] * 30}
+    pq.write_table(pa.table(columns), "rows.parquet")
+    asked = {**defaults, "ranges": ["0-20"], "heldout": "20-30"}
+    params = Params.model_validate(asked | {"dataset": {"source": "path:rows.parquet", "text_column": "../x"}})
+    download_rows(params, Path("data/raw"), source_digest=None)
+    assert pq.read_table("data/raw/rows.parquet").column("text").to_pylist() == columns["../x"]
+    other = Params.model_validate(asked | {"dataset": {"source": "path:rows.parquet", "text_column": "../y"}})
+    with pytest.raises(DataError, match=r"the columns there are: \.\./x, <script>, =1\+1"):
+        download_rows(other, Path("data/raw"), source_digest=None)
+
+
+@pytest.mark.parametrize("name", ["../../outside.safetensors", "/etc/passwd", "a/b.safetensors", "a\nb", ".."])
+def test_an_index_that_names_files_elsewhere_is_refused(name: str, workspace: Path, defaults: dict[str, Any]) -> None:
+    model = make_tiny_model(Path("model"))
+    (model / "manifest.json").unlink()
+    shutil.copy(model / "model.safetensors", workspace.parent / "outside.safetensors")
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    params = Params.model_validate(defaults | {"model": {"source": "path:model", "name": "own"}})
+    with pytest.raises(DataError, match="allowed: files of the folder itself"):
+        download_model(params, Path("data/base_model"))
+    (workspace.parent / "outside.safetensors").unlink()
+
+
+def test_a_link_in_a_model_folder_becomes_a_file_of_our_own(workspace: Path, defaults: dict[str, Any]) -> None:
+    """A model folder may hold links (the Hub's cache does); what is written later never goes through one."""
+    model = make_tiny_model(Path("model"))
+    (model / "manifest.json").unlink()
+    os.rename(model / "config.json", model / "real.json")
+    (model / "config.json").symlink_to("real.json")
+    params = Params.model_validate(defaults | {"model": {"source": "path:model", "name": "own"}})
+    download_model(params, Path("data/base_model"))
+    assert (Path("data/base_model") / "config.json").read_bytes() == (model / "real.json").read_bytes()
+    assert not [path for path in Path("data").rglob("*") if path.is_symlink()]
+    assert not [path for path in Path(".work").rglob("*") if path.is_symlink()]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("comparison")
+    return hostile(collect_results(outputs_of(folder, write_comparison(folder))))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("no chromium: install the distribution's package or set CHROMIUM")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        yield browser
+        browser.close()
+
+
+@pytest.mark.slow
+def test_a_browser_finds_no_script_that_the_template_has_not(
+    browser: Browser, results: Results, tmp_path: Path
+) -> None:
+    svgs = {name: drawing.draw_svg(name, chart, results) for name, chart in drawing.charts_of(results).items()}
+    (tmp_path / "index.html").write_text(render_html(results, svgs), encoding="utf-8")
+    page = browser.new_page()
+    alarms: list[str] = []
+    page.on("dialog", lambda dialog: (alarms.append(dialog.message), dialog.dismiss()))
+    page.on("request", lambda asked: alarms.append(asked.url) if not asked.url.startswith("file:") else None)
+    page.goto((tmp_path / "index.html").as_uri(), wait_until="networkidle")
+    assert page.evaluate("document.scripts.length") == 0
+    handlers = "[...document.querySelectorAll('*')].flatMap(e => e.getAttributeNames()).filter(n => n.startsWith('on'))"
+    assert page.evaluate(handlers) == []
+    assert page.evaluate("document.querySelectorAll('a[href^=javascript], iframe, object, embed, base').length") == 0
+    shown = page.inner_text("body")
+    for text in (NAMES["1proc"], NAMES["2proc"]):
+        assert text in shown
+    assert "<script>alert(2)</script>" in shown  # a sample's text
+    assert alarms == []
+
+
+def test_samples_side_by_side_are_code_in_the_markdown(results: Results) -> None:
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(render_markdown(results))
+    fences = [token.content for token in tokens if token.type == "fence"]
+    assert any(" ".join(TEXT.split()) in " ".join(fence.split()) for fence in fences)
+    assert not [token for token in tokens if token.type == "html_block"]
+
+
+def test_csv_cells_that_a_spreadsheet_would_compute_are_text(results: Results, tmp_path: Path) -> None:
+    data_files.write_epochs(tmp_path / "epochs.csv", results)
+    with (tmp_path / "epochs.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert len({len(row) for row in rows}) == 1
+    names = {row[0] for row in rows[1:]}
+    assert names == {NAMES["1proc"], "'" + NAMES["2proc"]}
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+def test_a_text_is_read_back_as_it_was_from_a_cell_without_formula(start: str) -> None:
+    for text in (f"{start}1", f"'{start}1", "a=b", "'quoted'", ""):
+        written = data_files.no_formula(text)
+        assert not written.startswith(("=", "+", "-", "@", "\t", "\r"))
+        assert data_files.without_apostrophe(written) == text
+
+
+def test_the_history_holds_no_formula_and_is_read_back(tmp_path: Path) -> None:
+    outputs = outputs_of(tmp_path, write_comparison(tmp_path))
+    records = history_file.records_of(collect_results(outputs), outputs)
+    changed = [records[0].model_copy(update={"cpu": "=HYPERLINK(1)", "cell": "@a|b", "name": "-x"})]
+    history_file._write(tmp_path / "history.csv", changed)
+    with (tmp_path / "history.csv").open(newline="") as file:
+        fields = [field for line in list(csv.reader(file))[1:] for field in line]
+    assert not [field for field in fields if field.startswith(("=", "+", "-", "@"))]
+    assert history_file.read_history(tmp_path / "history.csv") == changed
+
+
+def test_params_and_cells_are_refused_before_a_folder_has_their_name(workspace: Path, defaults: dict[str, Any]) -> None:
+    for name in OUTSIDE:
+        Path("params.yaml").write_text(json.dumps(_with(defaults, "model.name", name)))
+        with pytest.raises(ConfigurationError):
+            load_params()
+    assert [path.name for path in Path().iterdir()] == ["params.yaml"]

@@ -1,0 +1,209 @@
+"""No pickle is ever executed: every payload touches a canary if it is, and the canary is never there."""
+
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tasks.sources.models import stored_model
+from tasks.sources.row_store import stored_rows
+from tasks.stage.failure import ConfigurationError, DataError, ExitCode
+from tasks.stage.source_params import DatasetParams, ModelParams
+from tests.hostile.payloads import in_tar, plain, saved, saved_as_before, touching, with_entries
+from tests.tiny import make_config, make_slice, make_tiny_model
+from training.checkpoint import _read_ledger
+from training.data import open_slice
+from training.failure import BadCheckpointError
+from training.files import digest_of_file, digest_of_json, write_json
+from training.receipt import RECEIPT
+from training.weights import load_tensors, save_tensors
+
+GOOD = {"weight": torch.arange(6.0)}
+
+
+@pytest.fixture
+def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is there only if a payload ran; the current folder is an empty one beside it."""
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "canary"
+
+
+CHECKPOINTS: dict[str, Callable[[Any], bytes]] = {
+    "os.system for a tensor": lambda call: saved({"weight": call("system")}),
+    "builtins.eval for a tensor": lambda call: saved({"weight": call("eval")}),
+    "builtins.exec for the whole": lambda call: saved(call("exec")),
+    "nested in the optimizer's state": lambda call: saved(
+        {"optimizer": {"state": {0: {"step": torch.tensor(1.0), "exp_avg": [(call("nested"),)]}}}, **GOOD}
+    ),
+    "in a zip with compressed entries": lambda call: with_entries(saved(GOOD), {"data.pkl": plain(call("eval"))}),
+    "beside the pickle in the zip": lambda call: with_entries(
+        saved(GOOD), {"constants.pkl": plain(call("eval")), "data.pkl": plain({"weight": call("system")})}
+    ),
+    "in the form before torch 1.6": lambda call: saved_as_before({"weight": call("eval")}),
+    "in a tar": lambda call: in_tar({"weight": call("eval")}),
+    "a bare pickle": lambda call: plain({"weight": call("system")}),
+    "a bare pickle of protocol 5": lambda call: pickle.dumps(call("eval"), protocol=5),
+    "the metadata of a distributed checkpoint": lambda call: plain({"state_dict_metadata": call("eval")}),
+}
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_a_checkpoint_with_a_payload_is_refused_and_not_run(kind: str, canary: Path) -> None:
+    content = CHECKPOINTS[kind](lambda by: touching(canary, by=by))
+    file = Path("checkpoint.pt")
+    file.write_bytes(content)
+    with pytest.raises(BadCheckpointError, match=r"checkpoint\.pt: (not loadable|holds a)"):
+        load_tensors(file)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("by", ["system", "eval", "exec", "nested"])
+def test_the_payloads_do_run_where_pickles_are_loaded(by: str, canary: Path) -> None:
+    pickle.loads(plain(touching(canary, by=by)))
+    assert canary.exists()
+
+
+def _object_array(canary: Path) -> np.ndarray:
+    array = np.empty(2, dtype=object)
+    array[:] = [touching(canary), touching(canary, by="eval")]
+    return array
+
+
+def test_arrays_of_pickles_are_refused_and_not_run(canary: Path) -> None:
+    for name in ("tokens", "offsets", "row_ids"):
+        np.save(f"{name}.npy", _object_array(canary), allow_pickle=True)
+    with pytest.raises(BadCheckpointError, match=r"allow_pickle|Python objects"):
+        open_slice(Path())
+    np.savez("ledger.npz", **{name: _object_array(canary) for name in ("rank", "step", "row_id", "num_tokens")})
+    with pytest.raises(BadCheckpointError, match="allow_pickle"):
+        _read_ledger(Path("ledger.npz"))
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+@pytest.mark.parametrize("kind", ["pickle", "joblib", "torch", "array", "parquet of pickles"])
+def test_a_data_set_with_a_payload_is_refused_or_text_and_not_run(name: str, kind: str, canary: Path) -> None:
+    file = Path(name)
+    if kind == "parquet of pickles":
+        pq.write_table(pa.table({"text": [plain(touching(canary))] * 3}), file)
+    elif kind == "array":
+        with file.open("wb") as stream:
+            np.save(stream, _object_array(canary), allow_pickle=True)
+    else:
+        call = touching(canary, by="eval")
+        file.write_bytes({"pickle": pickle.dumps(call), "joblib": b"ZF" + plain(call), "torch": saved([call])}[kind])
+    with pytest.raises(DataError):
+        stored_rows(DatasetParams(source=f"path:{name}"), 2)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["rows.pkl", "rows.joblib", "rows.pt", "rows.npy", ".metadata"])
+def test_a_data_set_that_is_named_a_pickle_is_refused_by_params_yaml(name: str, canary: Path, project: Path) -> None:
+    from tasks.params import load_params
+
+    Path(name).write_bytes(plain(touching(canary)))
+    preset = (project / "presets" / "embedded.yaml").read_text()
+    Path("params.yaml").write_text(preset.replace("source: builtin:docstrings", f"source: path:{name}"))
+    with pytest.raises(ConfigurationError, match=r"dataset\.source: .*; allowed: a \.parquet or \.jsonl file"):
+        load_params()
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("kind", ["pickled weights", "distributed checkpoint", "code", "tokenizer code", "both"])
+def test_a_model_folder_with_a_payload_is_refused_or_loaded_without_it(kind: str, canary: Path) -> None:
+    model = make_tiny_model(Path("model"))
+    (model / "manifest.json").unlink()
+    pickled = saved({"weight": touching(canary)})
+    code = f"open({str(canary)!r}, 'w')\nclass Own: pass\nOwnConfig = OwnTokenizer = Own\n"
+    for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt", "__0_0.distcp", ".metadata", "vocab.pkl"):
+        (model / name).write_bytes(pickled)
+    for name in ("own.py", "modeling_own.py", "tokenization_own.py", "__init__.py", "setup.py"):
+        (model / name).write_text(code)
+    if kind in ("pickled weights", "distributed checkpoint"):
+        (model / "model.safetensors").unlink()
+    config = json.loads((model / "config.json").read_text())
+    if kind in ("code", "both"):
+        auto = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own", "AutoTokenizer": ["own.Own", None]}
+        config |= {"model_type": "own", "auto_map": auto}
+    (model / "config.json").write_text(json.dumps(config))
+    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", "own.OwnTokenizer"]}}
+    (model / "tokenizer_config.json").write_text(json.dumps(own if kind in ("tokenizer code", "both") else {}))
+    with pytest.raises(DataError):
+        stored_model(ModelParams(source="path:model", name="own"))
+    assert not canary.exists()
+
+
+def _launch(config: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run one rank to its end, as torchrun would start it."""
+    write_json(folder / "config.json", config)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    environment = {**os.environ, **rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "training", "--config", str(folder / "config.json")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def _forge_receipt(folder: Path) -> None:
+    """Make the receipt true of what is in the folder now, as whoever wrote the payload would."""
+    receipt = json.loads((folder / RECEIPT).read_text())
+    del receipt["digest"]
+    for name in receipt["files"]:
+        file = folder / name
+        receipt["files"][name] = {"sha256": digest_of_file(file), "num_bytes": file.stat().st_size}
+    write_json(folder / RECEIPT, {**receipt, "digest": digest_of_json(receipt)})
+
+
+@pytest.mark.slow
+def test_a_training_that_meets_a_payload_ends_with_3_whatever_its_receipt_says(canary: Path, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    slices = [make_slice(tmp_path / str(row), num_rows=8, first_row=row) for row in (0, 8)]
+    config = make_config(tmp_path / "work", model, slices)
+    done = _launch({**config, "segments": config["segments"][:1]}, tmp_path)
+    assert done.returncode == 0, done.stderr
+    (segment,) = (tmp_path / "work" / "segments").iterdir()
+    # The weights are loaded before it, by the same function.
+    state = load_tensors(segment / "state.pt")
+    (segment / "state.pt").write_bytes(saved({**state, "rng": touching(canary)}))
+    _forge_receipt(segment)
+    done = _launch(config, tmp_path)
+    assert done.returncode == ExitCode.DATA, done.stderr
+    assert "state.pt: not loadable" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not canary.exists()
+
+
+def test_a_download_that_meets_a_payload_ends_with_3_and_one_line(canary: Path, project: Path) -> None:
+    Path("rows.parquet").write_bytes(plain(touching(canary)))
+    preset = (project / "presets" / "embedded.yaml").read_text()
+    Path("params.yaml").write_text(preset.replace("source: builtin:docstrings", "source: path:rows.parquet"))
+    Path("sources.json").write_text('{"model": null, "dataset": null}')
+    command = ["-m", "tasks.download", "--sources=sources.json", "--raw=raw", "--base-model=base_model"]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.DATA
+    assert done.stderr.count("\n") == 1
+    assert "no readable parquet file" in done.stderr
+    assert not canary.exists()
+
+
+def test_what_is_saved_here_is_loaded_here(tmp_path: Path) -> None:
+    tied = torch.randn(4, 4)
+    state = {"a": tied, "b": tied, "c": tied.t(), "d": torch.zeros(0), "e": {"f": [torch.ones(3)[:1]]}, "n": 1}
+    save_tensors(state, tmp_path / "state.pt")
+    loaded = load_tensors(tmp_path / "state.pt")
+    assert torch.equal(loaded["c"], tied.t())
+    assert loaded["a"].data_ptr() == loaded["b"].data_ptr()
+    assert torch.equal(loaded["e"]["f"][0], torch.ones(1))

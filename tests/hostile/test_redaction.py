@@ -1,0 +1,140 @@
+"""What may be written down: no secret in a log, a line or a traceback, and never pages without end."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.canaries import SECRETS, WORD
+from training.redaction import MAX_CHARACTERS, redacted, shortened
+
+TOKEN = SECRETS["HF_TOKEN"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"Authorization: Bearer {TOKEN}", "Authorization: Bearer hf_***"),
+        ("hf_short is a word", "hf_short is a word"),
+        ("https://me:pw@host/api?x=1 failed", "https://***@host/api failed"),
+        ("https://me:p@ss@host/a", "https://***@host/a"),
+        ("postgresql://me:pw@host/db", "postgresql://***@host/db"),
+        ("//me:pw@host", "//***@host"),
+        ("mail me@host", "mail me@host"),
+        ("sqlite:////work/mlflow.db", "sqlite:////work/mlflow.db"),
+        ("http://127.0.0.1:5000/#/experiments/1", "http://127.0.0.1:5000/#/experiments/1"),
+        ("is it 1 // 2 or 1 @ 2?", "is it 1 // 2 or 1 @ 2?"),
+    ],
+)
+def test_a_text_loses_its_secrets_and_nothing_else(text: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.endswith(("TOKEN", "PASSWORD", "KEY", "PROXY", "proxy")):
+            monkeypatch.delenv(name)
+    assert redacted(text) == shown
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "HTTPS_PROXY", "AWS_SECRET_ACCESS_KEY"])
+def test_the_value_of_a_secret_variable_is_taken_out_wherever_it_stands(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = SECRETS[name]
+    monkeypatch.setenv(name, value)
+    assert WORD not in redacted(f"could not use {value!r}, [{value}]")
+    password = value.rpartition("@")[0].rpartition(":")[2] or value
+    assert WORD not in redacted(f"wrong password {password}")
+
+
+def test_a_short_value_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "no")
+    assert redacted("there is no file") == "there is no file"
+
+
+_BODY = """
+import logging, os, sys, threading
+from tasks.stage.failure import DataError, exit_with_one_line
+logging.basicConfig(level=logging.INFO)
+def command():
+    token = os.environ["HF_TOKEN"]
+    logging.getLogger("some.library").info("asked with %s", token)
+    logging.getLogger("another").warning(f"asked with {token}")
+    try:
+        raise ValueError(f"inner {token}")
+    except ValueError:
+        logging.exception("outer %s", "x" * 1_000_000)
+    thread = threading.Thread(target=lambda: 1 / len(()) if token else None)
+    thread.start(); thread.join()
+    def refuse(): raise OSError(f"thread with {token}")
+    thread = threading.Thread(target=refuse)
+    thread.start(); thread.join()
+    raise ENDING
+exit_with_one_line(command, name="stage")
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [("DataError(f'line {token}')", 3), ("RuntimeError(f'{token} ' + 'y' * 50_000_000)", 1)],
+    ids=["one line", "traceback"],
+)
+def test_a_command_that_fails_with_a_secret_in_hand_says_none_and_not_much(ending: str, code: int) -> None:
+    body = _BODY.replace("ENDING", ending)
+    done = subprocess.run(
+        [sys.executable, "-c", body], env={**os.environ, **SECRETS}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert WORD not in done.stderr + done.stdout
+    assert done.stderr.count("hf_***") >= 4
+    assert "inner hf_***" in done.stderr
+    assert "thread with hf_***" in done.stderr
+    assert len(done.stderr) < 4 * MAX_CHARACTERS
+
+
+def test_the_codes_of_a_terminal_in_a_line_are_shown_not_obeyed() -> None:
+    body = (
+        "from tasks.stage.failure import DataError, exit_with_one_line\n"
+        "def command(): raise DataError('\\x1b[2Jgone \\u202e \\x00')\n"
+        "exit_with_one_line(command, name='stage')"
+    )
+    done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, check=False)
+    assert done.stderr == "stage: \\x1b[2Jgone \\u202e \\x00\n"
+
+
+def test_a_rank_that_fails_with_a_secret_in_hand_says_none_and_not_much(tmp_path: Path) -> None:
+    body = (
+        "import os, sys\n"
+        "import training.__main__ as rank\n"
+        "def fail(*_, **__): raise OSError('refused ' + os.environ['HF_TOKEN'] + 'z' * 20_000_000)\n"
+        "rank._run = fail\n"
+        "rank.read_config = lambda _: type('Config', (), {'work_dir': __import__('pathlib').Path('.')})()\n"
+        "sys.argv = ['training', '--config', 'x']\n"
+        "sys.exit(rank.main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", body],
+        cwd=tmp_path,
+        env={**os.environ, **SECRETS},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 6
+    said = done.stderr + (tmp_path / "steps.jsonl").read_text()
+    assert WORD not in said
+    assert said.count("refused hf_***") == 2
+    assert len(said) < 2 * MAX_CHARACTERS
+
+
+def test_the_middle_of_a_long_text_is_left_out_and_counted() -> None:
+    text = "a" * 600 + "b" * 600
+    assert shortened(text, limit=100) == "a" * 50 + " ... [1,100 characters left out] ... " + "b" * 50
+    assert shortened("short", limit=100) == "short"
+
+
+def test_arguments_that_do_not_fit_are_still_a_complaint_of_logging(capsys: pytest.CaptureFixture[str]) -> None:
+    from training.redaction import _redacted_record
+
+    record = _redacted_record("name", logging.INFO, "file", 1, "%d %d", ("x",), None)
+    assert record.msg == "%d %d"

@@ -1,0 +1,89 @@
+"""What may be written down of a text: never a secret, never pages without end; standard library only."""
+
+import logging
+import os
+import re
+import sys
+import threading
+import traceback
+from types import TracebackType
+from typing import Any
+
+MAX_CHARACTERS = 20_000
+"""Of one log line or traceback at most; the middle of a longer one is left out."""
+
+TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")
+"""A token of the Hugging Face Hub."""
+
+_CREDENTIALS = re.compile(r"//[^/\s]*@")
+_QUERY = re.compile(r"(://[^\s?]*)\?\S*")
+_PASSWORD_OF_ADDRESS = re.compile(r"://[^/\s:]*:([^/\s]+)@")
+_NAMES_OF_SECRETS = re.compile(r"(TOKEN|PASSWORD|PASSWD|SECRET|SECRET_KEY|ACCESS_KEY|API_KEY)$")
+_MIN_SECRET_CHARACTERS = 6
+"""A shorter value is more likely a word than a secret, and would be taken out of every line that holds it."""
+
+
+def redacted(text: str) -> str:
+    """Return the text without Hub tokens, credentials and query strings of addresses, and secrets of the environment.
+
+    A secret of the environment is the value of any variable whose name ends like one (HF_TOKEN, ..._PASSWORD), and the
+    password in a variable that holds an address (HTTPS_PROXY).
+    """
+    text = TOKEN.sub("hf_***", text)
+    for secret in _secrets_of_environment():
+        text = text.replace(secret, "***")
+    if "//" in text:
+        text = _QUERY.sub(r"\1", _CREDENTIALS.sub("//***@", text))
+    return text
+
+
+def _secrets_of_environment() -> list[str]:
+    found = []
+    for name, value in os.environ.items():
+        if _NAMES_OF_SECRETS.search(name):
+            found.append(value)
+        elif "://" in value and (address := _PASSWORD_OF_ADDRESS.search(value)):
+            found.append(address[1])
+    return [secret for secret in found if len(secret) >= _MIN_SECRET_CHARACTERS]
+
+
+def shortened(text: str, *, limit: int = MAX_CHARACTERS) -> str:
+    """Return the text, or its first and last part with the number of characters that are left out between them."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} ... [{len(text) - 2 * half:,} characters left out] ... {text[-half:]}"
+
+
+def redact_logs() -> None:
+    """From now on no logger of this process and no traceback that ends it writes a secret or an endless text."""
+    logging.setLogRecordFactory(_redacted_record)
+    sys.excepthook = _say
+    threading.excepthook = lambda failed: _say(
+        failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback
+    )
+
+
+def formatted(error: BaseException) -> str:
+    """Return the traceback as it may be written down."""
+    return redacted(shortened("".join(traceback.format_exception(error))))
+
+
+def _redacted_record(*arguments: Any, **named: Any) -> logging.LogRecord:
+    record = logging.LogRecord(*arguments, **named)
+    if record.exc_info and record.exc_info[1] is not None:
+        # A formatter takes what stands here already, and formats nothing itself.
+        record.exc_text = formatted(record.exc_info[1]).rstrip()
+    try:
+        whole = record.getMessage()
+    except (TypeError, ValueError):
+        return record  # logging says that the arguments do not fit
+    said = redacted(shortened(whole))
+    if said != whole:
+        record.msg, record.args = said, None
+    return record
+
+
+def _say(_kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
+    if not isinstance(error, SystemExit):
+        sys.stderr.write(formatted(error))
