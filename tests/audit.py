@@ -14,7 +14,7 @@ import sys
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,9 @@ _SAME = {
 _NO_LICENCE = {"OSI Approved", "DFSG approved"}
 
 
-def locked_packages(lock: Path) -> dict[str, str]:
-    """Return name -> version of every package of the lock, those for other systems included."""
-    return dict(_LOCKED.findall(lock.read_text()))
+def locked_packages(lock: Path) -> list[tuple[str, str]]:
+    """Return (name, version) of every package of the lock: those for other systems, and two of a name, included."""
+    return [(name, version) for name, version in _LOCKED.findall(lock.read_text())]
 
 
 def licence_of(metadata: Mapping[str, Any], classifiers: list[str]) -> str | None:
@@ -89,11 +89,11 @@ def is_allowed(expression: str, allowed: set[str]) -> bool:
     return alternatives() and not tokens
 
 
-def licence_faults(packages: Mapping[str, str], rules: Mapping[str, Any]) -> Iterator[str]:
+def licence_faults(names: Iterable[str], rules: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each package whose licence is not allowed or not known, and for each exception without use."""
     allowed, exceptions = set(rules["licences"]), dict(rules["exceptions"])
     unused = set(exceptions)
-    for name in packages:
+    for name in sorted(set(names)):
         try:
             metadata: Any = importlib.metadata.metadata(name)
             licence = licence_of(metadata, metadata.get_all("Classifier") or [])
@@ -102,18 +102,16 @@ def licence_faults(packages: Mapping[str, str], rules: Mapping[str, Any]) -> Ite
         if matched := [pattern for pattern in exceptions if fnmatch.fnmatchcase(name, pattern)]:
             unused.difference_update(matched)
         elif licence is None:
-            yield f"{name}: its licence cannot be told; look it up and name it in [tool.audit.exceptions] of pyproject.toml"
+            yield f"{name}: its licence cannot be told; look it up and name it in [tool.audit.exceptions]"
         elif not is_allowed(licence, allowed):
             yield f"{name}: got the licence {licence}; allowed: {', '.join(sorted(allowed))}"
     for pattern in sorted(unused):
         yield f"[tool.audit.exceptions] {pattern}: no package of requirements.lock is meant; remove it"
 
 
-def known_vulnerabilities(packages: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return package -> ids of its known vulnerabilities. Raises OSError or ValueError where nothing was learned."""
-    queries = [
-        {"package": {"ecosystem": "PyPI", "name": name}, "version": version} for name, version in packages.items()
-    ]
+def known_vulnerabilities(packages: list[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
+    """Return (name, version) -> ids of its known vulnerabilities; OSError or ValueError where none was learned."""
+    queries = [{"package": {"ecosystem": "PyPI", "name": name}, "version": version} for name, version in packages]
     asked = urllib.request.Request(
         os.environ.get("AUDIT_SERVICE", SERVICE),
         data=json.dumps({"queries": queries}).encode(),
@@ -124,15 +122,16 @@ def known_vulnerabilities(packages: Mapping[str, str]) -> dict[str, list[str]]:
     if len(results) != len(packages):
         raise ValueError(f"{len(results)} answers to {len(packages)} questions")
     found = {
-        name: [each["id"] for each in result.get("vulns", [])] for name, result in zip(packages, results, strict=True)
+        package: [each["id"] for each in result.get("vulns", [])]
+        for package, result in zip(packages, results, strict=True)
     }
-    return {name: ids for name, ids in found.items() if ids}
+    return {package: ids for package, ids in found.items() if ids}
 
 
 def main(root: Path) -> int:
     rules = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["audit"]
     packages = locked_packages(root / "requirements.lock")
-    faults = list(licence_faults(packages, rules))
+    faults = list(licence_faults((name for name, _ in packages), rules))
     print(f"licences: {len(packages)} packages, {len(rules['exceptions'])} exceptions named, {len(faults)} faults")
     try:
         found = known_vulnerabilities(packages)
@@ -143,7 +142,7 @@ def main(root: Path) -> int:
         open_ones = {name: sorted(set(ids) - accepted) for name, ids in found.items() if set(ids) - accepted}
         print(f"vulnerabilities: {len(packages)} packages asked about, {len(open_ones)} with open ones")
         faults += [
-            f"{name} {packages[name]}: {', '.join(ids)}; take another version" for name, ids in open_ones.items()
+            f"{name} {version}: {', '.join(ids)}; take another version" for (name, version), ids in open_ones.items()
         ]
     for fault in faults:
         print(f"  {fault}", file=sys.stderr)

@@ -73,7 +73,7 @@ def _rules(**changes: Any) -> dict[str, Any]:
 
 
 def test_what_is_not_allowed_not_known_or_not_there_is_named() -> None:
-    packages = {"hypothesis": "1", "no-such-package": "1"}
+    packages = ["hypothesis", "no-such-package"]
     forbidden, unknown = audit.licence_faults(packages, _rules())
     assert forbidden.startswith("hypothesis: got the licence MPL-2.0; allowed: MIT")
     assert unknown.startswith("no-such-package: its licence cannot be told")
