@@ -48,6 +48,16 @@ class TrainParams(Section):
     """Arithmetic of forward and backward. Weights and optimizer state stay fp32; fp16 uses a gradient scaler."""
     seq_len: int = Field(ge=2, le=1_048_576)
     """Tokens per sample at most; longer rows are cut."""
+    packing: bool = False
+    """Put the rows of a micro-batch one after another into one sequence without padding, each seeing itself alone.
+
+    The same update as without, to the rounding of sums, in fewer positions. The rows of a step are then shared out over
+    as many micro-batches as before by tokens, so that `micro_batch_size` is the number of rows in one on average.
+    """
+    loss_chunk_rows: int = Field(default=2048, ge=1, le=2**31)
+    """Label positions whose logits are in memory at once; the same loss for any number, to the rounding of sums."""
+    compile: bool = False
+    """Compile the model's layers (torch.compile) before the first step; needs a C++ compiler on CPU."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of the order of the samples and of dropout."""
     exact: bool = False

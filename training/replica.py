@@ -23,9 +23,13 @@ class Replica:
     """
 
     def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, device: torch.device) -> None:
+        prepare = getattr(workload, "prepare", None)
+        if prepare is not None:
+            prepare(model, config)
         self.module = model.to(device).train()
         self.device = device
         self._workload = workload
+        self._chunk_rows = config.loss_chunk_rows
         self._has_dropout = workload.has_dropout(model)
         self._max_grad_norm = config.max_grad_norm
         self._dtype = _DTYPES[config.precision]
@@ -60,14 +64,15 @@ class Replica:
 
         The gradient of (sum of the micro-batch's losses) x `weight` is added to the parameters'.
         """
-        self.add_backward(self.forward(model, micro_batch), weight=weight)
+        self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)
 
-    def forward(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
-        """Return the micro-batch's sum of losses, () float32: the first half of `add`."""
+    def forward(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float = 1.0) -> Tensor:
+        """Return the micro-batch's sum of losses, () float32: the first half of `add`; `weight`: the second's."""
         if self._has_dropout:
             torch.manual_seed(micro_batch.dropout_seed)
+        scale = self._scaler.scale(torch.full((), weight, device=self.device))
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            return self._workload.loss_sum(model, micro_batch)
+            return self._workload.loss_sum(model, micro_batch, scale=scale, chunk_rows=self._chunk_rows)
 
     def add_backward(self, loss_sum: Tensor, *, weight: float) -> None:
         """Add the gradient of what `forward` gave: the second half of `add`."""

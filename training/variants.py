@@ -62,6 +62,7 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
     plan = plan_segment(
         source.lengths(config.seq_len), seed=config.seed, epoch=segment.epoch, rows=segment.range,
         global_batch_size=config.global_batch_size, micro_batch_size=config.micro_batch_size,
+        is_packed=config.packing,
     )  # fmt: skip
     made = Made(strategy=strategy, config=config, ranks=ranks, source=source, plan=plan)
     micro_batches = [part.to(ranks.device) for part in micro_batches_of(made, ranks, 1)]

@@ -82,7 +82,7 @@ class OneProcess:
         torch.set_num_threads(config.threads_per_rank)
         self._config = config
         self._workload: Any = importlib.import_module(f"tasks.reference.{config.workload}")
-        self._model = self._workload.load_model(config.model_dir, device=config.device)
+        self._model = self._workload.load_model(config.model_dir, device=config.device, is_packed=config.packing)
         self._named = {name: part for name, part in self._model.named_parameters() if part.requires_grad}
         self.start_weights = {name: part.detach().to("cpu", copy=True) for name, part in self._named.items()}
         """The base model's weights, on the CPU."""
@@ -136,7 +136,7 @@ class OneProcess:
             for part in group:
                 torch.manual_seed(part.dropout_seed)
                 with torch.autocast(config.device, dtype, enabled=dtype != torch.float32):
-                    loss = self._workload.loss_sum(self._model, part.input_ids, part.labels)
+                    loss = self._workload.loss_sum(self._model, part, chunk_rows=config.loss_chunk_rows)
                 scaler.scale(loss * (scale / max(num_labels, 1))).backward()
             for index, parameter in enumerate(parameters):
                 total, mine = totals[index], parameter.grad
@@ -155,6 +155,7 @@ def _steps(config: TrainingConfig) -> Iterator[tuple[int, StepPlan, list[MicroBa
     plan = plan_segment(
         source.lengths(config.seq_len), seed=config.seed, epoch=segment.epoch, rows=segment.range,
         global_batch_size=config.global_batch_size, micro_batch_size=config.micro_batch_size,
+        is_packed=config.packing,
     )  # fmt: skip
     for number in range(1, plan.num_steps + 1):
         step = plan.step(number)
