@@ -70,6 +70,8 @@ class MicroBatch:
     """Seed of dropout in this micro-batch: a function of the step and the micro-batch, never of the rank."""
     place: int | None = None
     """Which of the step's micro-batches it is, from 0; None for a dummy and outside of steps."""
+    step_token_ids: Callable[[], np.ndarray] | None = None
+    """Gives the tokens in the whole step's inputs, on any rank: (n,) int64, each once; None outside of steps."""
     documents: "Documents | None" = None
     """Where in the one sequence each row is; None: every row is a sequence of its own."""
 

@@ -59,9 +59,9 @@ class _Chunked(torch.autograd.Function):
             loss_sum -= log_probabilities.gather(1, places).sum()
             if not (needs_hidden or needs_weight):
                 continue
-            of_logits = log_probabilities.exp_().mul_(scale)
-            of_logits.scatter_add_(1, places, (-scale).expand(places.shape))
-            of_logits = of_logits.to(dtype)
+            of_logits = log_probabilities.exp_().scatter_add_(1, places, -torch.ones_like(places, dtype=torch.float32))
+            # Rounded once, while it is written.
+            of_logits = torch.mul(of_logits, scale, out=torch.empty_like(of_logits, dtype=dtype))
             if of_hidden is not None:
                 of_hidden[rows] = of_logits @ matrix
             if needs_weight:

@@ -52,11 +52,9 @@ def attend(
     return _causal(query, key, value, dropout=dropout, scaling=scaling).transpose(1, 2).contiguous(), None
 
 
-@torch.compiler.disable
 def _one_by_one(
     query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], dropout: float, scaling: float | None
 ) -> Tensor:
-    # Not compiled: the lengths are other ones in every micro-batch.
     parts = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
     attended = [_causal(*part, dropout=dropout, scaling=scaling).transpose(1, 2) for part in parts]
     return torch.cat(attended, dim=1)

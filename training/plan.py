@@ -6,7 +6,8 @@ them does. That is what makes cells comparable, and equal up to the rounding of 
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -114,11 +115,18 @@ def micro_batches_for(
     source: Slice, step: StepPlan, *, rank: int, world_size: int, seq_len: int, seed: tuple[int, int]
 ) -> Iterator[MicroBatch]:
     """Yield what the rank runs in a step, dummies included; `seed`: the run's seed and the step's number."""
+    step_token_ids = partial(_token_ids, source, step, seq_len)
     for index in step.dealt_to(rank, world_size):
-        if index is None:
-            yield dummy_micro_batch(seq_len)
-        else:
-            yield micro_batch_of(source, step, index, seq_len=seq_len, seed=seed)
+        part = dummy_micro_batch(seq_len)
+        if index is not None:
+            part = micro_batch_of(source, step, index, seq_len=seq_len, seed=seed)
+        yield replace(part, step_token_ids=step_token_ids)
+
+
+def _token_ids(source: Slice, step: StepPlan, seq_len: int) -> np.ndarray:
+    """Return the tokens of a step's rows, each once, and 0, with which they are padded: (n,) int64."""
+    rows = np.concatenate(step.micro_batches).tolist()
+    return np.unique(np.concatenate([[0], *(source.row(row, seq_len) for row in rows)])).astype(np.int64)
 
 
 def micro_batch_of(source: Slice, step: StepPlan, index: int, *, seq_len: int, seed: tuple[int, int]) -> MicroBatch:

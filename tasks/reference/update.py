@@ -71,8 +71,21 @@ def shuffled(step: StepPlan, number: int) -> list[list[int]]:
     return [np.random.default_rng(number).permutation(len(step.micro_batches)).tolist()]
 
 
-OTHER_ORDERS: list[Order] = [as_one_rank, shuffled]
-"""Orders that are as right as the ranks'; what they give differs by rounding alone."""
+def other_orders(config: TrainingConfig) -> list[Order]:
+    """Return orders that are as right as the ranks'; what they give differs by rounding alone.
+
+    Where gradients are exchanged in 16 bit each rank's are rounded, so that what a rank adds up stays together.
+    """
+    if config.options.get("gradient_hook", "none") == "none":
+        return [as_one_rank, shuffled]
+    ranks = as_ranks(config)
+    return [
+        lambda step, number: [group[::-1] for group in reversed(ranks(step, number))],
+        lambda step, number: [
+            np.random.default_rng([number, rank]).permutation(group).tolist()
+            for rank, group in enumerate(ranks(step, number))
+        ],
+    ]
 
 
 class OneProcess:
@@ -125,12 +138,13 @@ class OneProcess:
         """Leave in every parameter's `grad` the gradient of the mean loss over the labels of all groups.
 
         As on N ranks, what a rank adds up is N times too large and then divided by N, which matters where fp16
-        overflows.
+        overflows; and exchanged in the dtype that the config asks for.
         """
         config, parameters = self._config, list(self._named.values())
         dtype = _DTYPES[config.precision]
         scale = 1 if config.exact else config.world_size
         num_labels = sum(int((part.labels != IGNORED_LABEL).sum()) for group in groups for part in group)
+        exchanged_as = _DTYPES.get(config.options.get("gradient_hook", "none"), torch.float32)
         totals: list[Tensor | None] = [None] * len(parameters)
         for group in groups:
             for part in group:
@@ -141,11 +155,11 @@ class OneProcess:
             for index, parameter in enumerate(parameters):
                 total, mine = totals[index], parameter.grad
                 if mine is not None:
-                    mine.div_(scale)
+                    mine = mine.to(exchanged_as).div_(scale)
                     totals[index] = mine if total is None else total.add_(mine)
                 parameter.grad = None
         for parameter, total in zip(parameters, totals, strict=True):
-            parameter.grad = total
+            parameter.grad = None if total is None else total.to(parameter.dtype)
 
 
 def _steps(config: TrainingConfig) -> Iterator[tuple[int, StepPlan, list[MicroBatch], float]]:

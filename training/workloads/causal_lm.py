@@ -1,6 +1,8 @@
 """Causal language modelling: predict the next token of every position, as transformers' own models do."""
 
 import contextlib
+import os
+import shutil
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,15 +54,67 @@ def has_dropout(model: nn.Module) -> bool:
 
 
 def prepare(model: nn.Module, config: TrainingConfig) -> None:
-    """Have the model take the micro-batches that the config asks for.
+    """Have the model take the micro-batches that the config asks for, and compile its layers if it says so.
 
-    Raises UnfitModelError, in one line, for packed ones if each row would not have the loss that it has alone.
+    Raises UnfitModelError, in one line, for packed ones if each row would not have the loss that it has alone; and
+    where there is no compiler.
     """
     if config.packing:
-        packed_attention.register()
-        whole: Any = model
-        whole.set_attn_implementation(packed_attention.NAME)
-        _require_separate_documents(whole, config)
+        _attend_within_documents(model)
+        _require_separate_documents(model, config)
+    if config.compile and config.packing and config.device == "cpu":
+        raise UnfitModelError(
+            "compile: true with packing: true, but on CPU packed attention runs document by document, which would be "
+            "compiled anew for every number of them; use one of the two"
+        )
+    if config.compile:
+        # Asked before: what is tried here need not be compiled for.
+        _has_plain_head(model)
+        _compile_layers(model, config.device)
+
+
+def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
+    """Return whether `prepare` would take the model for packed micro-batches; leaves it as it is."""
+    whole: Any = model
+    before = whole.config._attn_implementation
+    try:
+        _attend_within_documents(model)
+        _require_separate_documents(model, config)
+    except UnfitModelError:
+        return False
+    finally:
+        whole.set_attn_implementation(before)
+    return True
+
+
+def _attend_within_documents(model: Any) -> None:
+    packed_attention.register()
+    model.set_attn_implementation(packed_attention.NAME)
+
+
+def _compile_layers(model: nn.Module, device: str) -> None:
+    """Have each layer compiled at its first call, for any length: they are alike, so that one compilation serves all.
+
+    Layer by layer the gradients still come in time to be exchanged during the backward.
+    """
+    compilers = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
+    if device == "cpu" and not any(shutil.which(name) for name in compilers):
+        raise UnfitModelError(
+            f"compile: true needs a C++ compiler on CPU, and there is no {' or '.join(compilers)}; install one or use "
+            "compile: false"
+        )
+    # In this process: helpers of its own would outlive a rank that is killed.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    import torch._dynamo
+    import torch.fx.experimental._config as shapes
+
+    # Else a length that happens to equal the hidden size is taken to be always that.
+    shapes.use_duck_shape = False
+    # It cuts a whole model's graph where DDP's buckets end; layers are cut already.
+    torch._dynamo.config.optimize_ddp = False
+    layers = next((part for part in model.modules() if isinstance(part, nn.ModuleList)), [model])
+    for layer in layers:
+        layer.compile(dynamic=True)
 
 
 def loss_sum(
@@ -69,12 +123,13 @@ def loss_sum(
     *,
     scale: Tensor | None = None,
     chunk_rows: int = DEFAULT_CHUNK_ROWS,
+    head_weight: Tensor | None = None,
 ) -> Tensor:
     """Return the summed cross-entropy (nats) of the micro-batch's label tokens: () float32.
 
     No attention mask is passed: attention is causal and the padding stands last, so the fast kernels stay open. Only
     positions with a label go through the head, `chunk_rows` of them at a time where the head is a plain matrix; `scale`
-    as in linear_cross_entropy.
+    as in linear_cross_entropy. `head_weight` stands in for the head's own weight.
     """
     whole: Any = getattr(model, "module", model)
     inputs = {"input_ids": micro_batch.input_ids, "use_cache": False, **_where_documents_are(whole, micro_batch)}
@@ -84,7 +139,16 @@ def loss_sum(
         return F.cross_entropy(logits.float(), targets, reduction="sum")
     with _without_head(whole) as head:
         hidden = model(**inputs).logits.flatten(0, 1).index_select(0, micro_batch.label_places)
-    return linear_cross_entropy(hidden, head.weight, targets, chunk_rows=chunk_rows, scale=scale)
+    weight = head.weight if head_weight is None else head_weight
+    return linear_cross_entropy(hidden, weight, targets, chunk_rows=chunk_rows, scale=scale)
+
+
+def tied_weight(model: nn.Module) -> nn.Parameter | None:
+    """Return the matrix that is both embedding and head; None if they are two, or the head is more than a matrix."""
+    whole: Any = model
+    head, embedding = whole.get_output_embeddings(), whole.get_input_embeddings()
+    is_tied = head is not None and head.weight is embedding.weight and _has_plain_head(model)
+    return head.weight if is_tied else None
 
 
 def _where_documents_are(model: Any, micro_batch: MicroBatch) -> dict[str, Any]:
@@ -135,7 +199,7 @@ def _is_product(model: Any) -> bool:
 
 def _require_separate_documents(model: Any, config: TrainingConfig) -> None:
     """Raise UnfitModelError unless rows in one sequence have the hidden states that each has alone: tried on two."""
-    first, second = (torch.arange(start, start + 8) % model.config.vocab_size for start in (1, 5))
+    first, second = (torch.arange(start, start + 8, device=model.device) % model.config.vocab_size for start in (1, 5))
     why = "its positions or its attention cannot begin anew in the middle of a sequence"
     window = getattr(model.config, "sliding_window", None)
     if window is not None and getattr(model.config, "use_sliding_window", True) and window < config.seq_len:
@@ -143,7 +207,7 @@ def _require_separate_documents(model: Any, config: TrainingConfig) -> None:
     else:
         documents = Documents(
             lengths=(8, 8), boundaries=torch.tensor([0, 8, 16], dtype=torch.int32),
-            position_ids=torch.arange(8).repeat(2)[None],
+            position_ids=torch.arange(8, device=model.device).repeat(2)[None],
         )  # fmt: skip
         with _evaluating(model), contextlib.suppress(TypeError):
             alone = [model(input_ids=row[None], use_cache=False).logits for row in (first, second)]
