@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from tasks.stage.choices import NAME, names_of_files, require_name, require_one_of, require_options
+from tasks.stage.choices import (
+    NAME,
+    names_of_files,
+    require_name,
+    require_one_of,
+    require_options,
+    require_plain_exchange,
+)
 from tasks.stage.complaint import first_complaint
 from tasks.stage.failure import ConfigurationError, exit_with_one_line
 from tasks.stage.section import Day, Finite, Section
@@ -23,46 +30,8 @@ from tasks.stage.source_params import (
     rows_needed,
 )
 from tasks.stage.strict_yaml import read_strict_yaml
+from tasks.stage.train_params import TrainParams
 from training.redaction import redacted
-
-
-class TrainParams(Section):
-    """The work: the same in every cell. How it is spread over ranks is said in `cells`."""
-
-    epochs: int = Field(ge=1, le=10_000)
-    """Passes over each range."""
-    global_batch_size: int = Field(ge=1, le=1_000_000)
-    """Samples per optimizer step, all ranks together."""
-    micro_batch_size: int = Field(ge=1, le=1_000_000)
-    """Samples per forward pass of one rank."""
-    learning_rate: Finite = Field(gt=0, le=10)
-    """Peak learning rate of AdamW."""
-    schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """Decay from the peak to 0 over each segment (one range x one epoch); `constant` does not decay."""
-    warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
-    """Optimizer steps at the start of each segment over which the learning rate rises from 0."""
-    weight_decay: Finite = Field(default=0.0, ge=0, le=10)
-    """Decoupled weight decay of AdamW."""
-    max_grad_norm: Finite = Field(default=1.0, gt=0)
-    """Largest L2 norm of the whole gradient; a larger one is scaled down to it."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Arithmetic of forward and backward. Weights and optimizer state stay fp32; fp16 uses a gradient scaler."""
-    seq_len: int = Field(ge=2, le=1_048_576)
-    """Tokens per sample at most; longer rows are cut."""
-    seed: int = Field(default=0, ge=0, lt=2**31)
-    """Seed of the order of the samples and of dropout."""
-    exact: bool = False
-    """Make the weights bitwise independent of the number of ranks; without it they differ by rounding.
-
-    Every micro-batch's gradient is sent to every rank and added in one order: slower on several ranks, and one gradient
-    more in memory, so the speedup of exact cells is theirs alone. See docs/decisions.md.
-    """
-    threads_per_rank: int = Field(default=1, ge=1, le=1024)
-    """CPU threads of each rank, the same in every cell so that cells are a fair pair."""
-    log_every_steps: int = Field(default=1, ge=1, le=100_000)
-    """Optimizer steps between two log points; between them the host never waits for the device."""
-    checkpoint_every_steps: int = Field(default=0, ge=0, le=10_000_000)
-    """Optimizer steps between two checkpoints inside a segment; 0: only at its end and when asked to stop."""
 
 
 class CellParams(Section):
@@ -249,6 +218,8 @@ class Params(Section):
         for name, cell in self.cells.items():
             require_name("cells", name)
             _require_even_split(name, cell.world_size, self.train)
+            if self.train.exact:
+                require_plain_exchange(f"cells.{name}", cell.options)
         if isinstance(self.upload.checkpoints, list):
             for checkpoint in self.upload.checkpoints:
                 require_one_of("upload.checkpoints", checkpoint, self.checkpoint_names)

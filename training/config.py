@@ -71,6 +71,12 @@ class TrainingConfig:
     """Arithmetic of forward and backward; weights and optimizer state are fp32."""
     seq_len: int
     """Tokens per sample at most."""
+    packing: bool
+    """Whether the rows of a micro-batch are one sequence without padding (training/packed_attention.py)."""
+    loss_chunk_rows: int
+    """Rows of logits that exist at once (training/linear_loss.py)."""
+    compile: bool
+    """Whether the model's layers are compiled (torch.compile)."""
     seed: int
     """Seed of the order of the samples and of dropout."""
     exact: bool

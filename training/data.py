@@ -1,6 +1,6 @@
 """Rows of tokens on disk, and micro-batches of them in memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,13 +41,27 @@ class Slice:
 
 
 @dataclass(frozen=True)
+class Documents:
+    """The rows of a packed sequence; the padding at its end, fewer than 8 positions, belongs to the last one."""
+
+    lengths: tuple[int, ...]
+    """Positions of each."""
+    boundaries: Tensor
+    """(num_documents + 1,) int32: where each begins, and the length of the sequence."""
+    position_ids: Tensor
+    """(1, padded_len) int64: the place of each position in its row, from 0."""
+
+
+@dataclass(frozen=True)
 class MicroBatch:
     """What one rank puts through the model in one forward pass."""
 
     input_ids: Tensor
-    """(num_samples, padded_len) int64, padded on the right."""
+    """(num_samples, padded_len) int64, padded on the right; packed: (1, padded_len), one row after another."""
     labels: Tensor
-    """(num_samples, padded_len) int64: the token after each position, IGNORED_LABEL where there is none."""
+    """Of the same shape, int64: the token after each position, IGNORED_LABEL where there is none."""
+    label_places: Tensor
+    """(num_tokens,) int64: the positions that have a label, counted through all rows."""
     row_ids: np.ndarray
     """(num_samples,) int64: position of each row in the data set; empty for a dummy."""
     sample_num_tokens: np.ndarray
@@ -58,6 +72,10 @@ class MicroBatch:
     """Seed of dropout in this micro-batch: a function of the step and the micro-batch, never of the rank."""
     place: int | None = None
     """Which of the step's micro-batches it is, from 0; None for a dummy and outside of steps."""
+    step_token_ids: Callable[[], np.ndarray] | None = None
+    """Gives the tokens in the whole step's inputs, on any rank: (n,) int64, each once; None outside of steps."""
+    documents: "Documents | None" = None
+    """Where in the one sequence each row is; None: every row is a sequence of its own."""
 
     @property
     def num_samples(self) -> int:
@@ -73,15 +91,25 @@ class MicroBatch:
         """Return it on the device; from pinned memory the copy runs beside the host."""
         if device.type == "cpu":
             return self
-        return replace(
-            self,
-            input_ids=self.input_ids.to(device, non_blocking=True),
-            labels=self.labels.to(device, non_blocking=True),
-        )
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> "MicroBatch":
         """Return it in page-locked host memory."""
-        return replace(self, input_ids=self.input_ids.pin_memory(), labels=self.labels.pin_memory())
+        return self._with_tensors(Tensor.pin_memory)
+
+    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
+        documents = self.documents
+        if documents is not None:
+            documents = replace(
+                documents, position_ids=change(documents.position_ids), boundaries=change(documents.boundaries)
+            )
+        return replace(
+            self,
+            input_ids=change(self.input_ids),
+            labels=change(self.labels),
+            label_places=change(self.label_places),
+            documents=documents,
+        )
 
 
 def open_slice(folder: Path) -> Slice:
@@ -108,26 +136,68 @@ def open_slice(folder: Path) -> Slice:
 
 
 def collate(
-    source: Slice, rows: Sequence[int], *, seq_len: int, dropout_seed: int = 0, place: int | None = None
+    source: Slice,
+    rows: Sequence[int],
+    *,
+    seq_len: int,
+    is_packed: bool = False,
+    dropout_seed: int = 0,
+    place: int | None = None,
 ) -> MicroBatch:
-    """Return the rows as one micro-batch, as long as its longest row rounded up to 8, at most `seq_len`."""
+    """Return the rows as one micro-batch.
+
+    Each row is a sequence, all as long as the longest rounded up to 8, at most `seq_len`. Packed they are one sequence
+    together, itself rounded up to 8 unless its last row would become longer than `seq_len`.
+    """
     texts = [source.row(index, seq_len) for index in rows]
-    longest = max((len(text) for text in texts), default=1)
-    padded_len = min(-(-max(longest, 1) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE, seq_len)
+    lengths = [len(text) for text in texts]
+    if is_packed:
+        shape, starts = _packed_shape(lengths, seq_len)
+    else:
+        padded_len = min(_rounded_up(max([1, *lengths])), seq_len)
+        shape, starts = (len(texts), padded_len), np.arange(len(texts)) * padded_len
     # Any valid id pads: attention is causal and the padding comes last, so no real position ever sees it.
-    input_ids = np.zeros((len(texts), padded_len), dtype=np.int64)
-    labels = np.full((len(texts), padded_len), IGNORED_LABEL, dtype=np.int64)
-    for index, text in enumerate(texts):
-        input_ids[index, : len(text)] = text
-        labels[index, : max(len(text) - 1, 0)] = text[1:]
+    input_ids = np.zeros(shape, dtype=np.int64)
+    labels = np.full(shape, IGNORED_LABEL, dtype=np.int64)
+    flat_ids, flat_labels = input_ids.reshape(-1), labels.reshape(-1)
+    for start, text in zip(starts.tolist(), texts, strict=True):
+        flat_ids[start : start + len(text)] = text
+        flat_labels[start : start + max(len(text) - 1, 0)] = text[1:]
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids),
         labels=torch.from_numpy(labels),
+        label_places=torch.from_numpy(np.flatnonzero(flat_labels != IGNORED_LABEL)),
         row_ids=np.asarray(source.row_ids[list(rows)], dtype=np.int64),
-        sample_num_tokens=(labels != IGNORED_LABEL).sum(axis=1),
-        num_padding_tokens=input_ids.size - sum(len(text) for text in texts),
+        sample_num_tokens=np.maximum(np.array(lengths, dtype=np.int64) - 1, 0),
+        num_padding_tokens=input_ids.size - sum(lengths),
         dropout_seed=dropout_seed,
         place=place,
+        documents=_documents(starts, shape[1]) if is_packed else None,
+    )
+
+
+def _rounded_up(length: int) -> int:
+    return -(-length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+
+
+def _packed_shape(lengths: Sequence[int], seq_len: int) -> tuple[tuple[int, int], np.ndarray]:
+    """Return the shape of the one sequence, and where in it each row begins."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    padding = _rounded_up(max(int(ends[-1]), 1)) - int(ends[-1])
+    if lengths[-1] + padding > seq_len:
+        padding = 0
+    return (1, int(ends[-1]) + padding), ends - lengths
+
+
+def _documents(starts: np.ndarray, length: int) -> Documents:
+    # A row without a token is no document.
+    boundaries = np.unique(np.append(starts, length))
+    lengths = np.diff(boundaries)
+    position_ids = np.arange(length) - np.repeat(boundaries[:-1], lengths)
+    return Documents(
+        lengths=tuple(lengths.tolist()),
+        boundaries=torch.from_numpy(boundaries.astype(np.int32)),
+        position_ids=torch.from_numpy(position_ids)[None],
     )
 
 
@@ -138,6 +208,7 @@ def dummy_micro_batch(seq_len: int) -> MicroBatch:
     return MicroBatch(
         input_ids=torch.zeros(shape, dtype=torch.int64),
         labels=torch.full(shape, IGNORED_LABEL, dtype=torch.int64),
+        label_places=torch.from_numpy(nothing),
         row_ids=nothing,
         sample_num_tokens=nothing,
         num_padding_tokens=0,

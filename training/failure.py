@@ -1,5 +1,6 @@
 """How a training process ends other than well, and the exit codes that say so."""
 
+EXIT_CONFIGURATION = 2
 EXIT_BAD_CHECKPOINT = 3
 EXIT_NO_RESOURCES = 4
 EXIT_DIVERGED = 5
@@ -34,6 +35,12 @@ class DivergedError(TrainingError):
 
 class RanksDisagreeError(TrainingError):
     """Ranks that must hold the same parameters, or have done the same work, do not."""
+
+
+class UnfitModelError(TrainingError):
+    """The model cannot be trained in the way that was asked for."""
+
+    exit_code = EXIT_CONFIGURATION
 
 
 class StoppedError(TrainingError):

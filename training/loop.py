@@ -115,6 +115,7 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         rows=segment.range,
         global_batch_size=config.global_batch_size,
         micro_batch_size=config.micro_batch_size,
+        is_packed=config.packing,
     )
 
     def make(segment_step: int) -> list[MicroBatch]:

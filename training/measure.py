@@ -5,6 +5,7 @@ A rank connects to the stage's Unix socket and waits there, idle, until it is to
 """
 
 import dataclasses
+import importlib
 import json
 import logging
 import time
@@ -103,6 +104,8 @@ class BlockRunner:
             "bytes_per_real_byte": scale,
             "gradient_bucket_mib": [size * scale / 2**20 for size in made.strategy.gradient_bucket_bytes],
             "peak_memory_gib": _peak_memory_gib(self._ranks),
+            "warm_up_seconds": made.warm_up_seconds,
+            "can": _levers(made),
         }
 
     def ddp_timers(self, variant: Variant) -> dict[str, float]:
@@ -194,6 +197,20 @@ class BlockRunner:
         if key not in self._made:
             self._made[key] = make(variant, self._config, self._ranks)
         return self._made[key]
+
+
+def _levers(made: Made) -> list[str]:
+    """Return which ways of training the model would take: packing, early_tied_head."""
+    workload: Any = importlib.import_module(f"training.workloads.{made.config.workload}")
+    model, can = made.strategy.replica.module, list[str]()
+    if made.config.compile:
+        # What is tried here would be compiled for.
+        return can
+    if hasattr(workload, "can_pack") and workload.can_pack(model, made.config):
+        can.append("packing")
+    if hasattr(workload, "tied_weight") and workload.tied_weight(model) is not None:
+        can.append("early_tied_head")
+    return can
 
 
 def _peak_memory_gib(ranks: Ranks) -> float | None:

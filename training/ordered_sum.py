@@ -58,8 +58,8 @@ class OrderedSum:
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and gather twice, change nothing."""
-        for _ in range(2):
-            self.replica.add(self.replica.module, micro_batch, weight=0.0)
+        for part in self.replica.to_warm_up(micro_batch):
+            self.replica.add(self.replica.module, part, weight=0.0)
             self._added([], self.replica.take_gradient(), range(self._ranks.world_size))
             self.replica.forget_gradient()
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from training.config import TrainingConfig
-from training.data import MicroBatch
+from training.data import MicroBatch, dummy_micro_batch
 from training.weights import parameter_checksum, weights_of
 from training.workloads import Workload
 
@@ -23,9 +23,13 @@ class Replica:
     """
 
     def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, device: torch.device) -> None:
+        prepare = getattr(workload, "prepare", None)
+        if prepare is not None:
+            prepare(model, config)
         self.module = model.to(device).train()
         self.device = device
         self._workload = workload
+        self._chunk_rows = config.loss_chunk_rows
         self._has_dropout = workload.has_dropout(model)
         self._max_grad_norm = config.max_grad_norm
         self._dtype = _DTYPES[config.precision]
@@ -47,6 +51,10 @@ class Replica:
             self._optimizer.register_step_pre_hook(before_update(model))
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.head_weight: Tensor | None = None
+        """What the head multiplies by in place of its own weight: the same numbers with a gradient of their own."""
+        self._is_compiled = config.compile
+        self._seq_len = config.seq_len
         self.on_gradient: Callable[[Mapping[str, Tensor]], None] | None = None
         """Given the reduced gradient of every step before it is clipped; nobody listens while a training is timed."""
 
@@ -55,19 +63,30 @@ class Replica:
         """Whether a step with a non-finite gradient is a normal event: under fp16, until scaling cannot help."""
         return self._scaler.is_enabled() and self._scaler.get_scale() >= 1.0
 
+    def to_warm_up(self, micro_batch: MicroBatch) -> list[MicroBatch]:
+        """Return what to run before the first step: the micro-batch twice, and what else has to be compiled for."""
+        if not self._is_compiled:
+            return [micro_batch] * 2
+        # A single sequence is compiled for by itself; a dummy is one.
+        dummy = dummy_micro_batch(self._seq_len).to(self.device)
+        return [micro_batch, dummy, micro_batch]
+
     def add(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float) -> None:
         """Run forward and backward; `model` is the module itself or a wrapper around it.
 
         The gradient of (sum of the micro-batch's losses) x `weight` is added to the parameters'.
         """
-        self.add_backward(self.forward(model, micro_batch), weight=weight)
+        self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)
 
-    def forward(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
-        """Return the micro-batch's sum of losses, () float32: the first half of `add`."""
+    def forward(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float = 1.0) -> Tensor:
+        """Return the micro-batch's sum of losses, () float32: the first half of `add`; `weight`: the second's."""
         if self._has_dropout:
             torch.manual_seed(micro_batch.dropout_seed)
+        scale = self._scaler.scale(torch.full((), weight, device=self.device))
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            return self._workload.loss_sum(model, micro_batch)
+            return self._workload.loss_sum(
+                model, micro_batch, scale=scale, chunk_rows=self._chunk_rows, head_weight=self.head_weight
+            )
 
     def add_backward(self, loss_sum: Tensor, *, weight: float) -> None:
         """Add the gradient of what `forward` gave: the second half of `add`."""

@@ -5,6 +5,7 @@ Only the stage `measure` uses this; a training never does.
 
 import dataclasses
 import importlib
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ class Made:
     ranks: Ranks
     source: Slice
     plan: SegmentPlan
+    warm_up_seconds: float
+    """What came before the first step, compilation included."""
 
 
 def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
@@ -62,10 +65,15 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
     plan = plan_segment(
         source.lengths(config.seq_len), seed=config.seed, epoch=segment.epoch, rows=segment.range,
         global_batch_size=config.global_batch_size, micro_batch_size=config.micro_batch_size,
+        is_packed=config.packing,
     )  # fmt: skip
-    made = Made(strategy=strategy, config=config, ranks=ranks, source=source, plan=plan)
+    made = Made(strategy=strategy, config=config, ranks=ranks, source=source, plan=plan, warm_up_seconds=0.0)
     micro_batches = [part.to(ranks.device) for part in micro_batches_of(made, ranks, 1)]
+    ranks.synchronize()
+    started = time.perf_counter()
     strategy.warm_up(micro_batches[-1])
+    ranks.synchronize()
+    made = dataclasses.replace(made, warm_up_seconds=time.perf_counter() - started)
     for _ in range(2):
         strategy.train_step(micro_batches, num_tokens=plan.step(1).num_tokens, learning_rate=0.0)
     return made

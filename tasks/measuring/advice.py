@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tasks.measuring.account import estimate
 from tasks.measuring.arms import Arm, Cell, as_trained
 from tasks.measuring.blocks import Bench, Trials
@@ -23,6 +25,7 @@ _SHARE_OF_COMBINED = 0.3
 """Of the time: for the recommended changes all at once."""
 _ERROR_RATE = 0.05
 """Of all intervals of one cell together: the more knobs are tried, the wider each interval."""
+_COMPILED = "layers compiled"
 _BUCKETS_MIB = (5.0, 100.0)
 _LARGEST_BUCKET_MIB = 512
 """One bucket for all gradients is not tried beyond: nothing of it could be hidden behind the backward."""
@@ -46,10 +49,68 @@ class Knob:
         return _patch([self], cell)
 
 
-def knobs_for(params: Params, cell: str, *, device: str, buckets: Sequence[float]) -> list[Knob]:
-    """Return the changes that are worth trying on a cell; `buckets`: MiB of each of its buckets of gradients."""
-    spread, train = params.cells[cell], params.train
+def knobs_for(
+    params: Params, cell: str, *, device: str, buckets: Sequence[float], can: Sequence[str] = ()
+) -> list[Knob]:
+    """Return the changes that are worth trying on a cell.
+
+    `buckets`: MiB of each of its buckets of gradients; `can`: ways of training that its model takes.
+    """
+    train = params.train
+    knobs = _ddp_knobs(params, cell, buckets=buckets, can=can)
+    if "packing" in can and not train.packing:
+        knobs.append(
+            Knob(
+                key="train.packing",
+                change="rows packed into one sequence without padding",
+                overrides={"packing": True},
+                note="the same update to the rounding of sums: every cell is trained anew",
+            )
+        )
+    for factor in (2, 4):
+        size = train.micro_batch_size * factor
+        if all(train.global_batch_size % (size * other.world_size) == 0 for other in params.cells.values()):
+            knobs.append(
+                Knob(
+                    key="train.micro_batch_size",
+                    change=f"micro-batches of {size} samples instead of {train.micro_batch_size}",
+                    overrides={"micro_batch_size": size},
+                    note="changes every cell, and needs more memory",
+                )
+            )
+    return knobs + (_cuda_knobs(params) if device == "cuda" else [])
+
+
+def _cuda_knobs(params: Params) -> list[Knob]:
+    """Return what is not worth trying on a CPU: 16 bit is slow there, and compiling takes longer than all advice."""
     knobs = []
+    if params.train.precision == "fp32":
+        # Older GPUs have fast fp16 and slow bf16.
+        knobs += [
+            Knob(
+                key="train.precision",
+                change=f"{precision} in forward and backward",
+                overrides={"precision": precision},
+                note="changes what is computed: every cell is trained anew",
+            )
+            for precision in ("bf16", "fp16")
+        ]
+    if not params.train.compile and params.workload != "emulated":
+        knobs.append(
+            Knob(
+                key="train.compile",
+                change=_COMPILED,
+                overrides={"compile": True},
+                note="every cell is trained anew",
+            )
+        )
+    return knobs
+
+
+def _ddp_knobs(params: Params, cell: str, *, buckets: Sequence[float], can: Sequence[str]) -> list[Knob]:
+    """Return the options of ddp that are worth trying."""
+    spread, train = params.cells[cell], params.train
+    knobs: list[Knob] = []
     if spread.strategy == "ddp" and not train.exact:
         gradient_mib = sum(buckets)
         sizes = [size for size in _BUCKETS_MIB if size < gradient_mib]
@@ -68,26 +129,26 @@ def knobs_for(params: Params, cell: str, *, device: str, buckets: Sequence[float
                     overrides={"options": options},
                 )
             )
-    for factor in (2, 4):
-        size = train.micro_batch_size * factor
-        if all(train.global_batch_size % (size * other.world_size) == 0 for other in params.cells.values()):
+        if spread.options.get("gradient_hook", "none") == "none" and not spread.options.get("early_tied_head"):
+            options = {**spread.options, "gradient_hook": "bf16"}
             knobs.append(
                 Knob(
-                    key="train.micro_batch_size",
-                    change=f"micro-batches of {size} samples instead of {train.micro_batch_size}",
-                    overrides={"micro_batch_size": size},
-                    note="changes every cell, and needs more memory",
+                    key="options.exchange",
+                    change="gradients exchanged in bf16",
+                    overrides={"options": options},
+                    note="rounds every rank's gradient to 8 bits: the certificate then allows for that",
                 )
             )
-    if device == "cuda" and train.precision == "fp32":
-        knobs.append(
-            Knob(
-                key="train.precision",
-                change="bf16 in forward and backward",
-                overrides={"precision": "bf16"},
-                note="changes what is computed: every cell is trained anew",
-            )
-        )
+            if "early_tied_head" in can:
+                options = {**spread.options, "early_tied_head": True}
+                knobs.append(
+                    Knob(
+                        key="options.exchange",
+                        change="the head's gradient exchanged at the beginning of the backward",
+                        overrides={"options": options},
+                        note="the same update to the rounding of sums; one gradient of the embedding more in memory",
+                    )
+                )
     return knobs
 
 
@@ -103,8 +164,8 @@ def advise(
     # The counterfactuals have had their turn; their memory goes to what is tried.
     bench.forget()
     bench.build([plain])
-    buckets = bench.facts(plain)[0]["gradient_bucket_mib"]
-    knobs = knobs_for(params, cell.name, device=device, buckets=buckets)
+    facts = bench.facts(plain)[0]
+    knobs = knobs_for(params, cell.name, device=device, buckets=facts["gradient_bucket_mib"], can=facts["can"])
     if not knobs:
         return None
     if not has_room([plain, *(_arm(cell, [knob]) for knob in knobs)]):
@@ -147,6 +208,8 @@ def _try(
             confidence=confidence,
         )  # fmt: skip
         notes = [knob.note for knob in knobs if knob.note]
+        if any(knob.change == _COMPILED for knob in knobs):
+            notes.append(_break_even(bench, plain, arm, trials))
         advised.append(
             Advised(
                 cell=cell.name,
@@ -158,6 +221,17 @@ def _try(
             )
         )
     return advised
+
+
+def _break_even(bench: Bench, plain: Arm, arm: Arm, trials: Trials) -> str:
+    """Return after how many steps what compiling takes is won back."""
+    once = max(one["warm_up_seconds"] for one in bench.facts(arm))
+    once -= max(one["warm_up_seconds"] for one in bench.facts(plain))
+    before, after = (float(np.median(trials.by_round(one.name))) for one in (plain, arm))
+    if before <= after:
+        return f"compiling takes {once:.1f} s"
+    num_steps = once / (before - after)
+    return f"compiling takes {once:.1f} s at the start of every launch, won back after {num_steps:,.0f} steps"
 
 
 def _arm(cell: Cell, knobs: Sequence[Knob]) -> Arm:
@@ -178,7 +252,7 @@ def _patch(knobs: Sequence[Knob], cell: str) -> str:
             if name == "options":
                 options |= value
             else:
-                train.append(f"  {name}: {value}")
+                train.append(f"  {name}: {str(value).lower() if isinstance(value, bool) else value}")
     lines = ["train:", *train] if train else []
     if options:
         written = ", ".join(f"{name}: {str(value).lower()}" for name, value in options.items())

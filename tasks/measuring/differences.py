@@ -58,10 +58,18 @@ def difference(found: Mapping[str, "Tensor"], expected: Mapping[str, "Tensor"]) 
     )
 
 
-def tolerance(noise_floor: float) -> float:
+EXCHANGE_EPS = {"none": FP32_EPS, "bf16": 2.0**-15, "fp16": 2.0**-17}
+"""What the rounding of fp32 becomes in a gradient exchanged in 16 bit.
+
+A sum that is off by 2^-23 falls on the other side of a boundary of bf16 once in 2^15 times, and is then off by 2^-8: in
+the L2 norm of all elements 2^-15.5.
+"""
+
+
+def tolerance(noise_floor: float, rounding: float = FP32_EPS) -> float:
     """Return the relative L2 difference that a right trainer stays below, given that of re-ordered sums.
 
-    MARGIN x the floor; and MARGIN x the rounding of fp32 where the floor is smaller than that, as it is where there are
-    too few terms to re-order.
+    MARGIN x the floor; and MARGIN x `rounding`, that of fp32, where the floor is smaller than that, as it is where
+    there are too few terms to re-order.
     """
-    return MARGIN * max(noise_floor, FP32_EPS)
+    return MARGIN * max(noise_floor, rounding)

@@ -6,8 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
+
+from training.data import MicroBatch
+
+_PACKED = "reference-packed"
 
 
 def loss_of_rows(model_dir: Path, rows: Iterable[np.ndarray], *, device: str) -> tuple[float, int]:
@@ -32,16 +37,87 @@ def loss_of_rows(model_dir: Path, rows: Iterable[np.ndarray], *, device: str) ->
     return loss_sum, num_tokens
 
 
-def load_model(model_dir: Path, *, device: str) -> Any:
-    """Return the base model in fp32, ready to be trained."""
+def load_model(model_dir: Path, *, device: str, is_packed: bool = False) -> Any:
+    """Return the base model in fp32, ready to be trained; packed: on several documents in one sequence."""
     logging.disable_progress_bar()
+    AttentionInterface.register(_PACKED, _attend_packed)
     model: Any = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, trust_remote_code=False
+        model_dir,
+        dtype=torch.float32,
+        attn_implementation=_PACKED if is_packed else "sdpa",
+        local_files_only=True,
+        trust_remote_code=False,
     )
     return model.to(device).train()
 
 
-def loss_sum(model: Any, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the summed loss (nats) over a micro-batch's labels; -100 is no label."""
-    logits = model(input_ids=input_ids, use_cache=False).logits.float()
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
+def loss_sum(model: Any, micro_batch: MicroBatch, *, chunk_rows: int) -> torch.Tensor:
+    """Return the summed loss (nats) over a micro-batch's labels; -100 is no label.
+
+    Where the head is a matrix, so many labels at a time: in 16 bit each chunk's gradients are rounded by themselves.
+    """
+    inputs: dict[str, Any] = {"input_ids": micro_batch.input_ids, "use_cache": False}
+    if micro_batch.documents is not None:
+        lengths = micro_batch.documents.lengths
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        inputs |= {"position_ids": positions[None].to(model.device), "lengths": lengths}
+    has_label = micro_batch.labels.flatten() != -100
+    labels = micro_batch.labels.flatten()[has_label]
+    if not _ends_with_matrix(model):
+        logits = model(**inputs).logits.flatten(0, 1)[has_label].float()
+        return torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    hidden = model.base_model(**inputs).last_hidden_state.flatten(0, 1)[has_label]
+    matrix = model.get_output_embeddings().weight
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
+    parts = list(zip(hidden.split(chunk_rows), labels.split(chunk_rows), strict=True))
+    with torch.autocast(kind, enabled=False):
+        losses = [
+            checkpoint(_chunk_loss, part, matrix, labels_of_part, dtype, use_reentrant=False)
+            # The last first: a backward begins with what was computed last, and so adds from the first one on.
+            for part, labels_of_part in reversed(parts)
+        ]
+    return torch.stack(losses).sum()
+
+
+def _chunk_loss(hidden: torch.Tensor, matrix: torch.Tensor, labels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the loss, whose gradient is written out: softmax - 1 at the label."""
+    logits = torch.nn.functional.linear(hidden.to(dtype), matrix.to(dtype)).float()
+    log_probabilities = logits.detach().log_softmax(1)
+    loss = -log_probabilities.gather(1, labels[:, None]).sum()
+    gradient = log_probabilities.exp()
+    gradient[torch.arange(len(labels)), labels] -= 1
+    product = (logits * gradient).sum()
+    return product + (loss - product.detach())
+
+
+def _ends_with_matrix(model: Any) -> bool:
+    """Return whether the logits are the last hidden state times a matrix; tried once."""
+    if not hasattr(model, "ends_with_matrix"):
+        head, tokens = model.get_output_embeddings(), torch.arange(5, device=model.device)[None]
+        with torch.no_grad(), torch.autocast(model.device.type, enabled=False), torch.random.fork_rng():
+            model.eval()
+            logits, hidden = model(tokens).logits, model.base_model(tokens).last_hidden_state
+            model.train()
+            product = torch.nn.functional.linear(hidden, head.weight)
+        model.ends_with_matrix = getattr(head, "bias", None) is None and torch.allclose(
+            logits, product, rtol=1e-4, atol=1e-5 * float(logits.abs().max())
+        )
+    return bool(model.ends_with_matrix)
+
+
+def _attend_packed(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, *,
+    dropout: float = 0.0, scaling: float | None = None, lengths: tuple[int, ...] | None = None, **_: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """Return each document's own attention; tensors are (1, heads, length, head_dim)."""
+    found, start = [], 0
+    for length in lengths or [query.shape[2]]:
+        q, k, v = (part[:, :, start : start + length] for part in (query, key, value))
+        found.append(
+            torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=scaling, dropout_p=dropout, enable_gqa=query.shape[1] != key.shape[1]
+            )
+        )
+        start += length
+    return torch.cat(found, dim=2).transpose(1, 2).contiguous(), None

@@ -71,8 +71,21 @@ def shuffled(step: StepPlan, number: int) -> list[list[int]]:
     return [np.random.default_rng(number).permutation(len(step.micro_batches)).tolist()]
 
 
-OTHER_ORDERS: list[Order] = [as_one_rank, shuffled]
-"""Orders that are as right as the ranks'; what they give differs by rounding alone."""
+def other_orders(config: TrainingConfig) -> list[Order]:
+    """Return orders that are as right as the ranks'; what they give differs by rounding alone.
+
+    Where gradients are exchanged in 16 bit each rank's are rounded, so that what a rank adds up stays together.
+    """
+    if config.options.get("gradient_hook", "none") == "none":
+        return [as_one_rank, shuffled]
+    ranks = as_ranks(config)
+    return [
+        lambda step, number: [group[::-1] for group in reversed(ranks(step, number))],
+        lambda step, number: [
+            np.random.default_rng([number, rank]).permutation(group).tolist()
+            for rank, group in enumerate(ranks(step, number))
+        ],
+    ]
 
 
 class OneProcess:
@@ -82,7 +95,7 @@ class OneProcess:
         torch.set_num_threads(config.threads_per_rank)
         self._config = config
         self._workload: Any = importlib.import_module(f"tasks.reference.{config.workload}")
-        self._model = self._workload.load_model(config.model_dir, device=config.device)
+        self._model = self._workload.load_model(config.model_dir, device=config.device, is_packed=config.packing)
         self._named = {name: part for name, part in self._model.named_parameters() if part.requires_grad}
         self.start_weights = {name: part.detach().to("cpu", copy=True) for name, part in self._named.items()}
         """The base model's weights, on the CPU."""
@@ -125,27 +138,28 @@ class OneProcess:
         """Leave in every parameter's `grad` the gradient of the mean loss over the labels of all groups.
 
         As on N ranks, what a rank adds up is N times too large and then divided by N, which matters where fp16
-        overflows.
+        overflows; and exchanged in the dtype that the config asks for.
         """
         config, parameters = self._config, list(self._named.values())
         dtype = _DTYPES[config.precision]
         scale = 1 if config.exact else config.world_size
         num_labels = sum(int((part.labels != IGNORED_LABEL).sum()) for group in groups for part in group)
+        exchanged_as = _DTYPES.get(config.options.get("gradient_hook", "none"), torch.float32)
         totals: list[Tensor | None] = [None] * len(parameters)
         for group in groups:
             for part in group:
                 torch.manual_seed(part.dropout_seed)
                 with torch.autocast(config.device, dtype, enabled=dtype != torch.float32):
-                    loss = self._workload.loss_sum(self._model, part.input_ids, part.labels)
+                    loss = self._workload.loss_sum(self._model, part, chunk_rows=config.loss_chunk_rows)
                 scaler.scale(loss * (scale / max(num_labels, 1))).backward()
             for index, parameter in enumerate(parameters):
                 total, mine = totals[index], parameter.grad
                 if mine is not None:
-                    mine.div_(scale)
+                    mine = mine.to(exchanged_as).div_(scale)
                     totals[index] = mine if total is None else total.add_(mine)
                 parameter.grad = None
         for parameter, total in zip(parameters, totals, strict=True):
-            parameter.grad = total
+            parameter.grad = None if total is None else total.to(parameter.dtype)
 
 
 def _steps(config: TrainingConfig) -> Iterator[tuple[int, StepPlan, list[MicroBatch], float]]:
@@ -155,6 +169,7 @@ def _steps(config: TrainingConfig) -> Iterator[tuple[int, StepPlan, list[MicroBa
     plan = plan_segment(
         source.lengths(config.seq_len), seed=config.seed, epoch=segment.epoch, rows=segment.range,
         global_batch_size=config.global_batch_size, micro_batch_size=config.micro_batch_size,
+        is_packed=config.packing,
     )  # fmt: skip
     for number in range(1, plan.num_steps + 1):
         step = plan.step(number)

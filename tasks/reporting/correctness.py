@@ -120,11 +120,19 @@ def starts_from_base_model(outputs: Outputs) -> Finding:
     )
 
 
+def _precision_of_updates(outputs: Outputs) -> str:
+    """Return the precision of forward and backward, or of the exchange of gradients where that has 16 bits."""
+    hooks = [cell.options.get("gradient_hook", "none") for cell in outputs.params.cells.values()]
+    exchanged = next((hook for hook in hooks if hook != "none"), "fp32")
+    own = outputs.params.train.precision
+    return own if own != "fp32" else exchanged
+
+
 def loss_curves_coincide(outputs: Outputs) -> Finding:
     """Check that every cell's loss follows the baseline's, step by step."""
     if not outputs.others:
         return not_checked("only one cell")
-    precision = outputs.params.train.precision
+    precision = _precision_of_updates(outputs)
     early_tolerance, late_tolerance = _EARLY_TOLERANCE[precision], _LATE_TOLERANCE[precision]
     baseline = outputs.baseline.steps
     problems, seen = [], []

@@ -1,10 +1,15 @@
 """Was the whole gradient exchanged once per optimizer step? What the ranks counted, against what DDP's buckets need."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from tasks.reporting import wording
 from tasks.reporting.gate import Finding, Number, Numbers, finding, not_checked
 from tasks.reporting.outputs import Outputs, RunOutputs, SegmentOutputs
 
 _BYTES_PER_GRADIENT = 4
+_SHARE_SENT = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
+"""Of the gradient's fp32 bytes, by the strategy's option gradient_hook."""
 
 
 def gradients_synchronised(outputs: Outputs) -> Finding:
@@ -22,7 +27,8 @@ def gradients_synchronised(outputs: Outputs) -> Finding:
             elif is_exact:
                 found = _of_gathers(run, segment, gradient_bytes)
             else:
-                found = _of_all_reduces(run, segment, gradient_bytes)
+                options = outputs.params.cells[run.facts.cell].options
+                found = _of_all_reduces(run, segment, gradient_bytes, options)
             problems += [(segment, found)] if found else []
     seen = [_described(cell, run, is_exact) for cell, run in outputs.runs.items() if run.facts.world_size > 1]
     if not seen and not problems:
@@ -41,9 +47,13 @@ def _of_one_rank(segment: SegmentOutputs) -> str | None:
     return f"one rank, yet {number} exchanges of gradients" if number else None
 
 
-def _of_all_reduces(run: RunOutputs, segment: SegmentOutputs, gradient_bytes: int) -> str | None:
+def _of_all_reduces(
+    run: RunOutputs, segment: SegmentOutputs, gradient_bytes: int, options: Mapping[str, Any]
+) -> str | None:
     facts, buckets, accumulated = segment.facts, segment.facts.gradient_bucket_bytes, run.facts.grad_accum_steps
-    counted, steps, needed = facts.num_all_reduces, facts.num_steps, max(1, len(buckets))
+    # The head of a tied embedding goes first and by itself; of the embedding, some rows follow.
+    num_of_rows = 1 if options.get("early_tied_head") else 0
+    counted, steps, needed = facts.num_all_reduces, facts.num_steps, max(1, len(buckets)) + num_of_rows
     if counted < needed * steps:
         why = "never exchanged" if counted == 0 else "not all exchanged in every step"
         return f"{counted} all-reduces where {needed * steps} are needed: gradients were {why}"
@@ -55,10 +65,14 @@ def _of_all_reduces(run: RunOutputs, segment: SegmentOutputs, gradient_bytes: in
             f"{counted / steps:g} all-reduces per step where 1 exchange of the {wording.counted(needed, 'bucket')} is "
             f"needed: synchronised {when if accumulated > 1 else 'more than once'}"
         )
-    if facts.num_all_reduce_bytes != sum(buckets) * steps:
+    sent = int(sum(buckets) * steps * _SHARE_SENT[options.get("gradient_hook", "none")])
+    most = sent + num_of_rows * buckets[0] * steps if buckets else sent
+    if not sent <= facts.num_all_reduce_bytes <= most:
+        hook = options.get("gradient_hook", "none")
         return (
             f"{facts.num_all_reduce_bytes / steps:,.0f} bytes were exchanged per step, the "
             f"{wording.counted(len(buckets), 'bucket')} hold {sum(buckets):,}"
+            f"{'' if hook == 'none' else f', in {hook} {sent // steps:,}'}"
         )
     if sum(buckets) != gradient_bytes:
         return f"the buckets hold {sum(buckets):,} bytes, the gradient of all parameters has {gradient_bytes:,}"

@@ -38,12 +38,14 @@ def list_of(prefix: str, names: tuple[str, ...] | list[str]) -> str:
 
 
 def require_options(options: dict[str, Any], strategy: str) -> None:
-    """Raise ValueError unless the strategy has these options and each value is of the kind of its default."""
+    """Raise ValueError unless the strategy has these options, each with one of its words or the kind of its default."""
     known = options_of(strategy)
     for name, value in options.items():
         require_one_of("options", name, sorted(known))
         default = known[name]
-        if isinstance(default, bool):
+        if isinstance(default, tuple):
+            is_right, allowed, default = value in default, ", ".join(default), default[0]
+        elif isinstance(default, bool):
             is_right, allowed = isinstance(value, bool), "true or false"
         else:
             is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
@@ -51,9 +53,23 @@ def require_options(options: dict[str, Any], strategy: str) -> None:
         if not is_right:
             raise ValueError(f"options.{name}: got {value!r}; allowed: {allowed} (default {default})")
 
+    if options.get("early_tied_head") and options.get("gradient_hook", "none") != "none":
+        hook = options["gradient_hook"]
+        raise ValueError(f"options.early_tied_head: got true with gradient_hook {hook}; allowed: gradient_hook none")
+
+
+def require_plain_exchange(cell: str, options: dict[str, Any]) -> None:
+    """Raise ValueError if the options change how gradients are exchanged: in exact mode DDP does not do that."""
+    for name in ("gradient_hook", "early_tied_head"):
+        if options.get(name, False) not in (False, "none"):
+            raise ValueError(f"{cell}.options.{name}: got {options[name]} with train.exact; allowed: exact: false")
+
 
 def options_of(strategy: str) -> dict[str, Any]:
-    """Return the options of a strategy with their defaults: the literal OPTIONS in its file, without importing it."""
+    """Return the options of a strategy with their defaults: the literal OPTIONS in its file, without importing it.
+
+    A tuple is a choice of words, of which the first is the default.
+    """
     tree = ast.parse((_PROJECT / "training/strategies" / f"{strategy}.py").read_text(encoding="utf-8"))
     for part in tree.body:
         if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "OPTIONS":

@@ -14,6 +14,7 @@ from typing import Any
 from tasks.params import Params
 from tasks.stage.failure import (
     STORAGE_ERRORS,
+    ConfigurationError,
     DataError,
     DistributedError,
     DivergedError,
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 _GRACE_SECONDS = 12.0
 _LAUNCHES_KEPT = 5
 _KINDS: dict[int, type[StageError]] = {
+    ExitCode.CONFIGURATION: ConfigurationError,
     ExitCode.DATA: DataError,
     ExitCode.RESOURCES: ResourceError,
     ExitCode.DIVERGED: DivergedError,

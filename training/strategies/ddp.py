@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,19 +16,30 @@ from training.distributed import Ranks
 from training.ordered_sum import OrderedSum
 from training.replica import Replica
 from training.strategies import StepResult, Strategy
+from training.tied_head import TiedHead
 from training.workloads import Workload
 
-GradientHook = Callable[[object, dist.GradBucket], Future[Tensor]]
+GradientHook = Callable[[Any, dist.GradBucket], Future[Tensor]]
 
 # Buffers of our models are constants; broadcasting them before every forward would be communication for nothing.
 # torch 2.15 renames the option.
 _PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
 _NO_BUFFER_SYNC: Any = {"forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers": False}
+_IN_16_BIT = {"bf16": default_hooks.bf16_compress_wrapper, "fp16": default_hooks.fp16_compress_wrapper}
 
+OPTIONS = {
+    "bucket_mib": None,
+    "static_graph": False,
+    "bucket_view": True,
+    "gradient_hook": ("none", "bf16", "fp16"),
+    "early_tied_head": False,
+}
+"""What params.yaml may say under `options` of a cell with this strategy, and the defaults, the first of several words.
 
-OPTIONS = {"bucket_mib": None, "static_graph": False}
-"""What params.yaml may say under `options` of a cell with this strategy, and the defaults: how large a bucket of
-gradients is (MiB; null: 25 and a first one of 1), and whether DDP may take every step for the same graph."""
+bucket_mib: how large a bucket of gradients is (MiB; null: 25 and a first one of 1). static_graph: whether DDP may take
+every step for the same graph. bucket_view: whether gradients live in the buckets instead of being copied there.
+gradient_hook: the dtype in which gradients are exchanged; none: fp32. early_tied_head: whether the head's part of a
+tied embedding's gradient is exchanged at the beginning of the backward (training/tied_head.py)."""
 
 
 def build(
@@ -40,24 +52,28 @@ def build(
     replica = Replica(model, workload, config, ranks.device)
     if config.exact:
         return OrderedSum(replica, ranks)
-    options: dict[str, Any] = {**OPTIONS, **config.options}
+    options: dict[str, Any] = {**_defaults(), **config.options}
     emulated = getattr(workload, "bucket_mib", None)
     if emulated is not None:
         # A workload that emulates a device has far smaller gradients than it says.
         options["bucket_mib"] = emulated(model, options["bucket_mib"])
-    return Ddp(replica, ranks, hook=_hook(model, workload, communicates=communicates), **options)
+    exchange = None if communicates else _keep_own
+    if options.pop("early_tied_head"):
+        options["tied_head"] = TiedHead(replica, workload, ranks, communicates=communicates)
+    return Ddp(replica, ranks, hook=_hook(model, workload, communicates=communicates) or exchange, **options)
+
+
+def _defaults() -> dict[str, Any]:
+    return {name: value[0] if isinstance(value, tuple) else value for name, value in OPTIONS.items()}
 
 
 def _hook(model: nn.Module, workload: Workload, *, communicates: bool) -> GradientHook | None:
-    """Return what exchanges a bucket of gradients, None: DDP's own all-reduce.
-
-    A workload that emulates a device offers a hook that emulates its links.
-    """
+    """Return what a workload that emulates a device offers to exchange a bucket of gradients over emulated links."""
     emulated = getattr(workload, "gradient_hook", None)
-    if emulated is not None:
-        hook: GradientHook = emulated(model, communicates=communicates)
-        return hook
-    return None if communicates else _keep_own
+    if emulated is None:
+        return None
+    hook: GradientHook = emulated(model, communicates=communicates)
+    return hook
 
 
 class Ddp:
@@ -68,28 +84,39 @@ class Ddp:
         replica: Replica,
         ranks: Ranks,
         *,
-        bucket_mib: float | None,
-        static_graph: bool,
+        bucket_mib: float | None = None,
+        static_graph: bool = False,
+        bucket_view: bool = True,
+        gradient_hook: str = "none",
+        tied_head: TiedHead | None = None,
         hook: GradientHook | None = None,
     ) -> None:
         self.replica = replica
         self._world_size = ranks.world_size
         self._group: Any = ranks.gradient_group
+        self._tied_head = tied_head
         self._wrapped = DistributedDataParallel(
             replica.module,
             process_group=self._group,
-            gradient_as_bucket_view=True,
+            gradient_as_bucket_view=bucket_view,
             bucket_cap_mb=bucket_mib,
             static_graph=static_graph,
             **_NO_BUFFER_SYNC,
         )
+        self._rebuilt_bucket_bytes: list[int] = []
+        self._num_sent_bytes: int | None = None
+        if gradient_hook in _IN_16_BIT:
+            self._num_sent_bytes = 0
+            # Inside the conversion: what is counted is what the all-reduce is given.
+            hook = _IN_16_BIT[gradient_hook](self._counting(hook or default_hooks.allreduce_hook))
         if hook is not None:
             self._wrapped.register_comm_hook(self._group, hook)
-        self._rebuilt_bucket_bytes: list[int] = []
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_tokens: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
         before = self._num_collectives()
+        if self._num_sent_bytes is not None:
+            self._num_sent_bytes = 0
         # DDP averages over ranks, the loss is a mean over tokens: undo the division by the number of ranks.
         weight = self._world_size / max(num_tokens, 1)
         *earlier, last = micro_batches
@@ -97,31 +124,66 @@ class Ddp:
         with self._wrapped.no_sync():
             for micro_batch in earlier:
                 self.replica.add(self._wrapped, micro_batch, weight=weight)
+        self._begin_exchange()
         self.replica.add(self._wrapped, last, weight=weight)
+        num_head_bytes = self._end_exchange(last)
         num_all_reduces = self._num_collectives() - before
         loss_sum, grad_norm = self.replica.step(learning_rate)
         return StepResult(
             loss_sum=loss_sum,
             grad_norm=grad_norm,
             num_all_reduces=num_all_reduces,
-            num_all_reduce_bytes=_bytes_of(num_all_reduces, self.gradient_bucket_bytes),
+            num_all_reduce_bytes=num_head_bytes + self._num_bucket_bytes(num_all_reduces),
         )
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and all-reduce twice, change nothing; DDP fixes its buckets in between."""
-        for _ in range(2):
-            self.replica.add(self._wrapped, micro_batch, weight=0.0)
+        for part in self.replica.to_warm_up(micro_batch):
+            self._begin_exchange()
+            self.replica.add(self._wrapped, part, weight=0.0)
+            self._end_exchange(micro_batch)
             self.replica.forget_gradient()
 
     @property
     def gradient_bucket_bytes(self) -> list[int]:
-        """Bytes of each of DDP's buckets, as DDP reports them; it builds them anew after the first step."""
+        """Bytes of gradient (fp32) in each exchange: the early one, and DDP's buckets as DDP reports them.
+
+        DDP builds its buckets anew after the first step.
+        """
+        early = [] if self._tied_head is None else [self._tied_head.num_bytes]
+        return early + self._ddp_bucket_bytes
+
+    @property
+    def _ddp_bucket_bytes(self) -> list[int]:
         if not self._rebuilt_bucket_bytes:
             facts: Any = self._wrapped._get_ddp_logging_data()
             if "rebuilt_bucket_sizes" not in facts:
                 return _numbers_in(facts["bucket_sizes"])
             self._rebuilt_bucket_bytes = _numbers_in(facts["rebuilt_bucket_sizes"])
         return self._rebuilt_bucket_bytes
+
+    def _begin_exchange(self) -> None:
+        if self._tied_head is not None:
+            self._tied_head.exchange_in_next_backward()
+
+    def _end_exchange(self, micro_batch: MicroBatch) -> int:
+        """Return the bytes that were exchanged beside DDP's buckets."""
+        return 0 if self._tied_head is None else self._tied_head.finish(micro_batch)
+
+    def _counting(self, hook: GradientHook) -> GradientHook:
+        def count(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+            assert self._num_sent_bytes is not None
+            self._num_sent_bytes += bucket.buffer().nbytes
+            return hook(group, bucket)
+
+        return count
+
+    def _num_bucket_bytes(self, num_all_reduces: int) -> int:
+        """Return the bytes that were exchanged in DDP's buckets."""
+        if self._num_sent_bytes is not None:
+            return self._num_sent_bytes
+        num_early = 0 if self._tied_head is None else self._tied_head.num_exchanges
+        return _bytes_of(num_all_reduces - num_early, self._ddp_bucket_bytes)
 
     def _num_collectives(self) -> int:
         """Return how many collectives the group of the gradients has begun: counted by torch, not by us."""

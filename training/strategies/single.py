@@ -35,6 +35,6 @@ class Single:
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward and backward, change nothing."""
-        for _ in range(2):
-            self.replica.add(self.replica.module, micro_batch, weight=0.0)
+        for part in self.replica.to_warm_up(micro_batch):
+            self.replica.add(self.replica.module, part, weight=0.0)
             self.replica.forget_gradient()

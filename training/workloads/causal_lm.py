@@ -1,5 +1,10 @@
 """Causal language modelling: predict the next token of every position, as transformers' own models do."""
 
+import contextlib
+import os
+import shutil
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.data import IGNORED_LABEL, MicroBatch
+from training import packed_attention
+from training.config import TrainingConfig
+from training.data import Documents, MicroBatch
+from training.failure import UnfitModelError
+from training.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
 from training.weights import load_weights
+
+_PLAIN_HEADS: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
 
 
 def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
@@ -43,12 +54,180 @@ def has_dropout(model: nn.Module) -> bool:
     return any(isinstance(rate, int | float) and rate > 0 for rate in rates)
 
 
-def loss_sum(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+def prepare(model: nn.Module, config: TrainingConfig) -> None:
+    """Have the model take the micro-batches that the config asks for, and compile its layers if it says so.
+
+    Raises UnfitModelError, in one line, for packed ones if each row would not have the loss that it has alone; and
+    where there is no compiler.
+    """
+    if config.packing:
+        _attend_within_documents(model)
+        _require_separate_documents(model, config)
+    if config.compile and config.packing and config.device == "cpu":
+        raise UnfitModelError(
+            "compile: true with packing: true, but on CPU packed attention runs document by document, which would be "
+            "compiled anew for every number of them; use one of the two"
+        )
+    if config.compile:
+        # Asked before: what is tried here need not be compiled for.
+        _has_plain_head(model)
+        _compile_layers(model, config.device)
+
+
+def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
+    """Return whether `prepare` would take the model for packed micro-batches; leaves it as it is."""
+    whole: Any = model
+    before = whole.config._attn_implementation
+    try:
+        _attend_within_documents(model)
+        _require_separate_documents(model, config)
+    except UnfitModelError:
+        return False
+    finally:
+        whole.set_attn_implementation(before)
+    return True
+
+
+def _attend_within_documents(model: Any) -> None:
+    packed_attention.register()
+    model.set_attn_implementation(packed_attention.NAME)
+
+
+def _compile_layers(model: nn.Module, device: str) -> None:
+    """Have each layer compiled at its first call, for any length: they are alike, so that one compilation serves all.
+
+    Layer by layer the gradients still come in time to be exchanged during the backward.
+    """
+    compilers = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
+    if device == "cpu" and not any(shutil.which(name) for name in compilers):
+        raise UnfitModelError(
+            f"compile: true needs a C++ compiler on CPU, and there is no {' or '.join(compilers)}; install one or use "
+            "compile: false"
+        )
+    # In this process: helpers of its own would outlive a rank that is killed.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    import torch._dynamo
+    import torch.fx.experimental._config as shapes
+
+    # Else a length that happens to equal the hidden size is taken to be always that.
+    shapes.use_duck_shape = False
+    # It cuts a whole model's graph where DDP's buckets end; layers are cut already.
+    torch._dynamo.config.optimize_ddp = False
+    layers = next((part for part in model.modules() if isinstance(part, nn.ModuleList)), [model])
+    for layer in layers:
+        layer.compile(dynamic=True)
+
+
+def loss_sum(
+    model: nn.Module,
+    micro_batch: MicroBatch,
+    *,
+    scale: Tensor | None = None,
+    chunk_rows: int = DEFAULT_CHUNK_ROWS,
+    head_weight: Tensor | None = None,
+) -> Tensor:
     """Return the summed cross-entropy (nats) of the micro-batch's label tokens: () float32.
 
-    No attention mask is passed: attention is causal and the padding stands last, so the fast kernels stay open.
+    No attention mask is passed: attention is causal and the padding stands last, so the fast kernels stay open. Only
+    positions with a label go through the head, `chunk_rows` of them at a time where the head is a plain matrix; `scale`
+    as in linear_cross_entropy. `head_weight` stands in for the head's own weight.
     """
-    logits = model(input_ids=micro_batch.input_ids, use_cache=False).logits
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), micro_batch.labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
-    )
+    whole: Any = getattr(model, "module", model)
+    inputs = {"input_ids": micro_batch.input_ids, "use_cache": False, **_where_documents_are(whole, micro_batch)}
+    targets = micro_batch.labels.flatten().index_select(0, micro_batch.label_places)
+    if not _has_plain_head(whole):
+        logits = model(**inputs).logits.flatten(0, 1).index_select(0, micro_batch.label_places)
+        return F.cross_entropy(logits.float(), targets, reduction="sum")
+    with _without_head(whole) as head:
+        hidden = model(**inputs).logits.flatten(0, 1).index_select(0, micro_batch.label_places)
+    weight = head.weight if head_weight is None else head_weight
+    return linear_cross_entropy(hidden, weight, targets, chunk_rows=chunk_rows, scale=scale)
+
+
+def tied_weight(model: nn.Module) -> nn.Parameter | None:
+    """Return the matrix that is both embedding and head; None if they are two, or the head is more than a matrix."""
+    whole: Any = model
+    head, embedding = whole.get_output_embeddings(), whole.get_input_embeddings()
+    is_tied = head is not None and head.weight is embedding.weight and _has_plain_head(model)
+    return head.weight if is_tied else None
+
+
+def _where_documents_are(model: Any, micro_batch: MicroBatch) -> dict[str, Any]:
+    """Return what packed_attention.attend is to know, which the models of transformers hand on to it."""
+    documents = micro_batch.documents
+    if documents is None:
+        return {}
+    where: dict[str, Any] = {"position_ids": documents.position_ids}
+    if micro_batch.input_ids.is_cuda and torch.is_autocast_enabled("cuda") and not has_dropout(model):
+        return where | {"document_boundaries": documents.boundaries, "longest_document": max(documents.lengths)}
+    return where | {"document_lengths": documents.lengths}
+
+
+@contextlib.contextmanager
+def _without_head(model: Any) -> Iterator[nn.Linear]:
+    """Have the model give what it would put through its head, while inside; yield the head."""
+    head: nn.Linear = model.get_output_embeddings()
+    head.forward = _as_it_is  # type: ignore[method-assign, assignment]
+    try:
+        yield head
+    finally:
+        del head.forward
+
+
+def _as_it_is(hidden: Tensor) -> Tensor:
+    return hidden
+
+
+def _has_plain_head(model: Any) -> bool:
+    """Return whether the logits are the last hidden state times a matrix and nothing else; asked once per model.
+
+    Some architectures scale or cap them. That is not guessed from names but tried.
+    """
+    if model not in _PLAIN_HEADS:
+        head = model.get_output_embeddings()
+        _PLAIN_HEADS[model] = type(head) is nn.Linear and head.bias is None and _is_product(model)
+    return _PLAIN_HEADS[model]
+
+
+def _is_product(model: Any) -> bool:
+    input_ids = torch.arange(1, 9, device=model.device)[None] % model.config.vocab_size
+    with _evaluating(model):
+        logits = model(input_ids=input_ids, use_cache=False).logits
+        with _without_head(model) as head:
+            hidden = model(input_ids=input_ids, use_cache=False).logits
+        return torch.allclose(logits, F.linear(hidden, head.weight), rtol=1e-4, atol=1e-5 * float(logits.abs().max()))
+
+
+def _require_separate_documents(model: Any, config: TrainingConfig) -> None:
+    """Raise UnfitModelError unless rows in one sequence have the hidden states that each has alone: tried on two."""
+    first, second = (torch.arange(start, start + 8, device=model.device) % model.config.vocab_size for start in (1, 5))
+    why = "its positions or its attention cannot begin anew in the middle of a sequence"
+    window = getattr(model.config, "sliding_window", None)
+    if window is not None and getattr(model.config, "use_sliding_window", True) and window < config.seq_len:
+        why = f"its attention has a window of {window} tokens, fewer than seq_len"
+    else:
+        documents = Documents(
+            lengths=(8, 8), boundaries=torch.tensor([0, 8, 16], dtype=torch.int32),
+            position_ids=torch.arange(8, device=model.device).repeat(2)[None],
+        )  # fmt: skip
+        with _evaluating(model), contextlib.suppress(TypeError):
+            alone = [model(input_ids=row[None], use_cache=False).logits for row in (first, second)]
+            together = model(
+                input_ids=torch.cat([first, second])[None], use_cache=False,
+                position_ids=documents.position_ids, document_lengths=documents.lengths,
+            ).logits  # fmt: skip
+            if torch.allclose(together, torch.cat(alone, dim=1), rtol=1e-4, atol=1e-4):
+                return
+    raise UnfitModelError(f"packing: true, but {type(model).__name__} cannot: {why}; use packing: false")
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch dropout, gradients and autocast off, while inside."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(next(model.parameters()).device.type, enabled=False):
+            yield
+    finally:
+        model.train(was_training)

@@ -86,7 +86,14 @@ def has_dropout(model: nn.Module) -> bool:
     return False
 
 
-def loss_sum(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+def loss_sum(
+    model: nn.Module,
+    micro_batch: MicroBatch,
+    *,
+    scale: Tensor | None = None,
+    chunk_rows: int = 1,
+    head_weight: Tensor | None = None,
+) -> Tensor:
     """Return half the squared error, summed over the micro-batch's label tokens: () float32.
 
     What is to be predicted is a number from 0 to 1 for the token that follows.

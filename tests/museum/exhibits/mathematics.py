@@ -12,10 +12,10 @@ from tests.museum.exhibits.published import (
 _DDP = "training/strategies/ddp.py"
 _DATA = "training/data.py"
 _REPLICA = "training/replica.py"
-_FORWARD_BACKWARD = "self.add_backward(self.forward(model, micro_batch), weight=weight)"
+_FORWARD_BACKWARD = "self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)"
 _SPLIT = "*earlier, last = micro_batches"
 _WEIGHT = "weight = self._world_size / max(num_tokens, 1)"
-_LABELS = "labels[index, : max(len(text) - 1, 0)] = text[1:]"
+_LABELS = "flat_labels[start : start + max(len(text) - 1, 0)] = text[1:]"
 _CLIP = "grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)"
 
 EXHIBITS = [
@@ -90,7 +90,7 @@ EXHIBITS = [
         key="labels from the wrong column in every cell",
         defect="All cells, and the evaluation, take the attention mask for the labels.",
         claim=SHARDED_VARIANTS,
-        mutation=Mutation(_DATA, _LABELS, "labels[index, : max(len(text) - 1, 0)] = 1"),
+        mutation=Mutation(_DATA, _LABELS, "flat_labels[start : start + max(len(text) - 1, 0)] = 1"),
         caught_by="Starts from the base model",
     ),
     Exhibit(

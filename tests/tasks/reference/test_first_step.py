@@ -107,16 +107,16 @@ def _labels_from_the_wrong_column(patch: pytest.MonkeyPatch, num_tokens: int) ->
 def _mean_of_means(patch: pytest.MonkeyPatch, num_tokens: int) -> None:
     right = causal_lm.loss_sum
 
-    def equally_weighted(model: Any, micro_batch: Any) -> Any:
+    def equally_weighted(model: Any, micro_batch: Any, **how: Any) -> Any:
         # Each of the 4 micro-batches counts as a quarter of the tokens, however many it has.
-        return right(model, micro_batch) / max(micro_batch.num_tokens, 1) * num_tokens / 4
+        return right(model, micro_batch, **how) / max(micro_batch.num_tokens, 1) * num_tokens / 4
 
     patch.setattr(causal_lm, "loss_sum", equally_weighted)
 
 
 def _eight_times(patch: pytest.MonkeyPatch, num_tokens: int) -> None:
     right = causal_lm.loss_sum
-    patch.setattr(causal_lm, "loss_sum", lambda model, micro_batch: 8 * right(model, micro_batch))
+    patch.setattr(causal_lm, "loss_sum", lambda model, part, **how: 8 * right(model, part, **how))
 
 
 @pytest.mark.parametrize("defect", [_labels_from_the_wrong_column, _mean_of_means, _eight_times])

@@ -151,3 +151,45 @@ def test_in_exact_mode_every_micro_batchs_gradient_is_gathered_whole(
     gate = gate_of(tmp_path, exact_params)
     assert gate.verdict == verdict
     assert says in gate.compared
+
+
+def _with_options(folder: Path, *, num_all_reduces: int, num_bytes: int, **options: Any) -> Gate:
+    """Return the gate on a comparison whose 2proc has these options and exchanged so much in each segment."""
+    cells = {name: dict(cell) for name, cell in PARAMS["cells"].items()}
+    cells["2proc"]["options"] = options
+    params = write_comparison(folder, params=PARAMS | {"cells": cells})
+    for part in ("0-8", "8-16"):
+        edit_segment(folder, "2proc", part, num_all_reduces=num_all_reduces, num_all_reduce_bytes=num_bytes)
+    return gate_of(folder, params)
+
+
+@pytest.mark.parametrize("hook", ["bf16", "fp16"])
+def test_an_exchange_in_16_bit_sends_half_the_bytes_no_more_and_no_less(tmp_path: Path, hook: str) -> None:
+    right = _with_options(tmp_path / "right", num_all_reduces=2, num_bytes=4000, gradient_hook=hook)
+    assert right.verdict == "passed"
+    for num_bytes in (2000, 8000):
+        wrong = _with_options(tmp_path / str(num_bytes), num_all_reduces=2, num_bytes=num_bytes, gradient_hook=hook)
+        assert wrong.verdict == "failed"
+        assert (
+            f"{num_bytes // 2:,} bytes were exchanged per step, the 1 bucket hold 4,000, in {hook} 2,000"
+            in wrong.compared
+        )
+
+
+@pytest.mark.parametrize(
+    ("num_all_reduces", "num_bytes", "verdict"),
+    [
+        # 2 steps, each with the bucket and the embedding's rows, which are at most as much as the head.
+        (4, 8400, "passed"),
+        (4, 16000, "passed"),
+        (4, 7600, "failed"),
+        (4, 16400, "failed"),
+        (2, 8400, "failed"),
+        (8, 8400, "failed"),
+    ],
+)
+def test_a_head_that_is_exchanged_early_is_one_more_all_reduce_of_some_rows(
+    tmp_path: Path, num_all_reduces: int, num_bytes: int, verdict: str
+) -> None:
+    gate = _with_options(tmp_path, num_all_reduces=num_all_reduces, num_bytes=num_bytes, early_tied_head=True)
+    assert gate.verdict == verdict

@@ -1,0 +1,131 @@
+"""One rank of benchmarks/levers.py: blocks of real optimizer steps, arm by arm, taking turns.
+
+An arm is a variant of the cell (training/variants.py). Where it has a `link`, gradients also wait for an emulated one:
+they are really averaged over gloo, but not before the link would have carried them.
+"""
+
+import argparse
+import contextlib
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from tasks.measuring.interleaving import rounds
+from training.config import read_config
+from training.distributed import Ranks, joined_ranks
+from training.strategies.ddp import Ddp
+from training.variants import Made, Variant, loaded, make
+
+
+class SlowLink:
+    """A link that carries one tensor after another, beside the computation: latency + 2(N-1)/N * bytes / bandwidth."""
+
+    def __init__(self, ranks: Ranks, *, mib_per_second: float, latency_ms: float) -> None:
+        self._group: Any = ranks.gradient_group
+        self._world_size = ranks.world_size
+        self._seconds_per_byte = 2 * (ranks.world_size - 1) / ranks.world_size / (mib_per_second * 2**20)
+        self._latency = latency_ms / 1e3
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._free_at = 0.0
+
+    def average(self, tensor: Tensor) -> Future[Tensor]:
+        """Begin to replace the tensor by its mean over all ranks."""
+        self._free_at = max(self._free_at, time.monotonic()) + self._latency + tensor.nbytes * self._seconds_per_byte
+        averaged: Future[Tensor] = Future()
+        self._thread.submit(self._carry, tensor, self._free_at, averaged)
+        return averaged
+
+    def _carry(self, tensor: Tensor, at: float, averaged: Any) -> None:
+        try:
+            time.sleep(max(at - time.monotonic(), 0.0))
+            dist.all_reduce(tensor.div_(self._world_size), group=self._group)
+            averaged.set_result(tensor)
+        except Exception as error:
+            averaged.set_exception(error)
+
+
+def _made(arm: dict[str, Any], config: Any, ranks: Ranks) -> Made:
+    if arm["link"] is None:
+        made = make(Variant(overrides=arm["overrides"]), config, ranks)
+    else:
+        link = SlowLink(ranks, **arm["link"])
+        with _exchanging_over(link):
+            made = make(Variant(overrides=arm["overrides"]), config, ranks)
+    strategy: Any = made.strategy
+    if not arm["no_sync"]:
+        strategy._wrapped.no_sync = contextlib.nullcontext
+    return made
+
+
+@contextlib.contextmanager
+def _exchanging_over(link: SlowLink) -> Any:
+    """Have every Ddp that is built inside exchange over the link."""
+    build = Ddp.__init__
+
+    def built(self: Ddp, *positional: Any, **options: Any) -> None:
+        options["hook"] = lambda _, bucket: link.average(bucket.buffer())
+        if options.get("tied_head") is not None:
+            options["tied_head"].average = link.average
+        build(self, *positional, **options)
+
+    Ddp.__init__ = built  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Ddp.__init__ = build  # type: ignore[method-assign]
+
+
+def _block(made: Made, ranks: Ranks, steps: list[int]) -> tuple[float, float]:
+    """Return the seconds per step of the slowest rank, and positions per token; the first step leads in."""
+    batches = loaded(made, ranks, [steps[0], *steps], "loader")
+    positions = tokens = 0
+    started = 0.0
+    for turn, (parts, step, _) in enumerate(batches):
+        if turn == 1:
+            ranks.highest(0)
+            started = time.perf_counter()
+        num_tokens = made.plan.step(step).num_tokens
+        made.strategy.train_step(parts, num_tokens=num_tokens, learning_rate=0.0)
+        positions += sum(part.input_ids.numel() for part in parts)
+        tokens += sum(part.num_tokens for part in parts)
+    seconds = (time.perf_counter() - started) / len(steps)
+    return float(ranks.gather(np.array([seconds])).max()), positions / max(tokens, 1)
+
+
+def main() -> None:
+    """Time the arms of work_dir/arms.json; rank 0 writes work_dir/found.json."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    config = read_config(parser.parse_args().config)
+    torch.set_num_threads(config.threads_per_rank)
+    asked = json.loads((config.work_dir / "arms.json").read_bytes())
+    with joined_ranks(config) as ranks:
+        made = {name: _made(arm, config, ranks) for name, arm in asked["arms"].items()}
+        found: dict[str, Any] = {name: {"seconds": [], "positions": 0.0} for name in made}
+        order, random = rounds(list(made), seed=1), np.random.default_rng(1)
+        num_steps = min(len(one.source) // one.config.global_batch_size for one in made.values())
+        for _ in range(asked["rounds"]):
+            names = next(order)
+            for half in (names[: len(made)], names[len(made) :]):
+                start = int(random.integers(num_steps))
+                steps = [(start + turn) % num_steps + 1 for turn in range(asked["steps"])]
+                for name in half:
+                    seconds, positions = _block(made[name], ranks, steps)
+                    found[name]["seconds"].append(seconds)
+                    found[name]["positions"] = positions
+        for name, one in made.items():
+            found[name]["warm_up_seconds"] = one.warm_up_seconds
+        if ranks.is_first:
+            (config.work_dir / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

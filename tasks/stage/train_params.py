@@ -1,0 +1,56 @@
+"""The section `train` of params.yaml: the work itself."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.stage.section import Finite, Section
+
+
+class TrainParams(Section):
+    """The work: the same in every cell. How it is spread over ranks is said in `cells`."""
+
+    epochs: int = Field(ge=1, le=10_000)
+    """Passes over each range."""
+    global_batch_size: int = Field(ge=1, le=1_000_000)
+    """Samples per optimizer step, all ranks together."""
+    micro_batch_size: int = Field(ge=1, le=1_000_000)
+    """Samples per forward pass of one rank."""
+    learning_rate: Finite = Field(gt=0, le=10)
+    """Peak learning rate of AdamW."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """Decay from the peak to 0 over each segment (one range x one epoch); `constant` does not decay."""
+    warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
+    """Optimizer steps at the start of each segment over which the learning rate rises from 0."""
+    weight_decay: Finite = Field(default=0.0, ge=0, le=10)
+    """Decoupled weight decay of AdamW."""
+    max_grad_norm: Finite = Field(default=1.0, gt=0)
+    """Largest L2 norm of the whole gradient; a larger one is scaled down to it."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of forward and backward. Weights and optimizer state stay fp32; fp16 uses a gradient scaler."""
+    seq_len: int = Field(ge=2, le=1_048_576)
+    """Tokens per sample at most; longer rows are cut."""
+    packing: bool = False
+    """Put the rows of a micro-batch one after another into one sequence without padding, each seeing itself alone.
+
+    The same update as without, to the rounding of sums, in fewer positions. The rows of a step are then shared out over
+    as many micro-batches as before by tokens, so that `micro_batch_size` is the number of rows in one on average.
+    """
+    loss_chunk_rows: int = Field(default=2048, ge=1, le=2**31)
+    """Label positions whose logits are in memory at once; the same loss for any number, to the rounding of sums."""
+    compile: bool = False
+    """Compile the model's layers (torch.compile) before the first step; needs a C++ compiler on CPU."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seed of the order of the samples and of dropout."""
+    exact: bool = False
+    """Make the weights bitwise independent of the number of ranks; without it they differ by rounding.
+
+    Every micro-batch's gradient is sent to every rank and added in one order: slower on several ranks, and one gradient
+    more in memory, so the speedup of exact cells is theirs alone. See docs/decisions.md.
+    """
+    threads_per_rank: int = Field(default=1, ge=1, le=1024)
+    """CPU threads of each rank, the same in every cell so that cells are a fair pair."""
+    log_every_steps: int = Field(default=1, ge=1, le=100_000)
+    """Optimizer steps between two log points; between them the host never waits for the device."""
+    checkpoint_every_steps: int = Field(default=0, ge=0, le=10_000_000)
+    """Optimizer steps between two checkpoints inside a segment; 0: only at its end and when asked to stop."""

@@ -1,0 +1,109 @@
+"""Options of how ddp exchanges gradients: what they change of the weights, and what is counted."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.reference.update import OneProcess, as_ranks, other_orders
+from tests.tiny import make_config, make_tiny_model
+from tests.training.conftest import facts_of, parsed, relative_l2, weights_at_end
+from tests.training.forked_ranks import ForkedRanks
+from training.distributed import Ranks
+from training.failure import UnfitModelError
+from training.strategies import ddp
+from training.workloads import causal_lm
+
+Train = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tied model of 1.8 MB: more than one bucket."""
+    return make_tiny_model(tmp_path_factory.mktemp("exchange") / "model", hidden_size=128, num_layers=3)
+
+
+@pytest.fixture(scope="module")
+def train(model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
+    """Return `train(world_size, **changes)`: 6 steps, the last with fewer micro-batches than 4 ranks."""
+    launcher, done = ForkedRanks(), {}
+
+    def trained(world_size: int, **changes: Any) -> dict[str, Any]:
+        key = repr((world_size, changes))
+        if key not in done:
+            config = make_config(
+                tmp_path_factory.mktemp("work"), model, slices[:1], world_size=world_size,
+                strategy="ddp" if world_size > 1 else "single", **changes,
+            )  # fmt: skip
+            done[key] = launcher.train(config)
+        return done[key]
+
+    yield trained
+    launcher.close()
+
+
+def _num_gradient_bytes(config: dict[str, Any]) -> int:
+    parts = {part.data_ptr(): part for part in weights_at_end(config).values()}
+    return sum(part.nbytes for part in parts.values())
+
+
+@pytest.mark.parametrize("hook", ["bf16", "fp16"])
+def test_half_the_bytes_are_sent_in_16_bit_and_the_weights_stay_near(hook: str, train: Train) -> None:
+    plain, config = train(2), train(2, options={"gradient_hook": hook})
+    facts = facts_of(config)
+    assert len(facts["gradient_bucket_bytes"]) > 1
+    assert facts["num_all_reduces"] == 6 * len(facts["gradient_bucket_bytes"]) == facts_of(plain)["num_all_reduces"]
+    assert sum(facts["gradient_bucket_bytes"]) == _num_gradient_bytes(config)
+    assert facts["num_all_reduce_bytes"] == 6 * _num_gradient_bytes(config) / 2
+    assert facts_of(plain)["num_all_reduce_bytes"] == 6 * _num_gradient_bytes(config)
+    distance = relative_l2(weights_at_end(config), weights_at_end(plain))
+    assert 0 < distance < 2e-3
+
+
+@pytest.mark.parametrize("hook", ["bf16", "fp16"])
+def test_one_process_that_rounds_as_the_exchange_does_gets_the_ranks_weights(
+    hook: str, train: Train, tmp_path: Path
+) -> None:
+    config = train(2, options={"gradient_hook": hook})
+    settings = parsed(config, tmp_path)
+    process = OneProcess(settings)
+    expected = process.update(as_ranks(settings), on_step=lambda: None)
+    others = [process.update(order, on_step=lambda: None) for order in other_orders(settings)]
+    # Room between what re-ordering does and a wrong gradient, which is off by 4.5e-2 and more.
+    assert max(relative_l2(other.gradient, expected.gradient) for other in others) < 1e-3
+    assert max(relative_l2(other.weights, expected.weights) for other in others) < 1e-4
+    assert relative_l2(weights_at_end(config), expected.weights) < 1e-6
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("changes", [{}, {"packing": True, "precision": "bf16"}], ids=["fp32", "packed bf16"])
+def test_the_heads_part_exchanged_early_leaves_the_same_weights(
+    world_size: int, changes: dict[str, Any], train: Train, model: Path
+) -> None:
+    if world_size == 4 and changes:
+        pytest.skip("once is enough")
+    plain = train(world_size, **changes)
+    early = train(world_size, options={"early_tied_head": True}, **changes)
+    assert relative_l2(weights_at_end(early), weights_at_end(plain)) < (2e-3 if changes else 2e-6)
+    facts, head_bytes = facts_of(early), 128 * 128 * 4
+    assert facts["gradient_bucket_bytes"][0] == head_bytes
+    assert sum(facts["gradient_bucket_bytes"]) == _num_gradient_bytes(early)
+    # One for each of DDP's buckets, the head, and the embedding's rows.
+    assert facts["num_all_reduces"] == 6 * (len(facts["gradient_bucket_bytes"]) + 1)
+    rows = facts["num_all_reduce_bytes"] - 6 * _num_gradient_bytes(early)
+    assert 0 < rows <= 6 * head_bytes
+    assert rows % (128 * 4) == 0
+
+
+def test_buckets_that_gradients_are_copied_to_give_the_same_bits(train: Train) -> None:
+    weights = [weights_at_end(train(2, options=options)) for options in ({}, {"bucket_view": False})]
+    assert relative_l2(*weights) == 0
+
+
+def test_a_model_whose_head_is_not_its_embedding_is_refused(slices: list[Path], tmp_path: Path, alone: Ranks) -> None:
+    model_dir = make_tiny_model(tmp_path / "model", tied=False)
+    config = make_config(tmp_path, model_dir, slices[:1], strategy="ddp", options={"early_tied_head": True})
+    workload: Any = causal_lm
+    with pytest.raises(UnfitModelError, match="head and embedding of this model are not one matrix; use false"):
+        ddp.build(causal_lm.load_model(model_dir), workload, parsed(config, tmp_path), alone)
