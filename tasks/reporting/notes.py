@@ -33,17 +33,17 @@ def how_measured(results: Results) -> list[str]:
             f"Training was interrupted and taken up again from a checkpoint ({', '.join(resumed)}); each start warms "
             "up anew."
         )
-    notes += [_less_memory(cell) for cell in results.cells if len(cell.micro_batch_sizes) > 1]
+    notes += [_less_memory(cell) for cell in results.cells if set(cell.micro_batch_sizes) - {cell.micro_batch_size}]
     notes += [_lag(cell.cell, cell.slowest_rank) for cell in results.cells if cell.slowest_rank is not None]
     return notes
 
 
 def _less_memory(cell: CellResults) -> str:
-    first, *smaller = cell.micro_batch_sizes
+    smaller = [size for size in cell.micro_batch_sizes if size != cell.micro_batch_size]
     return (
-        f"{cell.cell} ran out of memory with {first} samples per forward pass and went on with "
+        f"{cell.cell} ran out of memory with {cell.micro_batch_size} samples per forward pass and went on with "
         f"{wording.listed([str(size) for size in smaller])}: the global batch stayed {cell.global_batch_size}, with "
-        "more forward passes per step, so that its weights differ by rounding and its seconds are of both."
+        "more forward passes per step, so that its weights differ by rounding and its seconds are of what it used."
     )
 
 

@@ -150,7 +150,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
     return make_config(
         folder / "work", folder / "model", [make_slice(folder / "slice", num_rows=80)],
-        strategy="ddp", world_size=2, checkpoint_every_steps=STEP,
+        strategy="ddp", world_size=2, checkpoint_every_steps=1,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from tasks.reporting.lag import SlowestRank, slowest_rank
 from tasks.reporting.notes import how_measured, not_claimed
 from tasks.reporting.outputs import Steps
 from tasks.reporting.verdict import verdict_of
-from tests.tasks.reporting.comparison import edit_segment, outputs_of
+from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of
 
 
 def _steps(own: Any, positions: Any = None) -> Steps:
@@ -94,9 +94,10 @@ def test_what_changed_in_mid_training_is_said(tmp_path: Path, params: dict[str, 
     clean = collect_results(outputs_of(tmp_path, params))
     assert not any("other versions" in note for note in not_claimed(clean))
     assert not any("ran out of memory" in note for note in how_measured(clean))
-    edit_segment(tmp_path, "2proc", micro_batch_sizes=[4, 2], version_drift=["torch 2.14.0, then 2.15.0"])
+    edit_json(tmp_path / "runs" / "2proc" / "run.json", micro_batch_size=2)
+    edit_segment(tmp_path, "2proc", micro_batch_sizes=[1], version_drift=["torch 2.14.0, then 2.15.0"])
     results = collect_results(outputs_of(tmp_path, params))
     (drift,) = [note for note in not_claimed(results) if "other versions" in note]
     assert drift.startswith("2proc went on from what other versions had saved (torch 2.14.0, then 2.15.0)")
     (memory,) = [note for note in how_measured(results) if "ran out of memory" in note]
-    assert memory.startswith("2proc ran out of memory with 4 samples per forward pass and went on with 2:")
+    assert memory.startswith("2proc ran out of memory with 2 samples per forward pass and went on with 1:")
