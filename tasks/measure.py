@@ -33,7 +33,7 @@ _STORE = Path(".work/measure")
 _MEASURING, _REFERENCE = (Path(__file__).with_name(name) for name in ("measuring", "reference"))
 _CERTIFYING = [_MEASURING / name for name in ("certificate.py", "differences.py", "sample.py")]
 _BLOCKS = [Path(__file__).parents[1] / "training" / name for name in RANK_FILES]
-_NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps"}
+_NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps", "watchdog_seconds"}
 _NUM_STEPS = 8
 """Updates of the certificate: enough for the optimizer's moments, warm-up and a partial last batch to matter."""
 _CERTIFICATE = "certificate.json"

@@ -19,7 +19,8 @@ from tasks.stage.links import link_folder
 from tasks.stage.live import TrainingProgress
 from tasks.stage.lock import machine_lock
 from tasks.stage.logs import configure_logging
-from tasks.stage.ranks import choose_device, run_ranks, stop_on_signals, told_to_ranks
+from tasks.stage.memory import run_within_memory
+from tasks.stage.ranks import choose_device, stop_on_signals, told_to_ranks
 from training.files import digest_of_json, write_json
 from training.receipt import problem_with
 
@@ -27,8 +28,8 @@ _log = logging.getLogger(__name__)
 
 _WORK = Path(".work/runs")
 
-# What the content of a segment does not depend on: how far the run goes, and when it logs or saves.
-_NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps"}
+# What the content of a segment does not depend on: how far the run goes, when it logs or saves, what is called a hang.
+_NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps", "watchdog_seconds"}
 
 
 def segments_of(
@@ -176,7 +177,10 @@ def _train(run: CellRun, config: dict[str, Any], follower: Any, *, total_steps: 
             progress.show(events)
             follower.send(events)
 
-        run_ranks(config, launcher=run.params.cells[run.cell].launcher, stop=stop_on_signals(), follow=follow)
+        run_within_memory(
+            config, launcher=run.params.cells[run.cell].launcher, stop=stop_on_signals(), follow=follow,
+            watchdog_seconds=run.params.train.watchdog_seconds,
+        )  # fmt: skip
 
 
 def _assemble(run: CellRun, output: Path) -> None:

@@ -1,23 +1,35 @@
 """One rank of a training: `torchrun ... -m training --config FILE`.
 
-Exit codes: 0 trained; 3 bad checkpoint; 5 diverged; 75 stopped by SIGTERM, 130 by SIGINT, both after saving; 6 else.
+Exit codes: 0 trained; 3 bad checkpoint; 4 no memory or no disk; 5 diverged; 75 stopped by SIGTERM,
+130 by SIGINT, both after saving; 6 else.
 Before the first step there is nothing to save, and either signal kills the process.
 """
 
 import argparse
+import faulthandler
 import fcntl
 import logging
 import os
+import signal
 import stat
 import sys
 from pathlib import Path
 
 from training.config import TrainingConfig, read_config
 from training.events import EventStream
-from training.failure import EXIT_FAILED, StoppedError, TrainingError
+from training.failure import (
+    EXIT_FAILED,
+    FAILURES,
+    OutOfMemoryError,
+    StoppedError,
+    TrainingError,
+    is_out_of_memory,
+    record_failure,
+)
 from training.lifeline import end_with_parent
 from training.redaction import formatted, redact_logs, redacted, shortened
 from training.safe_loading import require_safe_torch
+from training.whereabouts import Whereabouts
 
 _MAX_REASON_CHARACTERS = 2_000
 
@@ -31,6 +43,9 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see training/config.py")
     parser.add_argument(
         "--keep-gradient", action="store_true", help="also write the first step's gradient into the work folder"
+    )
+    parser.add_argument(
+        "--whereabouts", type=Path, metavar="FILE", help="tell there where this rank is (training/whereabouts.py)"
     )
     parser.add_argument("--serve", metavar="SOCKET", help="train nothing, run blocks on command")
     arguments = parser.parse_args()
@@ -46,17 +61,9 @@ def main() -> int:
         sys.stderr.write(f"training: {error}\n")
         return EXIT_FAILED
     try:
-        _run(config, events, keeps_gradient=arguments.keep_gradient, address=arguments.serve)
-    except TrainingError as error:
-        sys.stderr.write(f"training: rank {rank}: {error}\n")
-        kind = "stopped" if isinstance(error, StoppedError) else "failed"
-        events.send(kind, reason=str(error), error=type(error).__name__, exit_code=error.exit_code)
-        return error.exit_code
+        _run(config, events, arguments)
     except Exception as error:
-        sys.stderr.write(formatted(error))
-        words = redacted(shortened(f"{type(error).__name__}: {error}", limit=_MAX_REASON_CHARACTERS))
-        events.send("failed", reason=f"rank {rank}: {words}", exit_code=EXIT_FAILED)
-        return EXIT_FAILED
+        return _fail(error, config, events, rank=rank)
     return 0
 
 
@@ -67,28 +74,55 @@ def _append_to_logs() -> None:
             fcntl.fcntl(stream, fcntl.F_SETFL, fcntl.fcntl(stream, fcntl.F_GETFL) | os.O_APPEND)
 
 
-def _run(config: TrainingConfig, events: EventStream, *, keeps_gradient: bool, address: str | None) -> None:
+def _fail(error: Exception, config: TrainingConfig, events: EventStream, *, rank: int) -> int:
+    """Say how this rank failed, to whoever reads it; return the exit code."""
+    if not isinstance(error, TrainingError):
+        sys.stderr.write(formatted(error))
+        if is_out_of_memory(error):
+            error = OutOfMemoryError(f"rank {rank}: out of memory: {' '.join(redacted(str(error)).split())[:300]}")
+    if isinstance(error, TrainingError):
+        sys.stderr.write(f"training: rank {rank}: {error}\n")
+        reason, exit_code = str(error), error.exit_code
+    else:
+        words = redacted(shortened(f"{type(error).__name__}: {error}", limit=_MAX_REASON_CHARACTERS))
+        reason, exit_code = f"rank {rank}: {words}", EXIT_FAILED
+    if isinstance(error, StoppedError):
+        events.send("stopped", reason=reason, error=type(error).__name__, exit_code=exit_code)
+        return exit_code
+    record_failure(config.work_dir / FAILURES, rank=rank, error=error, reason=reason, exit_code=exit_code)
+    events.send("failed", reason=reason, error=type(error).__name__, exit_code=exit_code)
+    return exit_code
+
+
+def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namespace) -> None:
     # Before torch is imported: it reads the number of threads once.
     os.environ["OMP_NUM_THREADS"] = str(config.threads_per_rank)
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # Before the imports, which take long enough to hang in.
+    whereabouts = Whereabouts(arguments.whereabouts, rank=int(os.environ.get("RANK", "0")))
+    # Asked for by the watchdog; it works whatever the interpreter does.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     import torch
 
     from training.distributed import joined_ranks
 
     torch.set_num_threads(config.threads_per_rank)
-    if address is not None:
+    if arguments.serve is not None:
         from training.measure import serve
 
         with joined_ranks(config) as ranks:
-            serve(config, ranks, address=address)
+            serve(config, ranks, address=arguments.serve)
         return
 
     from training.loop import train
     from training.stopping import StopRequest
 
     stop = StopRequest()
-    with joined_ranks(config) as ranks:
-        train(config, ranks, stop=stop, events=events, keeps_gradient=keeps_gradient)
+    with joined_ranks(config) as ranks, whereabouts.counting(ranks.num_collectives):
+        train(
+            config, ranks, stop=stop, events=events,
+            keeps_gradient=arguments.keep_gradient, whereabouts=whereabouts,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class CheckpointStore:
         self._partials = work_dir / "partial"
         self._model_name = model_name
         self._exact = exact
-        self._facts = {
+        self._facts: dict[str, Any] = {
             "world_size": world_size,
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         }
@@ -103,6 +103,19 @@ class CheckpointStore:
         record.lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
         if is_first_rank:
             record.earlier_ledger = _read_ledger(folder / "ledger.npz")
+
+    def version_drift(self, folder: Path) -> list[str]:
+        """Return what was another version when the folder was saved, loudly; numbers may then differ in their bits."""
+        saved = json.loads((folder / RECEIPT).read_bytes())["versions"]
+        ours: dict[str, str] = self._facts["versions"]
+        drift = [f"{name} {saved.get(name)}, then {ours[name]}" for name in ours if saved.get(name) != ours[name]]
+        if drift:
+            _log.warning("%s was saved with other versions (%s): bits may differ", folder, "; ".join(drift))
+        return drift
+
+    def finished_folder(self, segment: SegmentConfig) -> Path:
+        """Return where the segment stands once it is finished."""
+        return self._segments / segment.fingerprint
 
     def save_partial(self, replica: Replica, record: SegmentRecord, ledger: np.ndarray) -> Path:
         """Save the state in mid-segment durably, then drop all but the newest few; return its folder."""

@@ -40,6 +40,11 @@ class Ranks:
         """Whether this is rank 0."""
         return self.rank == 0
 
+    def num_collectives(self) -> int:
+        """Return how many collectives this rank has begun, of all groups."""
+        groups: tuple[Any, ...] = (dist.group.WORLD, self.gradient_group)
+        return sum(int(group._get_sequence_number_for_group()) for group in groups)
+
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""
         if self.device.type == "cuda":

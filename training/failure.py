@@ -1,4 +1,9 @@
-"""How a training process ends other than well, and the exit codes that say so."""
+"""How a training process ends other than well, and the exit codes that say so; standard library only."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
 
 EXIT_CONFIGURATION = 2
 EXIT_BAD_CHECKPOINT = 3
@@ -7,6 +12,9 @@ EXIT_DIVERGED = 5
 EXIT_FAILED = 6
 EXIT_PREEMPTED = 75
 EXIT_INTERRUPTED = 130
+
+FAILURES = "failures"
+"""In the work folder: what every rank that failed said of it."""
 
 
 class TrainingError(ValueError):
@@ -28,9 +36,23 @@ class UnwritableError(TrainingError):
 
 
 class DivergedError(TrainingError):
-    """A loss or a gradient norm left the finite; nothing of it was saved."""
+    """A loss or a gradient norm left the finite, or the loss where it came from; nothing of it was saved."""
 
     exit_code = EXIT_DIVERGED
+
+
+class GradientNotFiniteError(DivergedError):
+    """The gradient of a step left the finite, and its losses did not; after the exchange it is that of all ranks."""
+
+    def __init__(self, message: str, *, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class OutOfMemoryError(TrainingError):
+    """A device has no room for a micro-batch; whoever started the ranks may try smaller ones."""
+
+    exit_code = EXIT_NO_RESOURCES
 
 
 class RanksDisagreeError(TrainingError):
@@ -49,3 +71,42 @@ class StoppedError(TrainingError):
     def __init__(self, message: str, *, exit_code: int = EXIT_PREEMPTED) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
+"""What torch says on CUDA, and on the CPU."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether torch, or the machine's own Python, found no memory."""
+    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in _OUT_OF_MEMORY)
+
+
+def record_failure(folder: Path, *, rank: int, error: Exception, reason: str, exit_code: int) -> None:
+    """Leave word of a rank's failure for whoever started it, with the time: one failure makes others fail.
+
+    Says nothing where the disk takes nothing; the exit code is all there is then.
+    """
+    words = {
+        "rank": rank,
+        "at": time.monotonic(),
+        "error": type(error).__name__,
+        "reason": reason,
+        "exit_code": exit_code,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"rank-{rank}.json").write_text(json.dumps(words))
+    except OSError:
+        return
+
+
+def recorded_failures(folder: Path) -> list[dict[str, Any]]:
+    """Return what `record_failure` left there, the earliest first; one that is not whole is left out."""
+    found = []
+    for file in folder.glob("rank-*.json"):
+        try:
+            found.append(json.loads(file.read_bytes()))
+        except (OSError, ValueError):
+            continue
+    return sorted(found, key=lambda words: float(words["at"]))

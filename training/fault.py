@@ -1,38 +1,194 @@
-"""A fault that is planned, for tests of what a run survives: FAULT="rank=0,step=7,kind=sigkill" in the environment."""
+"""A fault that is planned, for tests of what a run survives: FAULT="rank=0,step=7,kind=sigkill" in the environment.
 
+Several are separated by `;`. A kind is the name of any signal, or one of `KINDS`. `section=forward` and the like say
+where in the step it comes; else it is after the update and before anything is saved, or, for nan, inf and oom, in the
+forward pass. `slow:3` makes everything from that step on take three times its CPU seconds; `oom:2` runs out of memory
+only on a micro-batch of more than 2 samples.
+"""
+
+import ctypes
 import os
 import re
 import signal
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
+import torch
+
+from training.data import MicroBatch
 from training.failure import TrainingError
+from training.whereabouts import Section, Whereabouts
+
+_FORM = re.compile(r"rank=(\d+),step=(\d+),kind=(\w+)(?::(\d+(?:\.\d+)?))?(?:,section=(\w+))?")
+_SECTIONS = {section.name.lower(): section for section in Section if section is not Section.START}
+_SIGNALS = {number.name.lower(): number for number in signal.Signals}
+_NUMBERED = ("slow", "oom")
+_IN_FORWARD = ("nan", "inf", "oom")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A signal that this rank sends itself."""
+    """What goes wrong on this rank."""
 
     step: int
-    """The optimizer step, counted from 1 over the whole run, after whose update it comes: before anything is saved."""
-    number: signal.Signals
-    """Which signal."""
+    """In which optimizer step, counted from 1 over the whole run."""
+    kind: str
+    """A signal that the rank sends itself, or one of KINDS."""
+    section: Section
+    """Where in the step it strikes; UPDATE: after the update."""
+    number: float = 0.0
+    """slow: how many times as long everything takes; oom: samples that memory has room for."""
 
-    def strike(self, step: int) -> None:
-        """Send it if `step` is the one."""
-        if step == self.step:
-            os.kill(os.getpid(), self.number)
+    def strike(self) -> None:
+        """Do it."""
+        if self.kind in _SIGNALS:
+            os.kill(os.getpid(), _SIGNALS[self.kind])
+        else:
+            KINDS[self.kind]()
 
 
-def planned_fault(rank: int) -> Fault | None:
-    """Return what the environment plans for this rank, if anything.
+def _hang() -> NoReturn:
+    while True:
+        time.sleep(3600)
 
-    `kind` is the name of a signal. Raises TrainingError for anything but the form above.
-    """
+
+def _freeze() -> None:
+    # Unlike time.sleep it keeps the interpreter's lock, as native code that hangs may.
+    ctypes.PyDLL(None).sleep(3600)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _raise() -> NoReturn:
+    raise RuntimeError("planned fault")
+
+
+def _fail_device() -> NoReturn:
+    raise torch.AcceleratorError("CUDA error: device-side assert triggered (planned fault)")
+
+
+def _nothing() -> None:
+    pass
+
+
+KINDS: dict[str, Callable[[], object]] = {
+    "hang": _hang,
+    "freeze": _freeze,
+    "stop": _stop,
+    "raise": _raise,
+    "cuda": _fail_device,
+    # These come where numbers are made and time passes, and strike nowhere else.
+    "nan": _nothing,
+    "inf": _nothing,
+    "oom": _nothing,
+    "slow": _nothing,
+}
+
+
+class Plan:
+    """All faults of a rank, built into the places where they strike: nothing of it stands in the loop's way."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        self._faults = faults
+
+    def build_into(self, strategy: Any, whereabouts: Whereabouts) -> None:
+        """Have the faults of all sections but `data` come when the rank gets there."""
+        train_step, enter, forward = strategy.train_step, whereabouts.enter, strategy.replica.forward
+        slow = [_Slowness(fault) for fault in self._faults if fault.kind == "slow"]
+
+        def entering(section: Section) -> None:
+            enter(section)
+            for each in slow:
+                each.delay(whereabouts.step)
+            if section is not Section.UPDATE:
+                self._strike(whereabouts.step, section)
+
+        def running_forward(model: Any, micro_batch: MicroBatch) -> Any:
+            return self._spoilt(whereabouts.step, micro_batch, forward(model, micro_batch))
+
+        def training(*arguments: Any, **more: Any) -> Any:
+            result = train_step(*arguments, **more)
+            self._strike(whereabouts.step, Section.UPDATE)
+            return result
+
+        whereabouts.enter = entering  # type: ignore[method-assign]
+        strategy.replica.on_section = entering
+        strategy.replica.forward = running_forward
+        strategy.train_step = training
+
+    def build_into_data(self, make: Callable[[int], Any], *, first_step: int) -> Callable[[int], Any]:
+        """Return `make`, which makes the micro-batches of a step of the segment, with the faults of `data`."""
+
+        def making(segment_step: int) -> Any:
+            self._strike(first_step + segment_step - 1, Section.DATA)
+            return make(segment_step)
+
+        return making
+
+    def _strike(self, step: int, section: Section) -> None:
+        for fault in self._faults:
+            if (fault.step, fault.section) == (step, section):
+                fault.strike()
+
+    def _spoilt(self, step: int, micro_batch: MicroBatch, loss_sum: torch.Tensor) -> torch.Tensor:
+        for fault in self._faults:
+            if fault.step != step or fault.kind not in _IN_FORWARD:
+                continue
+            if fault.section is Section.BACKWARD:
+                # The loss stays what it is, the gradient does not.
+                loss_sum.register_hook(lambda gradient, fault=fault: _spoil(fault, micro_batch, gradient))
+            else:
+                loss_sum = _spoil(fault, micro_batch, loss_sum)
+        return loss_sum
+
+
+def _spoil(fault: Fault, micro_batch: MicroBatch, numbers: torch.Tensor) -> torch.Tensor:
+    if fault.kind != "oom":
+        return numbers * float(fault.kind)
+    if micro_batch.num_samples > fault.number:
+        raise torch.OutOfMemoryError("CUDA out of memory (planned fault)")
+    return numbers
+
+
+class _Slowness:
+    """Sleeps for what the rank has computed since the last look, times a factor."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+        self._seen = 0.0
+
+    def delay(self, step: int) -> None:
+        if step < self._fault.step:
+            return
+        if self._seen:
+            time.sleep((self._fault.number - 1) * (time.process_time() - self._seen))
+        self._seen = time.process_time()
+
+
+def planned_faults(rank: int) -> Plan | None:
+    """Return what the environment plans for this rank, if anything; TrainingError for anything but the form above."""
     text = os.environ.get("FAULT")
     if not text:
         return None
-    match = re.fullmatch(r"rank=(\d+),step=(\d+),kind=(\w+)", text)
-    kinds = {number.name.lower(): number for number in signal.Signals}
-    if match is None or match[3] not in kinds:
-        raise TrainingError(f"FAULT={text!r}; allowed: rank=0,step=7,kind=sigkill, the kind being any signal's name")
-    return Fault(step=int(match[2]), number=kinds[match[3]]) if int(match[1]) == rank else None
+    faults = [fault for part in text.split(";") for number, fault in [_parsed(part, text)] if number == rank]
+    return Plan(faults) if faults else None
+
+
+def _parsed(part: str, text: str) -> tuple[int, Fault]:
+    """Return rank and fault."""
+    match = _FORM.fullmatch(part.strip())
+    kind = match[3] if match else ""
+    section = (match[5] if match else None) or ("forward" if kind in _IN_FORWARD else "update")
+    is_known = (kind in _SIGNALS or kind in KINDS) and section in _SECTIONS
+    if match is None or not is_known or (kind not in _NUMBERED if match[4] else kind == "slow"):
+        raise TrainingError(
+            f"FAULT={text!r}; allowed: rank=0,step=7,kind=sigkill, the kind being any signal's name or one of "
+            f"{', '.join(KINDS)} (slow:3, oom:2), with ,section= and one of {', '.join(_SECTIONS)} after it, "
+            "several with ; in between"
+        )
+    fault = Fault(step=int(match[2]), kind=kind, section=_SECTIONS[section], number=float(match[4] or 0))
+    return int(match[1]), fault

@@ -1,30 +1,32 @@
 """THE training loop: one cell, segment by segment, step by step. It knows no strategy and no workload by name."""
 
-import importlib
+import contextlib
 import logging
-import os
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from training.checkpoint import CheckpointStore
 from training.config import TrainingConfig
-from training.data import MicroBatch, open_slice
+from training.data import MicroBatch, Slice, open_slice
 from training.distributed import Ranks
+from training.divergence import DivergenceRule
 from training.events import EventStream
-from training.failure import EXIT_INTERRUPTED, RanksDisagreeError, StoppedError
-from training.fault import Fault, planned_fault
-from training.gradient import GradientKeeper
-from training.plan import micro_batches_for, plan_segment
+from training.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
+from training.fault import planned_faults
+from training.launch import Launch, build_strategy, say_launched, stop_if_asked, stopped
+from training.plan import SegmentPlan, micro_batch_of, micro_batches_for, plan_segment
 from training.prefetch import prefetched
 from training.record import Counters, SegmentRecord, now
 from training.schedule import learning_rate_at
 from training.stopping import StopRequest
 from training.strategies import Strategy
+from training.whereabouts import Section, Whereabouts
 from training.window import Window
 
 _log = logging.getLogger(__name__)
@@ -33,28 +35,14 @@ _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_STOP_CHECKS = 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """One start of the process: everything that is not the work itself."""
-
-    config: TrainingConfig
-    """What to train."""
-    ranks: Ranks
-    """Who trains it."""
-    stop: StopRequest
-    """Whether this rank was asked to stop."""
-    events: EventStream
-    """What is said to the parent."""
-    store: CheckpointStore
-    """Where finished and partial work is."""
-    keeps_gradient: bool
-    """Whether to write the first step's gradient to a file (training/gradient.py)."""
-    fault: Fault | None
-    """What is to go wrong, in tests."""
-
-
 def train(
-    config: TrainingConfig, ranks: Ranks, *, stop: StopRequest, events: EventStream, keeps_gradient: bool = False
+    config: TrainingConfig,
+    ranks: Ranks,
+    *,
+    stop: StopRequest,
+    events: EventStream,
+    keeps_gradient: bool = False,
+    whereabouts: Whereabouts | None = None,
 ) -> None:
     """Train every segment of the run that is not finished, in order, each from where its predecessor ended.
 
@@ -66,13 +54,13 @@ def train(
     )
     launch = Launch(
         config=config, ranks=ranks, stop=stop, events=events, store=store, keeps_gradient=keeps_gradient,
-        fault=planned_fault(ranks.rank),
+        faults=planned_faults(ranks.rank), whereabouts=whereabouts or Whereabouts(),
     )  # fmt: skip
     if ranks.is_first:
         store.clear_unfinished()
     sizes = [len(open_slice(segment.slice_dir)) for segment in config.segments]
     num_steps = [-(-size // config.global_batch_size) for size in sizes]
-    _say_launched(launch, sum(num_steps))
+    say_launched(launch, sum(num_steps))
 
     strategy: Strategy | None = None
     stands_after = -1
@@ -86,9 +74,11 @@ def train(
             events.send("segment_reused", **finished)
             _log.info("%s epoch %d: reused, its receipt verifies", segment.range, segment.epoch)
         else:
-            _stop_if_asked(launch, before_step=sum(num_steps[:index]) + 1)
-            strategy = strategy or _build_strategy(launch)
+            stop_if_asked(launch, before_step=sum(num_steps[:index]) + 1)
+            strategy = strategy or build_strategy(launch)
+            drift: list[str] = []
             if stands_after != index - 1:
+                drift = store.version_drift(store.finished_folder(config.segments[index - 1]))
                 store.load_finished(config.segments[index - 1], strategy.replica, facts)
             record = SegmentRecord(
                 segment=segment,
@@ -97,7 +87,7 @@ def train(
                 # Of the weights it does begin with, for a gate to hold against those it should begin with.
                 counters=Counters(started_at=now(), start_checksum=strategy.replica.parameter_checksum()),
             )
-            _resume(launch, strategy, record)
+            _resume(launch, strategy, record, version_drift=drift)
             finished = train_segment(launch, strategy, record)
             stands_after = index
         facts = finished
@@ -106,7 +96,7 @@ def train(
 
 def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[str, Any]:
     """Train one segment from wherever its record stands to its end; return its segment.json."""
-    config, ranks, segment = launch.config, launch.ranks, record.segment
+    config, ranks, segment, whereabouts = launch.config, launch.ranks, record.segment, launch.whereabouts
     source = open_slice(segment.slice_dir)
     plan = plan_segment(
         source.lengths(config.seq_len),
@@ -130,12 +120,21 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
 
     steps = range(record.counters.segment_step + 1, plan.num_steps + 1)
     if steps:
-        strategy.warm_up(make(steps.start)[-1].to(ranks.device))
-    steps_between_stop_checks = 1
+        _warm_up(launch, strategy, plan, source)
+    made: Callable[[int], list[MicroBatch]] = make
+    if launch.faults is not None:
+        made = launch.faults.build_into_data(make, first_step=record.first_step)
+    divergence = DivergenceRule()
+    for line in record.lines:
+        divergence.take(line["step"], line["loss"])
+    steps_between_stop_checks, to_run_step = 1, record.first_step - 1
     record.start_span()
     window = Window(ranks)
-    for segment_step, micro_batches, data_wait_seconds in prefetched(make, steps, ranks.device):
-        step = record.first_step + segment_step - 1
+    whereabouts.on_enter = window.pace.enter
+    for segment_step, micro_batches, data_wait_seconds in prefetched(
+        made, steps, ranks.device, on_wait=lambda segment_step: whereabouts.begin(segment_step + to_run_step)
+    ):
+        step = segment_step + to_run_step
         num_tokens = plan.step(segment_step).num_tokens
         learning_rate = learning_rate_at(
             segment_step, plan.num_steps,
@@ -145,8 +144,6 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         with window.computing():
             result = strategy.train_step(micro_batches, num_tokens=num_tokens, learning_rate=learning_rate)
 
-        if launch.fault is not None:
-            launch.fault.strike(step)
         record.consume(step, ranks.rank, micro_batches, result)
         window.add(
             step, result, micro_batches,
@@ -156,41 +153,66 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         is_checkpoint = config.checkpoint_every_steps > 0 and segment_step % config.checkpoint_every_steps == 0
         is_log_point = is_last or is_checkpoint or segment_step % config.log_every_steps == 0
         if not is_log_point and segment_step % steps_between_stop_checks == 0:
+            whereabouts.enter(Section.COLLECTIVE)
             with window.computing():
                 is_log_point = ranks.highest(launch.stop.exit_code) > 0
         if not is_log_point:
             continue
 
         # ---------------------------------------------------- log point: the clock stands still from here on
-        facts = window.close(forgives_overflow=strategy.replica.forgives_overflow)
+        whereabouts.enter(Section.COLLECTIVE)
+        with _naming_culprits(ranks, strategy, micro_batches, step=step, num_tokens=num_tokens):
+            facts = window.close(forgives_overflow=strategy.replica.forgives_overflow)
         for line in record.add(facts):
             launch.events.send(**line)
+            divergence.take(line["step"], line["loss"])
         steps_between_stop_checks = max(1, int(_SECONDS_BETWEEN_STOP_CHECKS / facts[-1].seconds))
         stop_code = ranks.highest(launch.stop.exit_code)
         record.counters.log_seconds += time.perf_counter() - window.closed_at
         if not is_last and (is_checkpoint or stop_code):
             _save_partial(launch, strategy, record)
         if not is_last and stop_code:
-            raise _stopped(stop_code, before_step=step + 1)
+            raise stopped(stop_code, before_step=step + 1)
         window.open()
         # ---------------------------------------------------- the clock runs again
 
-    return _finish(launch, strategy, record)
+    facts_of_segment = _finish(launch, strategy, record)
+    whereabouts.rest()
+    return facts_of_segment
 
 
-def _build_strategy(launch: Launch) -> Strategy:
-    """Return the strategy around the base model."""
-    config = launch.config
-    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
-    strategies: Any = importlib.import_module(f"training.strategies.{config.strategy}")
-    model = workload.load_model(config.model_dir)
-    strategy: Strategy = strategies.build(model, workload, config, launch.ranks)
-    if launch.keeps_gradient:
-        strategy.replica.on_gradient = GradientKeeper(config.work_dir, launch.ranks)
-    return strategy
+def _warm_up(launch: Launch, strategy: Strategy, plan: SegmentPlan, source: Slice) -> None:
+    """Warm up with the micro-batch of the segment's longest row: if there is too little memory, it shows right away."""
+    config, started = launch.config, time.perf_counter()
+    place = int(np.argmax(plan.lengths[plan.order]))
+    longest = plan.step(place // config.global_batch_size + 1)
+    micro_batch = micro_batch_of(source, longest, 0, seq_len=config.seq_len, seed=(config.seed, 0))
+    strategy.warm_up(micro_batch.to(launch.ranks.device))
+    launch.whereabouts.needs_patience(
+        warm_up_seconds=time.perf_counter() - started, checkpoint_bytes=strategy.replica.num_checkpoint_bytes
+    )
 
 
-def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord) -> None:
+@contextlib.contextmanager
+def _naming_culprits(
+    ranks: Ranks, strategy: Strategy, micro_batches: list[MicroBatch], *, step: int, num_tokens: int
+) -> Iterator[None]:
+    """Have a gradient of this step that is not finite say where it comes from: after the exchange it is all ranks'.
+
+    Each rank computes its own once more; the update of the step has changed nothing.
+    """
+    try:
+        yield
+    except GradientNotFiniteError as error:
+        if error.step != step or ranks.world_size == 1:
+            raise
+        is_finite = strategy.replica.gives_finite_gradient(micro_batches, weight=1 / max(num_tokens, 1))
+        culprits = np.flatnonzero(ranks.gather(np.array(int(not is_finite)))).tolist()
+        origin = f"rank {', '.join(map(str, culprits))}" if culprits else "the sum, not from any rank alone"
+        raise DivergedError(f"{error}; it comes from {origin}") from None
+
+
+def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord, *, version_drift: list[str]) -> None:
     """Restore the segment's newest partial checkpoint, if there is one."""
     store, segment, ranks = launch.store, record.segment, launch.ranks
     checksum = record.counters.start_checksum
@@ -201,7 +223,9 @@ def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord) -> None:
 
     folder = ranks.first_says(newest)
     if folder is not None:
+        version_drift = store.version_drift(Path(folder))
         store.load_partial(Path(folder), strategy.replica, record, is_first_rank=ranks.is_first)
+    record.counters.note_launch(micro_batch_size=launch.config.micro_batch_size, version_drift=version_drift)
     done = record.counters.segment_step
     launch.stop.listen()
     launch.events.send(
@@ -220,6 +244,7 @@ def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord) -> None:
 
 def _save_partial(launch: Launch, strategy: Strategy, record: SegmentRecord) -> None:
     ranks, started = launch.ranks, time.perf_counter()
+    launch.whereabouts.enter(Section.CHECKPOINT)
     record.note_span()
     _note_peak_memory(ranks, record)
     ledger = record.whole_ledger(ranks)
@@ -238,6 +263,7 @@ def _save_partial(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
 def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[str, Any]:
     """Prove that all ranks hold the same parameters, then save the segment; return its segment.json."""
     ranks, started = launch.ranks, time.perf_counter()
+    launch.whereabouts.enter(Section.CHECKPOINT)
     _note_peak_memory(ranks, record)
     checksums = ranks.gather_text(strategy.replica.parameter_checksum())
     if len(set(checksums)) > 1:
@@ -271,29 +297,3 @@ def _note_peak_memory(ranks: Ranks, record: SegmentRecord) -> None:
     if ranks.device.type == "cuda":
         peak = ranks.highest(torch.cuda.max_memory_allocated(ranks.device)) / 2**30
         record.counters.peak_memory_gib = max(peak, record.counters.peak_memory_gib or 0.0)
-
-
-def _stop_if_asked(launch: Launch, *, before_step: int) -> None:
-    code = launch.ranks.highest(launch.stop.exit_code)
-    if code:
-        raise _stopped(code, before_step=before_step)
-
-
-def _stopped(exit_code: int, *, before_step: int) -> StoppedError:
-    asked = "SIGINT" if exit_code == EXIT_INTERRUPTED else "SIGTERM"
-    return StoppedError(f"stopped by {asked} before step {before_step}; all before it is saved", exit_code=exit_code)
-
-
-def _say_launched(launch: Launch, num_steps: int) -> None:
-    config, ranks = launch.config, launch.ranks
-    launch.events.send(
-        "launch_started",
-        cell=config.cell,
-        started_at=now(),
-        pid=os.getpid(),
-        world_size=ranks.world_size,
-        device=config.device,
-        backend=ranks.backend,
-        num_segments=len(config.segments),
-        num_steps=num_steps,
-    )

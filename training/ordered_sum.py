@@ -18,6 +18,7 @@ from training.distributed import Ranks
 from training.failure import RanksDisagreeError
 from training.replica import Replica
 from training.strategies import StepResult
+from training.whereabouts import Section
 
 _PARCEL_BYTES = 2**25
 
@@ -95,6 +96,7 @@ class OrderedSum:
         return results
 
     def _gathered(self, mine: Tensor) -> Tensor:
+        self.replica.on_section(Section.COLLECTIVE)
         everyones = mine.new_empty(self._ranks.world_size, mine.numel())
         dist.all_gather(list(everyones.unbind()), mine, group=self._group)
         self._num_gathers += 1

@@ -10,12 +10,16 @@ from training.data import MicroBatch
 
 
 def prefetched(
-    make: Callable[[int], list[MicroBatch]], steps: range, device: torch.device
+    make: Callable[[int], list[MicroBatch]],
+    steps: range,
+    device: torch.device,
+    *,
+    on_wait: Callable[[int], None] = lambda _: None,
 ) -> Iterator[tuple[int, list[MicroBatch], float]]:
     """Yield (step, its micro-batches on the device, seconds waited for them) for every step.
 
     `make` runs in one background thread, one step ahead. For CUDA it hands over pinned memory, so that the copy to the
-    device runs beside the host and the computation.
+    device runs beside the host and the computation. `on_wait` is told each step before it is waited for.
     """
 
     def make_ready(step: int) -> list[MicroBatch]:
@@ -26,6 +30,7 @@ def prefetched(
         ahead = thread.submit(make_ready, steps.start) if steps else None
         for step in steps:
             assert ahead is not None
+            on_wait(step)
             started = time.perf_counter()
             micro_batches = ahead.result()
             data_wait_seconds = time.perf_counter() - started

@@ -61,6 +61,16 @@ class Counters:
     """Launches that went on with it."""
     peak_memory_gib: float | None = None
     """Most GPU memory that any rank had allocated; None on CPU."""
+    micro_batch_sizes: list[int] = field(default_factory=list)
+    """Samples per forward pass, in the order of use; several where memory ran out and it went on with smaller ones."""
+    version_drift: list[str] = field(default_factory=list)
+    """What was another version when the state that a launch went on from was saved: "torch 2.14.0, then 2.15.0"."""
+
+    def note_launch(self, *, micro_batch_size: int, version_drift: Sequence[str]) -> None:
+        """Enter what a launch that goes on with the segment does otherwise than those before."""
+        if micro_batch_size not in self.micro_batch_sizes:
+            self.micro_batch_sizes.append(micro_batch_size)
+        self.version_drift += [part for part in version_drift if part not in self.version_drift]
 
 
 @dataclass

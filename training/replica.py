@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from training.config import TrainingConfig
 from training.data import MicroBatch, dummy_micro_batch
 from training.weights import parameter_checksum, weights_of
+from training.whereabouts import Section
 from training.workloads import Workload
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -57,6 +58,8 @@ class Replica:
         self._seq_len = config.seq_len
         self.on_gradient: Callable[[Mapping[str, Tensor]], None] | None = None
         """Given the reduced gradient of every step before it is clipped; nobody listens while a training is timed."""
+        self.on_section: Callable[[Section], None] = lambda _: None
+        """Told what comes next: forward, backward, update."""
 
     @property
     def forgives_overflow(self) -> bool:
@@ -76,6 +79,7 @@ class Replica:
 
         The gradient of (sum of the micro-batch's losses) x `weight` is added to the parameters'.
         """
+        self.on_section(Section.FORWARD)
         self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)
 
     def forward(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float = 1.0) -> Tensor:
@@ -90,6 +94,7 @@ class Replica:
 
     def add_backward(self, loss_sum: Tensor, *, weight: float) -> None:
         """Add the gradient of what `forward` gave: the second half of `add`."""
+        self.on_section(Section.BACKWARD)
         self._scaler.scale(loss_sum * weight).backward()
         self._loss_sum += loss_sum.detach()
 
@@ -99,6 +104,7 @@ class Replica:
         A gradient that is not finite changes no parameter and no optimizer state: the fused kernel skips it on the
         device, without telling the host.
         """
+        self.on_section(Section.UPDATE)
         self._scaler.unscale_(self._optimizer)
         if self.on_gradient is not None:
             self.on_gradient(self._gradient())
@@ -141,6 +147,20 @@ class Replica:
     def _gradient(self) -> dict[str, Tensor]:
         named = self.module.named_parameters()
         return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+
+    def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> bool:
+        """Return whether these micro-batches alone give a finite gradient; what was added up before is dropped."""
+        self.forget_gradient()
+        for micro_batch in micro_batches:
+            self.add_backward(self.forward(self.module, micro_batch), weight=weight)
+        is_finite = all(bool(part.isfinite().all()) for part in self._gradient().values())
+        self.forget_gradient()
+        return is_finite
+
+    @property
+    def num_checkpoint_bytes(self) -> int:
+        """About how much a checkpoint takes: weights and two moments."""
+        return 3 * sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
 
     def parameter_checksum(self) -> str:
         """Return the sha256 (hex) of all parameters."""

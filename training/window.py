@@ -11,7 +11,8 @@ import torch
 
 from training.data import MicroBatch
 from training.distributed import Ranks
-from training.failure import DivergedError, RanksDisagreeError
+from training.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
+from training.pace import Pace, own_positions
 from training.strategies import StepResult
 
 
@@ -43,6 +44,10 @@ class StepFacts:
     Of the rank where it is farthest from 0; below 0 if the clock ran for less than all that. What was before a step is
     counted with it, what was after it only if the clock stopped then.
     """
+    rank_own_seconds: list[float]
+    """Of every rank: what it did without waiting for another (training/pace.py); 0 where the strategy does not say."""
+    rank_own_positions: list[int]
+    """Of every rank: how many positions it computed in those seconds, a backward pass counted twice."""
 
 
 class Window:
@@ -50,16 +55,18 @@ class Window:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
+        self.pace = Pace(ranks.device)
         self.open()
 
     def open(self) -> None:
         """Start the clock."""
         self._steps: list[tuple[int, int, float]] = []
         self._results: list[StepResult] = []
-        self._counts: list[tuple[int, int, int, float]] = []
+        self._counts: list[tuple[int, int, int, float, int]] = []
         self._others: list[float] = []
         self._computed = self._known = 0.0
         self._ranks.synchronize()
+        self.pace.restart()
         self._started = self._seen = time.perf_counter()
 
     @contextlib.contextmanager
@@ -83,14 +90,15 @@ class Window:
                 sum(part.num_samples for part in micro_batches),
                 sum(part.num_padding_tokens for part in micro_batches),
                 data_wait_seconds,
+                own_positions(micro_batches),
             )
         )
 
     def close(self, *, forgives_overflow: bool) -> list[StepFacts]:
         """Stop the clock on all ranks and return the steps since `open`.
 
-        Raises DivergedError, on all ranks alike, if a loss or a gradient norm is not finite; a norm may be where
-        `forgives_overflow`.
+        Raises DivergedError, on all ranks alike, if a loss is not finite, and GradientNotFiniteError for the norm of a
+        gradient; a norm may be where `forgives_overflow`.
         """
         waited_from = time.perf_counter()
         self._ranks.synchronize()
@@ -101,8 +109,9 @@ class Window:
         self.closed_at = time.perf_counter()
         losses = torch.stack([result.loss_sum for result in self._results]).double().tolist()
         norms = torch.stack([result.grad_norm for result in self._results]).double().tolist()
-        noted = zip(losses, norms, self._others, self._counts, strict=True)
-        mine = [(loss, norm, seconds, other, *counts) for loss, norm, other, counts in noted]
+        own = self.pace.seconds() or [0.0] * len(losses)
+        noted = zip(losses, norms, self._others, own, self._counts, strict=True)
+        mine = [(loss, norm, seconds, other, alone, *counts) for loss, norm, other, alone, counts in noted]
         everyones = self._ranks.gather(np.array(mine))
         return [self._facts(*step, everyones[:, index], forgives_overflow) for index, step in enumerate(self._steps)]
 
@@ -117,11 +126,12 @@ class Window:
     def _facts(
         self, step: int, num_tokens: int, learning_rate: float, ranks: np.ndarray, forgives_overflow: bool
     ) -> StepFacts:
-        """Return the step's facts; `ranks`: (world_size, 8), one row per rank."""
-        losses, norms, seconds, others, tokens, samples, padding, waits = ranks.T
-        _check_finite(step, "loss", losses)
-        if not forgives_overflow:
-            _check_finite(step, "gradient norm", norms)
+        """Return the step's facts; `ranks`: (world_size, 10), one row per rank."""
+        losses, norms, seconds, others, own, tokens, samples, padding, waits, positions = ranks.T
+        if problem := _not_finite(step, "loss", losses):
+            raise DivergedError(problem)
+        if not forgives_overflow and (problem := _not_finite(step, "gradient norm", norms)):
+            raise GradientNotFiniteError(problem, step=step)
         if int(tokens.sum()) != num_tokens:
             raise RanksDisagreeError(
                 f"step {step}: the ranks learned from {tokens.astype(int).tolist()} tokens, the plan has {num_tokens}"
@@ -137,14 +147,17 @@ class Window:
             seconds=float(seconds.max()) / len(self._steps),
             data_wait_seconds=float(waits.max()),
             other_seconds=float(others[np.abs(others).argmax()]),
+            rank_own_seconds=own.tolist(),
+            rank_own_positions=positions.astype(int).tolist(),
         )
 
 
-def _check_finite(step: int, name: str, values: np.ndarray) -> None:
+def _not_finite(step: int, name: str, values: np.ndarray) -> str | None:
     bad = [rank for rank, value in enumerate(values.tolist()) if not math.isfinite(value)]
-    if bad:
-        where = "every rank" if len(bad) == len(values) else f"rank {', '.join(map(str, bad))}"
-        raise DivergedError(
-            f"diverged at step {step}: {name} is {values[bad[0]]} on {where}; nothing of it was saved; lower "
-            "learning_rate, or look at the samples that ledger and plan name for this step"
-        )
+    if not bad:
+        return None
+    where = "every rank" if len(bad) == len(values) else f"rank {', '.join(map(str, bad))}"
+    return (
+        f"diverged at step {step}: {name} is {values[bad[0]]} on {where}; nothing of it was saved; lower "
+        "learning_rate, or look at the samples that ledger and plan name for this step"
+    )

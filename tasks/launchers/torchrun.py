@@ -13,7 +13,8 @@ from pathlib import Path
 from tasks.stage.log_cap import LogCap
 from tasks.stage.parent import parent_death_signal_setter
 
-_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+_ENDING = re.compile(r"^\s*rank\s*:\s*(\d+).*?^\s*exitcode\s*:\s*(-?\d+)", re.DOTALL | re.MULTILINE)
+_ROOT_CAUSE = "Root Cause"
 _LINES_SHOWN = 20
 
 
@@ -28,7 +29,7 @@ class Launch:
         self, config: Path, *, world_size: int, threads_per_rank: int, log_folder: Path, arguments: Sequence[str] = ()
     ) -> None:
         log_folder.mkdir(parents=True, exist_ok=True)
-        self._log_folder = log_folder
+        self.log_folder = log_folder
         self._log = log_folder / "torchrun.log"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={world_size}", "--max-restarts=0"]
@@ -62,25 +63,48 @@ class Launch:
         self._log_cap.close()
 
     def exit_code(self) -> int:
-        """Return 0, or the exit code of the rank that failed first (negative: the signal that ended it)."""
+        """Return 0, or the exit code of the rank that caused the end (negative: the signal that ended it)."""
         code = self._process.wait()
         cause = self._root_cause()
         return code if code == 0 or cause is None else cause[1]
 
-    def explanation(self) -> str:
-        """Return the first failure's rank, exit code and last words, and where the whole logs are."""
+    def explanation(self, *, rank: int | None = None) -> str:
+        """Return the rank that caused the end, its exit code and last words, and where the whole logs are.
+
+        `rank` is who did, where that is known; else it is a rank that a signal ended, or that torchrun saw fail first.
+        """
         cause = self._root_cause()
+        if rank is not None:
+            cause = (rank, self._endings().get(rank, 0))
         if cause is None:
             return f"torchrun ended: {self._last_lines(self._log)} (whole log: {self._log})"
         rank, code = cause
         ending = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        logs = sorted(self._log_folder.glob(f"*/attempt_*/{rank}/stderr.log"))
-        words = self._last_lines(logs[-1]) if logs else ""
-        return f"rank {rank} {ending}; logs in {self._log_folder}" + (f"\n{words}" if words else "")
+        words = self.last_words(rank)
+        return f"rank {rank} {ending}; logs in {self.log_folder}" + (f"\n{words}" if words else "")
+
+    def last_words(self, rank: int) -> str:
+        """Return the end of what the rank wrote on its standard error."""
+        logs = sorted(self.log_folder.glob(f"*/attempt_*/{rank}/stderr.log"))
+        return self._last_lines(logs[-1]) if logs else ""
+
+    def killed_rank(self) -> int | None:
+        """Return a rank that a signal ended, and not torchrun's own SIGTERM: the others then failed because of it."""
+        killed = [rank for rank, code in self._endings().items() if code < 0 and code != -signal.SIGTERM]
+        return killed[0] if killed else None
 
     def _root_cause(self) -> tuple[int, int] | None:
-        match = _ROOT_CAUSE.search(self._log.read_text(errors="replace"))
+        endings = self._endings()
+        if (killed := self.killed_rank()) is not None:
+            return killed, endings[killed]
+        _, is_there, cause = self._log.read_text(errors="replace").partition(_ROOT_CAUSE)
+        match = _ENDING.search(cause) if is_there else None
         return (int(match[1]), int(match[2])) if match else None
+
+    def _endings(self) -> dict[int, int]:
+        """Return the exit code of every rank that torchrun reports as failed, the root cause last."""
+        text = self._log.read_text(errors="replace")
+        return {int(match[1]): int(match[2]) for match in _ENDING.finditer(text)}
 
     def _last_lines(self, file: Path) -> str:
         return "\n".join(file.read_text(errors="replace").strip().splitlines()[-_LINES_SHOWN:])

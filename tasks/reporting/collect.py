@@ -2,12 +2,14 @@
 
 import functools
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from tasks.reporting import statistics
 from tasks.reporting.cost import cost_of
 from tasks.reporting.equivalence import equivalences
 from tasks.reporting.facts import ComparisonFacts, DatasetFacts, GpuFacts, MachineFacts, ModelFacts, SliceFacts
 from tasks.reporting.gates import check_gates
+from tasks.reporting.lag import slowest_rank
 from tasks.reporting.measured import arm_of, efficiency, without_comparison
 from tasks.reporting.measurement import Measurement
 from tasks.reporting.outputs import Outputs, RunOutputs
@@ -25,6 +27,8 @@ from tasks.reporting.stage_files import SegmentFile
 from tasks.reporting.time_to_loss import time_to_loss
 from tasks.reporting.verdict import label_of, verdict_of
 from tasks.reporting.wording import readable
+
+Value = TypeVar("Value")
 
 _MAX_CURVE_POINTS = 1000
 
@@ -104,6 +108,9 @@ def _cell(outputs: Outputs, cell: str, measurement: Measurement | None, *, is_wi
         checkpoint_seconds=sum(segment.facts.checkpoint_seconds for segment in run.segments),
         peak_memory_gib=max(peaks, default=None),
         num_resumes=sum(segment.facts.num_resumes for segment in run.segments),
+        micro_batch_sizes=_distinct([size for segment in run.segments for size in segment.facts.micro_batch_sizes]),
+        version_drift=_distinct([part for segment in run.segments for part in segment.facts.version_drift]),
+        slowest_rank=slowest_rank(run.steps),
         all_reduce_mib_per_step=exchanged / whole.num_steps / 2**20,
         measured_speedup=speedup,
         measured_efficiency=None if speedup is None else efficiency(speedup, world_size, base_size),
@@ -114,6 +121,10 @@ def _cell(outputs: Outputs, cell: str, measurement: Measurement | None, *, is_wi
         ranges=[figures(part=part) for part in dict.fromkeys(part for part, _ in keys)],
         segments=segments,
     )
+
+
+def _distinct(values: list[Value]) -> list[Value]:
+    return list(dict.fromkeys(values))
 
 
 def _figures(

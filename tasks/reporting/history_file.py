@@ -21,7 +21,7 @@ from tasks.stage.failure import DataError
 from training.files import digest_of_json
 
 COLUMNS = list(HistoryRecord.model_fields)
-_NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps"}
+_NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps", "watchdog_seconds"}
 """Of the section train: what no step's time depends on."""
 
 

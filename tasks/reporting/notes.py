@@ -1,8 +1,9 @@
 """How it was measured, and what is not claimed: sentences that follow from the results."""
 
 from tasks.reporting import wording
+from tasks.reporting.lag import SlowestRank
 from tasks.reporting.measured_notes import in_turns
-from tasks.reporting.results import Results
+from tasks.reporting.results import CellResults, Results
 
 
 def how_measured(results: Results) -> list[str]:
@@ -32,7 +33,26 @@ def how_measured(results: Results) -> list[str]:
             f"Training was interrupted and taken up again from a checkpoint ({', '.join(resumed)}); each start warms "
             "up anew."
         )
+    notes += [_less_memory(cell) for cell in results.cells if set(cell.micro_batch_sizes) - {cell.micro_batch_size}]
+    notes += [_lag(cell.cell, cell.slowest_rank) for cell in results.cells if cell.slowest_rank is not None]
     return notes
+
+
+def _less_memory(cell: CellResults) -> str:
+    smaller = [size for size in cell.micro_batch_sizes if size != cell.micro_batch_size]
+    return (
+        f"{cell.cell} ran out of memory with {cell.micro_batch_size} samples per forward pass and went on with "
+        f"{wording.listed([str(size) for size in smaller])}: the global batch stayed {cell.global_batch_size}, with "
+        "more forward passes per step, so that its weights differ by rounding and its seconds are of what it used."
+    )
+
+
+def _lag(cell: str, slowest: SlowestRank) -> str:
+    verdict = "a straggler, and the cell's speedup is that of its slowest device" if slowest.is_straggler else "no lag"
+    return (
+        f"Of {cell}, rank {slowest.rank} took longest for the same work, {wording.ratio(slowest.times_as_long)} as "
+        f"long as the others: {verdict}."
+    )
 
 
 def not_claimed(results: Results) -> list[str]:
@@ -62,6 +82,12 @@ def not_claimed(results: Results) -> list[str]:
             "The gates compare what real runs recorded. The weights of a step on several ranks were not compared with "
             "those of a step on one."
         )
+    for cell in results.cells:
+        if cell.version_drift:
+            notes.append(
+                f"{cell.cell} went on from what other versions had saved ({'; '.join(cell.version_drift)}). That its "
+                "weights are those of an undisturbed run, or the same bits on any number of ranks, is not claimed."
+            )
     unchecked = [gate.name for gate in results.gates if gate.verdict == "not checked"]
     if unchecked:
         notes.append(f"Not checked: {wording.listed(unchecked)}.")

@@ -44,6 +44,10 @@ class Steps:
     seconds: NDArray[np.float64]
     other_seconds: NDArray[np.float64]
     """Part of `seconds` in which no step ran."""
+    rank_own_seconds: NDArray[np.float64]
+    """(steps, ranks): what each rank did without waiting for another; 0 where that is not known."""
+    rank_own_positions: NDArray[np.int64]
+    """(steps, ranks): how many positions it computed in those seconds."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,8 @@ class SegmentOutputs:
                 ),
                 seconds=np.array([event["seconds"] for event in events], dtype=np.float64),
                 other_seconds=np.array([event["other_seconds"] for event in events], dtype=np.float64),
+                rank_own_seconds=np.array([event["rank_own_seconds"] for event in events], dtype=np.float64),
+                rank_own_positions=np.array([event["rank_own_positions"] for event in events], dtype=np.int64),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _damaged(path, error) from None

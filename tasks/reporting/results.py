@@ -15,6 +15,7 @@ from tasks.reporting.equivalence import Equivalence
 from tasks.reporting.facts import ComparisonFacts, Record
 from tasks.reporting.gate import Gate
 from tasks.reporting.history import History
+from tasks.reporting.lag import SlowestRank
 from tasks.reporting.measurement import Estimate, Measurement
 from tasks.reporting.time_to_loss import TimeToLoss
 from tasks.stage.failure import DataError
@@ -99,6 +100,12 @@ class CellResults(Record):
     """Largest device memory of a rank; null where it is not counted."""
     num_resumes: int
     """How many times the training was taken up again from a checkpoint."""
+    micro_batch_sizes: list[int] = Field(default_factory=list)
+    """Samples per forward pass in the order of use; several if memory ran out, none in earlier results."""
+    version_drift: list[str] = Field(default_factory=list)
+    """What was another version when a state was saved that the training later went on from."""
+    slowest_rank: SlowestRank | None = None
+    """The rank that takes longest for the same work; null for one rank, and in results of an earlier version."""
     all_reduce_mib_per_step: float
     """MiB of gradients that each rank exchanged per optimizer step."""
     measured_speedup: Estimate | None = None

@@ -94,6 +94,8 @@ class SegmentFile(StageFile):
     parameter_checksums: list[str]
     num_resumes: int
     started_at: str
+    micro_batch_sizes: list[int] = []
+    version_drift: list[str] = []
 
 
 class SegmentEntry(StageFile):

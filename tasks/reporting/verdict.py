@@ -20,9 +20,11 @@ def verdict_of(results: Results) -> str:
             f"compare with; {_gates_passed(results)}."
         )
     if results.measurement is not None and results.is_speedup_measured:
-        return f"{'; '.join([*_measured(results.measurement), _gates_passed(results)])}."
+        said = [*_measured(results.measurement), *_not_clean(results), _gates_passed(results)]
+        return f"{'; '.join(said)}."
     answers = _one_answer(results, others[0]) if len(others) == 1 else _many_answers(results, others)
-    return f"{answers}; {_gates_passed(results)}; one run of each cell{_segments(others)}, so no interval yet."
+    answer = "; ".join([answers, *_not_clean(results), _gates_passed(results)])
+    return f"{answer}; one run of each cell{_segments(others)}, so no interval yet."
 
 
 def _measured(measurement: Measurement) -> list[str]:
@@ -35,6 +37,20 @@ def _measured(measurement: Measurement) -> list[str]:
         said.append(f"the interval is wider than the +- {asked} asked for: see How far to trust it")
     if measurement.preflight.verdict != "fit to measure":
         said.append("the machine was not fit to measure on: see Preflight")
+    return said
+
+
+def _not_clean(results: Results) -> list[str]:
+    """Return what a slow rank does to each cell that has one: its speedup says something about that rank."""
+    said = []
+    for cell in results.cells:
+        slowest = cell.slowest_rank
+        if slowest is not None and slowest.is_straggler:
+            said.append(
+                f"{cell.cell} is not clean: rank {slowest.rank} took {wording.ratio(slowest.times_as_long)} as long as "
+                f"the others for the same work, and they waited for it {wording.percent(slowest.waiting_share)} of "
+                "the time"
+            )
     return said
 
 

@@ -53,6 +53,10 @@ class ResourceError(StageError):
     exit_code = ExitCode.RESOURCES
 
 
+class OutOfMemoryError(ResourceError):
+    """A rank found no memory for a micro-batch."""
+
+
 class DivergedError(StageError):
     """The numbers of the training left the finite."""
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,22 @@ from tasks.stage.failure import (
     DistributedError,
     DivergedError,
     ExitCode,
+    OutOfMemoryError,
     PreemptedError,
     ResourceError,
     StageError,
 )
 from tasks.stage.live import EventStream
+from tasks.stage.watchdog import Hang, Watchdog
+from training.failure import FAILURES, recorded_failures
 from training.files import write_json
 
 _log = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 12.0
 _LAUNCHES_KEPT = 5
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_FOR_THE_OTHERS = 10.0
 _KINDS: dict[int, type[StageError]] = {
     ExitCode.CONFIGURATION: ConfigurationError,
     ExitCode.DATA: DataError,
@@ -73,7 +79,7 @@ def told_to_ranks(cell: str, params: Params, *, device: str, base_model: Path, w
     """Return what the ranks of a cell are told (training/config.py), all but the segments."""
     spread = params.cells[cell]
     return {
-        **params.train.model_dump(exclude={"epochs"}),
+        **params.train.model_dump(exclude={"epochs", "watchdog_seconds"}),
         "cell": cell,
         "strategy": spread.strategy,
         "options": spread.options,
@@ -94,55 +100,97 @@ def run_ranks(
     stop: threading.Event,
     follow: Callable[[list[dict[str, Any]]], None],
     arguments: Sequence[str] = (),
+    watchdog_seconds: float = 60.0,
 ) -> None:
     """Start the ranks that the config (training/config.py) describes and wait for their end.
 
     `follow` is given their events as they come; `arguments` go to the ranks' command line. Once `stop` is set the ranks
-    finish their step and save. Raises the StageError of what went wrong; what was finished or saved until then stays in
-    the config's work_dir.
+    finish their step and save; when nothing comes from a rank for `watchdog_seconds` in a step they are ended. Raises
+    the StageError of what went wrong; what was finished or saved until then stays in the config's work_dir.
     """
     cell, work = config["cell"], Path(config["work_dir"])
     work.mkdir(parents=True, exist_ok=True)
     write_json(work / "config.json", config)
+    shutil.rmtree(work / FAILURES, ignore_errors=True)
     stream = EventStream(work / "steps.jsonl")
-    launch = importlib.import_module(f"tasks.launchers.{launcher}").start(
-        work / "config.json",
-        world_size=config["world_size"],
-        threads_per_rank=config["threads_per_rank"],
-        log_folder=_new_log_folder(work / "logs"),
-        arguments=arguments,
-    )
-    try:
-        is_running = True
-        while is_running and not stop.is_set():
-            is_running = launch.is_running
-            follow(stream.read_new())
-            stop.wait(0.2)
-        if stop.is_set():
-            _log.info("%s: asked to stop; the ranks finish their step and save", cell)
-    finally:
-        launch.stop(grace_seconds=_GRACE_SECONDS if stop.is_set() else 0.0)
+    with Watchdog(world_size=config["world_size"], step_seconds=watchdog_seconds) as watchdog:
+        launch = importlib.import_module(f"tasks.launchers.{launcher}").start(
+            work / "config.json",
+            world_size=config["world_size"],
+            threads_per_rank=config["threads_per_rank"],
+            log_folder=_new_log_folder(work / "logs"),
+            arguments=["--whereabouts", str(watchdog.file), *arguments],
+        )
+        hang = None
+        try:
+            is_running = True
+            while is_running and not stop.is_set() and hang is None and not _is_left_over(work):
+                is_running = launch.is_running
+                follow(stream.read_new())
+                stop.wait(_SECONDS_BETWEEN_LOOKS)
+                hang = watchdog.look() if is_running else None
+            if stop.is_set():
+                _log.info("%s: asked to stop; the ranks finish their step and save", cell)
+            if hang is not None:
+                watchdog.ask_for_stacks()
+        finally:
+            launch.stop(grace_seconds=_GRACE_SECONDS if stop.is_set() else 0.0)
+            watchdog.end_ranks()
     follow(stream.read_new())
+    if hang is not None and not stop.is_set():
+        raise _hung(cell, hang, launch)
     if launch.exit_code() != 0:
         raise _failure(cell, stream.last, launch, work=work, is_stopped=stop.is_set())
 
 
+def _hung(cell: str, hang: Hang, launch: Any) -> StageError:
+    for rank in hang.ranks:
+        if rank not in hang.stopped:
+            _log.error("the end of what rank %d says of itself, its stacks:\n%s", rank, launch.last_words(rank))
+    return DistributedError(
+        f"cell {cell}: {hang}; the stacks of the ranks are in {launch.log_folder}; run again, it goes on from the last "
+        "checkpoint"
+    )
+
+
+def _is_left_over(work: Path) -> bool:
+    """Return whether a rank failed a while ago and others still run: they wait for it where no error ends them."""
+    if not (work / FAILURES).exists():
+        return False
+    failures = recorded_failures(work / FAILURES)
+    return bool(failures) and time.monotonic() - float(failures[0]["at"]) > _SECONDS_FOR_THE_OTHERS
+
+
 def _failure(cell: str, last: dict[str, Any], launch: Any, *, work: Path, is_stopped: bool) -> StageError:
-    """Return the failure that the ranks reported last, or else what the launcher and the disk say of their end."""
+    """Return the failure that was first, by the ranks' own words, or else by what launcher and disk say of their end.
+
+    A rank that was killed left no words, and those of the others are then about it.
+    """
     if is_stopped:
         return PreemptedError(f"cell {cell} was stopped; the next run goes on from the last checkpoint")
+    failures = recorded_failures(work / FAILURES) if launch.killed_rank() is None else []
+    if not failures and last.get("event") == "stopped":
+        failures = [{**last, "rank": 0}]
+    if failures:
+        return _reported(cell, failures[0], launch)
     first, _, words = launch.explanation().partition("\n")
-    is_reported = last.get("event") in ("failed", "stopped")
-    # A disk too full for a checkpoint may have been too full for the event that would have said so.
-    kind = _KINDS.get(last["exit_code"] if is_reported else launch.exit_code(), DistributedError)
-    if kind is DistributedError or not is_reported:
-        _log.error("%s\n%s", first, words)
-    if is_reported:
-        return kind(f"cell {cell}: {last['reason']} ({first})")
+    # A disk too full for a checkpoint may have been too full for the words that would have said so.
+    kind = _KINDS.get(launch.exit_code(), DistributedError)
+    _log.error("%s\n%s", first, words)
     if kind is DistributedError and _is_full(work):
         kind = ResourceError
     remedy = f"make room on the disk of {work} and run again" if kind is ResourceError else "run again"
     return kind(f"cell {cell}: {first}; {remedy}, it goes on from the last checkpoint")
+
+
+def _reported(cell: str, failure: dict[str, Any], launch: Any) -> StageError:
+    first, _, words = launch.explanation(rank=failure["rank"]).partition("\n")
+    kind = _KINDS.get(failure["exit_code"], DistributedError)
+    if failure["error"] == "OutOfMemoryError":
+        kind = OutOfMemoryError
+    if kind is DistributedError:
+        _log.error("%s\n%s", first, words)
+    return kind(f"cell {cell}: {failure['reason']} ({first})")
 
 
 def _is_full(folder: Path) -> bool:

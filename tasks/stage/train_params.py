@@ -54,3 +54,8 @@ class TrainParams(Section):
     """Optimizer steps between two log points; between them the host never waits for the device."""
     checkpoint_every_steps: int = Field(default=0, ge=0, le=10_000_000)
     """Optimizer steps between two checkpoints inside a segment; 0: only at its end and when asked to stop."""
+    watchdog_seconds: Finite = Field(default=60.0, gt=0, le=86_400)
+    """Seconds without a sign of a rank in a step, after which all are ended; more than one forward or backward takes.
+
+    Starting, warming up and large checkpoints get more. The run goes on from its last checkpoint the next time.
+    """

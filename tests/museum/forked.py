@@ -26,8 +26,9 @@ class Launch:
         self, config: Path, *, world_size: int, threads_per_rank: int, log_folder: Path, arguments: Sequence[str] = ()
     ) -> None:
         log_folder.mkdir(parents=True, exist_ok=True)
-        self._log_folder = log_folder
+        self.log_folder = log_folder
         self._failed: tuple[int, int] | None = None
+        self._codes: dict[int, int] = {}
         with socket.create_server(("127.0.0.1", 0)) as found:
             port = found.getsockname()[1]
         environment = {
@@ -73,17 +74,27 @@ class Launch:
             time.sleep(0.02)
         return self._failed[1] if self._failed else 0
 
-    def explanation(self) -> str:
-        """Return the first failure's rank and exit code, and its last words."""
-        rank, code = self._failed or (0, 0)
-        words = (self._log_folder / f"{rank}.log").read_text(errors="replace").strip().splitlines()
-        return "\n".join([f"rank {rank} ended with exit code {code}", *words[-_LINES_SHOWN:]])
+    def explanation(self, *, rank: int | None = None) -> str:
+        """Return the exit code of a rank, by default of the first that failed, and its last words."""
+        failed, code = self._failed or (0, 0)
+        shown = failed if rank is None else rank
+        return f"rank {shown} ended with exit code {self._codes.get(shown, code)}\n{self.last_words(shown)}"
+
+    def last_words(self, rank: int) -> str:
+        """Return the end of what the rank said."""
+        words = (self.log_folder / f"{rank}.log").read_text(errors="replace").strip().splitlines()
+        return "\n".join(words[-_LINES_SHOWN:])
+
+    def killed_rank(self) -> int | None:
+        """Return the rank that failed first if a signal ended it."""
+        return self._failed[0] if self._failed and self._failed[1] < 0 else None
 
     def _collect(self) -> None:
         for pid in list(self._running):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 rank, code = self._running.pop(pid), os.waitstatus_to_exitcode(status)
+                self._codes[rank] = code
                 if code and self._failed is None:
                     self._failed = (rank, code)
 

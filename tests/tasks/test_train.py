@@ -49,7 +49,13 @@ def test_one_more_epoch_of_one_range_leaves_the_first_what_it_was(project: Path)
 
 
 @pytest.mark.parametrize(
-    "harmless", [{"train__log_every_steps": 7}, {"train__checkpoint_every_steps": 3}, {"name": "x"}]
+    "harmless",
+    [
+        {"train__log_every_steps": 7},
+        {"train__checkpoint_every_steps": 3},
+        {"train__watchdog_seconds": 5.0},
+        {"name": "x"},
+    ],
 )
 def test_when_it_logs_or_saves_or_what_it_is_called_is_not_content(harmless: dict[str, Any], project: Path) -> None:
     assert _fingerprints(_params(project, **harmless)) == _fingerprints(_params(project))

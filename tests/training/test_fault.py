@@ -1,37 +1,114 @@
-"""Planned faults."""
+"""Planned faults: how they are asked for, and that what is asked for comes, where and when it was asked for."""
 
-import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from tests.tiny import make_config
+from tests.training.conftest import parsed
+from training.data import batches_in_order, open_slice
+from training.distributed import Ranks
 from training.failure import TrainingError
-from training.fault import Fault, planned_fault
+from training.fault import planned_faults
+from training.strategies import Strategy, single
+from training.whereabouts import Section, Whereabouts
+from training.workloads import causal_lm
 
 
 def test_nothing_is_planned_unless_the_environment_says_so_and_only_for_its_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("FAULT", raising=False)
-    assert planned_fault(0) is None
-    monkeypatch.setenv("FAULT", "rank=1,step=7,kind=sigkill")
-    assert planned_fault(0) is None
-    assert planned_fault(1) == Fault(step=7, number=signal.SIGKILL)
+    assert planned_faults(0) is None
+    monkeypatch.setenv("FAULT", "rank=1,step=7,kind=sigkill;rank=2,step=3,kind=hang,section=data")
+    assert planned_faults(0) is None
+    assert planned_faults(1) is not None
+    assert planned_faults(2) is not None
 
 
-@pytest.mark.parametrize("text", ["1", "rank=0,step=7", "rank=0,step=x,kind=sigkill", "rank=0,step=7,kind=fire"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1", "rank=0,step=7", "rank=0,step=x,kind=sigkill", "rank=0,step=7,kind=fire", "rank=0,step=7,kind=slow",
+        "rank=0,step=7,kind=hang,section=start", "rank=0,step=7,kind=hang;", "rank=0,step=7,kind=hang,section=lunch",
+    ],
+)  # fmt: skip
 def test_a_fault_of_another_form_is_refused_in_one_line(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULT", text)
     with pytest.raises(TrainingError, match="allowed: rank=0,step=7,kind=sigkill"):
-        planned_fault(0)
+        planned_faults(0)
 
 
-def test_a_fault_strikes_at_its_step_and_no_other() -> None:
-    struck: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, _: struck.append(number))
-    try:
-        fault = Fault(step=2, number=signal.SIGUSR1)
-        for step in (1, 2, 3):
-            fault.strike(step)
-            assert len(struck) == int(step >= 2)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+@pytest.fixture
+def strategy(alone: Ranks, tiny_model: Path, slices: list[Path], tmp_path: Path) -> Strategy:
+    """One rank with the tiny model."""
+    config = parsed(make_config(tmp_path / "work", tiny_model, slices[:1]), tmp_path)
+    return single.build(causal_lm.load_model(tiny_model), causal_lm, config, alone)
+
+
+def _step(strategy: Strategy, whereabouts: Whereabouts, slice_dir: Path, step: int) -> Any:
+    batches = list(batches_in_order(open_slice(slice_dir), batch_size=4, seq_len=32))[:2]
+    whereabouts.begin(step)
+    num_tokens = sum(batch.num_tokens for batch in batches)
+    return strategy.train_step(batches, num_tokens=num_tokens, learning_rate=1e-3)
+
+
+def _with_fault(strategy: Strategy, text: str, monkeypatch: pytest.MonkeyPatch) -> Whereabouts:
+    monkeypatch.setenv("FAULT", text)
+    faults, whereabouts = planned_faults(0), Whereabouts()
+    assert faults is not None
+    strategy.replica.on_section = whereabouts.enter
+    faults.build_into(strategy, whereabouts)
+    return whereabouts
+
+
+@pytest.mark.parametrize("section", ["forward", "backward", "update"])
+def test_an_error_is_raised_in_its_step_and_section_and_nowhere_else(
+    section: str, strategy: Strategy, slices: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whereabouts = _with_fault(strategy, f"rank=0,step=2,kind=raise,section={section}", monkeypatch)
+    entered: list[Section] = []
+    whereabouts.on_enter = entered.append
+    _step(strategy, whereabouts, slices[0], 1)
+    entered.clear()
+    with pytest.raises(RuntimeError, match="planned fault"):
+        _step(strategy, whereabouts, slices[0], 2)
+    assert entered[-1].name.lower() == section
+    strategy.replica.forget_gradient()
+    _step(strategy, whereabouts, slices[0], 3)
+
+
+@pytest.mark.parametrize("kind", ["nan", "inf"])
+@pytest.mark.parametrize("section", ["forward", "backward"])
+def test_a_step_whose_numbers_are_not_finite_changes_no_parameter_and_no_optimizer_state(
+    kind: str, section: str, strategy: Strategy, slices: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whereabouts = _with_fault(strategy, f"rank=0,step=2,kind={kind},section={section}", monkeypatch)
+    _step(strategy, whereabouts, slices[0], 1)
+    before = strategy.replica.parameter_checksum()
+    state = [value.clone() for part in _moments(strategy) for value in part.values()]
+    result = _step(strategy, whereabouts, slices[0], 2)
+    assert not torch.isfinite(result.grad_norm)
+    assert bool(torch.isfinite(result.loss_sum)) == (section == "backward")
+    assert strategy.replica.parameter_checksum() == before
+    assert all(
+        torch.equal(now, then)
+        for now, then in zip((value for part in _moments(strategy) for value in part.values()), state, strict=True)
+    )
+    _step(strategy, whereabouts, slices[0], 3)
+    assert strategy.replica.parameter_checksum() != before
+
+
+def _moments(strategy: Strategy) -> list[dict[str, torch.Tensor]]:
+    return list(strategy.replica.state()["optimizer"]["state"].values())
+
+
+def test_memory_runs_out_only_for_more_samples_than_it_holds(
+    strategy: Strategy, slices: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whereabouts = _with_fault(strategy, "rank=0,step=1,kind=oom:3;rank=0,step=2,kind=oom:4", monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError):
+        _step(strategy, whereabouts, slices[0], 1)
+    _step(strategy, whereabouts, slices[0], 2)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.training.conftest import (
 )
 from training.data import batches_in_order, open_slice
 from training.failure import BadCheckpointError, DivergedError, StoppedError
+from training.files import digest_of_json
 from training.workloads.causal_lm import load_model, loss_sum
 
 Launch = Callable[..., list[dict[str, Any]]]
@@ -257,3 +259,28 @@ def test_what_a_crash_left_in_mid_writing_is_removed_at_the_next_start(
     train_here(config)
     assert not left.exists()
     assert json.loads((_segment_folder(config, 0) / "receipt.json").read_bytes())["fingerprint"]
+
+
+def test_a_checkpoint_of_other_versions_is_taken_up_with_a_warning_that_stays_in_the_segment(
+    tmp_path: Path, tiny_model: Path, slices: list[Path], train_here: Launch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config(tmp_path / "work", tiny_model, slices)
+    with pytest.raises(StoppedError):
+        train_here(config, stop_after_step=2)
+    (partial,) = _partials(config, 0)
+    _change_receipt(partial, versions={"python": "3.10.1", "torch": torch.__version__, "numpy": np.__version__})
+    with pytest.raises(StoppedError), caplog.at_level(logging.WARNING):
+        train_here(config, stop_after_step=6)
+    python = f"python 3.10.1, then {platform.python_version()}"
+    assert f"was saved with other versions ({python})" in caplog.text
+    assert facts_of(config, 0)["version_drift"] == [python]
+    _change_receipt(_segment_folder(config, 0), versions={"python": platform.python_version(), "torch": "2.0"})
+    train_here(config)
+    numpy, its_torch = f"numpy None, then {np.__version__}", f"torch 2.0, then {torch.__version__}"
+    assert sorted(facts_of(config, 1)["version_drift"]) == [numpy, its_torch]
+
+
+def _change_receipt(folder: Path, **changes: Any) -> None:
+    receipt = json.loads((folder / "receipt.json").read_bytes()) | changes
+    receipt.pop("digest")
+    (folder / "receipt.json").write_text(json.dumps(receipt | {"digest": digest_of_json(receipt)}))

@@ -213,7 +213,7 @@ def _write_run(
         path.mkdir(parents=True)
         segment = _segment(cell, part, epoch, world_size, taken, first_step)
         write_json(path / "segment.json", segment)
-        _write_steps(path, part, epoch, first_step, taken)
+        _write_steps(path, part, epoch, first_step, taken, world_size)
         _write_ledger(path, part, world_size, first_step)
         segments.append(segment | {"folder": f"segments/{part}-epoch-{epoch}"})
         first_step += STEPS_PER_SEGMENT
@@ -267,13 +267,14 @@ def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, 
     }
 
 
-def _write_steps(folder: Path, part: str, epoch: int, first_step: int, seconds: float) -> None:
+def _write_steps(folder: Path, part: str, epoch: int, first_step: int, seconds: float, world_size: int) -> None:
     lines = [
         {"event": "step", "step": first_step + index, "range": part, "epoch": epoch, "segment_step": index + 1}
         | {"segment_steps": STEPS_PER_SEGMENT, "loss": LOSSES[first_step - 1 + index], "num_tokens": 16}
         | {"num_padding_tokens": 16, "num_samples": ROWS_PER_STEP, "learning_rate": 1e-3 / (index + 1)}
         | {"grad_norm": 1.0, "seconds": seconds / STEPS_PER_SEGMENT, "data_wait_seconds": 0.005}
-        | {"other_seconds": 0.001}
+        | {"other_seconds": 0.001, "rank_own_positions": [32] * world_size}
+        | {"rank_own_seconds": [seconds / STEPS_PER_SEGMENT / 2] * world_size}
         for index in range(STEPS_PER_SEGMENT)
     ]
     (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -1,0 +1,225 @@
+"""Ranks made to hang, and what the watchdog says of it: `python -m tests.chaos.hangs` tries all kinds and places.
+
+Ranks are forked, and trials run a few at a time, since they mostly wait; torchrun's part is tested elsewhere
+(tests/tasks/stage/test_watchdog.py).
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.conftest import PROJECT
+
+STEP = 5
+"""The step in which ranks are made to hang; it ends with a log point and a checkpoint, so that it has all sections."""
+_SAID = re.compile(r"rank (\d+) hangs in section (\w+) of step (\d+)")
+
+
+@dataclass(frozen=True)
+class HangTrial:
+    """One rank made to hang, and what came of it."""
+
+    kind: str
+    """hang: sleeps for ever; freeze: the same with the interpreter's lock; stop: SIGSTOP. Others are no hangs; none: no
+    fault."""
+    rank: int
+    """The culprit."""
+    section: str
+    """Where it hangs."""
+    exit_code: int | None = None
+    """Of the stage; 0 if it finished."""
+    found: tuple[int, str, int] | None = None
+    """The rank, section and step that the message names."""
+    seconds: float | None = None
+    """From the step before until all was ended."""
+    stacks: tuple[int, ...] = ()
+    """Ranks whose Python stacks are in their logs."""
+    num_left: int = 0
+    """Processes that still ran afterwards."""
+    message: str = ""
+    """What the stage says."""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the culprit, its section and its step were named, all was ended and all stacks that can be are there.
+
+        A rank that is stopped has none.
+        """
+        expected = tuple(rank for rank in range(2) if self.kind != "stop" or rank != self.rank)
+        is_named = self.found == (self.rank, self.section, STEP) and self.exit_code == 6
+        return is_named and self.stacks == expected and self.num_left == 0
+
+
+def work_of(folder: Path, trial: HangTrial) -> Path:
+    """Return the work folder of a trial."""
+    return folder / f"{trial.kind.replace(':', '-')}-{trial.rank}-{trial.section}"
+
+
+def all_trials() -> list[HangTrial]:
+    """Return 20 hangs to be tried: every section, either rank, and all kinds."""
+    sections = ("data", "forward", "backward", "update", "collective", "checkpoint")
+    asked = [("hang", section) for section in sections]
+    asked += [("stop", section) for section in ("forward", "collective", "checkpoint")] + [("freeze", "backward")]
+    return [HangTrial(kind, rank, section) for kind, section in asked for rank in (0, 1)]
+
+
+def hang_trials(folder: Path, trials: Sequence[HangTrial], *, watchdog_seconds: float, at_once: int) -> list[HangTrial]:
+    """Return the trials with what came of them; in a process of its own, from which ranks can be forked."""
+    asked = [f"{trial.kind}@{trial.rank}@{trial.section}" for trial in trials]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.chaos.hangs", "--folder", str(folder), "--json"),
+            *("--watchdog-seconds", str(watchdog_seconds), "--at-once", str(at_once), *asked),
+        ],
+        cwd=PROJECT, stdout=subprocess.PIPE, text=True, check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    return [_from_json(line) for line in done.stdout.splitlines()]
+
+
+def hang_trial(folder: Path, config: dict[str, Any], trial: HangTrial, *, watchdog_seconds: float) -> HangTrial:
+    """Return what comes of one trial in this process, which must never have computed anything with torch."""
+    from tasks.stage.failure import StageError
+    from tasks.stage.memory import run_within_memory
+
+    _offer_forked_launcher()
+    work = work_of(folder, trial)
+    if trial.kind != "none":
+        os.environ["FAULT"] = f"rank={trial.rank},step={STEP},kind={trial.kind},section={trial.section}"
+    seen = [time.monotonic()]
+
+    def follow(events: list[dict[str, Any]]) -> None:
+        if events:
+            seen.append(time.monotonic())
+
+    try:
+        run_within_memory(
+            {**config, "work_dir": str(work)}, launcher="forked", stop=threading.Event(), follow=follow,
+            watchdog_seconds=watchdog_seconds,
+        )  # fmt: skip
+    except StageError as error:
+        said = _SAID.search(str(error))
+        return dataclasses.replace(
+            trial,
+            exit_code=int(error.exit_code),
+            found=(int(said[1]), said[2], int(said[3])) if said else None,
+            seconds=time.monotonic() - seen[-1],
+            stacks=_ranks_with_stacks(work),
+            num_left=len(psutil.Process().children(recursive=True)),
+            message=str(error),
+        )
+    return dataclasses.replace(trial, exit_code=0, num_left=len(psutil.Process().children(recursive=True)))
+
+
+def _ranks_with_stacks(work: Path) -> tuple[int, ...]:
+    logs = max((work / "logs").iterdir())
+    says = {int(log.stem): log.read_text(errors="replace") for log in logs.glob("*.log")}
+    # Of the main thread, down to the entry.
+    return tuple(
+        rank for rank, words in sorted(says.items()) if "most recent call first" in words and "in main" in words
+    )
+
+
+def _offer_forked_launcher() -> None:
+    import tests.museum.forked
+
+    sys.modules["tasks.launchers.forked"] = tests.museum.forked
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Return the config of two ranks on a model that an own process makes: this one must not compute."""
+    model = (
+        "import sys; from pathlib import Path; from tests.tiny import make_tiny_model as make; make(Path(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", model, str(folder / "model")], cwd=PROJECT, check=True)
+    from tests.tiny import make_config, make_slice
+
+    return make_config(
+        folder / "work", folder / "model", [make_slice(folder / "slice", num_rows=80)],
+        strategy="ddp", world_size=2, checkpoint_every_steps=1,
+    )  # fmt: skip
+
+
+def _import_what_ranks_import() -> None:
+    import torch.nn.parallel  # noqa: F401
+    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
+
+    import training.loop
+    import training.strategies.ddp
+    import training.workloads.causal_lm  # noqa: F401
+
+
+def _run(folder: Path, trials: Sequence[HangTrial], *, watchdog_seconds: float, at_once: int) -> list[HangTrial]:
+    config = _config(folder)
+    _import_what_ranks_import()
+    waiting, running, answers = list(enumerate(trials)), {}, {}
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            index, trial = waiting.pop(0)
+            running[_forked(folder, config, trial, watchdog_seconds, folder / f"{index}.json")] = index
+        pid, _ = os.wait()
+        index = running.pop(pid)
+        answers[index] = _from_json((folder / f"{index}.json").read_text())
+    return [answers[index] for index in sorted(answers)]
+
+
+def _forked(folder: Path, config: dict[str, Any], trial: HangTrial, watchdog_seconds: float, answer: Path) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            came_of_it = hang_trial(folder, config, trial, watchdog_seconds=watchdog_seconds)
+        except BaseException:
+            came_of_it = dataclasses.replace(trial, message=traceback.format_exc())
+        answer.write_text(json.dumps(dataclasses.asdict(came_of_it)))
+        os._exit(0)
+    return pid
+
+
+def _from_json(text: str) -> HangTrial:
+    said = json.loads(text)
+    return HangTrial(**{**said, "stacks": tuple(said["stacks"]), "found": said["found"] and tuple(said["found"])})
+
+
+def main() -> None:
+    """Try them and print what came of each; exit code 1 if one is not right."""
+    parser = argparse.ArgumentParser(prog="tests.chaos.hangs", description=__doc__)
+    parser.add_argument("trials", nargs="*", metavar="KIND@RANK@SECTION")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--watchdog-seconds", type=float, default=4.0)
+    parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    asked = [text.split("@") for text in arguments.trials]
+    trials = [HangTrial(kind, int(rank), section) for kind, rank, section in asked] or all_trials()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = arguments.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        done = _run(folder, trials, watchdog_seconds=arguments.watchdog_seconds, at_once=arguments.at_once)
+    for trial in done:
+        if arguments.json:
+            sys.stdout.write(json.dumps(dataclasses.asdict(trial)) + "\n")
+            continue
+        verdict = "right" if trial.is_right else "WRONG"
+        seconds = "never" if trial.seconds is None else f"{trial.seconds:.1f} s"
+        sys.stdout.write(f"{verdict} {trial.kind:6} rank {trial.rank} {trial.section:10} {seconds}  {trial.message}\n")
+    if not arguments.json:
+        sys.stdout.write(f"{sum(trial.is_right for trial in done)} of {len(done)} right\n")
+        sys.exit(0 if all(trial.is_right for trial in done) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What all ranks do when one of them goes wrong in mid-training: together, and with its name."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.reporting.lag import SlowestRank, slowest_rank
+from tasks.reporting.outputs import SegmentOutputs
+from tasks.reporting.stage_files import SegmentFile
+from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.training.forked_ranks import ForkedRanks, last_words
+from training.failure import FAILURES, recorded_failures
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedRanks]:
+    """A process that ranks are forked from."""
+    forked = ForkedRanks()
+    yield forked
+    forked.close()
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model, and a slice of 15 steps."""
+    root = tmp_path_factory.mktemp("faults")
+    return make_tiny_model(root / "model"), make_slice(root / "slice", num_rows=240, min_len=8)
+
+
+def _config(work: Path, inputs: tuple[Path, Path], **changes: Any) -> dict[str, Any]:
+    model, slice_dir = inputs
+    return make_config(
+        work, model, [slice_dir],
+        **{"strategy": "ddp", "world_size": 2, "global_batch_size": 16, "checkpoint_every_steps": 1} | changes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["fast", "exact"])
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("kind=nan", "diverged at step 6: loss is nan on rank 1; nothing of it was saved"),
+        ("kind=inf", "diverged at step 6: loss is inf on rank 1; nothing of it was saved"),
+        ("kind=nan,section=backward", "diverged at step 6: gradient norm is nan on every rank"),
+    ],
+)
+def test_numbers_that_are_not_finite_on_one_rank_stop_all_at_that_step_with_its_name(
+    fault: str, says: str, exact: bool, forked: ForkedRanks, inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    config = _config(tmp_path / "work", inputs, exact=exact)
+    assert forked.launch(config, fault=f"rank=1,step=6,{fault}") == [5, 5], last_words(config)
+    failures = recorded_failures(tmp_path / "work" / FAILURES)
+    assert sorted(failure["rank"] for failure in failures) == [0, 1]
+    for failure in failures:
+        assert failure["reason"].startswith(says)
+        assert "loss" in says or failure["reason"].endswith("it comes from rank 1")
+    newest = max((tmp_path / "work" / "partial").glob("*/step-*"))
+    assert newest.name == "step-00000005"
+    assert "Traceback" not in last_words(config)
+
+
+def test_a_bad_step_between_log_points_is_named_as_well(
+    forked: ForkedRanks, inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    config = _config(tmp_path / "work", inputs, checkpoint_every_steps=0, log_every_steps=5)
+    assert forked.launch(config, fault="rank=0,step=7,kind=nan") == [5, 5], last_words(config)
+    reasons = {failure["reason"] for failure in recorded_failures(tmp_path / "work" / FAILURES)}
+    assert len(reasons) == 1
+    assert reasons.pop().startswith("diverged at step 7: loss is nan on rank 0; ")
+
+
+def _slowest(config: dict[str, Any]) -> SlowestRank:
+    folder = Path(config["work_dir"]) / "segments" / config["segments"][0]["fingerprint"]
+    segment = SegmentOutputs(folder, SegmentFile.model_validate(json.loads((folder / "segment.json").read_bytes())))
+    slowest = slowest_rank(segment.steps)
+    assert slowest is not None
+    return slowest
+
+
+@pytest.mark.parametrize(("rank", "log_every_steps"), [(0, 1), (1, 4)])
+def test_a_rank_of_a_third_of_the_speed_is_called_a_straggler(
+    rank: int, log_every_steps: int, forked: ForkedRanks, inputs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model, _ = inputs
+    long = make_slice(tmp_path / "slice", num_rows=1600, min_len=8)
+    changes = {"checkpoint_every_steps": 0, "log_every_steps": log_every_steps}
+    config = _config(tmp_path / "work", (model, long), **changes)
+    assert forked.launch(config, fault=f"rank={rank},step=1,kind=slow:3") == [0, 0], last_words(config)
+    found = _slowest(config)
+    assert (found.rank, found.is_straggler) == (rank, True), found
+    assert found.waiting_share > 0.1

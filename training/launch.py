@@ -1,0 +1,84 @@
+"""One start of a training process: what it was given, and the few things that are not steps."""
+
+import importlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from training.checkpoint import CheckpointStore
+from training.config import TrainingConfig
+from training.distributed import Ranks
+from training.events import EventStream
+from training.failure import EXIT_INTERRUPTED, StoppedError
+from training.fault import Plan
+from training.gradient import GradientKeeper
+from training.record import now
+from training.stopping import StopRequest
+from training.strategies import Strategy
+from training.whereabouts import Whereabouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One start of the process: everything that is not the work itself."""
+
+    config: TrainingConfig
+    """What to train."""
+    ranks: Ranks
+    """Who trains it."""
+    stop: StopRequest
+    """Whether this rank was asked to stop."""
+    events: EventStream
+    """What is said to the parent."""
+    store: CheckpointStore
+    """Where finished and partial work is."""
+    keeps_gradient: bool
+    """Whether to write the first step's gradient to a file (training/gradient.py)."""
+    faults: Plan | None
+    """What is to go wrong, in tests."""
+    whereabouts: Whereabouts
+    """Told where this rank is."""
+
+
+def build_strategy(launch: Launch) -> Strategy:
+    """Return the strategy around the base model."""
+    config = launch.config
+    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
+    strategies: Any = importlib.import_module(f"training.strategies.{config.strategy}")
+    model = workload.load_model(config.model_dir)
+    strategy: Strategy = strategies.build(model, workload, config, launch.ranks)
+    strategy.replica.on_section = launch.whereabouts.enter
+    if launch.faults is not None:
+        launch.faults.build_into(strategy, launch.whereabouts)
+    if launch.keeps_gradient:
+        strategy.replica.on_gradient = GradientKeeper(config.work_dir, launch.ranks)
+    return strategy
+
+
+def say_launched(launch: Launch, num_steps: int) -> None:
+    """Send the first event."""
+    config, ranks = launch.config, launch.ranks
+    launch.events.send(
+        "launch_started",
+        cell=config.cell,
+        started_at=now(),
+        pid=os.getpid(),
+        world_size=ranks.world_size,
+        device=config.device,
+        backend=ranks.backend,
+        num_segments=len(config.segments),
+        num_steps=num_steps,
+    )
+
+
+def stop_if_asked(launch: Launch, *, before_step: int) -> None:
+    """Raise StoppedError, on all ranks alike, if one was told to stop before there is anything to save."""
+    code = launch.ranks.highest(launch.stop.exit_code)
+    if code:
+        raise stopped(code, before_step=before_step)
+
+
+def stopped(exit_code: int, *, before_step: int) -> StoppedError:
+    """Return the error that ends a launch which was told to stop."""
+    asked = "SIGINT" if exit_code == EXIT_INTERRUPTED else "SIGTERM"
+    return StoppedError(f"stopped by {asked} before step {before_step}; all before it is saved", exit_code=exit_code)
