@@ -12,7 +12,11 @@ class Api:
         self.url = url
 
     def ask(self, path: str, **body: Any) -> Any:
-        """Return the answer to a POST."""
+        """Return the answer to a POST of these fields."""
+        return self.post(path, body)
+
+    def post(self, path: str, body: Any) -> Any:
+        """Return the answer to a POST of any JSON value."""
         content = json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}/{path}", content, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=30) as answer:
@@ -22,6 +26,12 @@ class Api:
         """Return the answer to a GET."""
         with urllib.request.urlopen(f"{self.url}/{path}", timeout=30) as answer:
             return json.loads(answer.read())
+
+    def delete(self, path: str) -> None:
+        """Delete what is there."""
+        request = urllib.request.Request(f"{self.url}/{path}", method="DELETE")
+        with urllib.request.urlopen(request, timeout=30):
+            pass
 
     def last_flow_run(self) -> dict[str, Any]:
         """Return the flow run that was started last."""
