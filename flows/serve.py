@@ -10,7 +10,7 @@ import time
 from types import FrameType
 from typing import NoReturn
 
-from flows.child import environment_for
+from flows.child import end_group, environment_for
 from flows.server import HOME, Server, find_or_start
 from tasks.params import load_params
 from tasks.stage.failure import ExitCode, ResourceError, exit_with_one_line
@@ -76,11 +76,7 @@ def _serve(server: Server) -> None:
             time.sleep(0.5)
         raise ResourceError(f"the Prefect {'worker' if server.is_running else 'server'} ended by itself")
     finally:
-        worker.terminate()
-        try:
-            worker.wait(timeout=_SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            worker.kill()
+        end_group(worker, seconds_to_save=_SECONDS_TO_END, is_leader_alone=True)
 
 
 def _command(*arguments: str) -> list[str]:

@@ -24,6 +24,8 @@ def end_with_parent() -> None:
     """
     set_parent_death_signal(signal.SIGTERM)
     links = _links_that_matter()
+    if sys.platform == "linux":
+        del links[:1]  # a second SIGTERM would cut short what the first began
     if links:
         threading.Thread(target=_watch, args=(links,), name="end-with-parent", daemon=True).start()
 
