@@ -6,10 +6,14 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tasks.params import load_params
 from tasks.stage.failure import ResourceError, exit_with_one_line
 from tasks.stage.lock import workspace_lock
+
+if TYPE_CHECKING:
+    from prefect import State
 
 RESULTS = Path("reports/results.json")
 REPORT_PAGE = Path("reports/index.html")
@@ -27,6 +31,8 @@ def _main() -> None:
 def _run(*, rebench: bool) -> None:
     # Prefect says on the terminal what we say better; all of it stands in the log of the run.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    # What we say after the run belongs to none.
+    os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
 
     from flows.server import find_or_start
 
@@ -37,18 +43,30 @@ def _run(*, rebench: bool) -> None:
     from flows.outage import unless_prefect_is_gone
 
     server.wait_until_ready()
-    with unless_prefect_is_gone("it may show this run as running until the next one"):
+    with unless_prefect_is_gone("it may show this run as running until the next one") as errors:
         ddp_compare(rebench=rebench, return_state=True)
     if not outcome:
         raise ResourceError(f"no flow run could be started with the Prefect server at {server.url}; start it again")
-    state = outcome[-1]
-    if state.is_failed() and isinstance(code := state.result(raise_on_failure=False), int):
-        if str(state.message).startswith(("upload: ", "rebench: ")):
-            _say_verdict()  # the comparison itself is finished
-        sys.stderr.write(f"{state.message}\n")
-        sys.exit(code)
-    state.result()
-    _say_verdict()
+    code = _say(outcome[-1])
+    if errors:
+        # Prefect would try for seconds to send each of its last events.
+        sys.stdout.flush()
+        server.end()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _say(state: "State[Any]") -> int:
+    """Say what the comparison came to; return the exit code."""
+    code = state.result(raise_on_failure=False) if state.is_failed() else None
+    if not isinstance(code, int):
+        state.result()
+        _say_verdict()
+        return 0
+    if str(state.message).startswith(("upload: ", "rebench: ")):
+        _say_verdict()  # the comparison itself is finished
+    sys.stderr.write(f"{state.message}\n")
+    return code
 
 
 def _say_verdict() -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from prefect import State, flow, tags
+from prefect import State, flow
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.runtime import deployment
 from prefect.states import Completed, Failed
@@ -12,7 +12,7 @@ from flows.dvc_stage import StageFailed, run_stage
 from flows.outage import unless_prefect_is_gone
 from flows.rebench import new_trial, require_no_regression
 from flows.run_log import set_up_flow_log
-from flows.running import count_as_running, end_abandoned_runs
+from flows.running import count_as_running, end_abandoned_runs, tag_run
 from tasks.params import Params, load_params
 from tasks.stage.failure import StageError
 from tasks.stage.lock import workspace_lock
@@ -45,7 +45,8 @@ def ddp_compare(rebench: bool = False) -> State[Any]:
 def _compare(*, rebench: bool) -> State[Any]:
     try:
         params = load_params()
-        with workspace_lock("a flow run of Prefect"), tags(params.name):
+        with workspace_lock("a flow run of Prefect"):
+            tag_run("ddp-compare", params.name)
             run_stages(params, rebench=rebench)
             if rebench:
                 require_no_regression(RESULTS)

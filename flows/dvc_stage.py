@@ -45,8 +45,8 @@ def run_stage(stage: str, *, hours: float, retries: int = 0, environment: Mappin
     After so many `hours` it is asked to save and ended. `retries` go to failures that another try may mend, such as an
     unreachable service, never to a bad input. Raises StageFailed.
     """
-    own_name = stage.partition("@")[0]
-    task_here = _dvc_stage.with_options(retries=retries, timeout_seconds=hours * 3600, tags=[own_name])
+    # Without tags: a task run with one asks the server for a slot before it starts, and fails if that is gone.
+    task_here = _dvc_stage.with_options(retries=retries, timeout_seconds=hours * 3600)
     state = task_here(stage, dict(environment or {}), return_state=True)
     if state.name == "TimedOut":
         raise StageFailed(f"{stage}: ended after {hours:g} hours; what it saved is kept", ExitCode.RESOURCES)

@@ -10,11 +10,16 @@ logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def unless_prefect_is_gone(what: str) -> Iterator[None]:
-    """Run the block; if the server does not answer, say in one line that `what` is missing there, and go on."""
+def unless_prefect_is_gone(what: str) -> Iterator[list[httpx.HTTPError]]:
+    """Run the block; if the server does not answer, say in one line what that means, and go on.
+
+    Yields a list that then holds the error.
+    """
+    errors: list[httpx.HTTPError] = []
     try:
-        yield
+        yield errors
     except httpx.HTTPError as error:
+        errors.append(error)
         logger.warning("the Prefect server does not answer (%s): %s; the comparison goes on", _reason(error), what)
 
 

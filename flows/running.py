@@ -15,6 +15,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
+from flows.outage import unless_prefect_is_gone
+
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(".work/flow_runs")
@@ -32,6 +34,12 @@ def count_as_running() -> None:
     handle, name = tempfile.mkstemp(dir=FOLDER, prefix=".")
     fcntl.flock(handle, fcntl.LOCK_EX)
     Path(name).replace(FOLDER / str(flow_run.id))
+
+
+def tag_run(*tags: str) -> None:
+    """Add tags to this flow run, however it was started."""
+    with unless_prefect_is_gone("this run has no tags"), get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *tags}))
 
 
 def end_abandoned_runs() -> None:

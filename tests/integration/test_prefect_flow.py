@@ -97,12 +97,9 @@ def test_report_is_an_artifact_of_the_cached_run_too(finished: ToyProject, api: 
     assert f"(file://{finished.folder}/reports/index.html)" in artifacts["ddp-compare-page"]["data"]
 
 
-def test_task_runs_are_tagged_with_their_stage_and_the_comparison(finished: ToyProject, api: Api) -> None:
+def test_run_is_tagged_with_the_project_and_the_comparison(finished: ToyProject, api: Api) -> None:
     name = load_params(finished.folder / "params.yaml").name
-    runs = api.ask("task_runs/filter", flow_runs={"id": {"any_": [api.last_flow_run()["id"]]}})
-    tags = {task["name"]: set(task["tags"]) for task in runs}
-    assert tags["train@1proc"] == tags["train@2proc"] == {"train", name}
-    assert tags["download"] == {"download", name}
+    assert set(api.last_flow_run()["tags"]) == {"ddp-compare", name}
 
 
 def test_deleted_output_is_restored_without_running_its_stage(finished: ToyProject, api: Api) -> None:

@@ -159,7 +159,7 @@ def test_flow_that_loses_its_server_finishes_and_the_next_run_tells_prefect(toy:
     toy.change("params.yaml", "seed: 1", "seed: 77")
     (toy.folder / "slow.txt").unlink(missing_ok=True)
     gone = f"http://127.0.0.1:{free_port()}/api"
-    environment = {"PREFECT_API_URL": gone, "PREFECT_CLIENT_MAX_RETRIES": "0", "TOY_IS_SLOW": "train@2proc"}
+    environment = {"PREFECT_API_URL": gone, "PREFECT_CLIENT_MAX_RETRIES": "1", "TOY_IS_SLOW": "train@2proc"}
     with none_left_of(mark), toy.running("flows", **environment, **mark) as flow:
         wait_for(lambda: (toy.folder / "slow.txt").exists(), seconds=60, what=f"it trains; said: {toy.output()}")
         os.kill(find(mark, "flows.server"), signal.SIGKILL)
