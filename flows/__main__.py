@@ -4,14 +4,16 @@ import argparse
 import atexit
 import json
 import os
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any
 
 from tasks.params import load_params
-from tasks.stage.failure import ExitCode, exit_with_one_line
+from tasks.stage.failure import ResourceError, exit_with_one_line
+from tasks.stage.lock import workspace_lock
+
+if TYPE_CHECKING:
+    from prefect import State
 
 RESULTS = Path("reports/results.json")
 REPORT_PAGE = Path("reports/index.html")
@@ -22,37 +24,54 @@ def _main() -> None:
     parser.add_argument("--rebench", action="store_true", help="measure the speed again; fail if a cell became slower")
     arguments = parser.parse_args()
     load_params()
-    signal.signal(signal.SIGTERM, _stop)
+    with workspace_lock("make rebench" if arguments.rebench else "make compare"):
+        _run(rebench=arguments.rebench)
+
+
+def _run(*, rebench: bool) -> None:
     # Prefect says on the terminal what we say better; all of it stands in the log of the run.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    # What we say after the run belongs to none.
+    os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
 
     from flows.server import find_or_start
 
     server = find_or_start(temporary=True)
     # Registered before Prefect is imported, so that it happens after Prefect has sent its last events.
     atexit.register(server.end)
-    from flows.ddp_compare import ddp_compare
+    from flows.ddp_compare import ddp_compare, outcome
+    from flows.outage import unless_prefect_is_gone
 
     server.wait_until_ready()
-    state = ddp_compare(rebench=arguments.rebench, return_state=True)
-    if state.is_failed() and isinstance(code := state.result(raise_on_failure=False), int):
-        if str(state.message).startswith(("upload: ", "rebench: ")):
-            _say_verdict()  # the comparison itself is finished
-        sys.stderr.write(f"{state.message}\n")
-        sys.exit(code)
-    state.result()
-    _say_verdict()
+    with unless_prefect_is_gone("it may show this run as running until the next one") as errors:
+        ddp_compare(rebench=rebench, return_state=True)
+    if not outcome:
+        raise ResourceError(f"no flow run could be started with the Prefect server at {server.url}; start it again")
+    code = _say(outcome[-1])
+    if errors:
+        # Prefect would try for seconds to send each of its last events.
+        sys.stdout.flush()
+        server.end()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _say(state: "State[Any]") -> int:
+    """Say what the comparison came to; return the exit code."""
+    code = state.result(raise_on_failure=False) if state.is_failed() else None
+    if not isinstance(code, int):
+        state.result()
+        _say_verdict()
+        return 0
+    if str(state.message).startswith(("upload: ", "rebench: ")):
+        _say_verdict()  # the comparison itself is finished
+    sys.stderr.write(f"{state.message}\n")
+    return code
 
 
 def _say_verdict() -> None:
     print(json.loads(RESULTS.read_text(encoding="utf-8"))["verdict"])  # noqa: T201
     print(f"Report: {REPORT_PAGE}", flush=True)  # noqa: T201
-
-
-def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
-    """End with the exit code of a run that goes on where it was at the next start."""
-    sys.stderr.write("ddp-compare: stopped; what is finished is kept, and the next start goes on from there\n")
-    sys.exit(ExitCode.PREEMPTED)
 
 
 if __name__ == "__main__":

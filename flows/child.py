@@ -48,12 +48,17 @@ def run_child(command: list[str], *, env: dict[str, str], hear: Callable[[bytes]
     return process.returncode
 
 
-def end_group(process: subprocess.Popen[bytes], *, seconds_to_save: float = _SECONDS_TO_SAVE) -> None:
-    """End what is left of the session that the process leads, and what descends from it."""
+def end_group(
+    process: subprocess.Popen[bytes], *, seconds_to_save: float = _SECONDS_TO_SAVE, is_leader_alone: bool = False
+) -> None:
+    """End what is left of the session that the process leads, and what descends from it.
+
+    With `is_leader_alone` the others are not asked: they learn of the leader's end by themselves.
+    """
     living = _Living(process.pid)
     try:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGTERM)
+            (os.kill if is_leader_alone else os.killpg)(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + seconds_to_save
         while living.look() and time.monotonic() < deadline:
             time.sleep(_SECONDS_BETWEEN_LOOKS)

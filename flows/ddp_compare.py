@@ -4,21 +4,26 @@ from pathlib import Path
 from typing import Any
 
 from prefect import State, flow
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.runtime import deployment
 from prefect.states import Completed, Failed
 
 from flows.dvc_stage import StageFailed, run_stage
+from flows.outage import unless_prefect_is_gone
 from flows.rebench import new_trial, require_no_regression
 from flows.run_log import set_up_flow_log
-from flows.running import counted_as_running, end_abandoned_runs
+from flows.running import count_as_running, end_abandoned_runs, tag_run
 from tasks.params import Params, load_params
 from tasks.stage.failure import StageError
+from tasks.stage.lock import workspace_lock
 from tasks.stage.parent import end_with_parent
 
 REPORT = Path("reports/report.md")
 RESULTS = Path("reports/results.json")
 REPORT_PAGE = Path("reports/index.html")
+
+outcome: list[State[Any]] = []
+"""What the comparison of this process came to: known here even where Prefect's server is gone by then."""
 
 
 @flow(name="ddp-compare", persist_result=False)
@@ -30,35 +35,54 @@ def ddp_compare(rebench: bool = False) -> State[Any]:
     set_up_flow_log()
     if deployment.id:  # started by a worker, whose death would leave us unattended
         end_with_parent()
-    end_abandoned_runs()
-    with counted_as_running():
-        try:
-            run_stages(load_params(), rebench=rebench)
+    with unless_prefect_is_gone("runs that were killed may still be shown as running"):
+        end_abandoned_runs()
+    count_as_running()
+    outcome.append(_compare(rebench=rebench))
+    return outcome[-1]
+
+
+def _compare(*, rebench: bool) -> State[Any]:
+    try:
+        params = load_params()
+        with workspace_lock("a flow run of Prefect"):
+            tag_run("ddp-compare", params.name)
+            run_stages(params, rebench=rebench)
             if rebench:
                 require_no_regression(RESULTS)
-        except (StageError, StageFailed) as failure:
-            return Failed(message=str(failure), data=int(failure.exit_code))
+    except (StageError, StageFailed) as failure:
+        return Failed(message=str(failure), data=int(failure.exit_code))
     return Completed(message="every stage is up to date")
 
 
 def run_stages(params: Params, *, rebench: bool = False) -> None:
-    """Bring every stage up to date, in order; stop at the first that fails."""
-    run_stage("fingerprint", environment=new_trial() if rebench else None)
-    run_stage("download", retries=2)
-    run_stage("slice")
-    run_stage("measure")
+    """Bring every stage up to date, in order; stop at the first that fails.
+
+    Another try may mend a transfer. A failed measurement is a finding, and a training goes on at the next run.
+    """
+    run_stage("fingerprint", hours=1, environment=new_trial() if rebench else None)
+    run_stage("download", hours=24, retries=2)
+    run_stage("slice", hours=24)
+    run_stage("measure", hours=24)
     for cell in params.cells:
-        run_stage(f"train@{cell}")
-    run_stage("evaluate")
-    run_stage("report")
+        run_stage(f"train@{cell}", hours=30 * 24)
+    run_stage("evaluate", hours=48)
+    run_stage("report", hours=1)
     show_report()
-    run_stage("upload", retries=2)
+    run_stage("upload", hours=24, retries=2)
 
 
 def show_report() -> None:
-    """Put the report into the Prefect UI, where every run shows the one that it left."""
-    create_markdown_artifact(
-        REPORT.read_text(encoding="utf-8"),
-        key="ddp-compare-report",
-        description=f"With its charts: {REPORT_PAGE.resolve()}",
-    )
+    """Put the report into the Prefect UI, where every run shows the one that it left, and where its page is."""
+    with unless_prefect_is_gone(f"the report is in {REPORT_PAGE} alone"):
+        create_markdown_artifact(
+            REPORT.read_text(encoding="utf-8"),
+            key="ddp-compare-report",
+            description=f"With its charts: {REPORT_PAGE.resolve()}",
+        )
+        create_link_artifact(
+            REPORT_PAGE.resolve().as_uri(),
+            link_text=f"{REPORT_PAGE.resolve()}",
+            key="ddp-compare-page",
+            description="The report with its charts, on the machine that made it.",
+        )

@@ -18,6 +18,7 @@ from prefect.states import Completed, Failed
 
 from flows.child import environment_for, run_child
 from flows.output import StageOutput
+from flows.progress import shown_in_prefect
 from flows.run_log import line_logger
 from tasks.stage.failure import ExitCode
 
@@ -38,13 +39,17 @@ class StageFailed(Exception):  # noqa: N818 - what happened, not a kind of error
         self.exit_code = exit_code
 
 
-def run_stage(stage: str, *, retries: int = 0, environment: Mapping[str, str] | None = None) -> None:
+def run_stage(stage: str, *, hours: float, retries: int = 0, environment: Mapping[str, str] | None = None) -> None:
     """Bring the stage up to date as a task run of its name; its command gets `environment` on top of ours.
 
-    `retries` go to failures that another try may mend, such as an unreachable service, never to a bad input.
-    Raises StageFailed.
+    After so many `hours` it is asked to save and ended. `retries` go to failures that another try may mend, such as an
+    unreachable service, never to a bad input. Raises StageFailed.
     """
-    state = _dvc_stage.with_options(retries=retries)(stage, dict(environment or {}))
+    # Without tags: a task run with one asks the server for a slot before it starts, and fails if that is gone.
+    task_here = _dvc_stage.with_options(retries=retries, timeout_seconds=hours * 3600)
+    state = task_here(stage, dict(environment or {}), return_state=True)
+    if state.name == "TimedOut":
+        raise StageFailed(f"{stage}: ended after {hours:g} hours; what it saved is kept", ExitCode.RESOURCES)
     if state.is_failed():
         raise StageFailed(str(state.message), exit_code_of(state))
 
@@ -87,11 +92,12 @@ def _reproduce(stage: str, environment: dict[str, str], *, why: str) -> State[An
     lock_before = _content_of(DVC_LOCK)
     output = StageOutput(LOGS / f"{stage}.log", send=line_logger().info)
     try:
-        code = run_child(
-            [sys.executable, "-m", "flows.tied_dvc", str(os.getpid()), "repro", "--single-item", stage],
-            env={**environment_for(sys.executable), **environment},
-            hear=output.hear,
-        )
+        with shown_in_prefect(stage):
+            code = run_child(
+                [sys.executable, "-m", "flows.tied_dvc", str(os.getpid()), "repro", "--single-item", stage],
+                env={**environment_for(sys.executable), **environment},
+                hear=output.hear,
+            )
     finally:
         output.close()
     if code != 0:

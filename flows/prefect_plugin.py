@@ -1,4 +1,4 @@
-"""Makes `prefect deployment run ddp-compare` mean the one deployment, `ddp-compare/ddp-compare`.
+"""Makes `prefect deployment run ddp-compare` mean `ddp-compare/ddp-compare`, and `rebench` `ddp-compare/rebench`.
 
 Prefect's command line wants FLOW/DEPLOYMENT. It loads this module as a plugin, which prefect.toml allows.
 """
@@ -8,18 +8,19 @@ from pathlib import PurePath
 
 from prefect.plugins import HookContext, register_hook
 
-_NAME = "ddp-compare"
+_FLOW = "ddp-compare"
+_NAMES = ("ddp-compare", "rebench")
 _VERBS = {"run", "inspect", "delete"}
 
 
 @register_hook
 def setup_environment(*, ctx: HookContext) -> None:
-    """Rewrite our bare name in the command line that is about to be read, and nothing else."""
+    """Rewrite a bare name of ours in the command line that is about to be read, and nothing else."""
     sys.argv[:] = with_full_name(sys.argv)
 
 
 def with_full_name(arguments: list[str]) -> list[str]:
-    """Return the arguments with `ddp-compare` as FLOW/DEPLOYMENT where the command names a deployment."""
+    """Return the arguments with a bare name of ours as FLOW/DEPLOYMENT where the command names a deployment."""
     if not arguments or PurePath(arguments[0]).stem not in ("prefect", "__main__"):
         return arguments
     words = [position for position, word in enumerate(arguments) if position and not word.startswith("-")]
@@ -29,7 +30,7 @@ def with_full_name(arguments: list[str]) -> list[str]:
     num_verbs = 3 if verbs[1:2] == ["schedule"] else 2
     if num_verbs == 2 and verbs[1:2] and verbs[1] not in _VERBS:
         return arguments
-    if verbs[num_verbs : num_verbs + 1] != [_NAME]:
+    if len(verbs) <= num_verbs or verbs[num_verbs] not in _NAMES:
         return arguments
     named = words[num_verbs]
-    return [*arguments[:named], f"{_NAME}/{_NAME}", *arguments[named + 1 :]]
+    return [*arguments[:named], f"{_FLOW}/{arguments[named]}", *arguments[named + 1 :]]

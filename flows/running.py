@@ -1,11 +1,10 @@
 """Which flow runs still run: a killed one leaves a file without a lock, and is told to Prefect as crashed."""
 
-import contextlib
 import fcntl
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from uuid import UUID
 
@@ -16,24 +15,31 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
+from flows.outage import unless_prefect_is_gone
+
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(".work/flow_runs")
+_DAYS_KEPT = 30
 
 
-@contextlib.contextmanager
-def counted_as_running() -> Iterator[None]:
-    """Hold the lock of a file named after this flow run, which the system lets go even after a kill -9."""
+def count_as_running() -> None:
+    """Lock a file named after this flow run until this process ends, which lets it go even after a kill -9.
+
+    Prefect learns of the end of a run after the flow has returned, so that only a later start can tell, from the
+    server, whether it did.
+    """
     FOLDER.mkdir(parents=True, exist_ok=True)
-    file = FOLDER / str(flow_run.id)
-    # Locked before it has the name that others look at.
-    with tempfile.NamedTemporaryFile(dir=FOLDER, prefix=".", delete=False) as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        Path(handle.name).replace(file)
-        try:
-            yield
-        finally:
-            file.unlink(missing_ok=True)
+    # Locked before it has the name that others look at, and never closed.
+    handle, name = tempfile.mkstemp(dir=FOLDER, prefix=".")
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    Path(name).replace(FOLDER / str(flow_run.id))
+
+
+def tag_run(*tags: str) -> None:
+    """Add tags to this flow run, however it was started."""
+    with unless_prefect_is_gone("this run has no tags"), get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *tags}))
 
 
 def end_abandoned_runs() -> None:
@@ -42,22 +48,31 @@ def end_abandoned_runs() -> None:
         return
     with get_client(sync_client=True) as client:
         for file in FOLDER.glob("[!.]*"):
-            # Held by a live run, or just removed by its end.
-            with contextlib.suppress(BlockingIOError, FileNotFoundError), file.open() as handle:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _set_crashed(client, UUID(file.name))
-                file.unlink(missing_ok=True)
+            try:
+                with file.open() as handle:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if _is_settled(client, UUID(file.name)) or _days_old(file) > _DAYS_KEPT:
+                        file.unlink(missing_ok=True)
+            except (BlockingIOError, FileNotFoundError):  # held by a live run, or just removed by another start
+                continue
 
 
-def _set_crashed(client: SyncPrefectClient, run: UUID) -> None:
+def _is_settled(client: SyncPrefectClient, run: UUID) -> bool:
+    """Return True once the server knows that the run has ended; False for a run of another server."""
     crashed: State[None] = Crashed(message=f"Its process was killed; found by process {os.getpid()}.")
     try:
         state = client.read_flow_run(run).state
-    except ObjectNotFound:  # another server's run
-        return
+    except ObjectNotFound:
+        return False
+    if state is not None and state.is_final():
+        return True
     for task_run in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run]))):
         if task_run.state is None or not task_run.state.is_final():
             client.set_task_run_state(task_run.id, crashed, force=True)
-    if state is None or not state.is_final():
-        client.set_flow_run_state(run, crashed)
-        logger.info("flow run %s had been killed; it is now marked as crashed", run)
+    client.set_flow_run_state(run, crashed)
+    logger.info("flow run %s had been killed; it is now marked as crashed", run)
+    return True
+
+
+def _days_old(file: Path) -> float:
+    return (time.time() - file.stat().st_mtime) / 86_400

@@ -1,22 +1,20 @@
-"""`python -m flows.serve`: the deployment of prefect.yaml, with a server and a worker, until Ctrl-C."""
+"""`python -m flows.serve`: the deployments of prefect.yaml, with a server and a worker, until Ctrl-C."""
 
 import argparse
-import contextlib
-import fcntl
 import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from flows.child import environment_for
+from flows.child import end_group, environment_for
 from flows.server import HOME, Server, find_or_start
 from tasks.params import load_params
 from tasks.stage.failure import ExitCode, ResourceError, exit_with_one_line
+from tasks.stage.lock import holding
 from tasks.stage.parent import parent_death_signal_setter
 
 logger = logging.getLogger(__name__)
@@ -28,13 +26,13 @@ _SECONDS_TO_END = 40.0
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m flows.serve", description="Serve the deployment until Ctrl-C.")
+    parser = argparse.ArgumentParser(prog="python -m flows.serve", description="Serve the deployments until Ctrl-C.")
     parser.parse_args()
     load_params()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    with _the_only_one():
+    with holding(LOCK, "make serve", refusal="this project is served already: {holder}; end it first"):
         server = find_or_start(temporary=False)
         try:
             logger.info("%s the Prefect server at %s", "starting" if server.is_ours else "using", server.url)
@@ -45,26 +43,8 @@ def _main() -> None:
             server.end()
 
 
-@contextlib.contextmanager
-def _the_only_one() -> Iterator[None]:
-    """Refuse a second server and worker of this project; the lock goes with the process, however that ends."""
-    LOCK.parent.mkdir(parents=True, exist_ok=True)
-    with LOCK.open("a+") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.seek(0)
-            raise ResourceError(
-                f"this project is served already, by process {handle.read() or '?'}; end it first"
-            ) from None
-        handle.truncate(0)
-        handle.write(str(os.getpid()))
-        handle.flush()
-        yield
-
-
 def _prepare() -> None:
-    """Bring pool and deployment up to date, after ending the runs that a killed server has left Running."""
+    """Bring pool and deployments up to date, after ending the runs that a killed server has left Running."""
     from flows.running import end_abandoned_runs
 
     end_abandoned_runs()
@@ -96,11 +76,7 @@ def _serve(server: Server) -> None:
             time.sleep(0.5)
         raise ResourceError(f"the Prefect {'worker' if server.is_running else 'server'} ended by itself")
     finally:
-        worker.terminate()
-        try:
-            worker.wait(timeout=_SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            worker.kill()
+        end_group(worker, seconds_to_save=_SECONDS_TO_END, is_leader_alone=True)
 
 
 def _command(*arguments: str) -> list[str]:

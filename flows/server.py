@@ -81,13 +81,15 @@ def set_environment() -> None:
 def find_or_start(*, temporary: bool) -> Server:
     """Return the server to use, which may still be starting; PREFECT_API_URL is set to it.
 
-    In this order: the one that PREFECT_API_URL names; this project's own, at the address in prefect.toml, if
-    `make serve` runs; a new one, with the UI and schedules at that address or, if temporary, without both and
-    at any free port. Raises ResourceError if somebody else has the address.
+    In this order: the one that PREFECT_API_URL names, unless it does not answer and a temporary one will do; this
+    project's own, at the address in prefect.toml, if `make serve` runs; a new one, with the UI and schedules at that
+    address or, if temporary, without both and at any free port. Raises ResourceError if somebody else has the address.
     """
     set_environment()
     if url := os.environ.get("PREFECT_API_URL"):
-        return Server(url.rstrip("/"))
+        if not temporary or _answers(f"{url.rstrip('/')}/health"):
+            return Server(url.rstrip("/"))
+        sys.stderr.write("ddp-compare: no Prefect server answers at PREFECT_API_URL; this run is recorded here alone\n")
     url = address_in_settings()
     if _is_ours(url):
         server = Server(url)

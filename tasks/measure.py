@@ -24,7 +24,8 @@ from tasks.stage.failure import DataError, exit_with_one_line
 from tasks.stage.kept import MANIFEST, keeping, kept_manifest
 from tasks.stage.lock import machine_lock
 from tasks.stage.logs import configure_logging
-from tasks.stage.ranks import choose_device, stop_on_signals, told_to_ranks
+from tasks.stage.ranks import choose_device, told_to_ranks
+from tasks.stage.stopping import stop_on_signals
 from training.files import digest_of_file, digest_of_json, write_json
 
 _log = logging.getLogger(__name__)

@@ -14,19 +14,25 @@ from typing import Any
 
 from tasks.params import Params, load_params
 from tasks.services.tracker import follow_cell
+from tasks.stage.disk import require_room, require_writable
 from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.stage.links import link_folder
 from tasks.stage.live import TrainingProgress
 from tasks.stage.lock import machine_lock
 from tasks.stage.logs import configure_logging
 from tasks.stage.memory import run_within_memory
-from tasks.stage.ranks import choose_device, stop_on_signals, told_to_ranks
+from tasks.stage.ranks import choose_device, told_to_ranks
+from tasks.stage.stopping import stop_on_signals
 from training.files import digest_of_json, write_json
 from training.receipt import problem_with
 
 _log = logging.getLogger(__name__)
 
 _WORK = Path(".work/runs")
+
+_CHECKPOINT_BYTES_PER_PARAMETER = 12
+_PARTIALS_KEPT = 2
+"""As many as training/checkpoint.py keeps where it saves at an interval."""
 
 # What the content of a segment does not depend on: how far the run goes, when it logs or saves, what is called a hang.
 _NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps", "watchdog_seconds"}
@@ -96,6 +102,15 @@ class CellRun:
         """Return the segments that are still to be trained."""
         return [part for part in self.segments if self.problem_with(part) is not None]
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Size of a checkpoint: weights and the two moments of AdamW, in fp32."""
+        return int(self.base_model["num_parameters"]) * _CHECKPOINT_BYTES_PER_PARAMETER
+
+    def most_checkpoints(self, missing: list[dict[str, Any]]) -> int:
+        """Return how many checkpoints this run adds at most at one time: the last is written beside partial ones."""
+        return len(missing) + (_PARTIALS_KEPT if self.params.train.checkpoint_every_steps else 1)
+
     def facts(self) -> dict[str, Any]:
         """Return what run.json says of the cell, apart from its segments."""
         train, spread = self.params.train, self.params.cells[self.cell]
@@ -137,6 +152,8 @@ def _main() -> None:
         run.cell, len(run.segments) - len(missing), len(run.segments), "" if missing else "; nothing to train",
     )  # fmt: skip
     if missing:
+        require_writable(run.work, arguments.run.parent)
+        require_room(run.work, run.checkpoint_bytes, num=run.most_checkpoints(missing), what="checkpoint")
         with (
             machine_lock(f"training of cell {run.cell}"),
             follow_cell(run.params, run.facts(), slices=arguments.slices, machine=arguments.machine) as follower,

@@ -52,15 +52,17 @@ class Launch:
         return self._process.poll() is None
 
     def stop(self, *, grace_seconds: float) -> None:
-        """Ask the ranks to save and end (SIGTERM); after the grace time end them (SIGKILL)."""
-        self._signal(signal.SIGTERM)
-        deadline = time.monotonic() + grace_seconds
-        while self.is_running and time.monotonic() < deadline:
-            time.sleep(0.05)
-        # Also when torchrun has ended by itself: none of its session may stay.
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        self._log_cap.close()
+        """Ask the ranks to save and end (SIGTERM); after the grace time, or on any exception, end them (SIGKILL)."""
+        try:
+            self._signal(signal.SIGTERM)
+            deadline = time.monotonic() + grace_seconds
+            while self.is_running and time.monotonic() < deadline:
+                time.sleep(0.05)
+        finally:
+            # Also when torchrun has ended by itself: none of its session may stay.
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            self._log_cap.close()
 
     def exit_code(self) -> int:
         """Return 0, or the exit code of the rank that caused the end (negative: the signal that ended it)."""

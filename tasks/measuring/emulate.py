@@ -19,7 +19,7 @@ from tasks.reporting.results import CellResults, Results
 from tasks.stage.failure import ConfigurationError, exit_with_one_line
 from tasks.stage.lock import machine_lock
 from tasks.stage.logs import configure_logging
-from tasks.stage.ranks import stop_on_signals
+from tasks.stage.stopping import stop_on_signals
 from training.emulated_device import EmulatedDevice, expected_step_seconds
 
 _log = logging.getLogger(__name__)

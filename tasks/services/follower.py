@@ -20,6 +20,8 @@ OPEN_SECONDS = 20.0
 """At most, before a training: importing MLflow and opening the store."""
 CLOSE_SECONDS = 30.0
 """At most, after a training: sending what is still missing."""
+STOP_SECONDS = 2.0
+"""At most, after a training that was asked to stop: whoever asked does not wait long, and the next run sends it."""
 
 _STEPS_PER_FLUSH = 100
 """While ranks use the CPU, a flush must cost less than 0.1 s of it."""
@@ -70,10 +72,10 @@ class Follower:
         self._is_open.wait(OPEN_SECONDS)
 
     def close(self, status: str) -> None:
-        """Send what is still missing and set the run's status; waits CLOSE_SECONDS at most."""
+        """Send what is still missing and set the run's status; waits CLOSE_SECONDS at most, STOP_SECONDS if KILLED."""
         self._status = status
         self._is_closing.set()
-        self._thread.join(CLOSE_SECONDS)
+        self._thread.join(STOP_SECONDS if status == "KILLED" else CLOSE_SECONDS)
         if self._thread.is_alive():
             self._warn("no answer in time")
 

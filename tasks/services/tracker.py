@@ -62,7 +62,7 @@ def follow_cell(params: Params, run: Mapping[str, Any], *, slices: Path, machine
     try:
         yield follower
         status = "FINISHED"
-    except (KeyboardInterrupt, PreemptedError):
+    except (KeyboardInterrupt, SystemExit, PreemptedError):
         status = "KILLED"
         raise
     finally:

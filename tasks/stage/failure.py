@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import NoReturn
 
 from tasks.stage.parent import end_with_parent
+from tasks.stage.stopping import exit_on_signals, is_stopped_by_hand
 from training.redaction import redact_logs, redacted, shortened
 from training.safe_loading import UnsafeTorchError, require_safe_torch
 
@@ -79,8 +80,10 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
     """Run `command` and end the process: 0, or the failure's own exit code after one line on stderr.
 
     Only failures that a user can mend become one line; anything else keeps its traceback, since it is ours.
-    The process also ends with its parent, and writes no secret into a log, the line or a traceback.
+    The process also ends with its parent, and with 75 when it is asked to; it writes no secret into a log, the line or
+    a traceback.
     """
+    exit_on_signals(name)
     end_with_parent()
     redact_logs()
     try:
@@ -88,7 +91,8 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
         command()
     except StageError as error:
         sys.stderr.write(f"{name}: {_one_line(error)}\n")
-        sys.exit(error.exit_code)
+        is_by_hand = isinstance(error, PreemptedError) and is_stopped_by_hand()
+        sys.exit(ExitCode.INTERRUPTED if is_by_hand else error.exit_code)
     except OSError as error:
         if error.errno not in STORAGE_ERRORS:
             raise

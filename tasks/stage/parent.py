@@ -10,20 +10,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish", "busybox"}
+_MAKES = {"make", "gmake"}
 _PR_SET_PDEATHSIG = 1
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 def end_with_parent() -> None:
-    """Send this process SIGTERM once its parent is gone, or the parent of the shell that runs it.
+    """Send this process SIGTERM once its parent is gone, or whoever started that, if the parent only waits for us.
 
-    A stage's command is often run by a shell, which outlives the DVC process that started it; hence the look at the
-    grandparent. Linux tells of a parent's death at once; elsewhere, and for the grandparent, a thread looks.
+    A stage's command is often run by a shell, which outlives the DVC process that started it, and `make` outlives the
+    shell in which somebody typed it; hence the look at those further up. Linux tells of a parent's death at once;
+    elsewhere, and for the others, a thread looks.
     """
     set_parent_death_signal(signal.SIGTERM)
-    watched = _ancestors_that_matter()
-    if watched:
-        threading.Thread(target=_watch, args=(watched,), name="end-with-parent", daemon=True).start()
+    links = _links_that_matter()
+    if sys.platform == "linux":
+        del links[:1]  # a second SIGTERM would cut short what the first began
+    if links:
+        threading.Thread(target=_watch, args=(links,), name="end-with-parent", daemon=True).start()
 
 
 def set_parent_death_signal(number: int) -> None:
@@ -46,22 +50,43 @@ def parent_death_signal_setter(number: int) -> Callable[[], None]:
     return set_signal
 
 
-def _ancestors_that_matter() -> list[tuple[int, Callable[[], bool]]]:
-    """Return (pid, is it gone?) of the parent and, where the parent is a shell, of the shell's parent."""
-    parent = os.getppid()
-    watched: list[tuple[int, Callable[[], bool]]] = [(parent, lambda: os.getppid() != parent)]
-    if parent <= 1 or _command_of(parent) not in _SHELLS or _is_interactive(parent):
-        return watched if parent > 1 else []
-    grandparent = _parent_of(parent)
-    if grandparent is not None and grandparent > 1:
-        watched.append((grandparent, lambda: _parent_of(parent) not in (grandparent, None)))
-    return watched
+def _links_that_matter() -> list[tuple[int, int]]:
+    """Return (child, parent) from this process upwards, as far as the parents do nothing but wait for the child."""
+    links: list[tuple[int, int]] = []
+    child = os.getpid()
+    parent = _parent_of(child)
+    while parent is not None and parent > 1:
+        links.append((child, parent))
+        if not _only_waits(parent):
+            break
+        child, parent = parent, _parent_of(parent)
+    return links
 
 
-def _watch(watched: list[tuple[int, Callable[[], bool]]]) -> None:
-    while not any(is_gone() for _, is_gone in watched):
+def _watch(links: list[tuple[int, int]]) -> None:
+    # Of a child that is gone itself nothing is known: the link below it tells.
+    while all(_parent_of(child) in (parent, None) for child, parent in links):
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _only_waits(pid: int) -> bool:
+    command = _command_of(pid)
+    return (command in _SHELLS and not _is_interactive(pid)) or (command in _MAKES and not _may_outlive_its_shell(pid))
+
+
+def _may_outlive_its_shell(pid: int) -> bool:
+    """Return True if whoever typed the command may log out: nohup, setsid, or a terminal, whose end comes as SIGHUP."""
+    is_session_of_its_own = os.getsid(pid) == pid
+    return is_session_of_its_own or signal.getsignal(signal.SIGHUP) == signal.SIG_IGN or _has_terminal()
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _command_of(pid: int) -> str:
@@ -81,6 +106,8 @@ def _is_interactive(shell: int) -> bool:
 
 
 def _parent_of(pid: int) -> int | None:
+    if pid == os.getpid():
+        return os.getppid()
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

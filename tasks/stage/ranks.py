@@ -4,7 +4,6 @@ import datetime
 import importlib
 import logging
 import shutil
-import signal
 import tempfile
 import threading
 import time
@@ -65,14 +64,6 @@ def choose_device(cell: str, params: Params, machine: dict[str, Any]) -> str:
             f"or oversubscribe: true in cells.{cell} (ranks then share GPUs, which says nothing about scaling)"
         )
     return "cuda"
-
-
-def stop_on_signals() -> threading.Event:
-    """Return the event that SIGTERM and SIGINT set from now on."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
 
 
 def told_to_ranks(cell: str, params: Params, *, device: str, base_model: Path, work: Path) -> dict[str, Any]:

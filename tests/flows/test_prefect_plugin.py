@@ -1,4 +1,4 @@
-"""Only our own bare name is rewritten, and only where Prefect's command line wants a deployment."""
+"""Only our own bare names are rewritten, and only where Prefect's command line wants a deployment."""
 
 import pytest
 
@@ -14,6 +14,7 @@ from flows.prefect_plugin import with_full_name
             "prefect --no-prompt deployment inspect ddp-compare",
             "... --no-prompt deployment inspect ddp-compare/ddp-compare",
         ),
+        ("prefect deployment run rebench", "prefect deployment run ddp-compare/rebench"),
         ("prefect deployment schedule ls ddp-compare", "prefect deployment schedule ls ddp-compare/ddp-compare"),
         (
             "prefect deployment schedule pause ddp-compare 12",
@@ -22,7 +23,7 @@ from flows.prefect_plugin import with_full_name
         ("/x/prefect/__main__.py deployment delete ddp-compare", "... deployment delete ddp-compare/ddp-compare"),
     ],
 )
-def test_our_bare_name_becomes_the_one_deployment(typed: str, meant: str) -> None:
+def test_a_bare_name_of_ours_becomes_its_deployment(typed: str, meant: str) -> None:
     assert with_full_name(typed.split())[1:] == meant.split()[1:]
 
 

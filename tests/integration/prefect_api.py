@@ -1,6 +1,8 @@
 """The few questions that tests ask a Prefect server, over plain HTTP: no Prefect setting of the test process counts."""
 
 import json
+import time
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -12,16 +14,29 @@ class Api:
         self.url = url
 
     def ask(self, path: str, **body: Any) -> Any:
-        """Return the answer to a POST."""
+        """Return the answer to a POST of these fields."""
+        return self.post(path, body)
+
+    def post(self, path: str, body: Any) -> Any:
+        """Return the answer to a POST of any JSON value."""
         content = json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}/{path}", content, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.loads(answer.read())
+        return self._answer(urllib.request.Request(f"{self.url}/{path}", content, {"Content-Type": "application/json"}))
 
     def read(self, path: str) -> Any:
         """Return the answer to a GET."""
-        with urllib.request.urlopen(f"{self.url}/{path}", timeout=30) as answer:
-            return json.loads(answer.read())
+        return self._answer(urllib.request.Request(f"{self.url}/{path}"))
+
+    def _answer(self, request: urllib.request.Request) -> Any:
+        for wait in (0.5, 1.0, 2.0, None):
+            try:
+                with urllib.request.urlopen(request, timeout=30) as answer:
+                    return json.loads(answer.read())
+            except urllib.error.HTTPError as error:
+                # SQLite is busy with another writer: Prefect's own client asks again, too.
+                if error.code != 503 or wait is None:
+                    raise
+                time.sleep(wait)
+        raise AssertionError("the last try returns or raises")
 
     def last_flow_run(self) -> dict[str, Any]:
         """Return the flow run that was started last."""

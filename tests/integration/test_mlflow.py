@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
 import urllib.request
@@ -95,6 +96,25 @@ class Place:
             database.execute("BEGIN EXCLUSIVE")
             yield
             database.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def busy(self, *, seconds: float) -> Iterator[None]:
+        """Hold the store's lock for so long, again and again, with little room between."""
+        is_over = threading.Event()
+
+        def hold() -> None:
+            while not is_over.is_set():
+                with self.locked():
+                    is_over.wait(seconds)
+                time.sleep(0.05)
+
+        thread = threading.Thread(target=hold, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
 
 @pytest.fixture
@@ -258,6 +278,35 @@ def test_a_locked_store_delays_nothing_beyond_its_bound_and_loses_nothing(
         assert worker.is_alive()
     assert "no answer in time" in caplog.text
     worker.join(30)
+    place.report(speedup=None)
+    assert place.steps("2proc") == ALL_STEPS
+
+
+def test_a_store_that_answers_after_two_seconds_holds_up_nobody_and_gets_every_value_once(place: Place) -> None:
+    with place.busy(seconds=2), place.follow() as follower:
+        for step in ALL_STEPS:
+            # In the thread that follows the ranks; it would stand here for two seconds if it waited for the store.
+            follower.send(_events(step))
+            assert follower._thread.is_alive()
+        assert len(follower._steps) > 0, "the store has not taken what was handed over"
+        follower.replay(sorted((place.folder / "runs" / "2proc" / "segments").iterdir()))
+    place.report(speedup=1.5)
+    for key in ("loss", "num_tokens", "learning_rate"):
+        assert place.steps("2proc", key) == ALL_STEPS
+    assert place.runs()["2proc"].info.status == "FINISHED"
+
+
+def test_a_training_that_was_asked_to_stop_does_not_wait_for_its_tracker(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "OPEN_SECONDS", 0.2)
+    monkeypatch.setattr(following, "CLOSE_SECONDS", 60.0)
+    monkeypatch.setattr(following, "STOP_SECONDS", 0.2)
+    # MLflow gives up on the lock after 20 seconds, its longest wait here if it were waited for.
+    with place.locked():
+        with pytest.raises(PreemptedError):
+            _train_until_stopped(place)
+        assert [thread.name for thread in threading.enumerate()].count("tracker") == 1
     place.report(speedup=None)
     assert place.steps("2proc") == ALL_STEPS
 

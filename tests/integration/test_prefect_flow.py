@@ -14,6 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from flows.server import find_or_start
+from tasks.params import load_params
 from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_for
 from tests.integration.prefect_api import Api
 
@@ -24,7 +25,7 @@ COMMANDS = [*STAGES[:-1], "page", "upload"]
 
 
 @contextlib.contextmanager
-def _server_of(toy: ToyProject) -> Iterator[Api]:
+def server_of(toy: ToyProject) -> Iterator[Api]:
     """A temporary server on the project's own database, as `python -m flows` starts one for itself."""
     before, folder = dict(os.environ), Path.cwd()
     try:
@@ -52,7 +53,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> ToyProject:
 @pytest.fixture(scope="module")
 def api(home: ToyProject) -> Iterator[Api]:
     """One server for the module."""
-    with _server_of(home) as api:
+    with server_of(home) as api:
         yield api
 
 
@@ -87,10 +88,18 @@ def test_first_run_runs_every_stage_and_the_second_none(finished: ToyProject, ap
 def test_report_is_an_artifact_of_the_cached_run_too(finished: ToyProject, api: Api) -> None:
     _flow(finished, api)
     run = api.last_flow_run()
-    (artifact,) = api.ask("artifacts/filter", flow_runs={"id": {"any_": [run["id"]]}})
-    assert artifact["key"] == "ddp-compare-report"
-    assert artifact["data"] == "# The toy's report\n"
-    assert artifact["description"].endswith(f"{finished.folder}/reports/index.html")
+    found = api.ask("artifacts/filter", flow_runs={"id": {"any_": [run["id"]]}})
+    artifacts = {artifact["key"]: artifact for artifact in found}
+    assert set(artifacts) == {"ddp-compare-report", "ddp-compare-page"}
+    report = artifacts["ddp-compare-report"]
+    assert report["data"] == "# The toy's report\n"
+    assert report["description"].endswith(f"{finished.folder}/reports/index.html")
+    assert f"(file://{finished.folder}/reports/index.html)" in artifacts["ddp-compare-page"]["data"]
+
+
+def test_run_is_tagged_with_the_project_and_the_comparison(finished: ToyProject, api: Api) -> None:
+    name = load_params(finished.folder / "params.yaml").name
+    assert set(api.last_flow_run()["tags"]) == {"ddp-compare", name}
 
 
 def test_deleted_output_is_restored_without_running_its_stage(finished: ToyProject, api: Api) -> None:
@@ -231,7 +240,7 @@ def test_kill_of_the_flow_leaves_no_process_and_the_next_run_marks_it_as_crashed
         )
     toy.executed()
 
-    with _server_of(toy) as api:
+    with server_of(toy) as api:
         ran, states = _flow(toy, api)
         assert ran.returncode == 0, ran.stderr
         assert "had been killed; it is now marked as crashed" in ran.stderr

@@ -1,8 +1,14 @@
-"""`python -m flows.serve`: server, deployment and worker come up, runs start as a user types it, all ends together."""
+"""`python -m flows.serve`: server, deployments and worker come up, runs start as a user types it, all ends together."""
 
+import contextlib
+import http.server
+import json
 import os
 import signal
 import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -11,132 +17,218 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_for
+from tests.flows.toy_project import PROJECT, ToyProject, living, make_toy_project, wait_for
+from tests.flows.toy_training import ToyTraining, make_toy_training
 from tests.integration.prefect_api import Api
+from tests.processes import find, left_of, new_mark, none_left_of
 
 pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)
 class Served:
-    """A toy project that is being served, with every process that belongs to it."""
+    """A toy project that is being served and that trains for real, with every process that belongs to it."""
 
     toy: ToyProject
+    training: ToyTraining
     api: Api
     process: subprocess.Popen[str]
+    mark: dict[str, str]
 
-    def type(self, command: str) -> subprocess.CompletedProcess[str]:
+    def type(self, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a command as somebody types it in the project's folder, in the activated environment."""
         return subprocess.run(
             ["bash", "-c", command],
             cwd=self.toy.folder,
-            env=self.toy.environment(),
+            env=self.toy.environment(**environment),
             capture_output=True,
             text=True,
             timeout=60,
         )
 
+    def runs(self, state: str) -> list[dict[str, Any]]:
+        """Return the flow runs of that type of state."""
+        runs: list[dict[str, Any]] = self.api.ask("flow_runs/filter", flow_runs={"state": {"type": {"any_": [state]}}})
+        return runs
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    toy = make_toy_project(tmp_path_factory.mktemp("served") / "toy")
-    # Once, in the next minute that begins when the worker is up for sure: 30 to 90 s from now.
-    minute = (datetime.now(UTC) + timedelta(seconds=90)).minute
-    toy.change(
-        "prefect.yaml", "active: true\n", f'active: true\n      - cron: "{minute} * * * *"\n        timezone: UTC\n'
-    )
+    def start_run(self) -> dict[str, Any]:
+        """Start a run and return it once its ranks train."""
+        self.training.forget()
+        typed = self.type("prefect deployment run ddp-compare")
+        assert typed.returncode == 0, typed.stderr
+        self.training.wait_for_step(self.toy)
+        (run,) = self.runs("RUNNING")
+        return run
+
+    def require_gone(self) -> None:
+        """Fail unless nothing of the training is left after 5 s, and nobody at all soon after it."""
+        killed_at = time.monotonic()
+        while (left := left_of(self.mark)) and time.monotonic() - killed_at < 20:
+            training = {pid: words for pid, words in left.items() if _is_of_training(words)}
+            assert not training or time.monotonic() - killed_at < 5, training
+            time.sleep(0.1)
+        print(f"all gone after {time.monotonic() - killed_at:.1f} s")
+        assert not left, left
+
+
+def _is_of_training(words: str) -> bool:
+    return any(part in words for part in ("rank_stage", "torch.distributed.run", "-m training", "tied_dvc"))
+
+
+@contextlib.contextmanager
+def _serving(toy: ToyProject, training: ToyTraining) -> Iterator[Served]:
+    mark = new_mark()
     url = (toy.folder / "prefect.toml").read_text().split('url = "')[1].split('"')[0]
-    with toy.running("flows.serve", TOY_IS_SLOW="train@2proc") as process:
+    with none_left_of(mark), toy.running("flows.serve", **training.environment, **mark) as process:
         wait_for(lambda: "started!" in toy.output() or process.poll(), seconds=120, what="the worker has started")
         assert process.poll() is None, toy.output()
-        yield Served(toy, Api(url), process)
+        yield Served(toy, training, Api(url), process, mark)
 
 
-def _runs(served: Served, state: str) -> list[dict[str, Any]]:
-    runs: list[dict[str, Any]] = served.api.ask("flow_runs/filter", flow_runs={"state": {"type": {"any_": [state]}}})
-    return runs
+@pytest.fixture(scope="module")
+def project_to_serve(tmp_path_factory: pytest.TempPathFactory) -> tuple[ToyProject, ToyTraining]:
+    """A toy project that trains for real, once what comes before is cached."""
+    folder = tmp_path_factory.mktemp("served")
+    toy = make_toy_project(folder / "toy")
+    subprocess.run(
+        [sys.executable, "-m", "dvc", "repro", "--quiet", "train@1proc", "measure"],
+        cwd=toy.folder, env=toy.environment(), check=True, timeout=60,
+    )  # fmt: skip
+    return toy, make_toy_training(toy, folder)
 
 
-def _is_one_overdue(served: Served) -> bool:
-    """Return True if a planned run has not started 5 s after its time, longer than the worker needs to look."""
-    latest = (datetime.now(UTC) - timedelta(seconds=5)).isoformat()
-    return any(run["expected_start_time"] < latest for run in _runs(served, "SCHEDULED"))
+@pytest.fixture(scope="module")
+def served(project_to_serve: tuple[ToyProject, ToyTraining]) -> Iterator[Served]:
+    with _serving(*project_to_serve) as served:
+        yield served
 
 
-def _wait_for_training(served: Served) -> list[int]:
-    """Return the pids of training and of its rank once they run."""
-    slow = served.toy.folder / "slow.txt"
-    wait_for(
-        lambda: slow.exists() and " " in slow.read_text(),
-        seconds=60,
-        what=f"a run trains; said: {served.toy.output()}",
-    )
-    return [int(pid) for pid in slow.read_text().split()]
-
-
-def test_deployment_has_a_weekly_schedule_whose_runs_are_planned_and_a_limit_of_one(served: Served) -> None:
-    (deployment,) = served.api.ask("deployments/filter")
-    assert deployment["name"] == "ddp-compare"
-    plans = {plan["schedule"]["cron"]: plan["parameters"] for plan in deployment["schedules"] if plan["active"]}
-    assert plans["0 3 * * 0"] == {"rebench": True}
-    assert deployment["parameters"] == {}
-    assert deployment["global_concurrency_limit"]["limit"] == 1
-    assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+def test_two_deployments_one_on_demand_and_one_by_cron_that_measures_again(served: Served) -> None:
+    deployments = {deployment["name"]: deployment for deployment in served.api.ask("deployments/filter")}
+    assert set(deployments) == {"ddp-compare", "rebench"}
+    on_demand, rebench = deployments["ddp-compare"], deployments["rebench"]
+    assert (on_demand["schedules"], on_demand["parameters"]) == ([], {})
+    assert [plan["schedule"]["cron"] for plan in rebench["schedules"] if plan["active"]] == ["0 3 * * 0"]
+    assert rebench["parameters"] == {"rebench": True}
+    for deployment in deployments.values():
+        assert deployment["global_concurrency_limit"]["limit"] == 1
+        assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
+        assert "ddp-compare" in deployment["tags"]
+    # Its runs come while the first one trains.
+    minutely = [{"schedule": {"cron": "* * * * *", "timezone": "UTC"}, "active": True}]
+    assert served.api.post(f"deployments/{rebench['id']}/schedules", minutely)
     # With SQLAlchemy 2.1 none were ever planned, without a word.
-    sundays = [run for run in _runs(served, "SCHEDULED") if run["expected_start_time"][11:19] == "03:00:00"]
+    sundays = [run for run in served.runs("SCHEDULED") if run["expected_start_time"][11:19] == "03:00:00"]
     assert {datetime.fromisoformat(run["expected_start_time"]).weekday() for run in sundays} == {6}
 
 
 def test_second_server_of_the_project_is_refused_in_one_line(served: Served) -> None:
     refused = served.type("python -m flows.serve")
     assert refused.returncode == 4
-    assert refused.stderr == (f"serve: this project is served already, by process {served.process.pid}; end it first\n")
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(f"serve: this project is served already: make serve, pid {served.process.pid} on ")
 
 
-def test_bare_name_typed_literally_starts_a_run(served: Served) -> None:
-    typed = served.type("prefect deployment run ddp-compare")
-    assert typed.returncode == 0, typed.stderr
-    assert "'ddp-compare/ddp-compare'" in typed.stdout
-    _wait_for_training(served)
-    assert len(_runs(served, "RUNNING")) == 1
+def test_bare_name_typed_literally_starts_a_run_whose_progress_is_an_artifact(served: Served) -> None:
+    run = served.start_run()
     assert served.type("prefect deployment inspect ddp-compare/ddp-compare").returncode == 0
+    wait_for(lambda: _progress_of(served, run), seconds=30, what="the progress is shown")
+    before = _progress_of(served, run)[0]
+    wait_for(lambda: _progress_of(served, run)[0] > before, seconds=30, what="it goes on")
+    told = served.training.last_step() / 10_000
+    assert 0 < _progress_of(served, run)[0] <= round(100 * told, 1)
 
 
-def test_rebench_is_a_parameter_that_a_run_is_given(served: Served) -> None:
-    typed = served.type("prefect deployment run ddp-compare --param rebench=true")
-    assert typed.returncode == 0, typed.stderr
-    runs = served.api.ask("flow_runs/filter", flow_runs={"state": {"type": {"not_any_": ["CANCELLED"]}}})
-    (asked,) = [run for run in runs if not run["auto_scheduled"] and run["parameters"]]
-    assert asked["parameters"] == {"rebench": True}
-    served.api.ask(f"flow_runs/{asked['id']}/set_state", state={"type": "CANCELLED"}, force=True)
+def _progress_of(served: Served, run: dict[str, Any]) -> list[float]:
+    found = served.api.ask("artifacts/filter", flow_runs={"id": {"any_": [run["id"]]}})
+    return [
+        artifact["data"] for artifact in found if (artifact["type"], artifact["key"]) == ("progress", "train-2proc")
+    ]
 
 
-def test_cron_starts_a_run_which_waits_for_the_one_before(served: Served) -> None:
-    training = _wait_for_training(served)
-    (first,) = _runs(served, "RUNNING")
-    wait_for(lambda: _is_one_overdue(served), seconds=120, what="the time of the cron has come")
-    assert [run["id"] for run in _runs(served, "RUNNING")] == [first["id"]]
+def test_comparison_by_hand_is_refused_while_a_run_works_in_the_folder(served: Served) -> None:
+    refused = served.type("python -m flows")
+    assert refused.returncode == 4
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("ddp-compare: a comparison runs in this folder already: a flow run of Prefect, pid ")
 
-    (served.toy.folder / "slow.txt").unlink()
+
+def test_notification_of_the_readme_tells_of_a_failed_run(served: Served) -> None:
+    recipe = (PROJECT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    heard: list[dict[str, Any]] = []
+
+    class Receiver(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        (served.toy.folder / "notify.py").write_text(recipe)
+        done = served.type("python notify.py", NOTIFY_URL=f"http://127.0.0.1:{server.server_port}/hook")
+        assert done.returncode == 0, done.stderr
+        typed = served.type("prefect deployment run rebench")
+        assert typed.returncode == 0, typed.stderr
+        (waiting,) = [run for run in served.runs("SCHEDULED") if not run["auto_scheduled"]]
+        assert waiting["parameters"] == {"rebench": True}
+        failed = {"type": "FAILED", "message": "measure: fails in a test"}
+        served.api.ask(f"flow_runs/{waiting['id']}/set_state", state=failed, force=True)
+        wait_for(lambda: heard, seconds=30, what="the notification arrives")
+        server.shutdown()
+    assert "measure: fails in a test" in json.dumps(heard)
+
+
+def _overdue(served: Served) -> list[dict[str, Any]]:
+    """Return the planned runs that have not started 5 s after their time, longer than the worker needs to look."""
+    latest = (datetime.now(UTC) - timedelta(seconds=5)).isoformat()
+    return [run for run in served.runs("SCHEDULED") if run["expected_start_time"] < latest]
+
+
+def test_minutely_cron_waits_for_the_run_before_which_is_cancelled_saved_and_gone_after_ten_seconds(
+    served: Served,
+) -> None:
+    (first,) = served.runs("RUNNING")
+    wait_for(lambda: _overdue(served), seconds=120, what="the time of the cron has come")
+    assert [run["id"] for run in served.runs("RUNNING")] == [first["id"]], "another deployment, the same machine"
+
+    everything = psutil.Process(find(served.mark, "worker start")).children(recursive=True)
+    assert len(everything) >= 6, "flow, DVC, shell or stage, torchrun and two ranks"
+    seen = served.training.last_step()
     served.api.ask(f"flow_runs/{first['id']}/set_state", state={"type": "CANCELLING"})
-    wait_for(
-        lambda: served.api.read(f"flow_runs/{first['id']}")["state_type"] == "CANCELLED",
-        seconds=30,
-        what=f"the run is cancelled; said: {served.toy.output()}",
-    )
-    assert living(training) == []
-    assert (served.toy.folder / "saved.txt").exists()
-    _wait_for_training(served)
-    (second,) = _runs(served, "RUNNING")
-    # On a slow machine the cron may have been first.
-    assert {first["auto_scheduled"], second["auto_scheduled"]} == {True, False}
+    wait_for(lambda: not living(everything), seconds=10, what="the whole tree of the run has ended")
+    assert served.training.saved_step() >= seen > 0
+    served.training.forget()
+    served.training.wait_for_step(served.toy)
+    assert served.api.read(f"flow_runs/{first['id']}")["state_type"] == "CANCELLED"
+    (second,) = served.runs("RUNNING")
+    assert (second["auto_scheduled"], second["parameters"]) == (True, {"rebench": True})
 
 
 def test_end_of_the_server_ends_the_run_and_everything_it_started(served: Served) -> None:
-    everything = psutil.Process(served.process.pid).children(recursive=True)
-    assert len(everything) >= 6, "server, worker, flow, DVC, training and its rank"
-    (served.toy.folder / "saved.txt").unlink()
+    seen = served.training.wait_for_step(served.toy)
+    assert len(left_of(served.mark)) >= 9, "serve, server, worker, flow, DVC, shell, stage, torchrun and two ranks"
     os.kill(served.process.pid, signal.SIGTERM)
     assert served.process.wait(timeout=40) == 0
-    assert living(everything) == []
-    assert (served.toy.folder / "saved.txt").exists()
+    assert left_of(served.mark) == {}
+    assert served.training.saved_step() >= seen
+
+
+@pytest.mark.parametrize("victim", ["worker start", "flows.serve"])
+def test_kill_of_the_worker_or_of_serve_leaves_nobody_and_no_run_that_seems_to_run(
+    project_to_serve: tuple[ToyProject, ToyTraining], victim: str
+) -> None:
+    with _serving(*project_to_serve) as served:
+        assert served.runs("RUNNING") == [], "what an earlier server left was told as crashed"
+        if victim == "flows.serve":
+            (last,) = served.api.ask("flow_runs/filter", sort="START_TIME_DESC", limit=1)
+            assert last["state_type"] == "CRASHED"
+        served.start_run()
+        os.kill(find(served.mark, victim), signal.SIGKILL)
+        served.require_gone()
+        if victim != "flows.serve":
+            assert served.process.wait(timeout=1) == 4
+            assert "the Prefect worker ended by itself" in served.toy.output()

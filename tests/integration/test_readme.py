@@ -20,7 +20,7 @@ RUN_ELSEWHERE = {
     "make emulate": "tests/integration/test_emulate.py runs its command",
     "make serve": "tests/integration/test_prefect_serve.py runs its command",
     "prefect deployment run ddp-compare": "tests/integration/test_prefect_serve.py types it",
-    "prefect deployment run ddp-compare --param rebench=true": "tests/integration/test_prefect_serve.py types it",
+    "prefect deployment run rebench": "tests/integration/test_prefect_serve.py types it",
     "make rebench": "tests/integration/test_rebench.py runs its command",
 }
 COMMANDS_RUN_BELOW = [

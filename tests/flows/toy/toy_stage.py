@@ -1,8 +1,10 @@
 """A stage of the toy pipeline: writes its output at once, fails or takes its time, as TOY_* say.
 
 TOY_FAILS=NAME:CODE   prints one line and exits with the code
-TOY_IS_SLOW=NAME      starts a process in a group of its own and waits for SIGTERM, then saves and exits with 75
+TOY_IS_SLOW=NAME      starts a process in a group of its own and waits for SIGTERM, then saves and exits with 75; or
+                      goes on as soon as there is a file go_on.txt
 TOY_IS_LOUD=NAME:N    prints N lines
+TOY_RUNS=NAME:WORDS   becomes `python WORDS`
 """
 
 import os
@@ -32,8 +34,10 @@ def _take_long() -> None:
 
     signal.signal(signal.SIGTERM, save)
     Path("slow.txt").write_text(f"{os.getpid()} {rank.pid}")
-    while True:
+    while not Path("go_on.txt").exists():
         time.sleep(0.1)
+    rank.terminate()
+    rank.wait()
 
 
 def main() -> None:
@@ -47,6 +51,9 @@ def main() -> None:
         sys.exit(int(code))
     if name == os.environ.get("TOY_IS_SLOW"):
         _take_long()
+    becoming, _, words = os.environ.get("TOY_RUNS", "").partition(":")
+    if name == becoming:
+        os.execv(sys.executable, [sys.executable, *words.split()])
     loud, _, num_lines = os.environ.get("TOY_IS_LOUD", "").partition(":")
     if name == loud:
         for number in range(int(num_lines)):

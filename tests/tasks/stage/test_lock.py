@@ -50,10 +50,27 @@ def test_a_killed_holder_frees_the_lock_by_itself() -> None:
         pass
 
 
-def test_of_many_at_once_exactly_one_wins() -> None:
+def test_of_twenty_at_once_exactly_one_wins_and_all_others_name_it() -> None:
+    wins = HOLD + "  input()"
     runs = [
-        subprocess.Popen([sys.executable, "-c", HOLD + "  import time; time.sleep(3)"], stdout=-1, stderr=-1, text=True)
-        for _ in range(6)
+        subprocess.Popen([sys.executable, "-c", wins], stdin=-1, stdout=-1, stderr=-1, text=True) for _ in range(20)
     ]
-    outcomes = [run.communicate()[0] for run in runs]
-    assert sorted(outcomes) == ["", "", "", "", "", "held\n"]
+    waiting = list(runs)
+    while len(waiting) > 1:
+        waiting = [run for run in waiting if run.poll() is None]
+    (winner,) = waiting
+    assert winner.communicate("\n")[0] == "held\n"
+    for run in runs:
+        if run is not winner:
+            out, said = run.communicate()
+            assert (out, run.returncode) == ("", 1)
+            assert f"training of cell x, pid {winner.pid} on " in said.splitlines()[-1]
+
+
+def test_a_lock_that_this_process_has_is_not_asked_for_again_and_is_freed_once() -> None:
+    with machine_lock("outer"):
+        with machine_lock("inner"):
+            pass
+        refused = subprocess.run([sys.executable, "-c", HOLD], capture_output=True, text=True, check=False)
+        assert f"outer, pid {os.getpid()} on " in refused.stderr
+    assert _holder().communicate("\n")

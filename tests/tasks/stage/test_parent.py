@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,28 @@ def test_a_stage_ends_within_seconds_of_the_kill_of_what_started_it(shell_stays:
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
         assert _is_gone_within(stage, 5.0)
+    finally:
+        if not _is_gone_within(stage, 0.1):
+            os.kill(stage, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_a_stage_under_make_ends_with_the_shell_that_typed_it_unless_that_may_log_out(
+    is_detached: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "Makefile").write_text(f'compare:\n\t@{sys.executable} -c "{STAGE}"\n')
+    typed = f"{'nohup ' if is_detached else ''}make -s -C {tmp_path} compare; true"
+    shell = subprocess.Popen(["bash", "-c", typed], stdout=-1, stderr=-2, text=True, start_new_session=True)
+    assert shell.stdout is not None
+    while shell.stdout.readline() != "up\n":
+        pass
+    stage = shell.pid
+    while children := _children(stage):
+        stage = children[0]
+    try:
+        os.kill(shell.pid, signal.SIGKILL)
+        shell.wait()
+        assert _is_gone_within(stage, 2.0 if is_detached else 5.0) is not is_detached
     finally:
         if not _is_gone_within(stage, 0.1):
             os.kill(stage, signal.SIGKILL)

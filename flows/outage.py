@@ -1,0 +1,28 @@
+"""Prefect records what happens here; where its server does not answer, the comparison goes on without it."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import httpx
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def unless_prefect_is_gone(what: str) -> Iterator[list[httpx.HTTPError]]:
+    """Run the block; if the server does not answer, say in one line what that means, and go on.
+
+    Yields a list that then holds the error.
+    """
+    errors: list[httpx.HTTPError] = []
+    try:
+        yield errors
+    except httpx.HTTPError as error:
+        errors.append(error)
+        logger.warning("the Prefect server does not answer (%s): %s; the comparison goes on", _reason(error), what)
+
+
+def _reason(error: httpx.HTTPError) -> str:
+    """Return `HTTP 503` or the kind of the error: never its text, which may hold an address with credentials."""
+    return f"HTTP {error.response.status_code}" if isinstance(error, httpx.HTTPStatusError) else type(error).__name__

@@ -1,0 +1,71 @@
+"""Being asked to stop: by a scheduler (SIGTERM), a closed terminal (SIGHUP) or by hand (SIGINT)."""
+
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import NoReturn
+
+from training.failure import EXIT_PREEMPTED
+
+_by_hand = False
+
+
+class StopRequest(threading.Event):
+    """An event that takes no lock: a signal handler that sets it may have interrupted the thread that holds one."""
+
+    _is_set = False
+
+    def is_set(self) -> bool:
+        """Return True once asked to stop."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Ask to stop."""
+        self._is_set = True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return whether asked to stop, after `timeout` seconds unless that is known before."""
+        if timeout is not None and not self._is_set:
+            time.sleep(timeout)
+        return self._is_set
+
+
+def stop_on_signals() -> threading.Event:
+    """Return the event that the first of these signals sets from now on; a second SIGINT raises KeyboardInterrupt."""
+    stop = StopRequest()
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        global _by_hand
+        if number == signal.SIGINT:
+            if _by_hand:
+                raise KeyboardInterrupt
+            _by_hand = True
+        stop.set()
+
+    _on_request(ask)
+    signal.signal(signal.SIGINT, ask)
+    return stop
+
+
+def is_stopped_by_hand() -> bool:
+    """Return True once `stop_on_signals` has seen a SIGINT."""
+    return _by_hand
+
+
+def exit_on_signals(name: str) -> None:
+    """End this process with 75 and one line of `name` on SIGTERM or SIGHUP, as any `sys.exit` would."""
+
+    def leave(_number: int, _frame: FrameType | None) -> NoReturn:
+        sys.stderr.write(f"{name}: stopped; what is finished is kept, and the next start goes on from there\n")
+        sys.exit(EXIT_PREEMPTED)
+
+    _on_request(leave)
+
+
+def _on_request(act: "signal._HANDLER") -> None:
+    signal.signal(signal.SIGTERM, act)
+    # Under nohup a closed terminal is no request.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, act)

@@ -1,0 +1,60 @@
+"""A real training in the place of a toy stage: two ranks under torchrun, with more to do than any test waits for."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.flows.toy_project import PROJECT, ToyProject, wait_for
+from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.training.conftest import events_in
+from training.receipt import problem_with
+
+_STAGE = PROJECT / "tests" / "tasks" / "stage" / "rank_stage.py"
+
+
+@dataclass(frozen=True)
+class ToyTraining:
+    """What `train@2proc` of a toy project does if it is started with `environment`."""
+
+    work: Path
+    config: dict[str, Any]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return what makes the toy stage train."""
+        return {"TOY_RUNS": f"train@2proc:{_STAGE} {self.work.parent / '2proc.json'}"}
+
+    def forget(self) -> None:
+        """Forget what the last launch said, so that the next one can be waited for."""
+        (self.work / "steps.jsonl").unlink(missing_ok=True)
+
+    def last_step(self) -> int:
+        """Return the last step that the ranks have told of."""
+        return max((event.get("step", 0) for event in events_in(self.work / "steps.jsonl")), default=0)
+
+    def wait_for_step(self, toy: ToyProject, *, seconds: float = 90) -> int:
+        """Return the last step once the ranks train."""
+        wait_for(lambda: self.last_step() >= 3, seconds=seconds, what=f"ranks train; said: {toy.output()}")
+        return self.last_step()
+
+    def saved_step(self) -> int:
+        """Return the step of the newest checkpoint, after looking at every byte of it; 0 without one."""
+        fingerprint = self.config["segments"][0]["fingerprint"]
+        folders = sorted((self.work / "partial" / fingerprint).glob("step-*"))
+        if not folders:
+            return 0
+        assert problem_with(folders[-1], fingerprint=fingerprint) is None
+        return int(folders[-1].name.removeprefix("step-"))
+
+
+def make_toy_training(toy: ToyProject, folder: Path) -> ToyTraining:
+    """Write model and rows into the new folder; the ranks work in the project, where the flow looks for them."""
+    model, rows = make_tiny_model(folder / "model"), make_slice(folder / "rows", num_rows=40_000)
+    work = toy.folder / ".work" / "runs" / "2proc"
+    config = make_config(
+        work, model, [rows], cell="2proc", strategy="ddp", world_size=2, global_batch_size=4, micro_batch_size=1
+    )
+    work.parent.mkdir(parents=True, exist_ok=True)
+    (work.parent / "2proc.json").write_text(json.dumps(config))
+    return ToyTraining(work, config)

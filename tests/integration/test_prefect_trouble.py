@@ -1,0 +1,192 @@
+"""The flow when something around it goes away: the shell, DVC, the Prefect server, the time it was given."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.ddp_compare import run_stages
+from tests.flows.toy_project import BIN, PROJECT, ToyProject, free_port, make_toy_project, wait_for
+from tests.flows.toy_training import ToyTraining, make_toy_training
+from tests.integration.prefect_api import Api
+from tests.integration.test_prefect_flow import server_of
+from tests.processes import find, left_of, new_mark, none_left_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> ToyProject:
+    """A toy project in which everything is cached but the training of 2proc and what comes after."""
+    toy = make_toy_project(tmp_path_factory.mktemp("trouble") / "toy")
+    dvc = [sys.executable, "-m", "dvc", "repro", "--quiet", "train@1proc", "measure"]
+    subprocess.run(dvc, cwd=toy.folder, env=toy.environment(), check=True, timeout=60)
+    return toy
+
+
+@pytest.fixture(scope="module")
+def training(toy: ToyProject, tmp_path_factory: pytest.TempPathFactory) -> ToyTraining:
+    return make_toy_training(toy, tmp_path_factory.mktemp("training"))
+
+
+@pytest.fixture(scope="module")
+def api(toy: ToyProject) -> Iterator[Api]:
+    """One server for the module, on the project's own database."""
+    with server_of(toy) as api:
+        yield api
+
+
+def test_kill_of_dvc_ends_the_training_and_a_second_comparison_is_refused_meanwhile(
+    toy: ToyProject, training: ToyTraining, api: Api
+) -> None:
+    mark = new_mark()
+    training.forget()
+    with none_left_of(mark), toy.running("flows", PREFECT_API_URL=api.url, **training.environment, **mark) as flow:
+        training.wait_for_step(toy)
+        second = toy.flow()
+        assert second.returncode == 4
+        (line,) = second.stderr.splitlines()
+        assert line.startswith(
+            f"ddp-compare: a comparison runs in this folder already: make compare, pid {flow.pid} on "
+        )
+        assert ", since 20" in line
+        seen = training.last_step()
+        os.kill(find(mark, "flows.tied_dvc"), signal.SIGKILL)
+        ranks = [pid for pid, words in left_of(mark).items() if "flows" not in words]
+        wait_for(lambda: not set(ranks) & set(left_of(mark)), seconds=5, what="nobody is left of the training")
+        assert flow.wait(timeout=20) not in (0, None)
+        assert training.saved_step() >= seen
+        assert left_of(mark) == {}
+    assert api.last_flow_run()["state_type"] == "FAILED"
+
+
+def test_kill_of_the_shell_that_typed_make_compare_leaves_nobody(
+    toy: ToyProject, training: ToyTraining, api: Api
+) -> None:
+    mark = new_mark()
+    training.forget()
+    shutil.copy(PROJECT / "Makefile", toy.folder / "Makefile")
+    (toy.folder / ".venv").symlink_to(BIN.parent)
+    environment = toy.environment(PREFECT_API_URL=api.url, **training.environment, **mark)
+    with none_left_of(mark), (toy.folder / "output.txt").open("w") as output:
+        # What .ready stands for is made already.
+        typed = "make -o .venv/.ready compare; true"
+        shell = subprocess.Popen(
+            ["bash", "-c", typed], cwd=toy.folder, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=output, start_new_session=True,
+        )  # fmt: skip
+        seen = training.wait_for_step(toy)
+        shell.kill()
+        shell.wait()
+        wait_for(lambda: not left_of(mark), seconds=5, what=f"nobody is left of {left_of(mark)}")
+    assert training.saved_step() >= seen
+    assert api.last_flow_run()["state_type"] == "CRASHED"
+
+
+_SCRIPT = """
+import sys
+from prefect import flow
+from flows import dvc_stage
+from flows.dvc_stage import StageFailed, run_stage
+
+dvc_stage._dvc_stage = dvc_stage._dvc_stage.with_options(retry_delay_seconds=[0.1, 0.2])
+
+@flow
+def trouble():
+    for stage, arguments in {stages!r}:
+        try:
+            run_stage(stage, **arguments)
+        except StageFailed as failure:
+            print(failure.exit_code, failure)
+
+trouble()
+"""
+
+
+_SERVING = """
+from flows.ddp_compare import ddp_compare
+
+if __name__ == "__main__":  # the runner's processes import this file, too
+    ddp_compare.serve(name="here", limit=1)
+"""
+
+
+def test_stages_that_fail_are_tried_again_if_asked_for_and_those_that_take_too_long_are_ended(
+    toy: ToyProject, api: Api
+) -> None:
+    mark = new_mark()
+    toy.executed()
+    stages = [("fingerprint", {"hours": 1, "retries": 2}), ("train@2proc", {"hours": 0.003})]
+    trouble = {"TOY_FAILS": "fingerprint:4", "TOY_IS_SLOW": "train@2proc"}
+    with none_left_of(mark):
+        ran = subprocess.run(
+            [sys.executable, "-c", _SCRIPT.replace("{stages!r}", repr(stages))],
+            cwd=toy.folder, env=toy.environment(PREFECT_API_URL=api.url, **trouble, **mark), capture_output=True,
+            text=True, timeout=120,
+        )  # fmt: skip
+        assert left_of(mark) == {}
+    assert ran.stdout.splitlines() == [
+        "4 fingerprint: rows of the toy: got 3; allowed: 4",
+        "4 train@2proc: ended after 0.003 hours; what it saved is kept",
+    ], ran.stderr[-3000:]
+    assert toy.executed() == ["fingerprint", "fingerprint", "fingerprint", "train@2proc"]
+    assert (toy.folder / "saved.txt").read_text() == "saved"
+    assert set(api.states(api.last_flow_run()).values()) == {"Failed", "TimedOut"}
+
+
+def test_flow_serve_needs_neither_pool_nor_worker(toy: ToyProject, api: Api) -> None:
+    mark = new_mark()
+    (toy.folder / "serving.py").write_text(_SERVING)
+    with none_left_of(mark), toy.running("serving", PREFECT_API_URL=api.url, **mark):
+        wait_for(lambda: api.ask("deployments/filter"), seconds=60, what=f"it is served; said: {toy.output()}")
+        (deployment,) = api.ask("deployments/filter")
+        run = api.ask(f"deployments/{deployment['id']}/create_flow_run")
+        wait_for(
+            lambda: api.read(f"flow_runs/{run['id']}")["state_type"] in ("COMPLETED", "FAILED", "CRASHED"),
+            seconds=90,
+            what=f"the run has ended; said: {toy.output()}",
+        )
+        assert api.read(f"flow_runs/{run['id']}")["state_type"] == "COMPLETED", toy.output()
+
+
+def test_flow_that_loses_its_server_finishes_and_the_next_run_tells_prefect(toy: ToyProject, tmp_path: Path) -> None:
+    mark = new_mark()
+    toy.change("params.yaml", "seed: 1", "seed: 77")
+    (toy.folder / "slow.txt").unlink(missing_ok=True)
+    gone = f"http://127.0.0.1:{free_port()}/api"
+    environment = {"PREFECT_API_URL": gone, "PREFECT_CLIENT_MAX_RETRIES": "1", "TOY_IS_SLOW": "train@2proc"}
+    with none_left_of(mark), toy.running("flows", **environment, **mark) as flow:
+        wait_for(lambda: (toy.folder / "slow.txt").exists(), seconds=60, what=f"it trains; said: {toy.output()}")
+        os.kill(find(mark, "flows.server"), signal.SIGKILL)
+        (toy.folder / "go_on.txt").touch()
+        assert flow.wait(timeout=60) == 0, toy.output()
+    said = toy.output()
+    assert "no Prefect server answers at PREFECT_API_URL; this run is recorded here alone" in said
+    assert "the Prefect server does not answer" in said
+    assert "2proc is faster, says the toy" in said
+    assert "Traceback" not in said
+    with server_of(toy) as api:
+        assert api.last_flow_run()["state_type"] == "RUNNING"
+        assert toy.flow(PREFECT_API_URL=api.url).returncode == 0
+        states = [run["state_type"] for run in api.ask("flow_runs/filter", sort="START_TIME_DESC", limit=2)]
+        assert states == ["COMPLETED", "CRASHED"]
+
+
+def test_only_transfers_are_tried_again_and_every_stage_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import ddp_compare, dvc_stage
+    from tasks.params import load_params
+
+    asked: dict[str, dict[str, float]] = {}
+    monkeypatch.setattr(ddp_compare, "run_stage", lambda stage, **options: asked.update({stage: options}))
+    monkeypatch.setattr(ddp_compare, "show_report", lambda: None)
+    run_stages(load_params(PROJECT / "params.yaml"))
+    assert {stage for stage, options in asked.items() if options.get("retries")} == {"download", "upload"}
+    assert all(options["hours"] > 0 for options in asked.values())
+    waits = dvc_stage._dvc_stage.retry_delay_seconds
+    assert isinstance(waits, list)
+    assert waits == sorted(set(waits)), "each wait is longer than the last"

@@ -1,0 +1,44 @@
+"""Which processes are left of something that was started: told by a mark in their environment, not by name."""
+
+import contextlib
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+MARK = "DDP_COMPARE_TEST_MARK"
+
+
+def new_mark() -> dict[str, str]:
+    """Return an environment variable that every descendant inherits, whatever session it is in."""
+    return {MARK: uuid.uuid4().hex}
+
+
+def left_of(mark: dict[str, str]) -> dict[int, str]:
+    """Return pid -> command line of every process that lives and has the mark."""
+    wanted = f"{MARK}={mark[MARK]}".encode()
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        # Of one that has ended and that nobody has collected yet, the environment is empty.
+        with contextlib.suppress(OSError):
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
+                words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[int(process.name)] = words
+    return found
+
+
+def find(mark: dict[str, str], words: str) -> int:
+    """Return the pid of the oldest process with the mark and the words in its command line."""
+    return min(pid for pid, command in left_of(mark).items() if words in command)
+
+
+@contextlib.contextmanager
+def none_left_of(mark: dict[str, str]) -> Iterator[None]:
+    """End what is left when the block is left, so that a test that fails leaves nothing to the next."""
+    try:
+        yield
+    finally:
+        for pid in left_of(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
