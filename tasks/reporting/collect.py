@@ -104,6 +104,7 @@ def _cell(outputs: Outputs, cell: str, measurement: Measurement | None, *, is_wi
         checkpoint_seconds=sum(segment.facts.checkpoint_seconds for segment in run.segments),
         peak_memory_gib=max(peaks, default=None),
         num_resumes=sum(segment.facts.num_resumes for segment in run.segments),
+        checkpoints_not_used=[readable(why) for segment in run.segments for why in segment.facts.checkpoints_not_used],
         all_reduce_mib_per_step=exchanged / whole.num_steps / 2**20,
         measured_speedup=speedup,
         measured_efficiency=None if speedup is None else efficiency(speedup, world_size, base_size),

@@ -32,6 +32,12 @@ def how_measured(results: Results) -> list[str]:
             f"Training was interrupted and taken up again from a checkpoint ({', '.join(resumed)}); each start warms "
             "up anew."
         )
+    notes += [
+        f"{cell.cell}: a checkpoint was found broken and not used, an older one or the start of the segment was taken "
+        f"instead: {reason}."
+        for cell in results.cells
+        for reason in cell.checkpoints_not_used
+    ]
     return notes
 
 

@@ -99,6 +99,8 @@ class CellResults(Record):
     """Largest device memory of a rank; null where it is not counted."""
     num_resumes: int
     """How many times the training was taken up again from a checkpoint."""
+    checkpoints_not_used: list[str] = Field(default_factory=list)
+    """`NAME: why` of every checkpoint that was found broken, where an older one or the start was taken instead."""
     all_reduce_mib_per_step: float
     """MiB of gradients that each rank exchanged per optimizer step."""
     measured_speedup: Estimate | None = None
