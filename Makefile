@@ -15,7 +15,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum bench-causes bench-alarms bench-prediction bench-bookkeeping bench-levers retrain lock clean
+.PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-levers retrain lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -80,6 +80,9 @@ emulate: $(READY)  ## How 1, 2, 4 and 8 emulated devices scale, where the time g
 
 museum: $(READY)  ## Wrong speedups, each built on purpose, and the gate that catches it (docs/museum.md)
 	@python -m tests.museum
+
+chaos: $(READY)  ## Kills, crashes, flipped bits and more, each many times; about 20 minutes (docs/faults.md)
+	@python -m tests.chaos
 
 bench-causes: $(READY)  ## Does the waterfall name what was injected into emulated devices?
 	@python -m benchmarks.causes

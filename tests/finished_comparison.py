@@ -164,6 +164,7 @@ def _cell(name: str, world_size: int, speedup: float | None) -> dict[str, Any]:
         "checkpoint_seconds": 0.1,
         "peak_memory_gib": None,
         "num_resumes": 0,
+        "checkpoints_not_used": [],
         "all_reduce_mib_per_step": 0.0,
         "karp_flatt": None,
         "speedup_of_segments": None,

@@ -14,12 +14,21 @@ import numpy as np
 import torch
 
 from training.config import SegmentConfig
+from training.events import EventStream
 from training.failure import BadCheckpointError, UnwritableError
-from training.receipt import RECEIPT, problem_with, remove_unfinished, sealed_folder, set_aside
+from training.receipt import (
+    RECEIPT,
+    discard,
+    problem_with,
+    reasons_set_aside,
+    remove_unfinished,
+    sealed_folder,
+    set_aside,
+)
 from training.record import LEDGER_COLUMNS, Counters, SegmentRecord
 from training.replica import Replica
 from training.safe_loading import require_plain_archive
-from training.weights import load_tensors, load_weights, save_tensors
+from training.weights import differences, load_tensors, refuse, save_tensors
 
 _log = logging.getLogger(__name__)
 
@@ -31,14 +40,18 @@ _PARTIAL_WEIGHTS = "weights.pt"
 class CheckpointStore:
     """`segments/<fingerprint>/` and `partial/<fingerprint>/step-<n>/`; only rank 0 writes and verifies.
 
-    What another number of ranks saved is taken up in exact mode only, where the weights do not depend on it.
+    A name is only ever given to a folder that is whole and on disk, so the names alone say which is the newest: there
+    is no pointer that could disagree with them. What another number of ranks saved is taken up in exact mode only,
+    where the weights do not depend on it.
     """
 
-    def __init__(self, work_dir: Path, *, model_name: str, world_size: int, exact: bool) -> None:
+    def __init__(self, work_dir: Path, *, model_name: str, world_size: int, exact: bool, events: EventStream) -> None:
+        self._work_dir = work_dir
         self._segments = work_dir / "segments"
         self._partials = work_dir / "partial"
         self._model_name = model_name
         self._exact = exact
+        self._events = events
         self._facts: dict[str, Any] = {
             "world_size": world_size,
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
@@ -46,7 +59,7 @@ class CheckpointStore:
 
     def clear_unfinished(self) -> None:
         """Remove what a crash in mid-writing has left."""
-        for parent in (self._segments, *self._partials.glob("*")):
+        for parent in (self._work_dir, self._segments, self._partials, *self._partials.glob("*")):
             remove_unfinished(parent)
 
     def finished(self, segment: SegmentConfig, *, start_checksum: str | None) -> dict[str, Any] | None:
@@ -63,9 +76,11 @@ class CheckpointStore:
             self._refuse_other_world_size(folder)
             facts: dict[str, Any] = json.loads((folder / "segment.json").read_bytes())
             if start_checksum in (None, facts["start_checksum"]):
+                # They are still there if the launch that finished the segment died before it had dropped them.
+                discard(self._partials / segment.fingerprint)
                 return facts
             problem = f"it began from weights {facts['start_checksum']}, its predecessor ended with {start_checksum}"
-        set_aside(folder, problem)
+        self._set_aside(folder, problem)
         return None
 
     def newest_partial(self, segment: SegmentConfig, *, start_checksum: str | None) -> Path | None:
@@ -81,7 +96,7 @@ class CheckpointStore:
                     self._refuse_other_world_size(folder)
                     return folder
                 problem = f"its segment began from weights {began}, the predecessor now ends with {start_checksum}"
-            set_aside(folder, problem)
+            self._set_aside(folder, problem)
         return None
 
     def load_finished(self, segment: SegmentConfig, replica: Replica, facts: dict[str, Any]) -> None:
@@ -98,7 +113,10 @@ class CheckpointStore:
     def load_partial(self, folder: Path, replica: Replica, record: SegmentRecord, *, is_first_rank: bool) -> None:
         """Restore the state in mid-segment, and the segment's record up to there; BadCheckpointError if impossible."""
         state = _restore(replica, folder / _PARTIAL_WEIGHTS, folder / _STATE)
-        record.counters = Counters(**state["counters"])
+        try:
+            record.counters = Counters(**state["counters"])
+        except (KeyError, TypeError) as error:
+            raise BadCheckpointError(f"{folder / _STATE}: no counters of a segment: {error}") from None
         record.counters.num_resumes += 1
         record.lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
         if is_first_rank:
@@ -126,7 +144,7 @@ class CheckpointStore:
         with self._sealed(destination, replica, record) as folder:
             _write_state(folder, _PARTIAL_WEIGHTS, replica, record, ledger)
         for old in self._partials_of(segment)[:-_PARTIALS_KEPT]:
-            shutil.rmtree(old)
+            discard(old)
         return destination
 
     def save_finished(
@@ -140,9 +158,11 @@ class CheckpointStore:
         destination = self._segments / segment.fingerprint
         with self._sealed(destination, replica, record) as folder:
             _write_state(folder, self._weights_name(segment), replica, record, ledger)
-            summary: dict[str, Any] = summarise()
+            not_used = reasons_set_aside(destination.parent, destination.name)
+            not_used += reasons_set_aside(self._partials / segment.fingerprint)
+            summary: dict[str, Any] = {**summarise(), "checkpoints_not_used": not_used}
             (folder / "segment.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
-        shutil.rmtree(self._partials / segment.fingerprint, ignore_errors=True)
+        discard(self._partials / segment.fingerprint)
         return summary
 
     @contextlib.contextmanager
@@ -157,6 +177,10 @@ class CheckpointStore:
                 f"{destination}: {error.strerror}: a checkpoint needs {_num_bytes(replica):,} bytes, {free:,} are "
                 "free; the one before it is whole: make room and run again"
             ) from None
+
+    def _set_aside(self, folder: Path, problem: str) -> None:
+        set_aside(folder, problem)
+        self._events.send("checkpoint_not_used", folder=str(folder), problem=problem)
 
     def _refuse_other_world_size(self, folder: Path) -> None:
         saved, ours = json.loads((folder / RECEIPT).read_bytes())["world_size"], self._facts["world_size"]
@@ -181,13 +205,18 @@ def _num_bytes(replica: Replica) -> int:
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
-def _restore(replica: Replica, weights: Path, state_file: Path) -> dict[str, Any]:
-    load_weights(replica.module, weights)
-    state = load_tensors(state_file)
+def _restore(replica: Replica, weights_file: Path, state_file: Path) -> dict[str, Any]:
+    """Load both files, all or nothing; raises BadCheckpointError before any weight changes."""
+    weights, state = load_tensors(weights_file), load_tensors(state_file)
+    refuse(weights_file, differences(weights, replica.module.state_dict()))
     try:
+        refuse(state_file, replica.state_differences(state))
         replica.load_state(state)
-    except (KeyError, ValueError, RuntimeError, TypeError) as error:
+    except BadCheckpointError:
+        raise
+    except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         raise BadCheckpointError(f"{state_file}: not the state of this run: {type(error).__name__}: {error}") from None
+    replica.module.load_state_dict(weights, strict=True)
     return state
 
 

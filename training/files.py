@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     On any error `path` stays what it was and the temporary file is gone.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
@@ -46,6 +46,15 @@ def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically and durably; the file is whole or absent."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder and what is missing above it, durably: a new entry is on disk in the folder that it stands in."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_to_disk(path.parent)
 
 
 def sync_to_disk(path: Path) -> None:

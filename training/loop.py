@@ -50,7 +50,7 @@ def train(
     """
     started = time.perf_counter()
     store = CheckpointStore(
-        config.work_dir, model_name=config.model_name, world_size=ranks.world_size, exact=config.exact
+        config.work_dir, model_name=config.model_name, world_size=ranks.world_size, exact=config.exact, events=events
     )
     launch = Launch(
         config=config, ranks=ranks, stop=stop, events=events, store=store, keeps_gradient=keeps_gradient,

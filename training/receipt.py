@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from training.files import digest_of_file, digest_of_json, sync_to_disk
+from training.files import digest_of_file, digest_of_json, make_folder, sync_to_disk
 
 RECEIPT = "receipt.json"
+_REASON = "not-used.txt"
+"""In a folder that was set aside: why."""
 
 _log = logging.getLogger(__name__)
 
@@ -24,8 +26,8 @@ def sealed_folder(destination: Path, *, fingerprint: str, facts: dict[str, Any])
     The receipt inside holds the fingerprint, the facts, every file's size and sha256, and a digest of itself. At any
     point of a crash there is either no `destination` or a whole one; `remove_unfinished` clears the rest.
     """
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    temporary = destination.with_name(f"{destination.name}.tmp-{uuid.uuid4().hex}")
+    make_folder(destination.parent)
+    temporary = _temporary_name(destination)
     temporary.mkdir()
     try:
         yield temporary
@@ -37,8 +39,7 @@ def sealed_folder(destination: Path, *, fingerprint: str, facts: dict[str, Any])
             **facts,
             "files": {file.name: {"sha256": digest_of_file(file), "num_bytes": file.stat().st_size} for file in files},
         }
-        text = json.dumps({**receipt, "digest": digest_of_json(receipt)}, indent=2, allow_nan=False)
-        (temporary / RECEIPT).write_text(text + "\n", encoding="utf-8")
+        (temporary / RECEIPT).write_bytes(_sealed(receipt))
         sync_to_disk(temporary / RECEIPT)
         sync_to_disk(temporary)
         temporary.rename(destination)
@@ -53,9 +54,10 @@ def problem_with(folder: Path, *, fingerprint: str) -> str | None:
     Reads and hashes every file.
     """
     try:
-        receipt = json.loads((folder / RECEIPT).read_bytes())
-        digest = receipt.pop("digest")
-        if digest != digest_of_json(receipt):
+        content = (folder / RECEIPT).read_bytes()
+        receipt = json.loads(content)
+        del receipt["digest"]
+        if content != _sealed(receipt):
             return f"{RECEIPT} was altered: its own digest does not match"
         if receipt["fingerprint"] != fingerprint:
             return f"fingerprint is {receipt['fingerprint']}, wanted {fingerprint}"
@@ -67,16 +69,55 @@ def problem_with(folder: Path, *, fingerprint: str) -> str | None:
 
 
 def set_aside(folder: Path, problem: str) -> None:
-    """Take a broken folder out of use, loudly: it is renamed, so that nothing ever loads it again."""
+    """Take a broken folder out of use, loudly and for good: nothing loads it under its new name, which stays."""
     aside = folder.with_name(f"{folder.name}.broken-{uuid.uuid4().hex[:8]}")
     folder.rename(aside)
+    # The name alone says that it was not used: where not even a line can be written, the reason is lost, no more.
+    with contextlib.suppress(OSError):
+        (aside / _REASON).write_text(f"{problem}\n", encoding="utf-8")
+        sync_to_disk(aside.parent)
     _log.warning("NOT USED: %s: %s; kept as %s", folder, problem, aside.name)
 
 
+def reasons_set_aside(parent: Path, name: str = "*") -> list[str]:
+    """Return `NAME: why` of every folder that was set aside in `parent`, sorted; `name`: of those of this name only."""
+    found = []
+    for folder in sorted(parent.glob(f"{name}.broken-*")):
+        reason = folder / _REASON
+        why = reason.read_text(encoding="utf-8").strip() if reason.is_file() else "the reason could not be written"
+        found.append(f"{folder.name.partition('.')[0]}: {why}")
+    return found
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder that is no longer needed; a crash in between leaves the whole or what the next start removes.
+
+    What cannot be removed costs room and nothing else, so it is said and no error.
+    """
+    try:
+        doomed = folder.rename(_temporary_name(folder))
+        shutil.rmtree(doomed)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        _log.warning("%s could not be removed: %s", folder, error)
+
+
 def remove_unfinished(parent: Path) -> None:
-    """Remove temporary folders that a crash has left."""
+    """Remove the temporary files and folders that a crash has left in `parent`."""
     for leftover in parent.glob("*.tmp-*"):
         shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in parent.glob(".*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
+def _temporary_name(path: Path) -> Path:
+    return path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
+
+
+def _sealed(receipt: dict[str, Any]) -> bytes:
+    """Return the receipt's file: the same bytes for the same facts, so that not even a lost newline goes unseen."""
+    return (json.dumps({**receipt, "digest": digest_of_json(receipt)}, indent=2, allow_nan=False) + "\n").encode()
 
 
 def _problem_with_files(folder: Path, files: dict[str, Any]) -> str | None:

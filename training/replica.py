@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from training.config import TrainingConfig
 from training.data import MicroBatch, dummy_micro_batch
-from training.weights import parameter_checksum, weights_of
+from training.weights import differences, parameter_checksum, weights_of
 from training.whereabouts import Section
 from training.workloads import Workload
 
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -144,6 +145,9 @@ class Replica:
         self._optimizer.zero_grad(set_to_none=True)
         self._loss_sum = torch.zeros_like(self._loss_sum)
 
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, part) for name, part in self.module.named_parameters() if part.requires_grad]
+
     def _gradient(self) -> dict[str, Tensor]:
         named = self.module.named_parameters()
         return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
@@ -176,7 +180,27 @@ class Replica:
             "optimizer": self._optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "rng": torch.get_rng_state(),
+            "without_moments": [name for name, part in self._named() if part not in self._optimizer.state],
         }
+
+    def state_differences(self, state: Mapping[str, Any]) -> list[str]:
+        """Return in what a saved state of the optimizer does not fit the model, one line each; torch looks at little.
+
+        Raises KeyError, TypeError or AttributeError for what is no such state at all.
+        """
+        saved, groups = state["optimizer"], self._optimizer.param_groups
+        sizes, wanted_sizes = ([len(group["params"]) for group in each] for each in (saved["param_groups"], groups))
+        if sizes != wanted_sizes:
+            return [f"the optimizer's groups have {sizes} parameters, the model's {wanted_sizes}"]
+        names = {part: name for name, part in self._named()}
+        wanted, got = {}, {}
+        for index, part in enumerate(part for group in groups for part in group["params"]):
+            for moment in _MOMENTS:
+                if names[part] not in state["without_moments"]:
+                    wanted[f"{moment} of {names[part]}"] = part
+                if moment in saved["state"].get(index, {}):
+                    got[f"{moment} of {names[part]}"] = saved["state"][index][moment]
+        return differences(got, wanted)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` gave."""

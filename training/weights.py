@@ -2,7 +2,7 @@
 
 import hashlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -37,17 +37,26 @@ def load_weights(model: nn.Module, file: Path) -> None:
     Raises BadCheckpointError, naming the first differences in names, shapes and types, before any weight changes.
     """
     weights = load_tensors(file)
-    wanted = model.state_dict()
-    differences = [f"{name} is missing" for name in wanted if name not in weights]
-    differences += [f"{name} is not in the model" for name in weights if name not in wanted]
-    for name, tensor in wanted.items():
-        got = weights.get(name)
-        if got is not None and (not isinstance(got, Tensor) or (got.shape, got.dtype) != (tensor.shape, tensor.dtype)):
-            differences.append(f"{name} is {_described(got)}, the model has {_described(tensor)}")
-    if differences:
-        named = "; ".join(differences[:_NUM_DIFFERENCES_NAMED])
-        raise BadCheckpointError(f"{file}: {len(differences)} differences from the model: {named}")
+    refuse(file, differences(weights, model.state_dict()))
     model.load_state_dict(weights, strict=True)
+
+
+def differences(tensors: Mapping[str, Any], wanted: Mapping[str, Tensor]) -> list[str]:
+    """Return in what names, shapes and types `tensors` differ from the wanted ones, one line each."""
+    found = [f"{name} is missing" for name in wanted if name not in tensors]
+    found += [f"{name} is not in the model" for name in tensors if name not in wanted]
+    for name, tensor in wanted.items():
+        got = tensors.get(name)
+        if got is not None and (not isinstance(got, Tensor) or (got.shape, got.dtype) != (tensor.shape, tensor.dtype)):
+            found.append(f"{name} is {_described(got)}, the model has {_described(tensor)}")
+    return found
+
+
+def refuse(file: Path, found: Sequence[str]) -> None:
+    """Raise BadCheckpointError with the first differences, if there are any."""
+    if found:
+        named = "; ".join(found[:_NUM_DIFFERENCES_NAMED])
+        raise BadCheckpointError(f"{file}: {len(found)} differences from the model: {named}")
 
 
 def load_tensors(file: Path) -> dict[str, Any]:

@@ -111,6 +111,7 @@ def _cell(outputs: Outputs, cell: str, measurement: Measurement | None, *, is_wi
         micro_batch_sizes=_distinct([size for segment in run.segments for size in segment.facts.micro_batch_sizes]),
         version_drift=_distinct([part for segment in run.segments for part in segment.facts.version_drift]),
         slowest_rank=slowest_rank(run.steps),
+        checkpoints_not_used=[readable(why) for segment in run.segments for why in segment.facts.checkpoints_not_used],
         all_reduce_mib_per_step=exchanged / whole.num_steps / 2**20,
         measured_speedup=speedup,
         measured_efficiency=None if speedup is None else efficiency(speedup, world_size, base_size),

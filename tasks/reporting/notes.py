@@ -35,6 +35,12 @@ def how_measured(results: Results) -> list[str]:
         )
     notes += [_less_memory(cell) for cell in results.cells if set(cell.micro_batch_sizes) - {cell.micro_batch_size}]
     notes += [_lag(cell.cell, cell.slowest_rank) for cell in results.cells if cell.slowest_rank is not None]
+    notes += [
+        f"{cell.cell}: a checkpoint was found broken and not used, an older one or the start of the segment was taken "
+        f"instead: {reason}."
+        for cell in results.cells
+        for reason in cell.checkpoints_not_used
+    ]
     return notes
 
 

@@ -106,6 +106,8 @@ class CellResults(Record):
     """What was another version when a state was saved that the training later went on from."""
     slowest_rank: SlowestRank | None = None
     """The rank that takes longest for the same work; null for one rank, and in results of an earlier version."""
+    checkpoints_not_used: list[str] = Field(default_factory=list)
+    """`NAME: why` of every checkpoint that was found broken, where an older one or the start was taken instead."""
     all_reduce_mib_per_step: float
     """MiB of gradients that each rank exchanged per optimizer step."""
     measured_speedup: Estimate | None = None

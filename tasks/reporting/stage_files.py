@@ -93,6 +93,7 @@ class SegmentFile(StageFile):
     start_checksum: str
     parameter_checksums: list[str]
     num_resumes: int
+    checkpoints_not_used: list[str]
     started_at: str
     micro_batch_sizes: list[int] = []
     version_drift: list[str] = []

@@ -83,6 +83,8 @@ class TrainingProgress:
                 self._done += event.get("resumed_at_step") or 0
             elif event["event"] == "segment_finished":
                 self._say_finished(event)
+            elif event["event"] == "checkpoint_not_used":
+                _log.warning("%s: NOT USED: %s: %s", self._cell, event["folder"], event["problem"])
         if last_step is not None:
             self._update(last_step)
         elif not self._is_terminal and self._done == 0 and time.monotonic() >= self._next_line:

@@ -1,0 +1,1 @@
+"""Faults, each provoked for real and many times, beside the clean run whose weights must come out all the same."""

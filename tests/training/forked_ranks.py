@@ -34,23 +34,41 @@ class ForkedRanks:
             cwd=PROJECT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
-    def launch(
-        self, config: dict[str, Any], *, fault: str | None = None, entry: str = "training.__main__"
-    ) -> list[int]:
-        """Run the config's number of ranks to their end, with a planned fault; return their exit codes by rank.
+    def launch(self, config: dict[str, Any], **options: Any) -> list[int]:
+        """Run the config's number of ranks to their end; return their exit codes by rank. Options: see `start`."""
+        self.start(config, **options)
+        return self.wait()
 
-        What a rank runs is the `main` of the module `entry`.
+    def start(
+        self,
+        config: dict[str, Any],
+        *,
+        fault: str | None = None,
+        entry: str = "training.__main__",
+        ends_others: bool = False,
+    ) -> list[int]:
+        """Start the config's number of ranks, with a planned fault; return their process ids by rank.
+
+        What a rank runs is the `main` of the module `entry`. With `ends_others`, the first rank that fails has the
+        others end by SIGTERM, as under torchrun.
         """
         work_dir = Path(config["work_dir"])
         work_dir.mkdir(parents=True, exist_ok=True)
         write_json(work_dir / "config.json", config)
         asked = {"work_dir": str(work_dir), "world_size": config["world_size"], "fault": fault, "entry": entry}
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps({**asked, "ends_others": ends_others}) + "\n")
         self._process.stdin.flush()
-        exit_codes: list[int] = json.loads(self._process.stdout.readline())
-        return exit_codes
+        return self._answer()
+
+    def wait(self) -> list[int]:
+        """Return the exit codes of the ranks that were started last, by rank, when all have ended."""
+        return self._answer()
+
+    def _answer(self) -> list[int]:
+        assert self._process.stdout is not None
+        numbers: list[int] = json.loads(self._process.stdout.readline())
+        return numbers
 
     def train(self, config: dict[str, Any]) -> dict[str, Any]:
         """Train to the end; return the config. AssertionError with the ranks' last words if one fails."""
@@ -82,11 +100,20 @@ def _serve() -> None:
     import training.workloads.emulated  # noqa: F401
 
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(_launch(**json.loads(line))) + "\n")
-        sys.stdout.flush()
+        asked = json.loads(line)
+        ends_others = asked.pop("ends_others")
+        running = _start(**asked)
+        _say(list(running))
+        _say(_exit_codes(running, ends_others=ends_others))
 
 
-def _launch(work_dir: str, world_size: int, fault: str | None, entry: str) -> list[int]:
+def _say(numbers: list[int]) -> None:
+    sys.stdout.write(json.dumps(numbers) + "\n")
+    sys.stdout.flush()
+
+
+def _start(work_dir: str, world_size: int, fault: str | None, entry: str) -> dict[int, int]:
+    """Fork the ranks; return them by process id."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     environment = {
@@ -102,10 +129,10 @@ def _launch(work_dir: str, world_size: int, fault: str | None, entry: str) -> li
         if pid == 0:
             _be_rank(entry, Path(work_dir), {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         running[pid] = rank
-    return _exit_codes(running)
+    return running
 
 
-def _exit_codes(running: dict[int, int]) -> list[int]:
+def _exit_codes(running: dict[int, int], *, ends_others: bool) -> list[int]:
     """Wait for all ranks; when one fails the others have some time to notice."""
     codes: dict[int, int] = {}
     deadline = None
@@ -115,7 +142,11 @@ def _exit_codes(running: dict[int, int]) -> list[int]:
             if ended:
                 codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
         if any(codes.values()):
-            deadline = deadline or time.monotonic() + _SECONDS_FOR_THE_OTHERS
+            if deadline is None:
+                deadline = time.monotonic() + _SECONDS_FOR_THE_OTHERS
+                if ends_others:
+                    for pid in running:
+                        os.kill(pid, signal.SIGTERM)
             if time.monotonic() > deadline:
                 for pid in running:
                     os.kill(pid, signal.SIGKILL)

@@ -191,6 +191,9 @@ def test_a_broken_checkpoint_is_never_used_and_the_one_before_it_is(
     assert "NOT USED" in caplog.text
     started = next(event for event in events if event["event"] == "segment_started")
     assert started["resumed_at_step"] == 4
+    (refused,) = [event for event in events if event["event"] == "checkpoint_not_used"]
+    assert facts_of(config, 0)["checkpoints_not_used"] == [f"step-00000005: {refused['problem']}"]
+    assert facts_of(config, 1)["checkpoints_not_used"] == []
     _assert_equals(config, clean)
 
 
@@ -207,8 +210,10 @@ def test_a_broken_segment_is_trained_anew_from_its_predecessor_and_its_successor
     _flip_a_bit(_segment_folder(config, 0) / "tiny_0-45-epoch-1.pt")
     with caplog.at_level(logging.WARNING):
         events = train_here(config)
-    assert _kinds(events) == ["segment_started", "segment_finished", "segment_reused"]
+    assert _kinds(events) == ["checkpoint_not_used", "segment_started", "segment_finished", "segment_reused"]
     assert "NOT USED" in caplog.text
+    (reason,) = facts_of(config, 0)["checkpoints_not_used"]
+    assert reason.startswith(f"{config['segments'][0]['fingerprint']}: tiny_0-45-epoch-1.pt has sha256 ")
     _assert_equals(config, clean)
 
 
@@ -223,7 +228,7 @@ def test_a_segment_that_began_from_other_weights_than_its_predecessors_end_is_no
     shutil.rmtree(_segment_folder(config, 0))
     shutil.copytree(_segment_folder(other, 0), _segment_folder(config, 0))
     events = train_here(config)
-    assert _kinds(events) == ["segment_reused", "segment_started", "segment_finished"]
+    assert _kinds(events) == ["segment_reused", "checkpoint_not_used", "segment_started", "segment_finished"]
     assert facts_of(config, 1)["start_checksum"] == facts_of(other, 0)["parameter_checksums"][0]
 
 

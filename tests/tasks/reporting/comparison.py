@@ -263,6 +263,7 @@ def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, 
         "start_checksum": f"{first_step:02}" * 8,
         "parameter_checksums": [f"{first_step + STEPS_PER_SEGMENT:02}" * 8] * world_size,
         "num_resumes": 0,
+        "checkpoints_not_used": [],
         "started_at": f"2026-11-21T02:00:0{epoch}+00:00",
     }
 

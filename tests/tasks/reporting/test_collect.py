@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.reporting.collect import collect_results
+from tasks.reporting.notes import how_measured
 from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import PARAMS, edit_segment, outputs_of, write_comparison
 
@@ -83,6 +84,15 @@ def test_quality_holds_the_base_model_first_and_perplexity_is_exp_of_the_loss(cl
     assert [model.model for model in models] == ["base", "1proc", "2proc"]
     assert models[0].perplexity == pytest.approx(60.34028759736195)
     assert models[0].checkpoint is None
+
+
+def test_a_checkpoint_that_was_not_used_is_named_with_the_reason(tmp_path: Path, params: dict[str, Any]) -> None:
+    reason = "step-00000005: state.pt has 3 bytes, the receipt says 9"
+    edit_segment(tmp_path, "2proc", checkpoints_not_used=[reason])
+    results = collect_results(outputs_of(tmp_path, params))
+    assert [cell.checkpoints_not_used for cell in results.cells] == [[], [reason]]
+    (note,) = [note for note in how_measured(results) if reason in note]
+    assert note.startswith("2proc: a checkpoint was found broken and not used")
 
 
 def test_started_resumed_and_peak_memory_are_taken_over(tmp_path: Path, params: dict[str, Any]) -> None:

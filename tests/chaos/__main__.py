@@ -1,0 +1,77 @@
+"""`python -m tests.chaos [PART ...]`: provoke every fault many times, print the table, write it into docs/faults.md."""
+
+import argparse
+import datetime
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+# Before torch is imported: a process with threads of its own cannot be forked.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tasks.fingerprint import machine_facts
+from tests.chaos.crash_points import has_strace
+from tests.chaos.document import DOCUMENT, Row, table_of, with_rows
+from tests.chaos.parts import PARTS
+from tests.chaos.trial import Part, Trial
+
+
+def main() -> int:
+    """Return 0 if every trial was survived."""
+    keys = [part.key for part in PARTS]
+    parser = argparse.ArgumentParser(prog="tests.chaos", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(keys)}; default: all")
+    chosen = parser.parse_args().parts or keys
+    if unknown := set(chosen) - set(keys):
+        parser.error(f"{', '.join(sorted(unknown))}; allowed: {', '.join(keys)}")
+    _say_only_results()
+    console = Console()
+    if "system-calls" in chosen and not has_strace():
+        console.print("system-calls: left out, strace is not there or may not trace (apt-get install strace)")
+        chosen.remove("system-calls")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (*columns, TextColumn("{task.fields[failed]}"))
+    # Refreshed by hand: a thread of its own would be in the way of those parts that fork this process.
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as progress:
+        rows = [_run(part, progress) for part in PARTS if part.key in chosen]
+    console.print(table_of(rows))
+    facts = machine_facts()
+    machine = f"one machine ({facts['cpu']}, {facts['num_cpus']} CPUs; torch {facts['versions']['torch']})"
+    DOCUMENT.write_text(with_rows(DOCUMENT.read_text(), rows, order=keys, machine=machine))
+    console.print(f"written: docs/{DOCUMENT.name}")
+    return 0 if all(row.num_survived == len(row.trials) for row in rows) else 1
+
+
+def _say_only_results() -> None:
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    # Every refused checkpoint is a warning, and hundreds are broken here; each trial looks at the event instead.
+    logging.getLogger("training").setLevel(logging.ERROR)
+
+
+def _run(part: Part, progress: Progress) -> Row:
+    bar = progress.add_task(part.key, total=part.num_trials, failed="")
+    progress.refresh()
+    root = Path(tempfile.mkdtemp(prefix=f"chaos-{part.key}-"))
+    trials: list[Trial] = []
+    for trial in part.trials(root):
+        trials.append(trial)
+        num_failed = sum(not each.survived for each in trials)
+        progress.update(bar, advance=1, refresh=True, failed=f"{num_failed} not survived" if num_failed else "")
+        if trial.problem:
+            progress.print(f"{part.key}: {trial.problem}; kept: {root}")
+    progress.update(bar, total=len(trials))
+    if all(trial.survived for trial in trials):
+        shutil.rmtree(root, ignore_errors=True)
+    return Row(part=part, trials=trials, date=datetime.datetime.now(datetime.UTC).date().isoformat())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""A process that dies at one point of a save, and the next start; every point in turn."""
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.saved import NEWEST, STEPS_PER_SEGMENT, Saved
+from tests.chaos.trial import Trial
+
+_DIED = 9
+_PATCHED = ("open", "close", "mkdir", "rename", "replace", "unlink", "rmdir", "fsync")
+KINDS = {"open for writing", "write", "half a write", *_PATCHED} - {"replace"}
+"""What a save does and is interrupted at."""
+_SYSTEM_CALLS = ("openat", "write", "fsync", "close", "mkdir", "rename", "unlinkat", "rmdir")
+
+Save = Callable[[], Any]
+
+
+class _Death:
+    """Ends the process at the n-th point that it comes to, and says at which kind."""
+
+    def __init__(self, points_until: int, report: int) -> None:
+        self._points_left = points_until
+        self._report = report
+
+    def meet(self, kind: str, last_deed: Callable[[], Any] = lambda: None) -> None:
+        """Pass a point, or do the last deed and die there."""
+        if self._points_left == 0:
+            last_deed()
+            os.write(self._report, kind.encode())
+            os._exit(_DIED)
+        self._points_left -= 1
+
+    def arm(self) -> None:
+        """Put it into every function by which this process changes files."""
+        for name in _PATCHED:
+            setattr(os, name, self._before(name, getattr(os, name)))
+        io.open = self._opening(io.open)  # type: ignore[assignment]
+
+    def _before(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            self.meet(name)
+            return real(*arguments, **options)
+
+        return wrapped
+
+    def _opening(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        death = self
+
+        class DyingFile(io.FileIO):
+            def write(self, data: Any) -> int:
+                death.meet("write")
+                content = bytes(data)
+                death.meet("half a write", lambda: super(DyingFile, self).write(content[: len(content) // 2]))
+                return super().write(content)
+
+        def wrapped(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+            if not set(mode) & set("wxa+"):
+                return real(file, mode, *arguments, **options)
+            self.meet("open for writing")
+            raw = DyingFile(file, re.sub("[bt]", "", mode))
+            buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+            return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding="utf-8")
+
+        return wrapped
+
+
+def crash_trials(saved: Saved, on_point: Callable[[str], Any] = lambda _: None) -> Iterator[Trial]:
+    """Die at every point of saving a partial checkpoint, then a finished segment; `on_point` is told its kind."""
+    for prepare, step in _saves(saved):
+        number = 0
+        while True:
+            work = saved.copy()
+            kind = _died_at(prepare(work), number)
+            if kind is None:
+                break
+            on_point(kind)
+            yield Trial(problem=problem_after(saved, work, new=step, where=f"point {number} ({kind})"))
+            number += 1
+
+
+def problem_after(saved: Saved, work: Path, *, new: int, where: str) -> str:
+    """Return what the next start does not make good, or nothing."""
+    start = saved.next_start(work)
+    wrong = []
+    if start.stands_after not in (NEWEST, new) or start.checksum != saved.checksums[start.stands_after]:
+        wrong.append(f"it goes on after step {start.stands_after} with weights {start.checksum}")
+    if start.refused:
+        wrong.append(f"a checkpoint was broken: {start.refused}")
+    # Once the segment is finished its partial checkpoints are of no use either.
+    unwanted = ["*tmp*", "step-*"] if start.stands_after == 2 * STEPS_PER_SEGMENT else ["*tmp*"]
+    wrong += [f"left behind: {path.relative_to(work)}" for pattern in unwanted for path in work.rglob(pattern)]
+    return "; ".join(f"{where}: {words}" for words in wrong)
+
+
+def _saves(saved: Saved) -> list[tuple[Callable[[Path], Save], int]]:
+    return [(saved.next_partial_save, NEWEST + 2), (saved.next_finished_save, 2 * STEPS_PER_SEGMENT)]
+
+
+def _died_at(save: Save, point: int) -> str | None:
+    """Save in a child that dies at the point; return its kind, None if the save has fewer points."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            _Death(point, writer).arm()
+            save()
+            code = 0
+        os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as report:
+        kind = report.read().decode()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, _DIED), f"the save failed at point {point}"
+    return kind if code == _DIED else None
+
+
+def has_strace() -> bool:
+    """Whether strace is there and may look at a process of ours."""
+    strace = shutil.which("strace")
+    return strace is not None and subprocess.run([strace, "-qq", "true"], capture_output=True).returncode == 0
+
+
+def system_call_trials(saved: Saved) -> Iterator[Trial]:
+    """Kill a save by SIGKILL as it enters each system call that opens, writes, syncs, renames or removes."""
+    assert has_strace(), "this part needs strace: apt-get install strace"
+    for prepare, step in _saves(saved):
+        log = saved.root / "calls.log"
+        code = _traced(prepare(saved.copy()), ["-o", str(log), "-e", f"trace={','.join(_SYSTEM_CALLS)}"])
+        assert code == 0, f"a traced save ended with {code}"
+        counts = {name: len(re.findall(rf"\b{name}\(", log.read_text())) for name in _SYSTEM_CALLS}
+        for name, count in counts.items():
+            for number in range(1, count + 1):
+                work = saved.copy()
+                inject = f"inject={name}:signal=KILL:when={number}"
+                code = _traced(prepare(work), ["-o", os.devnull, "-e", f"trace={name}", "-e", inject])
+                where = f"{name} {number} of {count}"
+                problem = problem_after(saved, work, new=step, where=where)
+                yield Trial(problem=problem or ("" if code == -signal.SIGKILL else f"{where}: not killed, {code}"))
+
+
+def _traced(save: Save, options: list[str]) -> int:
+    """Save in a child under strace; return its exit code."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        code = 1
+        with contextlib.suppress(BaseException):
+            save()
+            code = 0
+        os._exit(code)
+    os.close(reader)
+    strace = subprocess.Popen(["strace", "-p", str(pid), *options], stderr=subprocess.PIPE, text=True)
+    assert strace.stderr is not None
+    assert "attached" in strace.stderr.readline()
+    os.close(writer)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    strace.communicate()
+    return code

@@ -1,0 +1,74 @@
+"""The table: for a terminal, and in docs/faults.md between two marks."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from tests.chaos.trial import Part, Trial, failure_rate_bound, median_and_worst
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
+_HEADINGS = ("part", "fault", "survived means", "trials", "survived", "seconds lost", "restart", "fails at most", "on")
+_BEGIN, _END = "<!-- written by make chaos: begin -->", "<!-- end -->"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A part that was run."""
+
+    part: Part
+    trials: Sequence[Trial]
+    date: str
+    """ISO."""
+
+    @property
+    def num_survived(self) -> int:
+        """Trials in which all was as it has to be."""
+        return sum(trial.survived for trial in self.trials)
+
+    @property
+    def cells(self) -> list[str]:
+        """One text for each heading."""
+        bound = failure_rate_bound(self.trials)
+        is_every_point = self.part.num_trials is None and all(trial.seconds_lost is None for trial in self.trials)
+        worst = "-" if bound is None else f"{bound:.1%}"
+        return [
+            self.part.key,
+            self.part.fault,
+            self.part.survives,
+            str(len(self.trials)),
+            str(self.num_survived),
+            median_and_worst([trial.seconds_lost for trial in self.trials]),
+            median_and_worst([trial.restart_seconds for trial in self.trials]),
+            "every point" if is_every_point and bound is not None else worst,
+            self.date,
+        ]
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    """Return the table for a terminal."""
+    table = Table(title="Chaos", show_lines=True)
+    shown = [index for index, heading in enumerate(_HEADINGS) if heading not in ("survived means", "on")]
+    for index in shown:
+        table.add_column(_HEADINGS[index], overflow="fold", min_width=len(_HEADINGS[index].split()[0]))
+    for row in rows:
+        table.add_row(*(row.cells[index] for index in shown))
+    return table
+
+
+def with_rows(text: str, rows: Sequence[Row], *, order: Sequence[str], machine: str) -> str:
+    """Return the document with these rows in it; rows of parts that were not run now stay what they were."""
+    before, _, rest = text.partition(_BEGIN)
+    old, _, after = rest.partition(_END)
+    assert after, f"the document has no {_BEGIN} ... {_END}"
+    known = {line.split("|")[1].strip(): line for line in old.splitlines() if re.match(r"\| [a-z]", line)}
+    known.pop(_HEADINGS[0], None)
+    known |= {row.part.key: _line(row.cells) for row in rows}
+    lines = [_line(_HEADINGS), "|" + "---|" * len(_HEADINGS), *(known[key] for key in order if key in known)]
+    return "\n".join([before + _BEGIN, *lines, "", f"Last on {machine}.", _END + after])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -1,0 +1,98 @@
+"""The rows of the table, in the long version."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from tests.chaos import crash_points, damage, kills, soak, starts
+from tests.chaos.course import Size
+from tests.chaos.saved import Saved
+from tests.chaos.torchrun import Torchrun
+from tests.chaos.trial import Part, Trial
+from tests.training.forked_ranks import ForkedRanks
+
+_SOAK = Size(num_rows=3200, epochs=10, global_batch_size=32, checkpoint_every_steps=10)
+"""1,000 steps of a tenth of a second or so."""
+_SECONDS_BETWEEN_FAULTS = 20.0
+
+
+def _with_forked_ranks(trials: Callable[..., Iterator[Trial]], num_trials: int) -> Callable[[Path], Iterator[Trial]]:
+    def run(root: Path) -> Iterator[Trial]:
+        ranks = ForkedRanks()
+        try:
+            yield from trials(root, ranks, num_trials=num_trials)
+        finally:
+            ranks.close()
+
+    return run
+
+
+def _soak(root: Path) -> Iterator[Trial]:
+    return soak.soak_trials(root, Torchrun(), _SOAK, seconds_between_faults=_SECONDS_BETWEEN_FAULTS)
+
+
+PARTS = [
+    Part(
+        key="kills",
+        fault="SIGKILL to a random one of two ranks at a random moment",
+        survives="clean run's weights to the bit, no process left, at most 5 steps (one checkpoint interval) lost",
+        trials=_with_forked_ranks(kills.kill_trials, 300),
+        num_trials=300,
+    ),
+    Part(
+        key="torchrun",
+        fault="SIGKILL to torchrun itself and to a rank of it, in turn, at a random moment",
+        survives="the same",
+        trials=partial(kills.torchrun_kill_trials, num_trials=20),
+        num_trials=20,
+    ),
+    Part(
+        key="sigterm",
+        fault="SIGTERM to both ranks at a random moment after the first step",
+        survives="the step is finished and saved, exit code 75 within 5 s, nothing lost, the clean run's weights",
+        trials=_with_forked_ranks(kills.stop_trials, 20),
+        num_trials=20,
+    ),
+    Part(
+        key="crash-points",
+        fault="death at every open, write (before and half-way), fsync, close, rename and removal of a save, in Python",
+        survives="the previous or the new checkpoint loads with its weights, nothing half-written is left",
+        trials=lambda root: crash_points.crash_trials(Saved(root)),
+        num_trials=None,
+    ),
+    Part(
+        key="system-calls",
+        fault="the same at every system call, by strace",
+        survives="the same",
+        trials=lambda root: crash_points.system_call_trials(Saved(root)),
+        num_trials=None,
+    ),
+    Part(
+        key="bit-flips",
+        fault="one flipped bit in a file of the newest checkpoint, the receipt included",
+        survives="seen, said, the previous checkpoint used",
+        trials=lambda root: damage.flip_trials(Saved(root), num_trials=200),
+        num_trials=200,
+    ),
+    Part(
+        key="truncations",
+        fault="one file of the newest checkpoint cut off anywhere, the receipt included",
+        survives="the same",
+        trials=lambda root: damage.truncation_trials(Saved(root), num_trials=50),
+        num_trials=50,
+    ),
+    Part(
+        key="starts",
+        fault="4 starts of the same training at once in one workspace",
+        survives="exactly one trains, the others end with exit code 4, every file of the winner verifies",
+        trials=partial(starts.start_trials, num_trials=20),
+        num_trials=20,
+    ),
+    Part(
+        key="soak",
+        fault="1,000 steps under torchrun, a fault of 8 kinds about every 20 s",
+        survives="clean run's weights to the bit",
+        trials=_soak,
+        num_trials=None,
+    ),
+]

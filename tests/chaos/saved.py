@@ -1,0 +1,148 @@
+"""What a killed run left on the disk, the next save into it, and what the next start makes of it."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.training.conftest import events_in
+from tests.training.forked_ranks import ForkedRanks
+from training.checkpoint import CheckpointStore
+from training.config import TrainingConfig, read_config
+from training.events import EventStream
+from training.record import Counters, SegmentRecord
+from training.replica import Replica
+from training.workloads import causal_lm
+
+STEPS_PER_SEGMENT = 8
+OLDER, NEWEST = 10, 12
+"""Steps of the whole run after which the partial checkpoints stand; the first segment ends with step 8."""
+_NEXT = 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a launch goes on."""
+
+    stands_after: int
+    """Last step of the whole run that need not be done again."""
+    checksum: str
+    """Of the parameters that were loaded."""
+    refused: list[str]
+    """Why checkpoints were not used."""
+
+
+class Saved:
+    """A finished segment and two partial checkpoints of the next one, in a folder to be copied for each trial."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        model = make_tiny_model(root / "model", hidden_size=16, num_layers=1, dropout=0.1)
+        rows = make_slice(root / "slice", num_rows=8 * STEPS_PER_SEGMENT)
+        described = make_config(root / "left", model, [rows], epochs=2, checkpoint_every_steps=2)
+        ranks = ForkedRanks()
+        # After the update of step 14, before it is saved.
+        codes = ranks.launch(described, fault=f"rank=0,step={_NEXT},kind=sigkill")
+        ranks.close()
+        assert codes == [-9], codes
+        self.config: TrainingConfig = read_config(root / "left" / "config.json")
+        self.replica = Replica(causal_lm.load_model(model), causal_lm, self.config, torch.device("cpu"))
+        self.checksums = {OLDER: "", NEWEST: ""}
+        """Of the parameters after these steps."""
+        self._learn_checksums()
+
+    def copy(self, name: str = "work") -> Path:
+        """Return a fresh copy of what was left, in place of the one of this name before it."""
+        folder = self.root / name
+        shutil.rmtree(folder, ignore_errors=True)
+        # Linked: nothing is ever written into a file of a checkpoint, so what was left stays what it was.
+        return Path(shutil.copytree(self.root / "left", folder, copy_function=os.link))
+
+    def partial(self, work: Path, step: int) -> Path:
+        """Return the folder of the partial checkpoint after that step of the whole run."""
+        return work / "partial" / self.config.segments[1].fingerprint / f"step-{step - STEPS_PER_SEGMENT:08d}"
+
+    def segment(self, work: Path, index: int) -> Path:
+        """Return the folder of a finished segment."""
+        return work / "segments" / self.config.segments[index].fingerprint
+
+    def next_partial_save(self, work: Path) -> Callable[[], Any]:
+        """Return the save that came next, after step 14; the weights it saves are noted in `checksums`."""
+        store, record = self._after_next_step(work, segment_step=_NEXT - STEPS_PER_SEGMENT)
+        return lambda: store.save_partial(self.replica, record, record.earlier_ledger)
+
+    def next_finished_save(self, work: Path) -> Callable[[], Any]:
+        """Return the save of the finished segment, after step 16."""
+        store, record = self._after_next_step(work, segment_step=STEPS_PER_SEGMENT)
+        facts = {
+            "start_checksum": record.counters.start_checksum,
+            "parameter_checksums": [self.checksums[2 * STEPS_PER_SEGMENT]],
+        }
+        return lambda: store.save_finished(self.replica, record, record.earlier_ledger, lambda: facts)
+
+    def next_start(self, work: Path) -> Start:
+        """Do what a launch does before its first step."""
+        store = self._store(work)
+        store.clear_unfinished()
+        first, second = self.config.segments
+        before = store.finished(first, start_checksum=None)
+        if before is None:
+            return self._start(work, stands_after=0)
+        start_checksum = before["parameter_checksums"][0]
+        finished = store.finished(second, start_checksum=start_checksum)
+        if finished is not None:
+            store.load_finished(second, self.replica, finished)
+            return self._start(work, stands_after=2 * STEPS_PER_SEGMENT)
+        folder = store.newest_partial(second, start_checksum=start_checksum)
+        if folder is None:
+            store.load_finished(first, self.replica, before)
+            return self._start(work, stands_after=STEPS_PER_SEGMENT)
+        record = self._record()
+        store.load_partial(folder, self.replica, record, is_first_rank=True)
+        return self._start(work, stands_after=STEPS_PER_SEGMENT + record.counters.segment_step)
+
+    def _start(self, work: Path, *, stands_after: int) -> Start:
+        events = events_in(work / "events.jsonl")
+        return Start(
+            stands_after=stands_after,
+            checksum=self.replica.parameter_checksum(),
+            refused=[event["problem"] for event in events if event["event"] == "checkpoint_not_used"],
+        )
+
+    def _store(self, work: Path) -> CheckpointStore:
+        events = EventStream(work / "events.jsonl", rank=0)
+        return CheckpointStore(work, model_name="tiny", world_size=1, exact=False, events=events)
+
+    def _record(self) -> SegmentRecord:
+        counters = Counters(started_at="", start_checksum="")
+        return SegmentRecord(
+            segment=self.config.segments[1], first_step=STEPS_PER_SEGMENT + 1, num_steps=STEPS_PER_SEGMENT,
+            counters=counters,
+        )  # fmt: skip
+
+    def _after_next_step(self, work: Path, *, segment_step: int) -> tuple[CheckpointStore, SegmentRecord]:
+        """Return the store and the record of a run that went on from the newest checkpoint up to that step."""
+        store, record = self._store(work), self._record()
+        store.load_partial(self.partial(work, NEWEST), self.replica, record, is_first_rank=True)
+        with torch.no_grad():
+            self.replica.parameters[0].add_(1.0)
+        record.counters.segment_step = segment_step
+        self.checksums[STEPS_PER_SEGMENT + segment_step] = self.replica.parameter_checksum()
+        return store, record
+
+    def _learn_checksums(self) -> None:
+        work = self.copy()
+        self.checksums[NEWEST] = self.next_start(work).checksum
+        shutil.rmtree(self.partial(work, NEWEST))
+        start = self.next_start(work)
+        self.checksums[OLDER] = start.checksum
+        facts = json.loads((self.segment(work, 0) / "segment.json").read_bytes())
+        self.checksums[STEPS_PER_SEGMENT] = facts["parameter_checksums"][0]
+        assert start.stands_after == OLDER
+        assert len(set(self.checksums.values())) == 3
