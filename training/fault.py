@@ -107,8 +107,8 @@ class Plan:
             if section is not Section.UPDATE:
                 self._strike(whereabouts.step, section)
 
-        def running_forward(model: Any, micro_batch: MicroBatch) -> Any:
-            return self._spoilt(whereabouts.step, micro_batch, forward(model, micro_batch))
+        def running_forward(model: Any, micro_batch: MicroBatch, **more: Any) -> Any:
+            return self._spoilt(whereabouts.step, micro_batch, forward(model, micro_batch, **more))
 
         def training(*arguments: Any, **more: Any) -> Any:
             result = train_step(*arguments, **more)

@@ -118,7 +118,7 @@ def probe_slowdown_in_flight(
     alone, beside, num_outlasted = [], [], 0
 
     def backward() -> float:
-        loss_sum = replica.forward(replica.module, micro_batch)
+        loss_sum = replica.forward(replica.module, micro_batch, weight=weight)
         return seconds_of(lambda: replica.add_backward(loss_sum, weight=weight), ranks)
 
     for _ in range(num_repeats):
@@ -126,7 +126,7 @@ def probe_slowdown_in_flight(
         alone.append(backward())
         one = seconds_of(lambda: dist.all_reduce(buffer, group=ranks.gradient_group), ranks)
         num_all_reduces = ranks.highest(int(_LONGER * alone[-1] / one) + 1)
-        loss_sum = replica.forward(replica.module, micro_batch)
+        loss_sum = replica.forward(replica.module, micro_batch, weight=weight)
         ranks.synchronize()
         ranks.highest(0)
         flying = [dist.all_reduce(buffer, group=ranks.gradient_group, async_op=True) for _ in range(num_all_reduces)]
@@ -156,7 +156,7 @@ def _wait_for_computation(ranks: Ranks) -> None:
 
 def _forward_and_backward(replica: Replica, ranks: Ranks, micro_batch: MicroBatch, *, weight: float) -> list[float]:
     losses: list[Tensor] = []
-    forward = seconds_of(lambda: losses.append(replica.forward(replica.module, micro_batch)), ranks)
+    forward = seconds_of(lambda: losses.append(replica.forward(replica.module, micro_batch, weight=weight)), ranks)
     return [forward, seconds_of(lambda: replica.add_backward(losses.pop(), weight=weight), ranks)]
 
 
@@ -202,7 +202,7 @@ def _ready_shares(
         marks[name] = _mark(ranks)
 
     handles = [part.register_post_accumulate_grad_hook(partial(note, name)) for name, part in named.items()]
-    loss_sum = replica.forward(replica.module, micro_batch)
+    loss_sum = replica.forward(replica.module, micro_batch, weight=weight)
     ranks.synchronize()
     started = _mark(ranks)
     replica.add_backward(loss_sum, weight=weight)
