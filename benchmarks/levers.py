@@ -124,10 +124,10 @@ def prepare(folder: Path) -> str:
 def _write_large_head(model: Path, folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(model)
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     config.vocab_size = _LARGE_VOCABULARY
     torch.manual_seed(1)
-    AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config, trust_remote_code=False).float().save_pretrained(folder)
 
 
 def comparison() -> Params:

@@ -17,7 +17,8 @@ from ruamel.yaml.events import (
 
 from training.redaction import TOKEN
 
-_MAX_BYTES = 100_000
+_MAX_BYTES = 32_000
+"""Room for a thousand ranges and all cells; the readers take a second for as much of the worst."""
 _MAX_DEPTH = 10
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
 
@@ -27,7 +28,7 @@ def read_strict_yaml(path: Path) -> dict[str, Any]:
 
     Raises ValueError in one line for anything that another reader might read otherwise: duplicate keys, anchors and
     aliases, merge keys, keys that are no words, tags, directives, integers with a leading zero, a byte order mark, a
-    file that is not UTF-8, over 100 kB or nested deeper than 10 levels. Also for a token of the Hub.
+    file that is not UTF-8, over 32 kB or nested deeper than 10 levels. Also for a token of the Hub.
     """
     text = _read_text(path)
     yaml = YAML(typ="safe", pure=True)

@@ -21,6 +21,7 @@ class Ending:
     heavy: list[str]
     """Modules that were imported and take seconds."""
     seconds: float
+    """Of CPU: other work on the machine is not the command's."""
 
 
 class ParamsCommand:

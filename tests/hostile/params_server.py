@@ -7,7 +7,6 @@ names the folder of a params.yaml; a line of JSON on stdout says how its check e
 import json
 import os
 import sys
-import time
 from typing import NoReturn
 
 from tasks.params import _main
@@ -35,7 +34,6 @@ def _check(folder: str, said: int, facts: int) -> NoReturn:
 def serve() -> None:
     for line in sys.stdin:
         (hear, said), (learn, facts) = os.pipe(), os.pipe()
-        started = time.perf_counter()
         child = os.fork()
         if child == 0:
             _check(line.rstrip("\n"), said, facts)
@@ -43,8 +41,8 @@ def serve() -> None:
         os.close(facts)
         with os.fdopen(hear, "rb") as words, os.fdopen(learn, "rb") as report:
             answer = {"said": words.read().decode(errors="replace"), "heavy": json.loads(report.read() or "null")}
-        _, status = os.waitpid(child, 0)
-        answer |= {"code": os.waitstatus_to_exitcode(status), "seconds": time.perf_counter() - started}
+        _, status, used = os.wait4(child, 0)
+        answer |= {"code": os.waitstatus_to_exitcode(status), "seconds": used.ru_utime + used.ru_stime}
         print(json.dumps(answer), flush=True)
 
 
