@@ -115,12 +115,11 @@ def micro_batches_for(
     source: Slice, step: StepPlan, *, rank: int, world_size: int, seq_len: int, seed: tuple[int, int]
 ) -> Iterator[MicroBatch]:
     """Yield what the rank runs in a step, dummies included; `seed`: the run's seed and the step's number."""
-    step_token_ids = partial(_token_ids, source, step, seq_len)
     for index in step.dealt_to(rank, world_size):
-        part = dummy_micro_batch(seq_len)
         if index is not None:
-            part = micro_batch_of(source, step, index, seq_len=seq_len, seed=seed)
-        yield replace(part, step_token_ids=step_token_ids)
+            yield micro_batch_of(source, step, index, seq_len=seq_len, seed=seed)
+        else:
+            yield replace(dummy_micro_batch(seq_len), step_token_ids=partial(_token_ids, source, step, seq_len))
 
 
 def _token_ids(source: Slice, step: StepPlan, seq_len: int) -> np.ndarray:
@@ -133,4 +132,5 @@ def micro_batch_of(source: Slice, step: StepPlan, index: int, *, seq_len: int, s
     """Return one micro-batch of a step, the same on whichever rank; `seed` as above."""
     dropout_seed = int(np.random.SeedSequence([*seed, index]).generate_state(1)[0])
     rows = step.micro_batches[index].tolist()
-    return collate(source, rows, seq_len=seq_len, is_packed=step.is_packed, dropout_seed=dropout_seed, place=index)
+    part = collate(source, rows, seq_len=seq_len, is_packed=step.is_packed, dropout_seed=dropout_seed, place=index)
+    return replace(part, step_token_ids=partial(_token_ids, source, step, seq_len))

@@ -288,4 +288,5 @@ def test_a_checkpoint_of_other_versions_is_taken_up_with_a_warning_that_stays_in
 def _change_receipt(folder: Path, **changes: Any) -> None:
     receipt = json.loads((folder / "receipt.json").read_bytes()) | changes
     receipt.pop("digest")
-    (folder / "receipt.json").write_text(json.dumps(receipt | {"digest": digest_of_json(receipt)}))
+    text = json.dumps(receipt | {"digest": digest_of_json(receipt)}, indent=2) + "\n"
+    (folder / "receipt.json").write_text(text)
