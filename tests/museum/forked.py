@@ -29,6 +29,8 @@ class Launch:
         self.log_folder = log_folder
         self._failed: tuple[int, int] | None = None
         self._codes: dict[int, int] = {}
+        self._killed: int | None = None
+        self._is_stopped = False
         with socket.create_server(("127.0.0.1", 0)) as found:
             port = found.getsockname()[1]
         environment = {
@@ -60,6 +62,8 @@ class Launch:
     def stop(self, *, grace_seconds: float) -> None:
         """Ask the ranks to save and end (SIGTERM); after the grace time end them (SIGKILL)."""
         deadline = time.monotonic() + grace_seconds
+        self._collect()
+        self._is_stopped = True
         self._signal(signal.SIGTERM)
         while self._running and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -77,7 +81,7 @@ class Launch:
     def explanation(self, *, rank: int | None = None) -> str:
         """Return the exit code of a rank, by default of the first that failed, and its last words."""
         failed, code = self._failed or (0, 0)
-        shown = failed if rank is None else rank
+        shown = rank if rank is not None else failed if self._killed is None else self._killed
         return f"rank {shown} ended with exit code {self._codes.get(shown, code)}\n{self.last_words(shown)}"
 
     def last_words(self, rank: int) -> str:
@@ -86,8 +90,8 @@ class Launch:
         return "\n".join(words[-_LINES_SHOWN:])
 
     def killed_rank(self) -> int | None:
-        """Return the rank that failed first if a signal ended it."""
-        return self._failed[0] if self._failed and self._failed[1] < 0 else None
+        """Return a rank that a signal ended, and not one of ours."""
+        return self._killed
 
     def _collect(self) -> None:
         for pid in list(self._running):
@@ -95,6 +99,8 @@ class Launch:
             if ended:
                 rank, code = self._running.pop(pid), os.waitstatus_to_exitcode(status)
                 self._codes[rank] = code
+                if code < 0 and not self._is_stopped:
+                    self._killed = rank
                 if code and self._failed is None:
                     self._failed = (rank, code)
 

@@ -198,7 +198,7 @@ def test_hangs_and_failures_name_who_where_and_when_and_leave_nobody(tmp_path: P
         (("raise", "backward"), 6, "rank 1: RuntimeError: planned fault"),
         (("raise", "data"), 6, "rank 1: RuntimeError: planned fault"),
         (("cuda", "forward"), 6, "rank 1: AcceleratorError: CUDA error: device-side assert triggered"),
-        (("sigkill", "update"), 6, "rank 1"),
+        (("sigkill", "update"), 6, "rank 1 ended with exit code -9"),
         (("oom", "forward"), 4, "rank 1: out of memory"),
     ):
         assert by_kind[key].exit_code == exit_code, by_kind[key]
