@@ -43,8 +43,11 @@ def run_child(command: list[str], *, env: dict[str, str], hear: Callable[[bytes]
     try:
         process.wait()
     finally:
-        end_group(process)
-        listener.join(timeout=5)
+        try:
+            end_group(process)
+        finally:
+            _kill_group(process)
+            listener.join(timeout=5)
     return process.returncode
 
 
@@ -55,18 +58,40 @@ def end_group(
 
     With `is_leader_alone` the others are not asked: they learn of the leader's end by themselves.
     """
-    living = _Living(process.pid)
-    try:
+    with _asked_once():
+        living = _Living(process.pid)
+        try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                (os.kill if is_leader_alone else os.killpg)(process.pid, signal.SIGTERM)
+            deadline = time.monotonic() + seconds_to_save
+            while living.look() and time.monotonic() < deadline:
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+        finally:
+            for left in living.look():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    left.kill()
+            process.wait()
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill what an exception at the wrong moment has left of the session."""
+    if process.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            (os.kill if is_leader_alone else os.killpg)(process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + seconds_to_save
-        while living.look() and time.monotonic() < deadline:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-    finally:
-        for left in living.look():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                left.kill()
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@contextlib.contextmanager
+def _asked_once() -> Iterator[None]:
+    """Ignore further SIGTERMs: Linux tells of a parent's death once for each of its threads."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Living:

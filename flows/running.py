@@ -36,6 +36,24 @@ def count_as_running() -> None:
     Path(name).replace(FOLDER / str(flow_run.id))
 
 
+def wait_for_runs(*, seconds: float) -> None:
+    """Return once no flow run of this folder is alive, after so many seconds at most."""
+    deadline = time.monotonic() + seconds
+    while any(map(_is_alive, FOLDER.glob("[!.]*"))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _is_alive(file: Path) -> bool:
+    try:
+        with file.open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
+
+
 def tag_run(*tags: str) -> None:
     """Add tags to this flow run, however it was started."""
     with unless_prefect_is_gone("this run has no tags"), get_client(sync_client=True) as client:

@@ -60,6 +60,8 @@ def _prefect(*arguments: str) -> None:
 
 def _serve(server: Server) -> None:
     """Run the worker until it or the server ends, or we are asked to stop; a run under way may save first."""
+    from flows.running import wait_for_runs
+
     worker = subprocess.Popen(
         _command(
             "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1", "--name", f"serve-{os.getpid()}"
@@ -77,6 +79,8 @@ def _serve(server: Server) -> None:
         raise ResourceError(f"the Prefect {'worker' if server.is_running else 'server'} ended by itself")
     finally:
         end_group(worker, seconds_to_save=_SECONDS_TO_END, is_leader_alone=True)
+        # A run that lost its worker still tells the server how it ended.
+        wait_for_runs(seconds=_SECONDS_TO_END)
 
 
 def _command(*arguments: str) -> list[str]:

@@ -58,6 +58,8 @@ def exit_on_signals(name: str) -> None:
     """End this process with 75 and one line of `name` on SIGTERM or SIGHUP, as any `sys.exit` would."""
 
     def leave(_number: int, _frame: FrameType | None) -> NoReturn:
+        # Linux tells of a parent's death once for each of its threads.
+        _on_request(signal.SIG_IGN)
         sys.stderr.write(f"{name}: stopped; what is finished is kept, and the next start goes on from there\n")
         sys.exit(EXIT_PREEMPTED)
 

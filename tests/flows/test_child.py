@@ -72,6 +72,31 @@ run_child([sys.executable, "-c", waits], env=dict(os.environ), hear=lambda _: No
     assert living([child]) == []
 
 
+def test_asked_again_and_again_the_child_still_gets_its_time_to_save(tmp_path: Path) -> None:
+    saves = """
+import signal, sys, time
+def save(*_):
+    time.sleep(1); open("saved.txt", "w").close(); sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+open("up.txt", "w").close()
+while True: time.sleep(0.1)
+"""
+    code = f"""
+import os, signal, sys
+from flows.child import run_child
+def stop(*_): raise KeyboardInterrupt
+signal.signal(signal.SIGTERM, stop)
+run_child([sys.executable, "-c", {saves!r}], env=dict(os.environ), hear=lambda _: None)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, cwd=tmp_path)
+    wait_for(lambda: (tmp_path / "up.txt").exists(), seconds=20, what="the child runs")
+    for _ in range(8):
+        parent.terminate()
+        time.sleep(0.1)
+    parent.communicate(timeout=20)
+    assert (tmp_path / "saved.txt").exists()
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_child_has_a_terminal_exactly_where_we_have_one(is_terminal: bool) -> None:
     reading, writing = pty.openpty() if is_terminal else os.pipe()

@@ -33,7 +33,7 @@ class ToyTraining:
         """Return the last step that the ranks have told of."""
         return max((event.get("step", 0) for event in events_in(self.work / "steps.jsonl")), default=0)
 
-    def wait_for_step(self, toy: ToyProject, *, seconds: float = 90) -> int:
+    def wait_for_step(self, toy: ToyProject, *, seconds: float = 150) -> int:
         """Return the last step once the ranks train."""
         wait_for(lambda: self.last_step() >= 3, seconds=seconds, what=f"ranks train; said: {toy.output()}")
         return self.last_step()
