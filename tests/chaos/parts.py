@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.chaos import crash_points, damage, kills, soak, starts
+from tests.chaos import crash_points, damage, hangs, kills, soak, starts
 from tests.chaos.course import Size
 from tests.chaos.saved import Saved
 from tests.chaos.torchrun import Torchrun
@@ -14,6 +14,7 @@ from tests.training.forked_ranks import ForkedRanks
 _SOAK = Size(num_rows=3200, epochs=10, global_batch_size=32, checkpoint_every_steps=10)
 """1,000 steps of a tenth of a second or so."""
 _SECONDS_BETWEEN_FAULTS = 20.0
+_WATCHDOG_SECONDS = 4.0
 
 
 def _with_forked_ranks(trials: Callable[..., Iterator[Trial]], num_trials: int) -> Callable[[Path], Iterator[Trial]]:
@@ -29,6 +30,11 @@ def _with_forked_ranks(trials: Callable[..., Iterator[Trial]], num_trials: int) 
 
 def _soak(root: Path) -> Iterator[Trial]:
     return soak.soak_trials(root, Torchrun(), _SOAK, seconds_between_faults=_SECONDS_BETWEEN_FAULTS)
+
+
+def _hangs(root: Path) -> Iterator[Trial]:
+    for trial in hangs.hang_trials(root, hangs.all_trials(), watchdog_seconds=_WATCHDOG_SECONDS, at_once=4):
+        yield Trial(problem="" if trial.is_right else str(trial), seconds_lost=trial.seconds)
 
 
 PARTS = [
@@ -52,6 +58,13 @@ PARTS = [
         survives="the step is finished and saved, exit code 75 within 5 s, nothing lost, the clean run's weights",
         trials=_with_forked_ranks(kills.stop_trials, 20),
         num_trials=20,
+    ),
+    Part(
+        key="hangs",
+        fault="one of two ranks sleeps for ever, is stopped or keeps the interpreter's lock, in each section of a step",
+        survives="rank, step and section named, stacks of every rank, all ended; seconds until then, 4 of them waited",
+        trials=_hangs,
+        num_trials=len(hangs.all_trials()),
     ),
     Part(
         key="crash-points",
