@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks import levers
+from benchmarks import levers_loss
 from benchmarks.levers import LEVERS, Lever, comparison
 from tasks.params import Params
 from training.config import TrainingConfig
@@ -24,9 +24,9 @@ def test_each_side_of_a_lever_is_a_comparison_that_params_yaml_may_hold(lever: L
 
 
 def test_the_loss_is_timed_on_whole_logits_and_in_each_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levers, "_LOSS_ROWS", 64)
-    monkeypatch.setattr(levers, "_CHUNKS", (16, 64))
-    found = levers.measure_loss(256)
+    monkeypatch.setattr(levers_loss, "ROWS", 64)
+    monkeypatch.setattr(levers_loss, "CHUNKS", (16, 64))
+    found = levers_loss.measure_loss(256)
     assert list(found["gains"]) == ["16 rows", "64 rows"]
     assert all(low <= value <= high for value, low, high in found["gains"].values())
     assert found["logits_mib"] == {"whole logits": 0.0625, "16 rows": 0.015625, "64 rows": 0.0625}
