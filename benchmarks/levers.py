@@ -11,20 +11,18 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
-from torch import Tensor
 
+from benchmarks.levers_loss import ROUNDS, ROWS, VOCABULARIES, loss_rows, measure_loss
 from benchmarks.results_file import RESULTS, write_results
 from tasks.builtin.corpus import corpus_rows
 from tasks.builtin.tiny_model import write_tiny_qwen2
@@ -32,17 +30,13 @@ from tasks.measuring.intervals import ratio_of_medians
 from tasks.params import Params
 from tasks.stage.ranks import told_to_ranks
 from training.files import write_json
-from training.linear_loss import linear_cross_entropy
 
 _PROJECT = Path(__file__).resolve().parent.parent
 _ABSTRACTS = _PROJECT.parent / "shared" / "data" / "arxiv_abstracts.parquet"
 _NUM_ROWS = 768
 _SEQ_LEN = 512
-_LINK = {"mib_per_second": 100.0, "latency_ms": 0.2}
-_LARGE_VOCABULARY = 32_768
-_CHUNKS = (64, 256, 1024, 2048)
-_LOSS_ROWS = 2048
-_LOSS_ROUNDS = 8
+_LINK = {"mib_per_second": 25.0, "latency_ms": 0.2}
+_LARGE_VOCABULARY = 8_192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +54,7 @@ class Lever:
     has_link: bool = False
     """Whether gradients go over the emulated slow link."""
     has_large_head: bool = False
-    """Whether the model has a vocabulary of 32,768 instead of 2,048: a tied embedding that is most of its gradient."""
+    """Whether the model has a vocabulary of 8,192 instead of 2,048: a tied embedding that is most of its gradient."""
     is_no_sync: bool = False
     """Whether the lever is no_sync itself: without it every micro-batch exchanges gradients."""
 
@@ -92,7 +86,7 @@ LEVERS = [
             "gradients in bf16": {"gradient_hook": "bf16"},
             "gradients in fp16": {"gradient_hook": "fp16"},
             "the tied head's part early": {"early_tied_head": True},
-            "buckets of 5 MiB": {"bucket_mib": 5.0},
+            "buckets of 2 MiB": {"bucket_mib": 2.0},
         }.items()
     ),
     Lever(name="no_sync", ranks=2, overrides={}, has_link=True, has_large_head=True, is_no_sync=True),
@@ -142,82 +136,60 @@ def comparison() -> Params:
             "heldout": f"{_NUM_ROWS}-{_NUM_ROWS + 1}",
             "workload": "causal_lm",
             "train": {
-                "epochs": 1, "global_batch_size": 32, "micro_batch_size": 4, "learning_rate": 1e-3, "seq_len": _SEQ_LEN,
+                "epochs": 1, "global_batch_size": 16, "micro_batch_size": 4, "learning_rate": 1e-3, "seq_len": _SEQ_LEN,
             },
             "cells": {"1": {"strategy": "single", "world_size": 1}, "2": {"strategy": "ddp", "world_size": 2}},
         }
     )  # fmt: skip
 
 
-def measure(lever: Lever, folder: Path, *, num_rounds: int, num_steps: int) -> dict[str, Any]:
-    """Run both sides in turns; return the ratio of seconds per step with its interval, and what explains it."""
-    work = folder / f"lever-{len(list(folder.glob('lever-*')))}"
+def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps: int) -> list[dict[str, Any]]:
+    """Run both sides of all levers, which have ranks, link and model in common, in turns in one process group.
+
+    Return, for each, the ratio of seconds per step with its interval, and what explains it.
+    """
+    first = levers[0]
+    work = folder / f"{first.ranks} {first.has_link}"
     work.mkdir()
-    model = folder / ("large_head" if lever.has_large_head else "base_model")
-    told = told_to_ranks(str(lever.ranks), comparison(), device="cpu", base_model=model, work=work)
+    model = folder / ("large_head" if first.has_large_head else "base_model")
+    told = told_to_ranks(str(first.ranks), comparison(), device="cpu", base_model=model, work=work)
     name = f"0-{_NUM_ROWS}"
     segment = {"range": name, "epoch": 1, "fingerprint": "benchmark", "slice_dir": str((folder / name).resolve())}
     write_json(work / "config.json", {**told, "segments": [segment]})
-    link = _LINK if lever.has_link else None
-    arms = {
-        "without": {"overrides": lever.without, "link": link, "no_sync": not lever.is_no_sync},
-        "with": {"overrides": lever.overrides, "link": link, "no_sync": True},
-    }
+    link = _LINK if first.has_link else None
+    sides = [
+        (
+            {"overrides": lever.without, "link": link, "no_sync": not lever.is_no_sync},
+            {"overrides": lever.overrides, "link": link, "no_sync": True},
+        )
+        for lever in levers
+    ]
+    arms = {json.dumps(side): side for pair in sides for side in pair}
     write_json(work / "arms.json", {"arms": arms, "rounds": num_rounds, "steps": num_steps})
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={lever.ranks}"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={first.ranks}"]
     command += ["-m", "benchmarks.levers_rank", "--config", str(work / "config.json")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    subprocess.run(command, cwd=_PROJECT, env=environment, check=True, capture_output=True)
+    subprocess.run(command, cwd=_PROJECT, env=environment, check=True)
     found = json.loads((work / "found.json").read_bytes())
-    by_round = {arm: _by_round(facts["seconds"]) for arm, facts in found.items()}
-    gain = ratio_of_medians(by_round["without"], by_round["with"], seed=1)
-    before, after = (float(np.median(by_round[arm])) for arm in ("without", "with"))
-    once = found["with"]["warm_up_seconds"] - found["without"]["warm_up_seconds"]
+    return [_gain(*(found[json.dumps(side)] for side in pair)) for pair in sides]
+
+
+def _gain(without: dict[str, Any], having: dict[str, Any]) -> dict[str, Any]:
+    before, after = (_by_round(side["seconds"]) for side in (without, having))
+    gain = ratio_of_medians(before, after, seed=1)
+    once, saved = having["warm_up_seconds"] - without["warm_up_seconds"], float(np.median(before) - np.median(after))
     return {
         "gain": [gain.value, gain.low, gain.high],
-        "step_seconds": [before, after],
-        "positions_per_token": [found[arm]["positions"] for arm in ("without", "with")],
-        "compile_seconds": once if lever.overrides.get("compile") else None,
-        "break_even_steps": once / (before - after) if lever.overrides.get("compile") and before > after else None,
-        "seconds": by_round,
+        "step_seconds": [float(np.median(before)), float(np.median(after))],
+        "positions_per_token": [without["positions"], having["positions"]],
+        "more_warm_up_seconds": once,
+        "break_even_steps": once / saved if saved > 0 else None,
+        "seconds": {"without": before, "with": after},
     }
 
 
 def _by_round(blocks: Sequence[float]) -> list[float]:
     return [(first + second) / 2 for first, second in zip(blocks[::2], blocks[1::2], strict=True)]
-
-
-def measure_loss(vocab_size: int) -> dict[str, Any]:
-    """Time the loss's forward and backward on whole logits and in chunks, in turns, and note the largest tensor."""
-    torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(1)
-    hidden = torch.randn(_LOSS_ROWS, 128, generator=generator).requires_grad_()
-    weight = torch.randn(vocab_size, 128, generator=generator).requires_grad_()
-    targets = torch.randint(vocab_size, (_LOSS_ROWS,), generator=generator)
-    arms: dict[str, Callable[[], Tensor]] = {
-        "whole logits": lambda: F.cross_entropy(F.linear(hidden, weight).float(), targets, reduction="sum")
-    }
-    for rows in _CHUNKS:
-        arms[f"{rows} rows"] = lambda rows=rows: linear_cross_entropy(hidden, weight, targets, chunk_rows=rows)
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for turn in range(_LOSS_ROUNDS + 1):
-        names = list(arms) if turn % 2 else list(reversed(arms))
-        for name in names:
-            started = time.perf_counter()
-            arms[name]().backward()
-            hidden.grad = weight.grad = None
-            if turn:
-                seconds[name].append(time.perf_counter() - started)
-    gains = {name: ratio_of_medians(seconds["whole logits"], taken, seed=1) for name, taken in seconds.items()}
-    return {
-        "vocab_size": vocab_size,
-        "gains": {name: [gain.value, gain.low, gain.high] for name, gain in gains.items() if name != "whole logits"},
-        "logits_mib": {
-            name: (_LOSS_ROWS if name == "whole logits" else int(name.split()[0])) * vocab_size * 4 / 2**20
-            for name in arms
-        },
-        "seconds": seconds,
-    }
 
 
 def _row(lever: Lever, found: dict[str, Any]) -> list[str]:
@@ -226,10 +198,10 @@ def _row(lever: Lever, found: dict[str, Any]) -> list[str]:
     notes = []
     if found["positions_per_token"][0] != found["positions_per_token"][1]:
         notes.append("positions per token {:.2f} -> {:.2f}".format(*found["positions_per_token"]))
-    if found["compile_seconds"] is not None:
+    if lever.overrides.get("compile"):
         pays = found["break_even_steps"]
         notes.append(
-            f"compiling {found['compile_seconds']:.0f} s, "
+            f"compiling {found['more_warm_up_seconds']:.0f} s, "
             + (f"won back after {pays:,.0f} steps" if pays else "never won back")
         )
     where = "slow link, large head" if lever.has_link else "gloo" if lever.ranks > 1 else ""
@@ -239,49 +211,40 @@ def _row(lever: Lever, found: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _loss_rows(found: dict[str, Any]) -> list[list[str]]:
-    whole = found["logits_mib"]["whole logits"]
-    return [
-        [
-            f"loss in chunks of {name}, vocabulary {found['vocab_size']:,}", "1", "",
-            f"{value:.3f} ({low:.3f} to {high:.3f})", "",
-            f"logits in memory {whole:,.0f} -> {found['logits_mib'][name]:,.0f} MiB",
-        ]
-        for name, (value, low, high) in found["gains"].items()
-    ]  # fmt: skip
-
-
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.levers", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=12, help="rounds of two blocks of each side, per lever")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of two blocks of each side")
     parser.add_argument("--steps", type=int, default=2, help="optimizer steps of a block")
-    parser.add_argument("--only", default="", help="levers whose name holds this")
+    parser.add_argument("--only", default="", help="levers whose name contains this")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     load_before = os.getloadavg()[0]
     levers = [lever for lever in LEVERS if arguments.only in lever.name]
     with tempfile.TemporaryDirectory() as scratch:
         texts = prepare(Path(scratch))
-        losses = [measure_loss(size) for size in (2048, _LARGE_VOCABULARY)]
+        losses = [measure_loss(size) for size in VOCABULARIES]
+        groups = [list(group) for _, group in itertools.groupby(levers, lambda lever: (lever.ranks, lever.has_link))]
         found = [
-            measure(lever, Path(scratch), num_rounds=arguments.rounds, num_steps=arguments.steps)
-            for lever in track(levers, description="levers", console=Console(stderr=True))
+            one
+            for group in track(groups, description="groups of levers", console=Console(stderr=True))
+            for one in measure(group, Path(scratch), num_rounds=arguments.rounds, num_steps=arguments.steps)
         ]
     path = write_results(
         "levers",
         title="Levers, each with and without",
         method=(
-            "Qwen2 architecture, 4 layers of 128, vocabulary 2,048 (1 M parameters; with the large head 32,768 and "
-            f"5 M), {texts}; 32 rows per step, micro-batches of 4, fp32, one thread per rank unless said otherwise. "
+            "Qwen2 architecture, 4 layers of 128, vocabulary 2,048 (1 M parameters; with the large head 8,192 and "
+            f"1.8 M), {texts}; 16 rows per step, micro-batches of 4, fp32, one thread per rank unless said otherwise. "
             "Gain: seconds per step without / with, above 1 is faster, with its 95 % interval; "
-            f"{arguments.rounds} rounds, in each two blocks of {arguments.steps} steps of each side in mirrored order. "
+            f"{arguments.rounds} rounds, in each two blocks of {arguments.steps} steps of each side "
+            "in mirrored order, all sides of levers of as many ranks in one process group. "
             f"Slow link: gradients are also held back for {_LINK['latency_ms']} ms + bytes / "
             f"{_LINK['mib_per_second']:.0f} MiB/s. Loss in chunks: forward and backward of the loss alone, "
-            f"{_LOSS_ROWS} rows, hidden size 128, {_LOSS_ROUNDS} rounds."
+            f"{ROWS} rows, hidden size 128, {ROUNDS} rounds."
         ),
         headings=["lever", "ranks", "link", "gain", "ms per step", "notes"],
         rows=[_row(*pair) for pair in zip(levers, found, strict=True)]
-        + [row for one in losses for row in _loss_rows(one)],
+        + [row for one in losses for row in loss_rows(one)],
         summary="Not claimed: anything about GPUs, where 16 bit, compiling and variable-length attention weigh more.",
         found={
             "levers": [

@@ -1,0 +1,62 @@
+"""The loss alone: whole logits against chunks of rows, forward and backward."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tasks.measuring.intervals import ratio_of_medians
+from training.linear_loss import linear_cross_entropy
+
+VOCABULARIES = (2_048, 32_768)
+CHUNKS = (64, 256, 1024)
+ROWS = 1024
+ROUNDS = 6
+
+
+def measure_loss(vocab_size: int) -> dict[str, Any]:
+    """Time the loss's forward and backward on whole logits and in chunks, in turns, and note the largest tensor."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(ROWS, 128, generator=generator).requires_grad_()
+    weight = torch.randn(vocab_size, 128, generator=generator).requires_grad_()
+    targets = torch.randint(vocab_size, (ROWS,), generator=generator)
+    arms: dict[str, Callable[[], Tensor]] = {
+        "whole logits": lambda: F.cross_entropy(F.linear(hidden, weight).float(), targets, reduction="sum")
+    }
+    for rows in CHUNKS:
+        arms[f"{rows} rows"] = lambda rows=rows: linear_cross_entropy(hidden, weight, targets, chunk_rows=rows)
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for turn in range(ROUNDS + 1):
+        names = list(arms) if turn % 2 else list(reversed(arms))
+        for name in names:
+            started = time.perf_counter()
+            arms[name]().backward()
+            hidden.grad = weight.grad = None
+            if turn:
+                seconds[name].append(time.perf_counter() - started)
+    gains = {name: ratio_of_medians(seconds["whole logits"], taken, seed=1) for name, taken in seconds.items()}
+    return {
+        "vocab_size": vocab_size,
+        "gains": {name: [gain.value, gain.low, gain.high] for name, gain in gains.items() if name != "whole logits"},
+        "logits_mib": {
+            name: (ROWS if name == "whole logits" else int(name.split()[0])) * vocab_size * 4 / 2**20 for name in arms
+        },
+        "seconds": seconds,
+    }
+
+
+def loss_rows(found: dict[str, Any]) -> list[list[str]]:
+    """Return what was found as lines of the table."""
+    whole = found["logits_mib"]["whole logits"]
+    return [
+        [
+            f"loss in chunks of {name}, vocabulary {found['vocab_size']:,}", "1", "",
+            f"{value:.3f} ({low:.3f} to {high:.3f})", "",
+            f"logits in memory {whole:,.0f} -> {found['logits_mib'][name]:,.0f} MiB",
+        ]
+        for name, (value, low, high) in found["gains"].items()
+    ]  # fmt: skip
