@@ -23,7 +23,8 @@ def write_finished(folder: Path, *, num_rows: int, epochs: int) -> None:
     rows, heldout = f"0-{num_rows}", f"{num_rows}-{num_rows + _HELDOUT_ROWS}"
     params = {
         "name": "made-up", "description": "A comparison of a given size.", "workload": "causal_lm",
-        "model": {"source": "builtin:tiny-qwen2", "name": "tiny"}, "dataset": {"source": "builtin:docstrings"},
+        "model": {"source": "builtin:tiny-qwen2", "name": "tiny"},
+        "dataset": {"source": "hub:made/up", "revision": "main"},
         "ranges": [rows], "heldout": heldout,
         "train": {"epochs": epochs, "global_batch_size": _ROWS_PER_STEP, "micro_batch_size": 4, "learning_rate": 1e-3}
         | {"seq_len": 64},
@@ -57,7 +58,7 @@ def outputs_of(folder: Path) -> Outputs:
 
 def _write_sources(folder: Path, num_rows: int) -> None:
     source = {"kind": "builtin", "revision": None, "commit": None}
-    raw = {"source": "builtin:docstrings", "text_column": "text", "num_rows": num_rows, "digest": "da7a" * 16}
+    raw = {"source": "hub:made/up", "text_column": "text", "num_rows": num_rows, "digest": "da7a" * 16}
     write_json(folder / "raw.json", source | raw | {"label": "made up"})
     base = {"source": "builtin:tiny-qwen2", "digest": _DIGESTS["base_model_digest"], "label": "made up"}
     shape = {"num_parameters": _NUM_PARAMETERS, "model_type": "qwen2", "is_random_weights": True}

@@ -128,14 +128,15 @@ def run(plan: Plan, work: Path, *, data: Path | None, console: Console) -> Every
         write_rows(folder / "rows", texts.rows, vocab_size=size.vocab_size)
         write_random_model(folder / "model", small_qwen2(size.vocab_size, **size.shape))
         setups = [_setup(plan, size, folder, world_size) for world_size in plan.world_sizes]
+        settings: dict[str, dict[str, Any]] = {}
         for setup in setups:
-            contests.append(
-                contest(
-                    setup, PEERS, folder / setup.name, max_seconds=plan.seconds, half_width=plan.half_width,
-                    min_rounds=plan.min_rounds, say=say,
-                )
+            found = contest(
+                setup, PEERS, folder / setup.name, max_seconds=plan.seconds, half_width=plan.half_width,
+                min_rounds=plan.min_rounds, say=say, settings=settings,
             )  # fmt: skip
-            say(f"{setup.name}: {contests[-1].stopped_because}")
+            settings |= found.tried_settings
+            contests.append(found)
+            say(f"{setup.name}: {found.stopped_because}")
         spreads[size.name] = _spread(plan, setups[-1], contests[-1].settings[OURS], folder)
         starts = starts or start_seconds(setups[0], folder / "starts", repeats=plan.starts)
     label = f"{texts.label}, {facts['mean_tokens']:.0f} tokens on average; padding all to {plan.seq_len} would be "
@@ -181,7 +182,7 @@ def method_of(found: Everything, plan: Plan) -> str:
         "the real ones. Each peer runs in processes of its own, which wait idle between its blocks. A round is a block "
         "of each peer in random order and then a block of each in the reverse order; all blocks of a half have the "
         "same rows, and the learning rate is 0, so that weights stay what they are. Of every peer the settings were "
-        "tried first, in other processes, and the fastest taken (the JSON file has all). Ratios: medians of levelled "
+        "tried first, on one process, and the fastest taken (the JSON file has all). Ratios: medians of levelled "
         "rounds, paired bootstrap. Lengths are grouped within the rows of a block. Ours includes ledger, window and a "
         "log point per block; checkpoints, evaluation and tracking are outside the clock for everybody."
     )

@@ -43,6 +43,11 @@ class Found:
     """In words."""
 
     @property
+    def tried_settings(self) -> dict[str, dict[str, Any]]:
+        """Return the settings of the peers that had a choice."""
+        return {peer: self.settings[peer] for peer, found in self.tried.items() if len(found) > 1}
+
+    @property
     def losses_agree(self) -> bool:
         """Whether all peers did the same work, by their losses."""
         allowed = _LOSS_TOLERANCES[self.setup.precision]
@@ -127,12 +132,18 @@ def contest(
     say: Callable[[str], None],
     min_rounds: int = MIN_ROUNDS,
     is_trying: bool = True,
+    settings: Mapping[str, dict[str, Any]] | None = None,
     seed: int = 1,
 ) -> Found:
-    """Return how our tokens per second compare with the peers'; without trying each takes its first setting."""
+    """Return how our tokens per second compare with the peers'.
+
+    Peers that `settings` names take that one, others the fastest of theirs or, without trying, the first.
+    """
     tried: dict[str, list[dict[str, Any]]] = {}
-    chosen: dict[str, dict[str, Any]] = {}
+    chosen: dict[str, dict[str, Any]] = dict(settings or {})
     for peer in peers:
+        if peer in chosen:
+            continue
         if is_trying:
             tried[peer] = tried_settings(setup, peer, work / "trying", say=say)
         chosen[peer] = tried[peer][0]["setting"] if is_trying else settings_of(setup, peer, work / "trying")[0]

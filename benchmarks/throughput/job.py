@@ -41,6 +41,13 @@ class Job:
         """Blocks until the rows begin again; each has one step more than are timed, to warm up."""
         return len(self.order) // self.global_batch_size // (self.steps_per_block + 1)
 
+    @property
+    def micro_batch_sizes(self) -> list[int]:
+        """Rows of a micro-batch that are worth trying: those that split the rank's share, small ones on a CPU."""
+        share = self.global_batch_size // self.training.world_size
+        sizes = (2, 4, 8) if self.training.device == "cpu" else (8, 16, 32, 64)
+        return [size for size in sizes if size <= share and share % size == 0] or [share]
+
     def steps_of(self, block: int) -> list[int]:
         """Return the steps of a block, from 1: consecutive ones, of which the first is not timed."""
         first = (block % self.num_blocks) * (self.steps_per_block + 1) + 1

@@ -137,6 +137,16 @@ class RunOutputs:
     segments: list[SegmentOutputs]
 
     @cached_property
+    def parts(self) -> dict[tuple[str | None, int | None], list[SegmentFile]]:
+        """(range, epoch) -> the facts of its segments, in order; None for either stands for all."""
+        found: dict[tuple[str | None, int | None], list[SegmentFile]] = {}
+        for facts in (segment.facts for segment in self.segments):
+            for part in (None, facts.range):
+                for epoch in (None, facts.epoch):
+                    found.setdefault((part, epoch), []).append(facts)
+        return found
+
+    @cached_property
     def steps(self) -> Steps:
         """Every optimizer step of the run."""
         parts = [segment.steps for segment in self.segments]

@@ -52,9 +52,8 @@ def collators() -> dict[str, Callable[[Sequence[dict[str, Any]]], dict[str, Any]
 
 def feeding_settings(job: Job) -> list[dict[str, Any]]:
     """Return collator, order and micro-batch sizes worth trying."""
-    most = job.global_batch_size // job.training.world_size
-    sizes = [size for size in (2, 4, 8, 16, 32) if size <= most]
+    sizes = job.micro_batch_sizes
     grouped = [{"collator": "padding", "by_length": True, "micro_batch_size": size} for size in sizes]
-    plain = [{"collator": "padding", "by_length": False, "micro_batch_size": size} for size in sizes[:2]]
-    flat = [{"collator": "flattening", "by_length": False, "micro_batch_size": size} for size in sizes[:3]]
-    return [*grouped, *plain, *flat]
+    flat = [{"collator": "flattening", "by_length": False, "micro_batch_size": size} for size in sizes]
+    # As it comes, rows of all lengths in a micro-batch: larger ones only pad more.
+    return [*grouped, *flat, {"collator": "padding", "by_length": False, "micro_batch_size": sizes[0]}]

@@ -13,8 +13,8 @@ from training.window import Window
 
 def settings(job: Job) -> list[dict[str, Any]]:
     """Return overrides of TrainingConfig."""
-    most = job.global_batch_size // job.training.world_size
-    return [{"micro_batch_size": size} for size in (2, 4, 8, 16, 32) if size <= most]
+    sizes = job.micro_batch_sizes
+    return [{"packing": is_packed, "micro_batch_size": size} for is_packed in (True, False) for size in sizes]
 
 
 def run(job: Job, turns: Turns) -> None:
