@@ -21,7 +21,7 @@ def certify_two_ranks(setup: Setup, work: Path) -> dict[str, Any]:
 
     Raises RuntimeError with the ranks' last words if they do not end well.
     """
-    from tasks.reference.update import OTHER_ORDERS, OneProcess, as_ranks
+    from tasks.reference.update import OneProcess, as_ranks, other_orders
     from training.weights import load_tensors
 
     one = dataclasses.replace(
@@ -34,7 +34,7 @@ def certify_two_ranks(setup: Setup, work: Path) -> dict[str, Any]:
     config = read_config(work / "config.json")
     process = OneProcess(config)
     expected = process.update(as_ranks(config), on_step=_nothing)
-    others = [process.update(order, on_step=_nothing) for order in OTHER_ORDERS]
+    others = [process.update(order, on_step=_nothing) for order in other_orders(config)]
     (weights,) = work.glob("segments/*/model_*.pt")
     found = {"gradient": load_tensors(work / GRADIENT_FILE)["gradient"], "weights": load_tensors(weights)}
     apart = {kind: difference(tensors, getattr(expected, kind)).relative_l2 for kind, tensors in found.items()}
