@@ -54,8 +54,8 @@ class Size:
 
 
 SIZES = (
-    Size(name="small vocabulary", vocab_size=2_048, global_batch_size=16, steps_per_block=2),
-    Size(name="large vocabulary", vocab_size=49_152, global_batch_size=16, steps_per_block=1),
+    Size(name="small vocabulary", vocab_size=2_048, global_batch_size=16, steps_per_block=1),
+    Size(name="large vocabulary", vocab_size=32_768, global_batch_size=16, steps_per_block=1),
 )
 _SPREAD_BATCH = 32
 

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from benchmarks.growth import __main__ as growth
 from benchmarks.growth.finished import outputs_of, write_finished
 from benchmarks.growth.fit import exponent
+from benchmarks.growth.parts import PARTS
 from tasks.reporting.collect import collect_results
+from training.data import open_slice
 
 
 def test_the_exponent_of_a_power_is_that_power() -> None:
@@ -38,13 +39,19 @@ def test_the_made_up_comparison_passes_all_gates(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_part_is_timed_at_a_small_size(tmp_path: Path) -> None:
-    points = growth.grow(tmp_path, rows=[100], epochs=[2], console=Console(quiet=True))
-    assert {part: list(found) for part, found in points.items()} == {
-        **{part: [100] for part in growth._BY_ROWS},
-        "report_epochs": [2],
-    }
-    assert all(one["seconds"] > 0 and one["memory_mib"] >= 0 for found in points.values() for one in found.values())
-    assert len(growth.rows_of(points)) == 8
-    growth.draw(points, growth._LABELS, tmp_path / "chart.svg", over=growth._BY_ROWS)
+def test_every_part_runs_at_a_small_size_and_is_measured_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    growth.ready(tmp_path, 100)
+    for name in growth._BY_ROWS[:-1]:
+        PARTS[name](tmp_path, 100)()
+    assert len(open_slice(tmp_path / "slice")) == 100
+    assert list(tmp_path.glob("checkpoints/segments/*/receipt.json"))
+    points = {"report_epochs": {2: growth.measure("report_epochs", tmp_path, 2)}}
+    found = points["report_epochs"][2]
+    assert found["seconds"] > 0
+    assert found["memory_mib"] >= 0
+    assert (tmp_path / "reports" / "index.html").is_file()
+    growth.draw(points, growth._LABELS, tmp_path / "chart.svg", over=["report_epochs"])
     assert "<svg" in (tmp_path / "chart.svg").read_text()
