@@ -114,7 +114,8 @@ def _segment(world_size: int, num_rows: int, epoch: int, num_steps: int, first_s
         "num_all_reduces": num_steps * is_spread, "num_all_reduce_bytes": 4 * _NUM_PARAMETERS * num_steps * is_spread,
         "num_gathers": 0, "num_gather_bytes": 0, "gradient_bucket_bytes": [4 * _NUM_PARAMETERS] * is_spread,
         "start_checksum": _checksum(epoch - 1), "parameter_checksums": [_checksum(epoch)] * world_size,
-        "num_resumes": 0, "started_at": "2026-01-01T00:00:00+00:00",
+        "num_resumes": 0, "checkpoints_not_used": [], "micro_batch_sizes": [4], "version_drift": [],
+        "started_at": "2026-01-01T00:00:00+00:00",
     }  # fmt: skip
 
 
@@ -125,7 +126,8 @@ def _line(world_size: int, num_rows: int, epoch: int, num_steps: int, first_step
         "segment_step": number + 1, "segment_steps": num_steps, "loss": _loss(first_step + number),
         "num_tokens": num_samples * (_TOKENS - 1), "num_samples": num_samples, "num_padding_tokens": 0,
         "learning_rate": 1e-3, "grad_norm": 1.0, "seconds": _STEP_SECONDS[world_size], "data_wait_seconds": 0.0,
-        "other_seconds": 0.0,
+        "other_seconds": 0.0, "rank_own_seconds": [0.9 * _STEP_SECONDS[world_size]] * world_size,
+        "rank_own_positions": [num_samples * _TOKENS] * world_size,
     }  # fmt: skip
 
 
