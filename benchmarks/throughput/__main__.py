@@ -171,6 +171,7 @@ def _spread(plan: Plan, setup: Setup, setting: dict[str, Any], folder: Path) -> 
 def method_of(found: Everything, plan: Plan) -> str:
     """Return how it was measured, in words."""
     first = found.contests[0].setup
+    loads = ", ".join(f"{one.load:.1f} ({one.num_rounds} rounds)" for one in found.contests)
     models = "; ".join(
         f"{size.name}: {size.vocab_size:,} ids, {size.global_batch_size} rows per step, {size.steps_per_block} steps "
         "per block"
@@ -184,7 +185,8 @@ def method_of(found: Everything, plan: Plan) -> str:
         "same rows, and the learning rate is 0, so that weights stay what they are. Of every peer the settings were "
         "tried first, on one process, and the fastest taken (the JSON file has all). Ratios: medians of levelled "
         "rounds, paired bootstrap. Lengths are grouped within the rows of a block. Ours includes ledger, window and a "
-        "log point per block; checkpoints, evaluation and tracking are outside the clock for everybody."
+        "log point per block; checkpoints, evaluation and tracking are outside the clock for everybody. Load average of "
+        f"five minutes at the end of each contest, its own processes included: {loads}."
     )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,8 @@ class Found:
     """Rounds of two blocks of each."""
     stopped_because: str
     """In words."""
+    load: float
+    """Load average of five minutes when it ended, its own processes included."""
 
     @property
     def tried_settings(self) -> dict[str, dict[str, Any]]:
@@ -76,6 +79,7 @@ class Found:
             "data_wait_share": self.data_wait_share,
             "num_rounds": self.num_rounds,
             "stopped_because": self.stopped_because,
+            "load": self.load,
             "blocks": {peer: dataclasses.asdict(blocks) for peer, blocks in self.blocks.items()},
         }
 
@@ -180,6 +184,7 @@ def contest(
         largest_loss_difference={peer: largest_difference(blocks[peer], blocks[OURS]) for peer in peers},
         num_rounds=num_rounds,
         stopped_because=stopping.reason,
+        load=os.getloadavg()[1],
     )
 
 

@@ -89,7 +89,7 @@ def _found(setup: Setup, *, ours: list[float], theirs: list[float], losses: list
         setup=setup, settings={name: {} for name in blocks}, tried={}, blocks=blocks,
         ratios={"published": ratio_of_medians(theirs, ours, seed=1)},
         largest_loss_difference={name: largest_difference(one, blocks["ours"]) for name, one in blocks.items()},
-        num_rounds=len(ours), stopped_because="",
+        num_rounds=len(ours), stopped_because="", load=1.0,
     )  # fmt: skip
 
 
