@@ -15,7 +15,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-levers retrain lock clean
+.PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-levers bench bench-gpu bench-growth retrain lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -98,6 +98,16 @@ bench-bookkeeping: $(READY)  ## What the gates' bookkeeping costs per optimizer 
 
 bench-levers: $(READY)  ## What each lever brings: packing, chunks of the loss, options of ddp, compiled layers
 	@python -m benchmarks.levers
+
+bench: $(READY)  ## Our training step beside other ways to train, and 2 processes against 1; about half an hour
+	@python -m benchmarks.throughput
+
+# Runs where little is installed: torch, transformers, numpy, safetensors and what `prepare` made elsewhere.
+bench-gpu:  ## The same on one GPU: make bench-gpu PREPARED=folder (python -m benchmarks.throughput.prepare makes it)
+	@$(PYTHON) -m benchmarks.throughput.gpu --prepared "$(PREPARED)"
+
+bench-growth: $(READY)  ## How time and memory grow with rows and epochs
+	@python -m benchmarks.growth
 
 retrain: $(READY)  ## Train every cell anew, though nothing has changed
 	@rm -rf .work/runs

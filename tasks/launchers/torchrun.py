@@ -26,14 +26,22 @@ class Launch:
     """
 
     def __init__(
-        self, config: Path, *, world_size: int, threads_per_rank: int, log_folder: Path, arguments: Sequence[str] = ()
+        self,
+        config: Path,
+        *,
+        world_size: int,
+        threads_per_rank: int,
+        log_folder: Path,
+        arguments: Sequence[str] = (),
+        module: str = "training",
     ) -> None:
+        """Start `python -m module --config config *arguments` as every rank."""
         log_folder.mkdir(parents=True, exist_ok=True)
         self.log_folder = log_folder
         self._log = log_folder / "torchrun.log"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={world_size}", "--max-restarts=0"]
-        command += [f"--log-dir={log_folder}", "--redirects=3", "-m", "training", "--config", str(config), *arguments]
+        command += [f"--log-dir={log_folder}", "--redirects=3", "-m", module, "--config", str(config), *arguments]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,

@@ -35,7 +35,10 @@ class Workers:
     Every rank has a line of its own to this process over a Unix socket: it ends when this process does.
     """
 
-    def __init__(self, config: Mapping[str, Any], *, launcher: str, stop: threading.Event) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], *, launcher: str, stop: threading.Event, module: str = "training"
+    ) -> None:
+        """Start the ranks; `module` is what each of them runs."""
         self.cell: str = config["cell"]
         self.world_size: int = config["world_size"]
         self._stop = stop
@@ -56,6 +59,7 @@ class Workers:
             threads_per_rank=config["threads_per_rank"],
             log_folder=work / "logs" / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f"),
             arguments=["--serve", address],
+            module=module,
         )
 
     def wait_until_ready(self) -> None:

@@ -23,7 +23,6 @@ from tasks.reporting.results import (
     Sample,
     Spread,
 )
-from tasks.reporting.stage_files import SegmentFile
 from tasks.reporting.time_to_loss import time_to_loss
 from tasks.reporting.verdict import label_of, verdict_of
 from tasks.reporting.wording import readable
@@ -132,12 +131,12 @@ def _figures(
     *, run: RunOutputs, baseline: RunOutputs | None, part: str | None = None, epoch: int | None = None
 ) -> Figures:
     """Return the figures of the segments of one range, one epoch, both or (without either) of the whole run."""
-    facts = _segments_of(run, part, epoch)
+    facts = run.parts.get((part, epoch), [])
     seconds = sum(one.train_seconds for one in facts)
     num_tokens, num_samples = sum(one.num_tokens for one in facts), sum(one.num_samples for one in facts)
     ratio = efficiency = None
     if baseline is not None:
-        baseline_seconds = sum(one.train_seconds for one in _segments_of(baseline, part, epoch))
+        baseline_seconds = sum(one.train_seconds for one in baseline.parts.get((part, epoch), []))
         ratio = statistics.speedup(baseline_seconds, seconds)
         efficiency = statistics.parallel_efficiency(ratio, run.facts.world_size, baseline.facts.world_size)
     return Figures(
@@ -154,14 +153,6 @@ def _figures(
         speedup=ratio,
         parallel_efficiency=efficiency,
     )
-
-
-def _segments_of(run: RunOutputs, part: str | None, epoch: int | None) -> list[SegmentFile]:
-    return [
-        segment.facts
-        for segment in run.segments
-        if part in (None, segment.facts.range) and epoch in (None, segment.facts.epoch)
-    ]
 
 
 def _karp_flatt(ratio: float | None, world_size: int, baseline_world_size: int) -> float | None:

@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,22 +97,11 @@ class SegmentOutputs:
         path = self.folder / "steps.jsonl"
         try:
             with path.open(encoding="utf-8") as lines:
-                events = [event for line in lines if (event := json.loads(line)).get("event", "step") == "step"]
-            if len(events) != self.facts.num_steps:
-                raise ValueError(f"{len(events)} steps, segment.json has {self.facts.num_steps}")
-            return Steps(
-                step=np.array([event["step"] for event in events], dtype=np.int64),
-                loss=np.array([event["loss"] for event in events], dtype=np.float64),
-                learning_rate=np.array([event["learning_rate"] for event in events], dtype=np.float64),
-                num_samples=np.array([event["num_samples"] for event in events], dtype=np.int64),
-                num_positions=np.array(
-                    [event["num_tokens"] + event["num_padding_tokens"] for event in events], dtype=np.int64
-                ),
-                seconds=np.array([event["seconds"] for event in events], dtype=np.float64),
-                other_seconds=np.array([event["other_seconds"] for event in events], dtype=np.float64),
-                rank_own_seconds=np.array([event["rank_own_seconds"] for event in events], dtype=np.float64),
-                rank_own_positions=np.array([event["rank_own_positions"] for event in events], dtype=np.int64),
-            )
+                events = (event for line in lines if (event := json.loads(line)).get("event", "step") == "step")
+                steps = _read_steps(events)
+            if len(steps.step) != self.facts.num_steps:
+                raise ValueError(f"{len(steps.step)} steps, segment.json has {self.facts.num_steps}")
+            return steps
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _damaged(path, error) from None
 
@@ -135,6 +125,16 @@ class RunOutputs:
 
     facts: RunFile
     segments: list[SegmentOutputs]
+
+    @cached_property
+    def parts(self) -> dict[tuple[str | None, int | None], list[SegmentFile]]:
+        """(range, epoch) -> the facts of its segments, in order; None for either stands for all."""
+        found: dict[tuple[str | None, int | None], list[SegmentFile]] = {}
+        for facts in (segment.facts for segment in self.segments):
+            for part in (None, facts.range):
+                for epoch in (None, facts.epoch):
+                    found.setdefault((part, epoch), []).append(facts)
+        return found
 
     @cached_property
     def steps(self) -> Steps:
@@ -207,6 +207,34 @@ def read_outputs(
         measurement=_read_measurement(measurements / "speed.json", params),
         runs={cell: _read_run(runs / cell) for cell in params.cells},
         evaluation=_read(evaluation / "evaluation.json", EvaluationFile),
+    )
+
+
+_STEP = np.dtype(
+    [
+        *(("step", np.int64), ("loss", np.float64), ("learning_rate", np.float64), ("num_samples", np.int64)),
+        *(("num_positions", np.int64), ("seconds", np.float64), ("other_seconds", np.float64)),
+    ]
+)
+
+
+def _read_steps(events: Iterable[dict[str, Any]]) -> Steps:
+    """Return the events as columns, reading one by one: all of them at once would take over a kilobyte per step."""
+    own_seconds, own_positions = array("d"), array("q")
+
+    def scalars() -> Iterator[tuple[float, ...]]:
+        for event in events:
+            own_seconds.extend(event["rank_own_seconds"])
+            own_positions.extend(event["rank_own_positions"])
+            num_positions = event["num_tokens"] + event["num_padding_tokens"]
+            before, after = ("step", "loss", "learning_rate", "num_samples"), ("seconds", "other_seconds")
+            yield (*(event[name] for name in before), num_positions, *(event[name] for name in after))
+
+    columns = np.fromiter(scalars(), dtype=_STEP)
+    return Steps(
+        **{name: columns[name] for name in columns.dtype.names or ()},
+        rank_own_seconds=np.array(own_seconds).reshape(len(columns), -1),
+        rank_own_positions=np.array(own_positions).reshape(len(columns), -1),
     )
 
 

@@ -108,12 +108,16 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
             first += len(rows)
     is_inside = np.zeros(num_rows, dtype=bool)
     is_inside[heldout.start : heldout.end] = True
-    inside, outside = keys[is_kept & is_inside], keys[is_kept & ~is_inside]
+    inside, outside = keys[is_kept & is_inside], np.sort(keys[is_kept & ~is_inside])
+    # Sorted, not hashed as np.unique and np.isin do: that takes no more room than the keys.
+    places = np.searchsorted(outside, inside)
+    seen = outside[np.minimum(places, len(outside) - 1)] == inside if len(outside) else np.zeros(0, dtype=bool)
+    kept = np.sort(keys[is_kept])
     return {
         "num_rows": num_rows,
         "digest": digest.hexdigest(),
-        "num_duplicate_rows": int(is_kept.sum()) - len(np.unique(keys[is_kept])),
-        "num_heldout_rows_seen": int(np.isin(inside, outside).sum()),
+        "num_duplicate_rows": int((kept[1:] == kept[:-1]).sum()),
+        "num_heldout_rows_seen": int(seen.sum()),
         "quarantined": {fault: faults[fault] for fault in QUARANTINED if faults[fault]},
         "num_cut_rows": faults[CUT],
     }

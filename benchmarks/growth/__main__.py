@@ -1,0 +1,225 @@
+"""`make bench-growth`: seconds and memory of a comparison's parts against rows and epochs, and two fixed budgets.
+
+Writes benchmarks/results/<date>_<machine>_growth.{json,md,svg}.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.growth.chart import draw
+from benchmarks.growth.fit import exponent
+from benchmarks.growth.parts import PARTS, ROWS_PER_STEP, SEQ_LEN, rows_file
+from benchmarks.results_file import RESULTS, write_results
+from benchmarks.throughput.groups import Setup
+from benchmarks.throughput.rows import (
+    DATA_VARIABLE,
+    abstract_texts,
+    data_folder,
+    place_qwen2_tokenizer,
+)
+from training.files import digest_of_file, write_json
+
+_PROJECT = Path(__file__).resolve().parent.parent.parent
+_LABELS = {
+    "download": "rows read, checked and placed",
+    "slice": "rows tokenised",
+    "plan": "epoch planned (set-up of a training)",
+    "step": "20 optimizer steps",
+    "ledger": "ledger of an epoch",
+    "checkpoint": "checkpoint at its end",
+    "report": "gates and report, 2 cells",
+    "report_epochs": "gates and report by epochs, 2 cells",
+}
+_BY_ROWS = ("download", "slice", "plan", "step", "ledger", "checkpoint", "report")
+_LINEAR = 1.1
+"""An exponent up to which growth is called linear: what is left is for caches and noise."""
+_FLAT_MIB = 64.0
+"""What the largest size may take more than the smallest, to be called flat."""
+_EPOCHS = (10, 100, 1_000)
+_NUM_ABSTRACTS, _MOST_SLICE_SECONDS, _MOST_REPORT_SECONDS = 25_000, 20.0, 10.0
+_HEADINGS = ["part", "size", "seconds", "MiB", "exponent", "last exponent", "linear or better", "memory flat"]
+Points = dict[str, dict[int, dict[str, float]]]
+"""Part -> size -> seconds and memory_mib."""
+
+
+def short_texts(num_rows: int) -> Iterator[str]:
+    """Yield short texts without end of the built-in corpus: its sentences over and over, each with a number."""
+    from tasks.builtin.corpus import corpus_rows
+
+    sentences = [row[start : start + 80] for row in itertools.islice(corpus_rows(), 500) for start in (0, 80)]
+    sentences = [text.strip() for text in sentences if text.strip()]
+    for number in range(num_rows):
+        yield f"{number} {sentences[number % len(sentences)]}"
+
+
+def write_texts(file: Path, num_rows: int) -> None:
+    """Write the texts as a data set, in batches."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts, schema = short_texts(num_rows), pa.schema([("text", pa.string())])
+    with pq.ParquetWriter(file, schema) as writer:
+        while batch := list(itertools.islice(texts, 10_000)):
+            writer.write_table(pa.table({"text": batch}, schema=schema))
+
+
+def ready(work: Path, num_rows: int) -> None:
+    """Place what the parts begin with: texts, the built-in model, what a training is told."""
+    from tasks.builtin.corpus import corpus_rows
+    from tasks.builtin.tiny_model import NUM_TOKENIZER_ROWS, write_tiny_qwen2
+
+    work.mkdir(parents=True, exist_ok=True)
+    write_texts(rows_file(work), num_rows)
+    write_tiny_qwen2(work / "model", itertools.islice(corpus_rows(), NUM_TOKENIZER_ROWS))
+    _write_manifest(work / "model")
+    setup = Setup(
+        name="growth", model_dir=work / "model", slice_dir=work / "slice", num_rows=num_rows, world_size=1,
+        global_batch_size=ROWS_PER_STEP, seq_len=SEQ_LEN, steps_per_block=1,
+    )  # fmt: skip
+    write_json(work / "training.json", setup.training(work) | {"micro_batch_size": 4})
+
+
+def _write_manifest(model: Path) -> None:
+    write_json(model / "manifest.json", {"files": {file.name: digest_of_file(file) for file in model.iterdir()}})
+
+
+def measure(part: str, work: Path, size: int) -> dict[str, float]:
+    """Return the seconds and memory_mib of a part, from a process of its own. Raises RuntimeError if it fails."""
+    command = [sys.executable, "-m", "benchmarks.growth.parts", part, "--work", str(work), "--rows", str(size)]
+    environment = {**os.environ, "PYTHONPATH": str(_PROJECT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{part} at {size}: {done.stderr[-2_000:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def grow(folder: Path, *, rows: Sequence[int], epochs: Sequence[int], console: Console) -> Points:
+    """Return every part at every size."""
+    points: Points = {part: {} for part in PARTS}
+    for size in rows:
+        work = folder / f"rows-{size}"
+        ready(work, size)
+        for part in _BY_ROWS:
+            points[part][size] = measure(part, work, size)
+            console.print(f"{_LABELS[part]}, {size:,} rows: {_shown(points[part][size])}", highlight=False)
+    for number in epochs:
+        work = folder / f"epochs-{number}"
+        work.mkdir(parents=True)
+        points["report_epochs"][number] = measure("report_epochs", work, number)
+        console.print(f"{number:,} epochs: {_shown(points['report_epochs'][number])}", highlight=False)
+    return points
+
+
+def slice_abstracts(data: Path, work: Path, *, num_rows: int = _NUM_ABSTRACTS) -> dict[str, float]:
+    """Return the seconds of placing and tokenising so many abstracts with the Qwen2 tokenizer."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    work.mkdir(parents=True)
+    texts = abstract_texts(data, num_rows)
+    pq.write_table(pa.table({"text": texts}), rows_file(work))
+    place_qwen2_tokenizer(data, work / "model")
+    config = (data / "configs/Qwen2-0.5B-Instruct/config.json").read_bytes()
+    (work / "model" / "config.json").write_bytes(config)
+    _write_manifest(work / "model")
+    parts = {part: measure(part, work, len(texts)) for part in ("download", "slice")}
+    return {part: found["seconds"] for part, found in parts.items()}
+
+
+def rows_of(points: Points) -> list[list[str]]:
+    """Return the table: a row per part and size, the judgement beside the largest."""
+    rows = []
+    for part, found in points.items():
+        sizes = sorted(found)
+        for size in sizes:
+            judged = judgement(found) if size == sizes[-1] and len(sizes) > 1 else [""] * 4
+            unit = "epochs" if part == "report_epochs" else "rows"
+            one = found[size]
+            rows.append(
+                [_LABELS[part], f"{size:,} {unit}", f"{one['seconds']:.3f}", f"{one['memory_mib']:.0f}", *judged]
+            )
+    return rows
+
+
+def judgement(found: dict[int, dict[str, float]]) -> list[str]:
+    """Return both exponents of the seconds, whether the steeper one is linear, and whether memory is flat."""
+    sizes = sorted(found)
+    seconds = [found[size]["seconds"] for size in sizes]
+    whole, last = exponent(sizes, seconds), exponent(sizes[-2:], seconds[-2:])
+    more = found[sizes[-1]]["memory_mib"] - found[sizes[0]]["memory_mib"]
+    is_linear, is_flat = max(whole, last) <= _LINEAR, more <= _FLAT_MIB
+    return [f"{whole:.2f}", f"{last:.2f}", "yes" if is_linear else "no", "yes" if is_flat else f"no: +{more:.0f} MiB"]
+
+
+def budgets(points: Points, sliced: dict[str, float] | None) -> list[str]:
+    """Return the two fixed budgets, in a line each."""
+    most = max(points["report_epochs"], default=0)
+    lines = []
+    if most:
+        seconds = points["report_epochs"][most]["seconds"]
+        verdict = "reached" if most >= max(_EPOCHS) and seconds <= _MOST_REPORT_SECONDS else "missed"
+        lines.append(f"- Report over {most:,} epochs (target: 1,000 in at most 10 s): {seconds:.1f} s: {verdict}.")
+    if sliced is None:
+        lines.append(f"- Abstracts were not sliced: no data folder (${DATA_VARIABLE}).")
+    else:
+        total = sum(sliced.values())
+        verdict = "reached" if total <= _MOST_SLICE_SECONDS else "missed"
+        lines.append(
+            f"- {_NUM_ABSTRACTS:,} abstracts with the Qwen2 tokenizer (target: at most 20 s on 2 cores): {total:.1f} s "
+            f"(placed {sliced['download']:.1f}, tokenised {sliced['slice']:.1f}): {verdict}."
+        )
+    return lines
+
+
+def _shown(found: dict[str, float]) -> str:
+    return f"{found['seconds']:.3f} s, {found['memory_mib']:.0f} MiB"
+
+
+_METHOD = (
+    "Short texts made of the built-in corpus (about 80 characters, each row different), the built-in model, "
+    f"{ROWS_PER_STEP} rows per step. Every figure is of one run in a process of its own; imports and what a part needs "
+    "from earlier ones are outside its clock, and memory is the most that was resident beyond that. Exponent: slope of "
+    "log seconds over log size, of all sizes and of the last two; up to 1.1 counts as linear. Flat: at most 64 MiB "
+    "more at the largest size than at the smallest. Optimizer steps, ledger and checkpoint are those of one rank; the "
+    "report's comparisons are made up (benchmarks/growth/finished.py), and all of their gates pass."
+)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.growth", description=__doc__)
+    parser.add_argument("--data", type=Path, help=f"folder with abstracts and tokenizer (else ${DATA_VARIABLE})")
+    parser.add_argument("--rows", type=int, nargs="*", default=[1_000, 10_000, 100_000, 1_000_000])
+    parser.add_argument("--epochs", type=int, nargs="*", default=list(_EPOCHS))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    console, load_before, data = Console(), os.getloadavg()[0], data_folder(arguments.data)
+    with tempfile.TemporaryDirectory() as scratch:
+        points = grow(Path(scratch), rows=arguments.rows, epochs=arguments.epochs, console=console)
+        sliced = slice_abstracts(data, Path(scratch) / "abstracts") if data else None
+    table = Table(*_HEADINGS, title="Growth")
+    for row in rows_of(points):
+        table.add_row(*row)
+    console.print(table)
+    console.print("\n".join(budgets(points, sliced)), highlight=False)
+    path = write_results(
+        "growth", title="How cost grows", method=_METHOD, headings=_HEADINGS, rows=rows_of(points),
+        summary="\n".join(budgets(points, sliced)), found={"points": points, "abstracts": sliced},
+        load_before=load_before, folder=arguments.results,
+    )  # fmt: skip
+    draw(points, _LABELS, path.with_suffix(".svg"), over=_BY_ROWS)
+    console.print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,219 @@
+"""One part of a comparison at one size: `python -m benchmarks.growth.parts NAME --work FOLDER --rows N`.
+
+Runs in the work folder, prints the seconds and the memory that the part took beyond what the process had before.
+"""
+
+import argparse
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROWS_PER_STEP = 16
+SEQ_LEN = 64
+_NUM_TIMED_STEPS = 20
+
+
+def rows_file(work: Path) -> Path:
+    """Return the texts that everything begins with."""
+    return work / "texts.parquet"
+
+
+def _download(work: Path, num_rows: int) -> Callable[[], object]:
+    """Read a local source into the store, then place what is asked for: the stage `download` without the model."""
+    from tasks.sources.row_store import place_rows, stored_rows
+    from tasks.stage.source_params import DatasetParams, RowRange
+
+    params = DatasetParams(source=f"path:{rows_file(work)}")
+    heldout = RowRange(start=num_rows - num_rows // 100, end=num_rows)
+    target = work / "rows.parquet"
+    return lambda: place_rows(stored_rows(params, num_rows), num_rows, heldout=heldout, target=target)
+
+
+def _slice(work: Path, num_rows: int) -> Callable[[], object]:
+    """Tokenise the placed rows: the stage `slice`."""
+    from tasks.slice import load_tokenizer, stored_slice
+    from tasks.stage.source_params import RowRange
+
+    tokenizer = load_tokenizer(work / "model")
+    part = RowRange(start=0, end=num_rows)
+
+    def run() -> None:
+        folder = stored_slice(part, work / "rows.parquet", tokenizer, workload="causal_lm")
+        (work / "slice").symlink_to(folder.resolve())
+
+    return run
+
+
+def _plan(work: Path, num_rows: int) -> Callable[[], object]:
+    """Open the slice and plan an epoch of it: what a training does before its first step."""
+    from training.data import open_slice
+    from training.plan import plan_segment
+
+    def run() -> Any:
+        source = open_slice(work / "slice")
+        plan = plan_segment(
+            source.lengths(SEQ_LEN), seed=1, epoch=1, rows=f"0-{num_rows}",
+            global_batch_size=ROWS_PER_STEP, micro_batch_size=4,
+        )  # fmt: skip
+        return source, plan, plan.step(1)
+
+    return run
+
+
+def _step(work: Path, num_rows: int) -> Callable[[], object]:
+    """Run optimizer steps from all over the epoch, their micro-batches made on the spot."""
+    import torch
+
+    from training.config import read_config
+    from training.distributed import joined_ranks
+    from training.plan import micro_batches_for
+    from training.strategies import single
+    from training.workloads import causal_lm
+
+    torch.set_num_threads(1)
+    config = read_config(work / "training.json")
+    source, plan, _ = _plan(work, num_rows)()  # type: ignore[misc]
+    with joined_ranks(config) as ranks:
+        strategy = single.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
+    numbers = np.linspace(1, plan.num_steps, _NUM_TIMED_STEPS).astype(int).tolist()
+
+    def one(number: int) -> None:
+        step = plan.step(number)
+        parts = list(micro_batches_for(source, step, rank=0, world_size=1, seq_len=SEQ_LEN, seed=(1, number)))
+        strategy.train_step(parts, num_tokens=step.num_tokens, learning_rate=0.0)
+
+    one(1)
+    return lambda: [one(number) for number in numbers]
+
+
+def _record_of(work: Path, num_rows: int) -> Any:
+    """Return the record of an epoch that ran to its end, a line per step."""
+    from training.config import read_config
+    from training.record import Counters, SegmentRecord, now
+
+    config = read_config(work / "training.json")
+    counters = Counters(started_at=now(), start_checksum="")
+    steps = -(-num_rows // ROWS_PER_STEP)
+    return SegmentRecord(segment=config.segments[0], first_step=1, num_steps=steps, counters=counters)
+
+
+def _ledger(work: Path, num_rows: int) -> Callable[[], object]:
+    """Enter an epoch into the ledger, step by step, and gather it."""
+    import torch
+
+    from training.config import read_config
+    from training.data import collate, open_slice
+    from training.distributed import joined_ranks
+    from training.strategies import StepResult
+
+    source, record = open_slice(work / "slice"), _record_of(work, num_rows)
+    parts = [collate(source, range(start, start + 4), seq_len=SEQ_LEN) for start in range(0, ROWS_PER_STEP, 4)]
+    result = StepResult(torch.zeros(()), torch.zeros(()), 0, 0)
+    with joined_ranks(read_config(work / "training.json")) as ranks:
+        ranks_here = ranks
+
+    def run() -> None:
+        for step in range(1, record.num_steps + 1):
+            record.consume(step, 0, parts, result)
+        record.whole_ledger(ranks_here)
+
+    return run
+
+
+def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
+    """Save a finished epoch: weights, optimizer, ledger, step lines, durably."""
+    from training.checkpoint import CheckpointStore
+    from training.config import read_config
+    from training.distributed import joined_ranks
+    from training.strategies import single
+    from training.workloads import causal_lm
+
+    config = read_config(work / "training.json")
+    with joined_ranks(config) as ranks:
+        strategy = single.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
+    record = _record_of(work, num_rows)
+    ledger = np.zeros((num_rows, 4), dtype=np.int64)
+    ledger[:, 2] = np.arange(num_rows)
+    line = {"event": "step", "range": f"0-{num_rows}", "epoch": 1, "loss": 3.25, "num_tokens": 512, "seconds": 0.125}
+    record.lines = [{**line, "step": step} for step in range(1, record.num_steps + 1)]
+    store = CheckpointStore(work / "checkpoints", model_name="model", world_size=1, exact=False)
+    return lambda: store.save_finished(strategy.replica, record, ledger, dict)
+
+
+def _report(work: Path, num_rows: int) -> Callable[[], object]:
+    """Check the gates and write the report of a comparison over so many rows, two cells, one epoch."""
+    from benchmarks.growth.finished import write_finished
+
+    write_finished(work / "finished", num_rows=num_rows, epochs=1)
+    return _reporting(work)
+
+
+def _report_epochs(work: Path, epochs: int) -> Callable[[], object]:
+    """Check the gates and write the report of a comparison over so many epochs, two cells, 160 rows."""
+    from benchmarks.growth.finished import write_finished
+
+    write_finished(work / "finished", num_rows=160, epochs=epochs)
+    return _reporting(work)
+
+
+def _reporting(work: Path) -> Callable[[], object]:
+    import matplotlib.figure  # noqa: F401  seconds that every report takes, whatever its size
+    import pandas  # noqa: F401
+
+    from benchmarks.growth.finished import outputs_of
+    from tasks.report import make_report
+
+    def run() -> None:
+        results = make_report(outputs_of(work / "finished"), work / "reports")
+        failed = [gate.name for gate in results.gates if gate.verdict == "failed"]
+        if failed:
+            raise RuntimeError(f"the made-up comparison fails {', '.join(failed)}: it is not as stages write it")
+
+    return run
+
+
+PARTS: dict[str, Callable[[Path, int], Callable[[], object]]] = {
+    "download": _download,
+    "slice": _slice,
+    "plan": _plan,
+    "step": _step,
+    "ledger": _ledger,
+    "checkpoint": _checkpoint,
+    "report": _report,
+    "report_epochs": _report_epochs,
+}
+"""Name -> what readies it and returns what is timed. Those up to `checkpoint` use what the ones before them left."""
+
+
+def resident_mib(field: str) -> float:
+    """Return VmRSS (now) or VmHWM (most so far) of this process."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.growth.parts", description=__doc__)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--rows", type=int, required=True)
+    arguments = parser.parse_args()
+    os.chdir(arguments.work)
+    run = PARTS[arguments.part](arguments.work, arguments.rows)
+    # From here on the highest mark is that of the part, not of what readied it.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident_mib("VmRSS")
+    started = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - started
+    print(json.dumps({"seconds": seconds, "memory_mib": max(resident_mib("VmHWM") - before, 0.0)}))
+
+
+if __name__ == "__main__":
+    _main()

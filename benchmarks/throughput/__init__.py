@@ -1,0 +1,1 @@
+"""Our training step beside what a user would pick instead: same model, rows, global batch and precision."""

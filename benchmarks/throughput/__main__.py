@@ -1,0 +1,248 @@
+"""`make bench`: our training step beside its peers on this machine's CPU, and what a second process gives.
+
+Prints the tables and writes benchmarks/results/<date>_<machine>_throughput.{json,md}.
+"""
+
+import argparse
+import dataclasses
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.results_file import RESULTS, write_results
+from benchmarks.throughput.contest import OURS, Found, contest
+from benchmarks.throughput.groups import Setup
+from benchmarks.throughput.rows import (
+    DATA_VARIABLE,
+    data_folder,
+    lengths_of,
+    small_qwen2,
+    token_rows,
+    write_random_model,
+    write_rows,
+)
+from benchmarks.throughput.spreading import Spread, beyond_import, spread, start_seconds
+from benchmarks.throughput.targets import Judged, contest_rows, judge_contest, judge_spread, judge_start
+
+PEERS = (OURS, "published", "trainer", "accelerated")
+HEADINGS = ["where", "who", "setting", "real tokens/s", "ours / theirs (95 %)", "peak MiB", "loss differs by"]
+_TARGET_HEADINGS = ["what", "target", "found", ""]
+_NUM_ROWS = 3_000
+_SEQ_LEN = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A model and how much of it is run at once."""
+
+    name: str
+    """Of the model, in tables."""
+    vocab_size: int
+    """Rows of its embedding."""
+    global_batch_size: int
+    """Samples per optimizer step."""
+    steps_per_block: int
+    """Timed steps of a block."""
+    shape: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Other fields of the config than rows.small_qwen2 has."""
+
+
+SIZES = (
+    Size(name="small vocabulary", vocab_size=2_048, global_batch_size=16, steps_per_block=1),
+    Size(name="large vocabulary", vocab_size=32_768, global_batch_size=16, steps_per_block=1),
+)
+_SPREAD_BATCH = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to run."""
+
+    sizes: Sequence[Size]
+    """The models."""
+    world_sizes: Sequence[int]
+    """Numbers of processes."""
+    seconds: float
+    """Time budget of the rounds of one contest."""
+    half_width: float = 0.02
+    """Relative, of the widest ratio."""
+    min_rounds: int = 10
+    """Rounds before the first look."""
+    num_rows: int = _NUM_ROWS
+    """Rows of text."""
+    seq_len: int = _SEQ_LEN
+    """Tokens per row at most."""
+    starts: int = 5
+    """Starts of a training child."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everything:
+    """What came out."""
+
+    texts: str
+    """What was trained on."""
+    contests: list[Found]
+    """One per model and number of processes."""
+    spreads: dict[str, Spread]
+    """Model -> two processes against one."""
+    starts: dict[str, list[float]]
+    """Seconds of starts."""
+
+    def judged(self) -> list[Judged]:
+        """Return every target."""
+        found = [target for one in self.contests for target in judge_contest(one)]
+        found += [target for name, one in self.spreads.items() for target in judge_spread(name, one)]
+        return [*found, judge_start(beyond_import(self.starts))]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it."""
+        return {
+            "texts": self.texts,
+            "targets": [dataclasses.asdict(target) for target in self.judged()],
+            "contests": [one.as_json() for one in self.contests],
+            "spreads": {name: dataclasses.asdict(one) for name, one in self.spreads.items()},
+            "starts": self.starts,
+        }
+
+
+def run(plan: Plan, work: Path, *, data: Path | None, console: Console) -> Everything:
+    """Run everything; files go to `work`."""
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False)
+
+    texts = token_rows(data, plan.num_rows)
+    facts = lengths_of(texts.rows, plan.seq_len)
+    contests: list[Found] = []
+    spreads: dict[str, Spread] = {}
+    starts: dict[str, list[float]] = {}
+    for size in plan.sizes:
+        folder = work / size.name
+        write_rows(folder / "rows", texts.rows, vocab_size=size.vocab_size)
+        write_random_model(folder / "model", small_qwen2(size.vocab_size, **size.shape))
+        setups = [_setup(plan, size, folder, world_size) for world_size in plan.world_sizes]
+        settings: dict[str, dict[str, Any]] = {}
+        for setup in setups:
+            found = contest(
+                setup, PEERS, folder / setup.name, max_seconds=plan.seconds, half_width=plan.half_width,
+                min_rounds=plan.min_rounds, say=say, settings=settings,
+            )  # fmt: skip
+            settings |= found.tried_settings
+            contests.append(found)
+            say(f"{setup.name}: {found.stopped_because}")
+        spreads[size.name] = _spread(plan, setups[-1], contests[-1].settings[OURS], folder)
+        starts = starts or start_seconds(setups[0], folder / "starts", repeats=plan.starts)
+    label = f"{texts.label}, {facts['mean_tokens']:.0f} tokens on average; padding all to {plan.seq_len} would be "
+    return Everything(
+        texts=f"{label}{facts['padding_share']:.0%} padding", contests=contests, spreads=spreads, starts=starts
+    )
+
+
+def _setup(plan: Plan, size: Size, folder: Path, world_size: int) -> Setup:
+    return Setup(
+        name=f"{size.name}, {world_size} process{'es' * (world_size > 1)}",
+        model_dir=folder / "model",
+        slice_dir=folder / "rows",
+        num_rows=plan.num_rows,
+        world_size=world_size,
+        global_batch_size=size.global_batch_size,
+        seq_len=plan.seq_len,
+        steps_per_block=size.steps_per_block,
+    )
+
+
+def _spread(plan: Plan, setup: Setup, setting: dict[str, Any], folder: Path) -> Spread:
+    """Return two processes against one, with the best setting and a batch of at least 8 micro-batches per rank."""
+    batch = max(_SPREAD_BATCH, 16 * int(setting["micro_batch_size"]))
+    larger = dataclasses.replace(setup, name="spread", global_batch_size=batch, steps_per_block=1)
+    return spread(
+        larger, folder / "spread", overrides=setting, max_seconds=plan.seconds, half_width=plan.half_width,
+        min_rounds=plan.min_rounds,
+    )  # fmt: skip
+
+
+def method_of(found: Everything, plan: Plan) -> str:
+    """Return how it was measured, in words."""
+    first = found.contests[0].setup
+    loads = ", ".join(f"{one.load:.1f} ({one.num_rounds} rounds)" for one in found.contests)
+    models = "; ".join(
+        f"{size.name}: {size.vocab_size:,} ids, {size.global_batch_size} rows per step, {size.steps_per_block} steps "
+        "per block"
+        for size in plan.sizes
+    )
+    return (
+        f"{found.texts}. Qwen2 architecture with random weights ({models}); {first.precision}, {first.threads} thread "
+        "per process, gloo. Ids above a model's vocabulary are folded into it by their remainder, so that lengths are "
+        "the real ones. Each peer runs in processes of its own, which wait idle between its blocks. A round is a block "
+        "of each peer in random order and then a block of each in the reverse order; all blocks of a half have the "
+        "same rows, and the learning rate is 0, so that weights stay what they are. Of every peer the settings were "
+        "tried first, on one process, and the fastest taken (the JSON file has all). Ratios: medians of levelled "
+        "rounds, paired bootstrap. Lengths are grouped within the rows of a block. Ours includes ledger, window and a "
+        "log point per block; checkpoints, evaluation and tracking are outside the clock for everybody. Load average of "
+        f"five minutes at the end of each contest, its own processes included: {loads}."
+    )
+
+
+NOT_CLAIMED = (
+    "Not claimed: anything about GPUs, other models, other sequence lengths or longer groups of lengths than a block; "
+    "peak memory is resident memory of all processes, their imports included. Two virtual cores are often one physical "
+    "core, so that two busy processes may not reach twice one: what independent copies reach is this machine's ceiling."
+)
+
+
+def tables(found: Everything) -> list[Table]:
+    """Return the tables to print."""
+    printed = []
+    titled = (("Throughput", HEADINGS, contest_rows(found.contests)),)
+    for title, headings, rows in (*titled, ("Targets", _TARGET_HEADINGS, [one.row() for one in found.judged()])):
+        table = Table(*headings, title=title)
+        for row in rows:
+            table.add_row(*row)
+        printed.append(table)
+    return printed
+
+
+def write(found: Everything, plan: Plan, *, load_before: float, folder: Path) -> Path:
+    """Write both result files; return the markdown."""
+    targets = [
+        f"| {' | '.join(_TARGET_HEADINGS)} |",
+        "| --- | --- | --- | --- |",
+        *(f"| {' | '.join(one.row())} |" for one in found.judged()),
+    ]
+    return write_results(
+        "throughput",
+        title="Throughput beside other ways to train",
+        method=method_of(found, plan),
+        headings=HEADINGS,
+        rows=contest_rows(found.contests),
+        summary="\n".join([*targets, "", NOT_CLAIMED]),
+        found=found.as_json(),
+        load_before=load_before,
+        folder=folder,
+    )
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.throughput", description=__doc__)
+    parser.add_argument("--data", type=Path, help=f"folder with abstracts and tokenizer (else ${DATA_VARIABLE})")
+    parser.add_argument("--seconds", type=float, default=240.0, help="time budget of a contest")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    console, load_before = Console(), os.getloadavg()[0]
+    plan = Plan(sizes=SIZES, world_sizes=(1, 2), seconds=arguments.seconds)
+    with tempfile.TemporaryDirectory() as scratch:
+        found = run(plan, Path(scratch), data=data_folder(arguments.data), console=console)
+    for table in tables(found):
+        console.print(table)
+    console.print(f"written: {write(found, plan, load_before=load_before, folder=arguments.results)}")
+
+
+if __name__ == "__main__":
+    _main()

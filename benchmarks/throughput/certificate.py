@@ -1,0 +1,79 @@
+"""Two ranks on one device, over gloo, held against one process that makes the same updates by itself."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.throughput.groups import Setup
+from tasks.launchers.torchrun import Launch
+from tasks.measuring.differences import difference, tolerance
+from training.config import GRADIENT_FILE, read_config
+from training.files import write_json
+
+_STEPS = 3
+_ROWS_PER_STEP = 16
+_TIMEOUT = 540.0
+
+
+def certify_two_ranks(setup: Setup, work: Path) -> dict[str, Any]:
+    """Return how far two ranks are from one process, in fp32, beside the noise floor of re-ordered sums.
+
+    Raises RuntimeError with the ranks' last words if they do not end well.
+    """
+    from tasks.reference.update import OneProcess, as_ranks, other_orders
+    from training.weights import load_tensors
+
+    one = dataclasses.replace(
+        setup, world_size=2, precision="fp32", global_batch_size=_ROWS_PER_STEP,
+        slice_dir=_first_rows(setup.slice_dir, work / "rows"), num_rows=_STEPS * _ROWS_PER_STEP,
+    )  # fmt: skip
+    told = {**one.training(work), "oversubscribe": True, "micro_batch_size": 4}
+    write_json(work / "config.json", told)
+    _train(work, threads=setup.threads)
+    config = read_config(work / "config.json")
+    process = OneProcess(config)
+    expected = process.update(as_ranks(config), on_step=_nothing)
+    others = [process.update(order, on_step=_nothing) for order in other_orders(config)]
+    (weights,) = work.glob("segments/*/model_*.pt")
+    found = {"gradient": load_tensors(work / GRADIENT_FILE)["gradient"], "weights": load_tensors(weights)}
+    apart = {kind: difference(tensors, getattr(expected, kind)).relative_l2 for kind, tensors in found.items()}
+    floors = {
+        kind: max(difference(getattr(other, kind), getattr(expected, kind)).relative_l2 for other in others)
+        for kind in found
+    }
+    return {
+        **apart,
+        "noise_floor": floors,
+        "steps": _STEPS,
+        "device": setup.device,
+        "passed": all(apart[kind] <= tolerance(floors[kind]) for kind in found),
+    }
+
+
+def _first_rows(rows: Path, folder: Path) -> Path:
+    """Write as many rows as the steps take, as a slice of their own."""
+    from benchmarks.throughput.rows import write_rows
+    from training.data import open_slice
+
+    source = open_slice(rows)
+    return write_rows(folder, [source.row(index, 1 << 30) for index in range(_STEPS * _ROWS_PER_STEP)])
+
+
+def _train(work: Path, *, threads: int) -> None:
+    launch = Launch(
+        work / "config.json", world_size=2, threads_per_rank=threads, log_folder=work / "logs",
+        arguments=["--keep-gradient"],
+    )  # fmt: skip
+    deadline = time.monotonic() + _TIMEOUT
+    try:
+        while launch.is_running and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if launch.is_running or launch.exit_code() != 0:
+            raise RuntimeError(f"the two ranks did not end well: {launch.explanation()}")
+    finally:
+        launch.stop(grace_seconds=0.0)
+
+
+def _nothing() -> None:
+    """Take no notice of a step."""

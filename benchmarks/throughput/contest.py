@@ -1,0 +1,193 @@
+"""Peers against each other: the best setting of each, then blocks in turns until the intervals are narrow."""
+
+import dataclasses
+import importlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.throughput.groups import Blocks, Group, Setup, groups, write_job
+from tasks.measuring.interleaving import MIN_ROUNDS, Stopping, rounds, trial
+from tasks.measuring.intervals import Interval, ratio_of_medians
+from tasks.stage.failure import DistributedError, ResourceError
+
+OURS = "ours"
+LOSS_TOLERANCE = 1e-4
+"""Largest relative difference of a block's loss from ours, in fp32: the same rows, other orders of summing."""
+_LOSS_TOLERANCES = {"fp32": LOSS_TOLERANCE, "bf16": 2e-2, "fp16": 2e-2}
+_TRIAL_BLOCKS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A finished contest."""
+
+    setup: Setup
+    """What was compared."""
+    settings: dict[str, dict[str, Any]]
+    """The setting of every peer."""
+    tried: dict[str, list[dict[str, Any]]]
+    """Every peer's settings with the seconds per block that they took when tried."""
+    blocks: dict[str, Blocks]
+    """Of every peer."""
+    ratios: dict[str, Interval]
+    """Real tokens per second of ours / of the peer."""
+    largest_loss_difference: dict[str, float]
+    """Of any block from ours, relative."""
+    num_rounds: int
+    """Rounds of two blocks of each."""
+    stopped_because: str
+    """In words."""
+    load: float
+    """Load average of five minutes when it ended, its own processes included."""
+
+    @property
+    def tried_settings(self) -> dict[str, dict[str, Any]]:
+        """Return the settings of the peers that had a choice."""
+        return {peer: self.settings[peer] for peer, found in self.tried.items() if len(found) > 1}
+
+    @property
+    def losses_agree(self) -> bool:
+        """Whether all peers did the same work, by their losses."""
+        allowed = _LOSS_TOLERANCES[self.setup.precision]
+        return all(value <= allowed for value in self.largest_loss_difference.values())
+
+    def tokens_per_second(self, peer: str) -> float:
+        """Return the real tokens of the peer's blocks / their seconds."""
+        return sum(self.blocks[peer].num_tokens) / sum(self.blocks[peer].seconds)
+
+    @property
+    def data_wait_share(self) -> float:
+        """Return the share of our seconds in which a rank waited for data."""
+        ours = self.blocks[OURS]
+        return ours.data_wait_seconds / sum(ours.seconds)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything, round by round."""
+        return {
+            "setup": {name: str(v) if isinstance(v, Path) else v for name, v in vars(self.setup).items()},
+            "settings": self.settings,
+            "tried": self.tried,
+            "tokens_per_second": {peer: self.tokens_per_second(peer) for peer in self.blocks},
+            "ratios": {peer: ratio.as_json() for peer, ratio in self.ratios.items()},
+            "losses_agree": self.losses_agree,
+            "largest_loss_difference": self.largest_loss_difference,
+            "data_wait_share": self.data_wait_share,
+            "num_rounds": self.num_rounds,
+            "stopped_because": self.stopped_because,
+            "load": self.load,
+            "blocks": {peer: dataclasses.asdict(blocks) for peer, blocks in self.blocks.items()},
+        }
+
+
+def tried_settings(
+    setup: Setup, peer: str, work: Path, *, say: Callable[[str], None], num_blocks: int = _TRIAL_BLOCKS
+) -> list[dict[str, Any]]:
+    """Return the peer's settings, the fastest first, each with its seconds per block (`seconds`, the least).
+
+    A setting that does not run, as where memory is too small for it, stands last with its reason (`failed`). Raises
+    the StageError of the last one if none runs.
+    """
+    left = settings_of(setup, peer, work)
+    if len(left) == 1:
+        return [{"setting": left[0], "seconds": None}]
+    tried: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
+    while left:
+        with groups(setup, [peer], work) as found:
+            try:
+                while left:
+                    seconds = _least_seconds(found[peer], left[0], num_blocks)
+                    tried.append({"setting": left.pop(0), "seconds": seconds})
+                    say(f"{setup.name}, {peer}: {tried[-1]['setting']} takes {seconds:.2f} s")
+            except (ResourceError, DistributedError) as error:
+                failed.append({"setting": left.pop(0), "failed": str(error)})
+                say(f"{setup.name}, {peer}: {failed[-1]['setting']} does not run: {error}")
+                if not left and not tried:
+                    raise
+    return sorted(tried, key=lambda one: float(one["seconds"])) + failed
+
+
+def settings_of(setup: Setup, peer: str, work: Path) -> list[dict[str, Any]]:
+    """Return the settings worth trying."""
+    module: Any = importlib.import_module(f"benchmarks.throughput.peers.{peer}")
+    return list(module.settings(write_job(setup, peer, work / peer)))
+
+
+def _least_seconds(group: Group, setting: Mapping[str, Any], num_blocks: int) -> float:
+    group.use(setting)
+    blocks = Blocks()
+    for _ in range(num_blocks):
+        group.run(blocks)
+    return min(blocks.seconds)
+
+
+def contest(
+    setup: Setup,
+    peers: Sequence[str],
+    work: Path,
+    *,
+    max_seconds: float,
+    half_width: float,
+    say: Callable[[str], None],
+    min_rounds: int = MIN_ROUNDS,
+    is_trying: bool = True,
+    settings: Mapping[str, dict[str, Any]] | None = None,
+    seed: int = 1,
+) -> Found:
+    """Return how our tokens per second compare with the peers'.
+
+    Peers that `settings` names take that one, others the fastest of theirs or, without trying, the first.
+    """
+    tried: dict[str, list[dict[str, Any]]] = {}
+    chosen: dict[str, dict[str, Any]] = dict(settings or {})
+    for peer in peers:
+        if peer in chosen:
+            continue
+        if is_trying:
+            tried[peer] = tried_settings(setup, peer, work / "trying", say=say)
+        chosen[peer] = tried[peer][0]["setting"] if is_trying else settings_of(setup, peer, work / "trying")[0]
+    blocks = {peer: Blocks() for peer in peers}
+    values: dict[str, list[float]] = {peer: [] for peer in peers}
+    stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)
+
+    def look(confidence: float) -> dict[str, Interval]:
+        others = [peer for peer in peers if peer != OURS]
+        return {peer: ratio_of_medians(values[peer], values[OURS], seed=seed, confidence=confidence) for peer in others}
+
+    with groups(setup, peers, work / "running") as running:
+        for peer in peers:
+            running[peer].use(chosen[peer])
+            # Twice what is not timed: buckets, kernels, memory.
+            running[peer].run(Blocks())
+        started, num_rounds, order = time.perf_counter(), 0, rounds(peers, seed=seed)
+        while True:
+            names = next(order)
+            seconds = [running[name].run(blocks[name]) for name in names]
+            for peer, value in trial(names, seconds).items():
+                values[peer].append(value)
+            num_rounds += 1
+            if not stopping.goes_on(num_rounds, seconds=time.perf_counter() - started, look=look):
+                break
+            if num_rounds % 5 == 0:
+                say(f"{setup.name}: {num_rounds} rounds, {statistics.median(values[OURS]):.2f} s per block of ours")
+    return Found(
+        setup=setup,
+        settings=chosen,
+        tried=tried,
+        blocks=blocks,
+        ratios=dict(stopping.intervals),
+        largest_loss_difference={peer: largest_difference(blocks[peer], blocks[OURS]) for peer in peers},
+        num_rounds=num_rounds,
+        stopped_because=stopping.reason,
+        load=os.getloadavg()[1],
+    )
+
+
+def largest_difference(blocks: Blocks, others: Blocks) -> float:
+    """Return the largest relative difference of a block's loss from that of the same block."""
+    return max(abs(one / other - 1) for one, other in zip(blocks.losses, others.losses, strict=True))

@@ -1,0 +1,151 @@
+"""The processes of the peers: started once per setup, idle between their blocks."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.throughput.job import JOB_FILE, TRAINING_FILE, Job, read_job
+from tasks.measuring.workers import Workers
+from training.files import write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """One configuration in which all peers are compared."""
+
+    name: str
+    """Unique within a run."""
+    model_dir: Path
+    """Folder of the model."""
+    slice_dir: Path
+    """Folder of the rows."""
+    num_rows: int
+    """Rows there."""
+    world_size: int
+    """Processes."""
+    global_batch_size: int
+    """Samples per optimizer step."""
+    seq_len: int
+    """Tokens per row at most."""
+    steps_per_block: int
+    """Timed optimizer steps of a block."""
+    device: str = "cpu"
+    """cpu or cuda."""
+    precision: str = "fp32"
+    """Of forward and backward."""
+    threads: int = 1
+    """CPU threads of a process."""
+
+    def training(self, work: Path) -> dict[str, Any]:
+        """Return what our ranks are told (training/config.py); the peers take model, rows and batch from it."""
+        is_alone = self.world_size == 1
+        segment = {"range": f"0-{self.num_rows}", "epoch": 1, "fingerprint": "benchmark"}
+        return {
+            "cell": self.name,
+            "strategy": "single" if is_alone else "ddp",
+            "options": {},
+            "world_size": self.world_size,
+            "workload": "causal_lm",
+            "device": self.device,
+            "oversubscribe": False,
+            "model_dir": str(self.model_dir.resolve()),
+            "model_name": "model",
+            "work_dir": str(work),
+            "segments": [{**segment, "slice_dir": str(self.slice_dir.resolve())}],
+            "global_batch_size": self.global_batch_size,
+            "micro_batch_size": 1,
+            "learning_rate": 1e-4,
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "weight_decay": 0.01,
+            "max_grad_norm": 1.0,
+            "precision": self.precision,
+            "seq_len": self.seq_len,
+            "packing": False,
+            "loss_chunk_rows": 2_048,
+            "compile": False,
+            "seed": 1,
+            "exact": False,
+            "threads_per_rank": self.threads,
+            "log_every_steps": 10,
+            "checkpoint_every_steps": 0,
+        }
+
+
+@dataclass
+class Blocks:
+    """What the blocks of one peer came to, in the order of time."""
+
+    seconds: list[float] = field(default_factory=list)
+    """Of the slowest rank."""
+    losses: list[float] = field(default_factory=list)
+    """Mean loss of a label token."""
+    num_tokens: list[int] = field(default_factory=list)
+    """Real tokens, no padding."""
+    data_wait_seconds: float = 0.0
+    """Together; of the rank that waited longest."""
+    peak_memory_bytes: int = 0
+    """All ranks together."""
+
+
+def write_job(setup: Setup, peer: str, work: Path) -> Job:
+    """Write what a peer's processes are told into its work folder; return the job."""
+    write_json(work / TRAINING_FILE, setup.training(work))
+    told = {
+        "cell": f"{setup.name}, {peer}", "world_size": setup.world_size, "threads_per_rank": setup.threads,
+        "work_dir": str(work), "peer": peer, "steps_per_block": setup.steps_per_block,
+    }  # fmt: skip
+    write_json(work / JOB_FILE, told)
+    return read_job(work)
+
+
+class Group:
+    """The processes of one peer."""
+
+    def __init__(self, setup: Setup, peer: str, work: Path) -> None:
+        self.job = write_job(setup, peer, work)
+        told = json.loads((work / JOB_FILE).read_bytes())
+        self._workers = Workers(told, launcher="torchrun", stop=threading.Event(), module="benchmarks.throughput.rank")
+        self._block = 0
+
+    def ready(self) -> None:
+        """Wait until its processes are there."""
+        self._workers.wait_until_ready()
+
+    def use(self, setting: Mapping[str, Any]) -> None:
+        """Build what the setting asks for; blocks begin anew."""
+        self._workers.ask("use", setting=dict(setting), doing=f"building {dict(setting)}")
+        self._block = 0
+
+    def run(self, blocks: Blocks) -> float:
+        """Run the next block and enter what it came to; return its seconds."""
+        found = self._workers.ask("run", block=self._block, doing="running a block")
+        seconds = max(one["seconds"] for one in found)
+        blocks.seconds.append(seconds)
+        blocks.losses.append(sum(one["loss_sum"] for one in found) / self.job.num_label_tokens(self._block))
+        blocks.num_tokens.append(self.job.num_tokens(self._block))
+        blocks.data_wait_seconds += max(one["data_wait_seconds"] or 0.0 for one in found)
+        blocks.peak_memory_bytes = sum(one["peak_memory_bytes"] for one in found)
+        self._block += 1
+        return seconds
+
+    def close(self) -> None:
+        """End its processes."""
+        self._workers.close()
+
+
+@contextlib.contextmanager
+def groups(setup: Setup, peers: Sequence[str], work: Path) -> Iterator[dict[str, Group]]:
+    """Yield the waiting processes of every peer, and end them afterwards."""
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for peer in peers:
+            found[peer] = Group(setup, peer, work / peer)
+            stack.callback(found[peer].close)
+        for group in found.values():
+            group.ready()
+        yield found

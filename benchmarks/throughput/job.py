@@ -1,0 +1,128 @@
+"""What all peers train on: the same rows in the same blocks, whatever each of them makes of it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.config import TrainingConfig, read_config
+from training.data import Slice, open_slice
+from training.plan import plan_segment
+
+JOB_FILE = "config.json"
+TRAINING_FILE = "training.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The work of one peer."""
+
+    peer: str
+    """Name of a file in benchmarks/throughput/peers/."""
+    training: TrainingConfig
+    """Model, rows, batch, precision: as our own ranks are told."""
+    steps_per_block: int
+    """Timed optimizer steps of a block."""
+    source: Slice
+    """The rows."""
+    order: np.ndarray
+    """(num_rows,) int64: the rows in the order of the plan that our own ranks follow."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step, all ranks together."""
+        return self.training.global_batch_size
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks until the rows begin again; each has one step more than are timed, to warm up."""
+        return len(self.order) // self.global_batch_size // (self.steps_per_block + 1)
+
+    @property
+    def micro_batch_sizes(self) -> list[int]:
+        """Rows of a micro-batch that are worth trying: those that split the rank's share, small ones on a CPU."""
+        share = self.global_batch_size // self.training.world_size
+        sizes = (2, 4, 8) if self.training.device == "cpu" else (8, 16, 32, 64)
+        return [size for size in sizes if size <= share and share % size == 0] or [share]
+
+    def steps_of(self, block: int) -> list[int]:
+        """Return the steps of a block, from 1: consecutive ones, of which the first is not timed."""
+        first = (block % self.num_blocks) * (self.steps_per_block + 1) + 1
+        return list(range(first, first + self.steps_per_block + 1))
+
+    def rows_of(self, step: int) -> np.ndarray:
+        """Return the rows of a step's global batch: (global_batch_size,) int64."""
+        start = (step - 1) * self.global_batch_size
+        return self.order[start : start + self.global_batch_size]
+
+    def tokens(self, row: int) -> np.ndarray:
+        """Return a row's tokens, cut to the sequence length: (length,) int32."""
+        return self.source.row(row, self.training.seq_len)
+
+    def rows_by_length(self, rows: np.ndarray) -> np.ndarray:
+        """Return the rows, longest first."""
+        lengths = self.source.lengths(self.training.seq_len)[rows]
+        return rows[np.argsort(-lengths, kind="stable")]
+
+    def sequence(self, *, by_length: bool) -> list[int]:
+        """Return all rows of all blocks in order.
+
+        By length: the timed rows of a block are sorted as a whole, so that a micro-batch has rows of like length, and
+        a block still has the rows that it has for everybody.
+        """
+        rows: list[np.ndarray] = []
+        for block in range(self.num_blocks):
+            lead_in, *timed = (self.rows_of(step) for step in self.steps_of(block))
+            batch = np.concatenate(timed)
+            rows += [lead_in, self.rows_by_length(batch) if by_length else batch]
+        return [int(row) for row in np.concatenate(rows)]
+
+    def num_tokens(self, block: int) -> int:
+        """Return the real tokens of the timed steps of a block, all ranks together; no padding."""
+        lengths = self.source.lengths(self.training.seq_len)
+        return int(sum(lengths[self.rows_of(step)].sum() for step in self.steps_of(block)[1:]))
+
+    def num_label_tokens(self, block: int) -> int:
+        """Return the tokens among them that are predicted: all but the first of every row."""
+        lengths = self.source.lengths(self.training.seq_len)
+        return int(sum((lengths[self.rows_of(step)] - 1).clip(0).sum() for step in self.steps_of(block)[1:]))
+
+
+def read_job(folder: Path) -> Job:
+    """Return the job whose files stand in a peer's work folder; raises ValueError for rows too few for a block."""
+    raw: dict[str, Any] = json.loads((folder / JOB_FILE).read_bytes())
+    training = read_config(folder / TRAINING_FILE)
+    segment = training.segments[0]
+    source = open_slice(segment.slice_dir)
+    plan = plan_segment(
+        source.lengths(training.seq_len), seed=training.seed, epoch=segment.epoch, rows=segment.range,
+        global_batch_size=training.global_batch_size, micro_batch_size=training.micro_batch_size,
+    )  # fmt: skip
+    job = Job(
+        peer=raw["peer"], training=training, steps_per_block=raw["steps_per_block"], source=source, order=plan.order
+    )
+    if job.num_blocks < 1:
+        needed = (job.steps_per_block + 1) * job.global_batch_size
+        raise ValueError(f"{segment.slice_dir}: {len(source)} rows; a block needs {needed}")
+    return job
+
+
+def padded(rows: Sequence[np.ndarray], *, length: int, multiple_of: int = 1) -> dict[str, Any]:
+    """Return rows of tokens as a padded micro-batch: input_ids, attention_mask and labels, each (rows, length) int64.
+
+    As transformers' models expect it: labels are the tokens themselves, -100 where there is padding.
+    """
+    import torch
+
+    length = -(-length // multiple_of) * multiple_of
+    input_ids = np.zeros((len(rows), length), dtype=np.int64)
+    mask = np.zeros((len(rows), length), dtype=np.int64)
+    labels = np.full((len(rows), length), -100, dtype=np.int64)
+    for index, row in enumerate(rows):
+        input_ids[index, : len(row)] = labels[index, : len(row)] = row
+        mask[index, : len(row)] = 1
+    arrays = {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

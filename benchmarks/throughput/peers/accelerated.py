@@ -1,0 +1,87 @@
+"""A loop on Hugging Face accelerate as its documentation advises: `accumulate`, losses divided by the step's tokens."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from benchmarks.throughput.job import Job
+from benchmarks.throughput.peers.feeding import InOrder, Rows, collators, feeding_settings
+from benchmarks.throughput.turns import Turns
+from training.workloads.causal_lm import load_model
+
+
+def settings(job: Job) -> list[dict[str, Any]]:
+    """Return collator, order and micro-batch sizes."""
+    return feeding_settings(job)
+
+
+def run(job: Job, turns: Turns) -> None:
+    """Run blocks until nobody asks."""
+    rows = Rows(job)
+    while (setting := turns.setting()) is not None:
+        _run_setting(job, rows, setting, turns)
+
+
+def _run_setting(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) -> None:
+    from accelerate import Accelerator
+
+    training = job.training
+    accumulation = job.global_batch_size // training.world_size // setting["micro_batch_size"]
+    accelerator = Accelerator(
+        gradient_accumulation_steps=accumulation,
+        cpu=training.device == "cpu",
+        mixed_precision="no" if training.precision == "fp32" else training.precision,
+    )
+    # Two settings in one process: the first one's accumulation would else be kept.
+    accelerator.gradient_state.plugin_kwargs["num_steps"] = accumulation
+    model = load_model(training.model_dir)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=training.weight_decay, fused=True)
+    loader: Any = DataLoader(
+        rows,
+        batch_size=setting["micro_batch_size"],
+        sampler=InOrder(job.sequence(by_length=setting["by_length"])),
+        collate_fn=collators()[setting["collator"]],
+        pin_memory=training.device == "cuda",
+    )
+    model, optimizer, loader = accelerator.prepare(model.train(), optimizer, loader)
+    batches = iter(loader)
+    while turns.next() is not None:
+        losses: list[Tensor] = []
+        for index in range(job.steps_per_block + 1):
+            parts = []
+            for _ in range(accumulation):
+                part = next(batches, None)
+                if part is None:
+                    batches = iter(loader)
+                    part = next(batches)
+                parts.append(part)
+            done = _step(accelerator, model, optimizer, parts, max_grad_norm=training.max_grad_norm)
+            if index == 0:
+                turns.start()
+            else:
+                losses += done
+        turns.finish(losses)
+    accelerator.free_memory()
+
+
+def _step(
+    accelerator: Any, model: Any, optimizer: Any, parts: list[dict[str, Any]], *, max_grad_norm: float
+) -> list[Tensor]:
+    """Apply one update; return the sum of token losses of every micro-batch."""
+    num_tokens: Any = sum((part["labels"][:, 1:] != -100).sum() for part in parts)
+    num_tokens = accelerator.gather(num_tokens).sum()
+    # accumulate divides by the number of micro-batches, DDP by the number of processes.
+    weight = len(parts) * accelerator.num_processes
+    losses = []
+    for part in parts:
+        with accelerator.accumulate(model):
+            loss = model(**part, use_cache=False, num_items_in_batch=num_tokens).loss
+            accelerator.backward(loss * weight)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach() * num_tokens)
+    return losses

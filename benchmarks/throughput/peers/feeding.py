@@ -1,0 +1,59 @@
+"""What transformers.Trainer and accelerate are fed with: lists of tokens, an order of them, a collator."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset, Sampler
+
+from benchmarks.throughput.job import Job, padded
+
+_LENGTH_MULTIPLE = 8
+
+
+class Rows(Dataset[dict[str, Any]]):
+    """The rows as lists of tokens, all made before any clock starts."""
+
+    def __init__(self, job: Job) -> None:
+        self._rows = [job.tokens(index).tolist() for index in range(len(job.source))]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": self._rows[index]}
+
+
+class InOrder(Sampler[int]):
+    """The rows of all blocks, in a fixed order."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self._order = order
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+
+def pad_to_longest(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a micro-batch as long as its longest row, up to a multiple of 8."""
+    tokens = [np.asarray(row["input_ids"]) for row in rows]
+    return padded(tokens, length=max(len(row) for row in tokens), multiple_of=_LENGTH_MULTIPLE)
+
+
+def collators() -> dict[str, Callable[[Sequence[dict[str, Any]]], dict[str, Any]]]:
+    """Return the collators by name: padding to the longest row, or all rows in one without padding."""
+    from transformers import DataCollatorWithFlattening
+
+    return {"padding": pad_to_longest, "flattening": DataCollatorWithFlattening()}
+
+
+def feeding_settings(job: Job) -> list[dict[str, Any]]:
+    """Return collator, order and micro-batch sizes worth trying."""
+    sizes = job.micro_batch_sizes
+    grouped = [{"collator": "padding", "by_length": True, "micro_batch_size": size} for size in sizes]
+    flat = [{"collator": "flattening", "by_length": False, "micro_batch_size": size} for size in sizes]
+    # As it comes, rows of all lengths in a micro-batch: larger ones only pad more.
+    return [*grouped, *flat, {"collator": "padding", "by_length": False, "micro_batch_size": sizes[0]}]

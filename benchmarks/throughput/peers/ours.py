@@ -1,0 +1,56 @@
+"""Our training step, fed by our loader and with the bookkeeping that a training has."""
+
+from typing import Any
+
+from benchmarks.throughput.job import Job
+from benchmarks.throughput.turns import Turns
+from training.distributed import Ranks, joined_ranks
+from training.events import EventStream
+from training.record import Counters, SegmentRecord, now
+from training.variants import Made, Variant, loaded, make
+from training.window import Window
+
+
+def settings(job: Job) -> list[dict[str, Any]]:
+    """Return overrides of TrainingConfig."""
+    sizes = job.micro_batch_sizes
+    if job.training.device == "cuda":
+        return [
+            {"packing": True, "compile": is_on, "micro_batch_size": size} for size in sizes for is_on in (False, True)
+        ]
+    return [{"packing": is_packed, "micro_batch_size": size} for is_packed in (True, False) for size in sizes]
+
+
+def run(job: Job, turns: Turns) -> None:
+    """Run blocks until nobody asks."""
+    with joined_ranks(job.training) as ranks:
+        events = EventStream(job.training.work_dir / "steps.jsonl", rank=ranks.rank)
+        while (setting := turns.setting()) is not None:
+            made = make(Variant(overrides=setting), job.training, ranks)
+            while (block := turns.next()) is not None:
+                _run_block(job, made, ranks, events, job.steps_of(block), turns)
+
+
+def _run_block(job: Job, made: Made, ranks: Ranks, events: EventStream, steps: list[int], turns: Turns) -> None:
+    """Run the steps, the first untimed, each with ledger and window; the log point at the end is timed too."""
+    counters = Counters(started_at=now(), start_checksum="")
+    record = SegmentRecord(segment=job.training.segments[0], first_step=1, num_steps=len(job.order), counters=counters)
+    window, losses, waited = Window(ranks), [], 0.0
+    for micro_batches, step, data_wait_seconds in loaded(made, ranks, steps, "loader"):
+        num_tokens = made.plan.step(step).num_tokens
+        # A learning rate of 0 costs the same and leaves the weights alone, so that all blocks do the same work.
+        with window.computing():
+            result = made.strategy.train_step(micro_batches, num_tokens=num_tokens, learning_rate=0.0)
+        if step == steps[0]:
+            turns.start()
+            window.open()
+            continue
+        record.consume(step, ranks.rank, micro_batches, result)
+        window.add(
+            step, result, micro_batches, num_tokens=num_tokens, learning_rate=0.0, data_wait_seconds=data_wait_seconds
+        )
+        losses.append(result.loss_sum)
+        waited += data_wait_seconds
+    for line in record.add(window.close(forgives_overflow=made.strategy.replica.forgives_overflow)):
+        events.send(**line)
+    turns.finish(losses, data_wait_seconds=waited)

@@ -1,0 +1,97 @@
+"""Hugging Face Trainer, held between two steps by a callback until its next turn."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.throughput.job import Job
+from benchmarks.throughput.peers.feeding import InOrder, Rows, collators, feeding_settings
+from benchmarks.throughput.turns import Turns
+from training.workloads.causal_lm import load_model
+
+_MANY_STEPS = 1_000_000
+_LOGGING_STEPS = 10
+
+
+def settings(job: Job) -> list[dict[str, Any]]:
+    """Return collator, order and micro-batch sizes."""
+    return feeding_settings(job)
+
+
+def run(job: Job, turns: Turns) -> None:
+    """Run blocks until nobody asks."""
+    rows = Rows(job)
+    while (setting := turns.setting()) is not None:
+        _train(job, rows, setting, turns)
+
+
+def _train(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) -> None:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    training, size = job.training, setting["micro_batch_size"]
+    losses: list[Tensor] = []
+
+    class HeldTrainer(Trainer):  # type: ignore[misc]
+        """Its rows come in the order of the blocks, and what a micro-batch lost is kept for the check."""
+
+        def _get_train_sampler(self, train_dataset: Any = None) -> InOrder:
+            return InOrder(job.sequence(by_length=setting["by_length"]))
+
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+            loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+            losses.append(loss * num_items_in_batch / training.world_size)
+            return loss
+
+        def log(self, *_: Any, **__: Any) -> None:
+            """Keep quiet: what it would print has been read from the device and gathered by now."""
+
+    class Hold(TrainerCallback):  # type: ignore[misc]
+        """Waits after the last step of a block; the clock starts after the first."""
+
+        steps_done = 0
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = turns.next() is None
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.steps_done += 1
+            if self.steps_done == 1:
+                losses.clear()
+                turns.start()
+            elif self.steps_done == job.steps_per_block + 1:
+                self.steps_done = 0
+                turns.finish(losses)
+                control.should_training_stop = turns.next() is None
+
+    arguments = TrainingArguments(
+        output_dir=str(training.work_dir / "trainer"),
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=job.global_batch_size // training.world_size // size,
+        max_steps=_MANY_STEPS,
+        learning_rate=0.0,
+        lr_scheduler_type="constant",
+        weight_decay=training.weight_decay,
+        max_grad_norm=training.max_grad_norm,
+        bf16=training.precision == "bf16",
+        fp16=training.precision == "fp16",
+        use_cpu=training.device == "cpu",
+        ddp_backend="gloo" if training.device == "cpu" and training.world_size > 1 else None,
+        ddp_find_unused_parameters=False,
+        logging_steps=_LOGGING_STEPS,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+    trainer = HeldTrainer(
+        model=load_model(training.model_dir),
+        args=arguments,
+        train_dataset=rows,
+        data_collator=collators()[setting["collator"]],
+        callbacks=[Hold()],
+    )
+    trainer.train()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

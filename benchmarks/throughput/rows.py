@@ -1,0 +1,139 @@
+"""Rows of tokens for the peers: real abstracts where a folder of them is named, else the built-in text."""
+
+import itertools
+import lzma
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DATA_VARIABLE = "DDP_COMPARE_DATA"
+"""Environment variable: a folder with arxiv_abstracts.parquet, qwen2-tokenizer.json.xz and its tokenizer_config."""
+_BATCH_ROWS = 1_000
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Tokenised texts."""
+
+    rows: list[np.ndarray]
+    """Each (length,) int32, closed by the end-of-text token."""
+    vocab_size: int
+    """Ids are below."""
+    label: str
+    """Which texts and which tokenizer."""
+
+
+def data_folder(named: Path | None) -> Path | None:
+    """Return the folder that the option or else the environment names; None for the built-in text.
+
+    Raises ValueError if it holds no abstracts.
+    """
+    folder = named or (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None)
+    if folder is not None and not (folder / "arxiv_abstracts.parquet").is_file():
+        raise ValueError(f"{folder}: no arxiv_abstracts.parquet; allowed: a folder with it, or no folder")
+    return folder
+
+
+def abstract_texts(folder: Path, num_rows: int) -> list[str]:
+    """Return the first abstracts."""
+    import pyarrow.parquet as pq
+
+    texts: list[str] = []
+    with pq.ParquetFile(folder / "arxiv_abstracts.parquet") as file:
+        for batch in file.iter_batches(_BATCH_ROWS, columns=["text"]):
+            texts += batch.column(0).to_pylist()
+            if len(texts) >= num_rows:
+                break
+    return texts[:num_rows]
+
+
+def place_qwen2_tokenizer(data: Path, folder: Path) -> None:
+    """Unpack the Qwen2 tokenizer of the data folder as a transformers folder has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    packed = (data / "qwen2-tokenizer.json.xz").read_bytes()
+    (folder / "tokenizer.json").write_bytes(lzma.decompress(packed))
+    config = (data / "qwen2-tokenizer_config.json").read_bytes()
+    (folder / "tokenizer_config.json").write_bytes(config)
+
+
+def token_rows(data: Path | None, num_rows: int) -> TokenRows:
+    """Return the first rows of the abstracts with Qwen2's tokenizer, or of the built-in text with its own."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        if data is None:
+            from tasks.builtin.corpus import corpus_rows
+            from tasks.builtin.tiny_model import NUM_TOKENIZER_ROWS, write_tiny_qwen2
+
+            texts = list(itertools.islice(corpus_rows(), max(num_rows, NUM_TOKENIZER_ROWS)))
+            write_tiny_qwen2(folder, texts[:NUM_TOKENIZER_ROWS])
+            label = "built-in documentation text with the built-in tokenizer"
+        else:
+            texts = abstract_texts(data, num_rows)
+            place_qwen2_tokenizer(data, folder)
+            label = "arXiv abstracts with the Qwen2 tokenizer"
+        rows, size = _tokenised(folder, texts[:num_rows])
+    return TokenRows(rows=rows, vocab_size=size, label=label)
+
+
+def _tokenised(folder: Path, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    backend = tokenizer.backend_tokenizer
+    end = tokenizer.eos_token_id
+    rows: list[np.ndarray] = []
+    for start in range(0, len(texts), _BATCH_ROWS):
+        encodings = backend.encode_batch_fast(list(texts[start : start + _BATCH_ROWS]), add_special_tokens=False)
+        rows += [np.array([*encoding.ids, end], dtype=np.int32) for encoding in encodings]
+    return rows, len(tokenizer)
+
+
+def write_rows(folder: Path, rows: Sequence[np.ndarray], *, vocab_size: int | None = None) -> Path:
+    """Write rows as a slice (training/data.py) and return its folder.
+
+    With `vocab_size`, ids above are folded below it by their remainder: a small model then has the real lengths, and
+    what a step costs does not depend on which id stands where.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = np.concatenate(rows).astype(np.int32)
+    np.save(folder / "tokens.npy", tokens if vocab_size is None else tokens % vocab_size)
+    np.save(folder / "offsets.npy", np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64))
+    np.save(folder / "row_ids.npy", np.arange(len(rows), dtype=np.int64))
+    return folder
+
+
+def write_random_model(folder: Path, config: dict[str, Any], *, seed: int = 1) -> Path:
+    """Write a transformers folder with a model of this config and random fp32 weights; return the folder."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    settings = {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
+    shape = AutoConfig.for_model(config["model_type"], **settings)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        # from_config would build in the config's dtype.
+        model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+    model.save_pretrained(folder)
+    return folder
+
+
+def small_qwen2(vocab_size: int, **changes: int) -> dict[str, Any]:
+    """Return the config of a Qwen2 that 2 CPU cores can train: 4 layers of 192."""
+    return {
+        "model_type": "qwen2", "vocab_size": vocab_size, "hidden_size": 192, "intermediate_size": 512,
+        "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 2_048,
+        "tie_word_embeddings": True, "use_sliding_window": False, "bos_token_id": None, "eos_token_id": 0, **changes,
+    }  # fmt: skip
+
+
+def lengths_of(rows: Sequence[np.ndarray], seq_len: int) -> dict[str, float]:
+    """Return the mean tokens of a row after cutting, and the share of padding if all were padded to `seq_len`."""
+    lengths = np.minimum([len(row) for row in rows], seq_len)
+    return {"mean_tokens": float(lengths.mean()), "padding_share": float(1 - lengths.mean() / seq_len)}

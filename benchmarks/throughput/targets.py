@@ -1,0 +1,119 @@
+"""What was to be reached, and whether it was: by the lower end of the interval, never by its middle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.throughput.contest import OURS, Found
+from benchmarks.throughput.spreading import Spread
+from tasks.measuring.intervals import Interval
+
+PEERS = {
+    "published": "(a) loop as published",
+    "trainer": "(b) transformers.Trainer",
+    "accelerated": "(c) accelerate loop",
+}
+LEAST_RATIOS = {"published": 2.5, "trainer": 1.1, "accelerated": 1.1}
+LEAST_SHARE = 0.95
+MOST_DATA_WAIT = 0.02
+MOST_START_SECONDS = 6.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """One target."""
+
+    what: str
+    """What was measured, where."""
+    target: str
+    """What was asked."""
+    found: str
+    """What came out."""
+    is_reached: bool
+    """Whether it is."""
+
+    def row(self) -> list[str]:
+        """Return the row of a table."""
+        return [self.what, self.target, self.found, "reached" if self.is_reached else "missed"]
+
+
+def shown(interval: Interval, *, percent: bool = False) -> str:
+    """Return value and interval in figures."""
+    if percent:
+        return f"{interval.value:.1%} ({interval.low:.1%} to {interval.high:.1%})"
+    return f"{interval.value:.2f}x ({interval.low:.2f} to {interval.high:.2f})"
+
+
+def judge_contest(found: Found) -> list[Judged]:
+    """Return the targets of a contest: speed, equal work, wait for data, memory."""
+    name = found.setup.name
+    judged = [
+        Judged(
+            what=f"{name}: tokens/s against {PEERS[peer]}",
+            target=f">= {LEAST_RATIOS[peer]}x",
+            found=shown(ratio),
+            is_reached=found.losses_agree and ratio.low >= LEAST_RATIOS[peer],
+        )
+        for peer, ratio in found.ratios.items()
+    ]
+    worst = max(found.largest_loss_difference.values())
+    judged.append(
+        Judged(what=f"{name}: same loss", target="within 1e-4", found=f"{worst:.1e}", is_reached=found.losses_agree)
+    )
+    wait = found.data_wait_share
+    judged.append(
+        Judged(what=f"{name}: wait for data", target="<= 2 %", found=f"{wait:.2%}", is_reached=wait <= MOST_DATA_WAIT)
+    )
+    if "trainer" in found.blocks:
+        ours, theirs = (found.blocks[peer].peak_memory_bytes / 2**20 for peer in (OURS, "trainer"))
+        judged.append(
+            Judged(
+                what=f"{name}: peak memory against (b)",
+                target="<= 100 %",
+                found=f"{ours / theirs:.0%} ({ours:,.0f} of {theirs:,.0f} MiB)",
+                is_reached=ours <= theirs,
+            )
+        )
+    return judged
+
+
+def judge_spread(name: str, spread: Spread) -> list[Judged]:
+    """Return the targets of two processes against one."""
+    return [
+        Judged(
+            what=f"{name}: 2 processes, share of the speedup of 2 independent copies",
+            target=">= 95 %",
+            found=f"{shown(spread.share, percent=True)}; speedup {shown(spread.speedup)}, copies "
+            f"{shown(spread.ceiling)}, {spread.accumulation} micro-batches per rank",
+            is_reached=spread.share.low >= LEAST_SHARE,
+        ),
+    ]
+
+
+def judge_start(seconds: float) -> Judged:
+    """Return the target of a start."""
+    return Judged(
+        what="training child to its first step, beyond importing torch",
+        target="<= 6 s",
+        found=f"{seconds:.1f} s",
+        is_reached=seconds <= MOST_START_SECONDS,
+    )
+
+
+def contest_rows(found: Sequence[Found]) -> list[list[str]]:
+    """Return the table of all contests, a row for each peer."""
+    rows = []
+    for one in found:
+        for peer in one.blocks:
+            is_ours = peer == OURS
+            rows.append(
+                [
+                    one.setup.name,
+                    "ours" if is_ours else PEERS[peer],
+                    ", ".join(f"{key} {value}" for key, value in one.settings[peer].items()),
+                    f"{one.tokens_per_second(peer):,.0f}",
+                    "" if is_ours else shown(one.ratios[peer]),
+                    f"{one.blocks[peer].peak_memory_bytes / 2**20:,.0f}",
+                    f"{one.largest_loss_difference[peer]:.0e}",
+                ]
+            )
+    return rows

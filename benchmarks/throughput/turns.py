@@ -1,0 +1,92 @@
+"""A peer's turn: it waits, idle, until it is told to run its next block, and answers with its seconds."""
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from socket import AF_UNIX, SOCK_STREAM, socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Turns:
+    """The rank's line to the benchmark. Blocks come in their fixed order, counted anew with every setting."""
+
+    def __init__(self, address: str, *, rank: int, device: torch.device) -> None:
+        plug = socket(AF_UNIX, SOCK_STREAM)
+        plug.connect(address)
+        self._line = Connection(plug.detach())
+        self._rank = rank
+        self._device = device
+        self._asked: dict[str, Any] | None = None
+        self._started = 0.0
+        self._say({})
+
+    def setting(self) -> dict[str, Any] | None:
+        """Wait to be told a setting and return it; None once nobody is there any more."""
+        asked = self._asked or self._hear()
+        self._asked = None
+        if asked is None:
+            return None
+        if asked["command"] != "use":
+            raise ValueError(f"command {asked['command']!r} before a setting; allowed: use")
+        self._answer_due = True
+        return dict(asked["setting"])
+
+    def next(self) -> int | None:
+        """Wait for the next turn and return the number of its block, from 0; None: leave, there is none."""
+        if self._answer_due:
+            self._answer_due = False
+            self._say({})
+        asked = self._hear()
+        if asked is None:
+            return None
+        if asked["command"] == "run":
+            return int(asked["block"])
+        self._asked = asked
+        return None
+
+    def start(self) -> None:
+        """Start the clock, on all ranks at once."""
+        self._synchronize()
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.barrier()
+        self._started = time.perf_counter()
+
+    def finish(self, losses: list[Tensor], *, data_wait_seconds: float | None = None) -> None:
+        """Stop the clock and answer; `losses`: sums of this rank's token losses, whatever their number."""
+        self._synchronize()
+        seconds = time.perf_counter() - self._started
+        total = float(torch.stack([loss.detach().double().cpu() for loss in losses]).sum()) if losses else 0.0
+        found = {"seconds": seconds, "loss_sum": total, "data_wait_seconds": data_wait_seconds}
+        self._say({**found, "peak_memory_bytes": peak_memory_bytes(self._device)})
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _hear(self) -> dict[str, Any] | None:
+        try:
+            asked: dict[str, Any] = json.loads(self._line.recv_bytes())
+        except EOFError:
+            return None
+        return asked
+
+    def _say(self, answer: Mapping[str, Any]) -> None:
+        self._line.send_bytes(json.dumps({"rank": self._rank, **answer}).encode())
+
+    _answer_due = False
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory so far: allocated on the GPU; on the CPU resident, imports included."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024

@@ -1,0 +1,57 @@
+"""The benchmark of growth: its fit by hand, its made-up comparison, and every part at a small size."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.growth import __main__ as growth
+from benchmarks.growth.finished import outputs_of, write_finished
+from benchmarks.growth.fit import exponent
+from benchmarks.growth.parts import PARTS
+from tasks.reporting.collect import collect_results
+from training.data import open_slice
+
+
+def test_the_exponent_of_a_power_is_that_power() -> None:
+    assert exponent([1, 10, 100], [2.0, 20.0, 200.0]) == pytest.approx(1)
+    assert exponent([10, 100, 1_000], [3.0, 300.0, 30_000.0]) == pytest.approx(2)
+    assert exponent([1, 10], [5.0, 5.0]) == pytest.approx(0)
+    with pytest.raises(ValueError, match="two or more"):
+        exponent([10, 10], [1.0, 2.0])
+
+
+def test_growth_is_called_linear_by_its_steeper_end_and_flat_by_its_ends() -> None:
+    def points(seconds: list[float], memory: list[float]) -> dict[int, dict[str, float]]:
+        pairs = zip((10, 100, 1_000), seconds, memory, strict=True)
+        return {size: {"seconds": one, "memory_mib": other} for size, one, other in pairs}
+
+    assert growth.judgement(points([1, 10, 100], [5, 5, 9])) == ["1.00", "1.00", "yes", "yes"]
+    # On the whole linear, in the end quadratic.
+    assert growth.judgement(points([1, 1, 100], [5, 5, 105])) == ["1.00", "2.00", "no", "no: +100 MiB"]
+
+
+def test_the_made_up_comparison_passes_all_gates(tmp_path: Path) -> None:
+    write_finished(tmp_path, num_rows=50, epochs=3)
+    results = collect_results(outputs_of(tmp_path))
+    assert [gate.name for gate in results.gates if gate.verdict == "failed"] == []
+    assert [len(cell.epochs) for cell in results.cells] == [3, 3]
+    assert not results.is_speedup_withheld
+
+
+@pytest.mark.slow
+def test_every_part_runs_at_a_small_size_and_is_measured_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    growth.ready(tmp_path, 100)
+    for name in growth._BY_ROWS[:-1]:
+        PARTS[name](tmp_path, 100)()
+    assert len(open_slice(tmp_path / "slice")) == 100
+    assert list(tmp_path.glob("checkpoints/segments/*/receipt.json"))
+    points = {"report_epochs": {2: growth.measure("report_epochs", tmp_path, 2)}}
+    found = points["report_epochs"][2]
+    assert found["seconds"] > 0
+    assert found["memory_mib"] >= 0
+    assert (tmp_path / "reports" / "index.html").is_file()
+    growth.draw(points, growth._LABELS, tmp_path / "chart.svg", over=["report_epochs"])
+    assert "<svg" in (tmp_path / "chart.svg").read_text()

@@ -1,0 +1,217 @@
+"""The benchmark of throughput: its arithmetic by hand, the blocks that all peers share, and small real runs."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.throughput import gpu, targets
+from benchmarks.throughput.contest import Found, contest, largest_difference
+from benchmarks.throughput.groups import Blocks, Setup, write_job
+from benchmarks.throughput.job import Job, padded
+from benchmarks.throughput.rows import small_qwen2, write_random_model, write_rows
+from benchmarks.throughput.spreading import beyond_import, spread
+from tasks.measuring.intervals import Interval, ratio_of_medians
+
+_PEERS = ("ours", "published", "trainer", "accelerated")
+_SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1} | {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+_NUM_ROWS, _SEQ_LEN = 64, 24
+_OF_COMMAND_LINES = {"typer"}
+"""It needs rich and pydantic, which our stages need too: a module of ours that imports them would go unnoticed."""
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[np.ndarray]:
+    """Rows of 2 to 30 tokens, some of them longer than the sequence length."""
+    random = np.random.default_rng(3)
+    return [random.integers(0, 128, size=length) for length in random.integers(2, 31, size=_NUM_ROWS)]
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory, rows: list[np.ndarray]) -> Setup:
+    """Two timed steps of 8 rows per block, on a model of one layer."""
+    folder = tmp_path_factory.mktemp("throughput")
+    return Setup(
+        name="tiny", model_dir=write_random_model(folder / "model", small_qwen2(128, **_SHAPE)),
+        slice_dir=write_rows(folder / "rows", rows), num_rows=_NUM_ROWS, world_size=1, global_batch_size=8,
+        seq_len=_SEQ_LEN, steps_per_block=2,
+    )  # fmt: skip
+
+
+def _job(setup: Setup, folder: Path) -> Job:
+    return write_job(setup, "ours", folder)
+
+
+def test_every_peer_is_given_the_same_rows_in_a_block_however_it_orders_them(setup: Setup, tmp_path: Path) -> None:
+    job = _job(setup, tmp_path)
+    assert (job.num_blocks, job.steps_of(1), job.steps_of(2)) == (2, [4, 5, 6], [1, 2, 3])
+    plain, grouped = job.sequence(by_length=False), job.sequence(by_length=True)
+    assert plain != grouped
+    assert plain[:8] == grouped[:8]  # the step that is not timed
+    assert sorted(plain[8:24]) == sorted(grouped[8:24])
+    lengths = [len(job.tokens(row)) for row in grouped[8:24]]
+    assert lengths == sorted(lengths, reverse=True)
+    ours = np.concatenate([job.rows_of(step) for step in job.steps_of(0)])
+    assert plain[:24] == ours.tolist()
+
+
+def test_tokens_of_a_block_are_counted_without_padding_and_after_cutting(
+    setup: Setup, rows: list[np.ndarray], tmp_path: Path
+) -> None:
+    job = _job(setup, tmp_path)
+    timed = [int(row) for step in job.steps_of(1)[1:] for row in job.rows_of(step)]
+    assert job.num_tokens(1) == sum(min(len(rows[row]), _SEQ_LEN) for row in timed)
+    assert job.num_label_tokens(1) == job.num_tokens(1) - len(timed)
+    assert max(len(row) for row in rows) > _SEQ_LEN
+
+
+def test_a_padded_micro_batch_masks_its_padding_in_labels_and_attention() -> None:
+    found = padded([np.array([5, 6, 7]), np.array([8])], length=3, multiple_of=4)
+    assert found["input_ids"].tolist() == [[5, 6, 7, 0], [8, 0, 0, 0]]
+    assert found["labels"].tolist() == [[5, 6, 7, -100], [8, -100, -100, -100]]
+    assert found["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+
+
+def _found(setup: Setup, *, ours: list[float], theirs: list[float], losses: list[float] | None = None) -> Found:
+    """Return a contest against the published loop with these seconds per block, 1,000 tokens in each."""
+    tokens, expected = [1_000] * len(ours), [2.0] * len(ours)
+    blocks = {
+        "ours": Blocks(ours, expected, tokens, data_wait_seconds=0.05, peak_memory_bytes=300 * 2**20),
+        "published": Blocks(theirs, losses or expected, tokens, peak_memory_bytes=400 * 2**20),
+    }
+    return Found(
+        setup=setup, settings={name: {} for name in blocks}, tried={}, blocks=blocks,
+        ratios={"published": ratio_of_medians(theirs, ours, seed=1)},
+        largest_loss_difference={name: largest_difference(one, blocks["ours"]) for name, one in blocks.items()},
+        num_rounds=len(ours), stopped_because="", load=1.0,
+    )  # fmt: skip
+
+
+def test_figures_of_a_contest_are_those_worked_out_by_hand(setup: Setup) -> None:
+    found = _found(setup, ours=[0.5] * 10, theirs=[1.5] * 10)
+    assert (found.ratios["published"].low, found.ratios["published"].high) == pytest.approx((3.0, 3.0))
+    assert found.tokens_per_second("ours") == 2_000
+    assert found.tokens_per_second("published") == pytest.approx(666.67, abs=0.01)
+    assert found.data_wait_share == pytest.approx(0.01)
+    speed, loss, wait = targets.judge_contest(found)
+    assert speed.row()[1:] == [">= 2.5x", "3.00x (3.00 to 3.00)", "reached"]
+    assert (loss.is_reached, wait.found, wait.is_reached) == (True, "1.00%", True)
+
+
+def test_a_target_is_missed_where_only_the_middle_of_the_interval_reaches_it(setup: Setup) -> None:
+    found = _found(setup, ours=[0.5] * 10, theirs=[1.1, 1.2, 1.1, 1.2, 1.3, 1.4, 1.4, 1.3, 1.5, 1.3])
+    assert found.ratios["published"].value > 2.5 > found.ratios["published"].low
+    assert not targets.judge_contest(found)[0].is_reached
+
+
+def test_no_speed_counts_where_the_losses_differ(setup: Setup) -> None:
+    found = _found(setup, ours=[0.5] * 10, theirs=[5.0] * 10, losses=[2.0] * 9 + [2.001])
+    assert found.largest_loss_difference["published"] == pytest.approx(5e-4)
+    assert [one.is_reached for one in targets.judge_contest(found)] == [False, False, True]
+
+
+def test_a_start_is_the_median_of_what_each_turn_takes_beyond_the_import() -> None:
+    assert beyond_import({"import torch": [2.0, 3.0, 2.0], "first step": [6.0, 9.0, 7.0]}) == 5.0
+
+
+def test_mfu_is_the_share_of_the_peak_and_unknown_without_a_known_gpu(project: Path) -> None:
+    # 6 operations per weight, and none for attention to speak of: 989.5 TFLOP/s are the peak of this GPU.
+    config = {"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14}
+    config |= {"num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151_936}
+    found = gpu.mfu_of(config, [1], 100_000, gpu="NVIDIA H100 80GB HBM3")
+    assert found == pytest.approx((6 * 493_961_216 + 12 * 24 * 896) * 100_000 / 989.5e12, rel=2e-3)
+    assert gpu.mfu_of(config, [1], 100_000, gpu=None) is None
+    assert gpu.mfu_of(config, [1], 100_000, gpu="a GPU of tomorrow") is None
+
+
+def test_two_processes_need_8_micro_batches_each(setup: Setup, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="4 micro-batches per rank; needed: 8"):
+        spread(setup, tmp_path, overrides={"micro_batch_size": 1}, max_seconds=1, half_width=0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2])
+def test_all_peers_do_the_same_work_on_two_processes(setup: Setup, tmp_path: Path, world_size: int) -> None:
+    import dataclasses
+
+    found = contest(
+        dataclasses.replace(setup, world_size=world_size), _PEERS, tmp_path, max_seconds=1, half_width=0.5,
+        min_rounds=7, say=print, is_trying=False,
+    )  # fmt: skip
+    assert found.losses_agree, found.largest_loss_difference
+    assert set(found.ratios) == {"published", "trainer", "accelerated"}
+    assert all(isinstance(ratio, Interval) and ratio.low > 0 for ratio in found.ratios.values())
+    assert {len(blocks.seconds) for blocks in found.blocks.values()} == {14}
+    assert found.blocks["ours"].num_tokens == found.blocks["trainer"].num_tokens
+
+
+@pytest.mark.slow
+def test_the_gpu_benchmark_runs_where_only_four_packages_are_installed(
+    project: Path, setup: Setup, bare_python: Path, tmp_path: Path
+) -> None:
+    prepared = tmp_path / "prepared"
+    (prepared).mkdir()
+    (prepared / "rows").symlink_to(setup.slice_dir)
+    (prepared / "config.json").write_text(json.dumps(small_qwen2(128, **_SHAPE)))
+    facts = {"texts": "random tokens", "num_rows": _NUM_ROWS, "seq_len": _SEQ_LEN, "mean_tokens": 15.0}
+    (prepared / "facts.json").write_text(json.dumps(facts))
+    arguments = ["--prepared", str(prepared), "--out", str(tmp_path / "found"), "--seconds", "1", "--no-trying"]
+    arguments += ["--global-batch-size", "8", "--steps-per-block", "1", "--min-rounds", "7"]
+    subprocess.run(
+        [str(bare_python), "-m", "benchmarks.throughput.gpu", *arguments],
+        check=True, cwd=project, env={**os.environ, "PYTHONPATH": str(project), "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["is_gpu"], found["mfu"], found["targets"]) == (False, None, [])
+    assert found["certificate"]["passed"]
+    assert found["contest"]["losses_agree"]
+    assert set(found["contest"]["tokens_per_second"]) == {"ours", "published"}
+    assert "a CPU's: nothing here says anything about a GPU" in (tmp_path / "found.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with torch, transformers, numpy, safetensors and what these import, and nothing else."""
+    import importlib.metadata
+    import venv
+
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=False, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name in _needed({"torch", "transformers", "numpy", "safetensors"}):
+        files = importlib.metadata.files(name) or []
+        for top in {file.parts[0] for file in files} - {"..", "__pycache__", "bin"}:
+            source = Path(str(importlib.metadata.distribution(name).locate_file(top)))
+            if source.exists() and not (packages / top).exists():
+                (packages / top).symlink_to(source)
+    return folder / "bin" / "python"
+
+
+def _needed(names: set[str]) -> set[str]:
+    """Return the packages with all that they require, but for what only their command lines import."""
+    import importlib.metadata
+
+    from packaging.requirements import Requirement
+
+    found: set[str] = set()
+    while names:
+        name = names.pop()
+        found.add(name)
+        for line in importlib.metadata.requires(name) or []:
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                names |= {requirement.name.lower()} - found - _OF_COMMAND_LINES
+    return found
+
+
+def test_the_bare_python_has_none_of_what_stages_import(bare_python: Path) -> None:
+    names = ("accelerate", "datasets", "dvc", "pandas", "psutil", "pyarrow", "pydantic", "pynvml", "rich", "ruamel")
+    code = f"import importlib.util as u; print([n for n in {names} if u.find_spec(n)])"
+    found = subprocess.run([str(bare_python), "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == "[]"
