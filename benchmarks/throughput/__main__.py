@@ -185,8 +185,8 @@ def method_of(found: Everything, plan: Plan) -> str:
         "same rows, and the learning rate is 0, so that weights stay what they are. Of every peer the settings were "
         "tried first, on one process, and the fastest taken (the JSON file has all). Ratios: medians of levelled "
         "rounds, paired bootstrap. Lengths are grouped within the rows of a block. Ours includes ledger, window and a "
-        "log point per block; checkpoints, evaluation and tracking are outside the clock for everybody. Load average of "
-        f"five minutes at the end of each contest, its own processes included: {loads}."
+        "log point per block; checkpoints, evaluation and tracking are outside the clock for everybody. Load average "
+        f"of five minutes at the end of each contest, its own processes included: {loads}."
     )
 
 
