@@ -2,8 +2,8 @@
 
 Several are separated by `;`. A kind is the name of any signal, or one of `KINDS`. `section=forward` and the like say
 where in the step it comes; else it is after the update and before anything is saved, or, for nan, inf and oom, in the
-forward pass. `slow:3` makes everything from that step on take three times its CPU seconds; `oom:2` runs out of memory
-only on a micro-batch of more than 2 samples.
+forward pass. `slow:3` makes the passes of that step and all later ones take three times as long; `oom:2` runs out of
+memory only on a micro-batch of more than 2 samples.
 """
 
 import ctypes
@@ -101,9 +101,9 @@ class Plan:
         slow = [_Slowness(fault) for fault in self._faults if fault.kind == "slow"]
 
         def entering(section: Section) -> None:
-            enter(section)
             for each in slow:
-                each.delay(whereabouts.step)
+                each.delay(whereabouts.step, section)
+            enter(section)
             if section is not Section.UPDATE:
                 self._strike(whereabouts.step, section)
 
@@ -155,18 +155,22 @@ def _spoil(fault: Fault, micro_batch: MicroBatch, numbers: torch.Tensor) -> torc
 
 
 class _Slowness:
-    """Sleeps for what the rank has computed since the last look, times a factor."""
+    """Sleeps after a section for what it took, times a factor; where the rank may have waited, for its CPU seconds."""
 
     def __init__(self, fault: Fault) -> None:
         self._fault = fault
-        self._seen = 0.0
+        self._before = Section.START
+        self._wall = self._cpu = 0.0
 
-    def delay(self, step: int) -> None:
-        if step < self._fault.step:
-            return
-        if self._seen:
-            time.sleep((self._fault.number - 1) * (time.process_time() - self._seen))
-        self._seen = time.process_time()
+    def delay(self, step: int, section: Section) -> None:
+        if step >= self._fault.step:
+            spent = 0.0
+            if section is Section.UPDATE:
+                spent = time.process_time() - self._cpu
+            elif self._before in (Section.FORWARD, Section.BACKWARD):
+                spent = time.perf_counter() - self._wall
+            time.sleep((self._fault.number - 1) * spent)
+        self._before, self._wall, self._cpu = section, time.perf_counter(), time.process_time()
 
 
 def planned_faults(rank: int) -> Plan | None:

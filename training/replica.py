@@ -156,7 +156,7 @@ class Replica:
         """Return whether these micro-batches alone give a finite gradient; what was added up before is dropped."""
         self.forget_gradient()
         for micro_batch in micro_batches:
-            self.add_backward(self.forward(self.module, micro_batch), weight=weight)
+            self.add_backward(self.forward(self.module, micro_batch, weight=weight), weight=weight)
         is_finite = all(bool(part.isfinite().all()) for part in self._gradient().values())
         self.forget_gradient()
         return is_finite
