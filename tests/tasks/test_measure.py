@@ -90,6 +90,24 @@ def test_two_ranks_under_torchrun_make_the_updates_of_one_process_to_the_bit(cer
     assert sorted(file.name for file in kept.iterdir()) == ["certificate.json", "manifest.json"]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train.packing": True, "cells.2proc.options": {"gradient_hook": "bf16"}},
+        {"train.packing": True, "train.precision": "bf16", "cells.2proc.options": {"gradient_hook": "fp16"}},
+        {"cells.2proc.options": {"early_tied_head": True}},
+    ],
+    ids=["packed, bf16 exchanged", "packed in bf16, fp16 exchanged", "early tied head"],
+)
+def test_every_way_to_be_faster_is_certified(copied: Path, changes: dict[str, Any]) -> None:
+    change_params(copied, changes)
+    found = certificate_of(copied)
+    assert (found["verdict"], found["problem"]) == ("passed", None)
+    for what in ("gradient", "weights"):
+        # Only the early head is added up in another order.
+        assert found[what]["is_bitwise_equal"] == ("train.packing" in changes)
+
+
 def test_what_is_certified_is_not_measured_again_when_only_the_extent_grows(certified: Path, tmp_path: Path) -> None:
     project = copy_project(certified, tmp_path / "project")
     change_params(project, {"train.epochs": 3, "train.log_every_steps": 7, "ranges": ["0-61"]})
