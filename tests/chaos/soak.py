@@ -15,6 +15,8 @@ from tests.chaos.trial import Trial
 from training.receipt import problem_with
 
 _SECONDS_BETWEEN_LOOKS = 0.01
+_GRACE_SECONDS = 12.0
+"""For who was asked to stop; after that it is killed, as the stage does (tasks/stage/ranks.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,15 @@ class Scene:
         self.launch.strike(signal.SIGKILL, [*self.launch.pids, *self.ranks])
         while self.launch.is_running:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def ask(self, number: signal.Signals, pids: list[int]) -> None:
+        """Ask these to stop, and end everything if that takes too long."""
+        self.launch.strike(number, pids)
+        asked_at = time.perf_counter()
+        self.launch.watch(until=asked_at + _GRACE_SECONDS)
+        if self.launch.is_running:
+            self.kill_all()
+            self.launch.struck_at = asked_at
 
     def partials(self) -> list[Path]:
         """Return the partial checkpoints that the next launch can choose from, oldest first."""
@@ -66,13 +77,13 @@ def kill_all(scene: Scene) -> bool:
 
 def terminate(scene: Scene) -> bool:
     """SIGTERM to what was started."""
-    scene.launch.strike(signal.SIGTERM)
+    scene.ask(signal.SIGTERM, scene.launch.pids)
     return True
 
 
 def interrupt(scene: Scene) -> bool:
     """SIGINT to every rank."""
-    scene.launch.strike(signal.SIGINT, scene.ranks)
+    scene.ask(signal.SIGINT, scene.ranks)
     return True
 
 
@@ -124,17 +135,17 @@ def soak_trials(
     launcher: Launcher,
     size: Size,
     *,
-    seconds_between_faults: float | None,
+    seconds_between_faults: float,
     num_faults_at_most: int = 1000,
     seed: int = 3,
 ) -> Iterator[Trial]:
     """Train to the end, a fault coming at random times that are so far apart on average; a trial for each fault.
 
-    Without a number of seconds it is what a launch takes until its first step.
+    They are at least as far apart as a launch takes until its first step, or nothing would ever be trained.
     """
     choose = random.Random(seed)
     course = Course(root, launcher, size)
-    between = seconds_between_faults or course.start_seconds
+    between = max(seconds_between_faults, course.start_seconds)
     waiting: list[Fault] = []
     num_faults = num_pauses = 0
 

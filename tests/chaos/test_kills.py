@@ -56,7 +56,7 @@ def test_a_long_training_with_a_fault_every_moment_ends_with_the_clean_weights(
     tmp_path: Path, ranks: ForkedRanks
 ) -> None:
     size = Size(num_rows=1280, epochs=2, global_batch_size=8, checkpoint_every_steps=5)
-    trials = list(soak_trials(tmp_path, ranks, size, seconds_between_faults=None, num_faults_at_most=_NUM_FAULTS))
+    trials = list(soak_trials(tmp_path, ranks, size, seconds_between_faults=0.0, num_faults_at_most=_NUM_FAULTS))
     assert [trial.problem for trial in trials if trial.problem] == []
     assert _NUM_FAULTS / 2 <= len(trials) <= _NUM_FAULTS
 
