@@ -193,7 +193,7 @@ def method_of(found: Everything, plan: Plan) -> str:
         "of each peer in random order and then a block of each in the reverse order; all blocks of a half have the "
         "same rows, and the learning rate is 0, so that weights stay what they are. Of every peer the settings were "
         "tried first, on one process, and the one with the least CPU seconds taken (the JSON file has all). Ratios: "
-        "medians of levelled rounds, paired bootstrap. By CPU seconds: the same of what the processes computed, without "
+        "medians of levelled rounds, paired bootstrap. By CPU seconds: the same of what processes computed, without "
         "waiting, which load by others hardly changes. Lengths are grouped within the rows of a block. Ours includes "
         "ledger, window and a log point per block; checkpoints, evaluation and tracking are outside the clock for "
         f"everybody. Load average of five minutes at the end of each contest, its own included: {loads}."
