@@ -27,7 +27,7 @@ from benchmarks.throughput.rows import (
     write_random_model,
     write_rows,
 )
-from benchmarks.throughput.spreading import Spread, beyond_import, spread, start_seconds
+from benchmarks.throughput.spreading import MIN_ACCUMULATION, Spread, beyond_import, spread, start_seconds
 from benchmarks.throughput.targets import Judged, contest_rows, judge_contest, judge_spread, judge_start
 
 PEERS = (OURS, "published", "trainer", "accelerated")
@@ -168,11 +168,11 @@ def _setup(plan: Plan, size: Size, folder: Path, world_size: int) -> Setup:
 
 
 def _spread(plan: Plan, setup: Setup, setting: dict[str, Any], folder: Path) -> Spread:
-    """Return two processes against one, with the best setting and a batch of at least 8 micro-batches per rank."""
-    batch = max(_SPREAD_BATCH, 16 * int(setting["micro_batch_size"]))
-    larger = dataclasses.replace(setup, name="spread", global_batch_size=batch, steps_per_block=1)
+    """Return two processes against one, at our best setting but with the small micro-batches of much accumulation."""
+    overrides = {**setting, "micro_batch_size": _SPREAD_BATCH // (2 * MIN_ACCUMULATION)}
+    larger = dataclasses.replace(setup, name="spread", global_batch_size=_SPREAD_BATCH, steps_per_block=1)
     return spread(
-        larger, folder / "spread", overrides=setting, max_seconds=plan.seconds, half_width=plan.half_width,
+        larger, folder / "spread", overrides=overrides, max_seconds=plan.seconds, half_width=plan.half_width,
         min_rounds=plan.min_rounds,
     )  # fmt: skip
 
