@@ -131,6 +131,7 @@ def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
     from training.checkpoint import CheckpointStore
     from training.config import read_config
     from training.distributed import joined_ranks
+    from training.events import EventStream
     from training.strategies import single
     from training.workloads import causal_lm
 
@@ -142,7 +143,8 @@ def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
     ledger[:, 2] = np.arange(num_rows)
     line = {"event": "step", "range": f"0-{num_rows}", "epoch": 1, "loss": 3.25, "num_tokens": 512, "seconds": 0.125}
     record.lines = [{**line, "step": step} for step in range(1, record.num_steps + 1)]
-    store = CheckpointStore(work / "checkpoints", model_name="model", world_size=1, exact=False)
+    events = EventStream(work / "events.jsonl", rank=0)
+    store = CheckpointStore(work / "checkpoints", model_name="model", world_size=1, exact=False, events=events)
     return lambda: store.save_finished(strategy.replica, record, ledger, dict)
 
 

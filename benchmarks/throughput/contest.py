@@ -36,6 +36,8 @@ class Found:
     """Of every peer."""
     ratios: dict[str, Interval]
     """Real tokens per second of ours / of the peer."""
+    cpu_ratios: dict[str, Interval]
+    """CPU seconds of the peer / of ours, which other load hardly changes; without the wait for other ranks."""
     largest_loss_difference: dict[str, float]
     """Of any block from ours, relative."""
     num_rounds: int
@@ -74,6 +76,7 @@ class Found:
             "tried": self.tried,
             "tokens_per_second": {peer: self.tokens_per_second(peer) for peer in self.blocks},
             "ratios": {peer: ratio.as_json() for peer, ratio in self.ratios.items()},
+            "cpu_ratios": {peer: ratio.as_json() for peer, ratio in self.cpu_ratios.items()},
             "losses_agree": self.losses_agree,
             "largest_loss_difference": self.largest_loss_difference,
             "data_wait_share": self.data_wait_share,
@@ -87,7 +90,9 @@ class Found:
 def tried_settings(
     setup: Setup, peer: str, work: Path, *, say: Callable[[str], None], num_blocks: int = _TRIAL_BLOCKS
 ) -> list[dict[str, Any]]:
-    """Return the peer's settings, the fastest first, each with its seconds per block (`seconds`, the least).
+    """Return the peer's settings, the fastest first, each with the least `seconds` of a block; on a CPU CPU seconds.
+
+    They are tried one after another, where CPU seconds are compared more fairly than those of a clock.
 
     A setting that does not run, as where memory is too small for it, stands last with its reason (`failed`). Raises
     the StageError of the last one if none runs.
@@ -123,7 +128,7 @@ def _least_seconds(group: Group, setting: Mapping[str, Any], num_blocks: int) ->
     blocks = Blocks()
     for _ in range(num_blocks):
         group.run(blocks)
-    return min(blocks.seconds)
+    return min(blocks.cpu_seconds if group.job.training.device == "cpu" else blocks.seconds)
 
 
 def contest(
@@ -153,6 +158,7 @@ def contest(
         chosen[peer] = tried[peer][0]["setting"] if is_trying else settings_of(setup, peer, work / "trying")[0]
     blocks = {peer: Blocks() for peer in peers}
     values: dict[str, list[float]] = {peer: [] for peer in peers}
+    cpu_values: dict[str, list[float]] = {peer: [] for peer in peers}
     stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)
 
     def look(confidence: float) -> dict[str, Interval]:
@@ -170,6 +176,7 @@ def contest(
             seconds = [running[name].run(blocks[name]) for name in names]
             for peer, value in trial(names, seconds).items():
                 values[peer].append(value)
+                cpu_values[peer].append(sum(blocks[peer].cpu_seconds[-2:]))
             num_rounds += 1
             if not stopping.goes_on(num_rounds, seconds=time.perf_counter() - started, look=look):
                 break
@@ -181,11 +188,21 @@ def contest(
         tried=tried,
         blocks=blocks,
         ratios=dict(stopping.intervals),
+        cpu_ratios=against_ours(cpu_values, seed=seed),
         largest_loss_difference={peer: largest_difference(blocks[peer], blocks[OURS]) for peer in peers},
         num_rounds=num_rounds,
         stopped_because=stopping.reason,
         load=os.getloadavg()[1],
     )
+
+
+def against_ours(values: Mapping[str, list[float]], *, seed: int, confidence: float = 0.95) -> dict[str, Interval]:
+    """Return each peer's seconds / ours, from one value per round."""
+    return {
+        peer: ratio_of_medians(found, values[OURS], seed=seed, confidence=confidence)
+        for peer, found in values.items()
+        if peer != OURS
+    }
 
 
 def largest_difference(blocks: Blocks, others: Blocks) -> float:

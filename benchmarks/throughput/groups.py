@@ -86,6 +86,8 @@ class Blocks:
     """Mean loss of a label token."""
     num_tokens: list[int] = field(default_factory=list)
     """Real tokens, no padding."""
+    cpu_seconds: list[float] = field(default_factory=list)
+    """Of all ranks together; nearly what they would take with the cores to themselves."""
     data_wait_seconds: float = 0.0
     """Together; of the rank that waited longest."""
     peak_memory_bytes: int = 0
@@ -126,6 +128,7 @@ class Group:
         found = self._workers.ask("run", block=self._block, doing="running a block")
         seconds = max(one["seconds"] for one in found)
         blocks.seconds.append(seconds)
+        blocks.cpu_seconds.append(sum(one["cpu_seconds"] for one in found))
         blocks.losses.append(sum(one["loss_sum"] for one in found) / self.job.num_label_tokens(self._block))
         blocks.num_tokens.append(self.job.num_tokens(self._block))
         blocks.data_wait_seconds += max(one["data_wait_seconds"] or 0.0 for one in found)

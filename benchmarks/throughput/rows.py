@@ -119,7 +119,7 @@ def write_random_model(folder: Path, config: dict[str, Any], *, seed: int = 1) -
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         # from_config would build in the config's dtype.
-        model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, trust_remote_code=False)
     model.save_pretrained(folder)
     return folder
 

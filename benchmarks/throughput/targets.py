@@ -112,6 +112,7 @@ def contest_rows(found: Sequence[Found]) -> list[list[str]]:
                     ", ".join(f"{key} {value}" for key, value in one.settings[peer].items()),
                     f"{one.tokens_per_second(peer):,.0f}",
                     "" if is_ours else shown(one.ratios[peer]),
+                    "" if is_ours else shown(one.cpu_ratios[peer]),
                     f"{one.blocks[peer].peak_memory_bytes / 2**20:,.0f}",
                     f"{one.largest_loss_difference[peer]:.0e}",
                 ]

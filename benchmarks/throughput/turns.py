@@ -24,7 +24,7 @@ class Turns:
         self._rank = rank
         self._device = device
         self._asked: dict[str, Any] | None = None
-        self._started = 0.0
+        self._started = self._cpu_started = 0.0
         self._say({})
 
     def setting(self) -> dict[str, Any] | None:
@@ -56,14 +56,15 @@ class Turns:
         self._synchronize()
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.barrier()
-        self._started = time.perf_counter()
+        self._started, self._cpu_started = time.perf_counter(), time.process_time()
 
     def finish(self, losses: list[Tensor], *, data_wait_seconds: float | None = None) -> None:
         """Stop the clock and answer; `losses`: sums of this rank's token losses, whatever their number."""
         self._synchronize()
-        seconds = time.perf_counter() - self._started
+        seconds, cpu_seconds = time.perf_counter() - self._started, time.process_time() - self._cpu_started
         total = float(torch.stack([loss.detach().double().cpu() for loss in losses]).sum()) if losses else 0.0
-        found = {"seconds": seconds, "loss_sum": total, "data_wait_seconds": data_wait_seconds}
+        found: dict[str, float | None] = {"seconds": seconds, "cpu_seconds": cpu_seconds, "loss_sum": total}
+        found["data_wait_seconds"] = data_wait_seconds
         self._say({**found, "peak_memory_bytes": peak_memory_bytes(self._device)})
 
     def _synchronize(self) -> None:

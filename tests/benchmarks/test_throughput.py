@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from benchmarks.throughput import gpu, targets
-from benchmarks.throughput.contest import Found, contest, largest_difference
+from benchmarks.throughput.contest import Found, against_ours, contest, largest_difference
 from benchmarks.throughput.groups import Blocks, Setup, write_job
 from benchmarks.throughput.job import Job, padded
 from benchmarks.throughput.rows import small_qwen2, write_random_model, write_rows
 from benchmarks.throughput.spreading import beyond_import, spread
-from tasks.measuring.intervals import Interval, ratio_of_medians
+from tasks.measuring.intervals import Interval
 
 _PEERS = ("ours", "published", "trainer", "accelerated")
 _SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1} | {
@@ -82,12 +82,12 @@ def _found(setup: Setup, *, ours: list[float], theirs: list[float], losses: list
     """Return a contest against the published loop with these seconds per block, 1,000 tokens in each."""
     tokens, expected = [1_000] * len(ours), [2.0] * len(ours)
     blocks = {
-        "ours": Blocks(ours, expected, tokens, data_wait_seconds=0.05, peak_memory_bytes=300 * 2**20),
-        "published": Blocks(theirs, losses or expected, tokens, peak_memory_bytes=400 * 2**20),
+        "ours": Blocks(ours, expected, tokens, ours, data_wait_seconds=0.05, peak_memory_bytes=300 * 2**20),
+        "published": Blocks(theirs, losses or expected, tokens, theirs, peak_memory_bytes=400 * 2**20),
     }
     return Found(
         setup=setup, settings={name: {} for name in blocks}, tried={}, blocks=blocks,
-        ratios={"published": ratio_of_medians(theirs, ours, seed=1)},
+        ratios=against_ours({"ours": ours, "published": theirs}, seed=1), cpu_ratios={},
         largest_loss_difference={name: largest_difference(one, blocks["ours"]) for name, one in blocks.items()},
         num_rounds=len(ours), stopped_because="", load=1.0,
     )  # fmt: skip

@@ -239,18 +239,19 @@ def test_steps_that_never_arrived_are_filled_in_from_the_finished_segments(place
 
 
 def test_an_unreachable_server_costs_one_warning_and_is_caught_up_with(
-    place: Place, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = tracked_params(uri=f"http://me:canary@127.0.0.1:{_closed_port()}")
-    with place.follow(gone) as follower:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:canary@127.0.0.1:{_closed_port()}")
+    with place.follow() as follower:
         follower.send(_events(*ALL_STEPS))
         time.sleep(0.5)
-    place.report(speedup=1.5, params=gone)
+    place.report(speedup=1.5)
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert [message.count("\n") for message in warnings] == [0, 0]
     assert "canary" not in caplog.text
     assert "canary" not in PENDING.read_text()
-    assert send_pending(gone) is False
+    assert send_pending(place.params) is False
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert send_pending(place.params) is True
     assert place.steps("2proc") == ALL_STEPS
     assert not PENDING.exists()
