@@ -67,8 +67,9 @@ class EmulatedRank:
         return self._compute.at
 
     def start_now(self) -> None:
-        """Have caught up with everything: for a clock that starts now, which is to see no time made up for."""
+        """Have caught up with everything and begin a step: for a clock that starts now and is to see whole steps."""
         self._compute.at = time.monotonic()
+        self._is_first_of_step = True
 
     def load_micro_batch(self) -> None:
         """Take the loader's time, in the thread that loads."""
