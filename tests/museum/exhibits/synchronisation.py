@@ -75,9 +75,10 @@ EXHIBITS = [
         mutation=Mutation(
             _DDP,
             _NOT_LAST,
-            'self.replica.add(lambda **batch: (setattr(self._wrapped, "require_backward_grad_sync", True), '
-            'self._wrapped(**batch), setattr(self._wrapped, "require_backward_grad_sync", False))[1], '
-            "micro_batch, weight=weight)",
+            'setattr(self._wrapped, "require_backward_grad_sync", True); '
+            "loss_sum = self.replica.forward(self._wrapped, micro_batch, weight=weight); "
+            'setattr(self._wrapped, "require_backward_grad_sync", False); '
+            "self.replica.add_backward(loss_sum, weight=weight)",
         ),
         caught_by="Gradients were synchronised",
         spares_baseline=True,
