@@ -6,6 +6,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from training.redaction import shortened
+
+_MAX_MESSAGE = 400
+"""Characters of a check's own words, which may repeat the value; what is allowed stands last."""
+
 
 def first_complaint(error: ValidationError, schema: type[BaseModel]) -> str:
     """Return the first complaint as `key: got VALUE; allowed: WHAT`, unknown keys before all others.
@@ -24,7 +29,7 @@ def first_complaint(error: ValidationError, schema: type[BaseModel]) -> str:
     if first["type"] == "missing":
         return f"{key}: missing; this key is required"
     if first["type"] == "value_error":
-        message = str(first["ctx"]["error"])
+        message = shortened(str(first["ctx"]["error"]), limit=_MAX_MESSAGE)
         # The check of a whole section names the key itself.
         if isinstance(first["input"], dict | BaseModel):
             return f"{key}.{message}" if path else message

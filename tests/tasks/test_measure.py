@@ -29,8 +29,9 @@ WRONG = {
     ),
     "mean of the micro-batches' means": Mutation(
         REPLICA,
-        "self.add_backward(self.forward(model, micro_batch), weight=weight)",
-        "self.add_backward(self.forward(model, micro_batch), weight=1 / max(micro_batch.num_tokens, 1))",
+        "self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)",
+        "weight = 1 / max(micro_batch.num_tokens, 1); "
+        "self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)",
     ),
     "clipping leaves a parameter out": Mutation(
         REPLICA, CLIP, CLIP.replace("self._parameters,", "self._parameters[1:],")
