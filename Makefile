@@ -70,10 +70,11 @@ audit: $(READY)  ## Licences of requirements.lock, and known vulnerabilities whe
 
 test: $(READY)  ## Everything: check and all tests
 	@$(MAKE) --no-print-directory check
-	pytest
+	pytest -n 2 --dist loadfile -m "not alone"
+	pytest -m alone
 
 test-fast: $(READY)  ## The quick answer: tests that take seconds
-	@pytest -m "not slow"
+	@pytest -n 2 --dist loadfile -m "not slow and not alone"
 
 emulate: $(READY)  ## How 1, 2, 4 and 8 emulated devices scale, where the time goes, what was predicted; no GPU
 	@python -m tasks.measuring.emulate

@@ -111,8 +111,7 @@ def _main() -> None:
     if is_wanted:
         _log.info("speed: %s", "measured already" if is_measured else "to be measured")
     if missing or not is_measured:
-        with machine_lock("measuring"):
-            stop = stop_on_signals()
+        with machine_lock("measuring"), stop_on_signals() as stop:
             for leftover in _STORE.glob("*.partial"):
                 shutil.rmtree(leftover)
             for cell in missing:

@@ -194,10 +194,11 @@ def _train(run: CellRun, config: dict[str, Any], follower: Any, *, total_steps: 
             progress.show(events)
             follower.send(events)
 
-        run_within_memory(
-            config, launcher=run.params.cells[run.cell].launcher, stop=stop_on_signals(), follow=follow,
-            watchdog_seconds=run.params.train.watchdog_seconds,
-        )  # fmt: skip
+        with stop_on_signals() as stop:
+            run_within_memory(
+                config, launcher=run.params.cells[run.cell].launcher, stop=stop, follow=follow,
+                watchdog_seconds=run.params.train.watchdog_seconds,
+            )  # fmt: skip
 
 
 def _assemble(run: CellRun, output: Path) -> None:

@@ -198,13 +198,13 @@ def _try(
     confidence = 1 - _ERROR_RATE / len(arms)
     trials, deadline, num_rounds = Trials(), time.perf_counter() + seconds, 0
     order = rounds([plain.name, *(arm.name for arm in arms)], seed=comparison.seed + 3)
-    while num_rounds < least_trials(confidence) or time.perf_counter() < deadline:
+    while 2 * num_rounds < least_trials(confidence) or time.perf_counter() < deadline:
         bench.run_round([plain, *arms], order, trials)
         num_rounds += 1
     advised = []
     for knobs, arm in zip(sets, arms, strict=True):
         gain = ratio_of_medians(
-            trials.by_round(plain.name), trials.by_round(arm.name), seed=comparison.seed,
+            trials.by_turn(plain.name), trials.by_turn(arm.name), seed=comparison.seed,
             confidence=confidence,
         )  # fmt: skip
         notes = [knob.note for knob in knobs if knob.note]
@@ -227,7 +227,7 @@ def _break_even(bench: Bench, plain: Arm, arm: Arm, trials: Trials) -> str:
     """Return after how many steps what compiling takes is won back."""
     once = max(one["warm_up_seconds"] for one in bench.facts(arm))
     once -= max(one["warm_up_seconds"] for one in bench.facts(plain))
-    before, after = (float(np.median(trials.by_round(one.name))) for one in (plain, arm))
+    before, after = (float(np.median(trials.by_turn(one.name))) for one in (plain, arm))
     if before <= after:
         return f"compiling takes {once:.1f} s"
     num_steps = once / (before - after)

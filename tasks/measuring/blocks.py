@@ -59,8 +59,12 @@ class Trials:
 
     def by_round(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[float]:
         """Return a figure of the arm round by round, the mean of its two blocks; by default seconds per step."""
-        figures = [of(block) for block in self.blocks[arm]]
+        figures = self.by_turn(arm, of)
         return [(first + second) / 2 for first, second in zip(figures[::2], figures[1::2], strict=True)]
+
+    def by_turn(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[float]:
+        """Return the same block by block; the blocks of two arms at one place ran the same steps, in half a round."""
+        return [of(block) for block in self.blocks[arm]]
 
 
 class Bench:

@@ -46,8 +46,8 @@ def _main() -> None:
         num_micro_batches=_NUM_MICRO_BATCHES,
         measure={"max_seconds": arguments.seconds, "block_seconds": 0.1, "advice": False},
     )
-    with machine_lock("emulating"), tempfile.TemporaryDirectory() as scratch:
-        measurement = measure_device(_DEVICE, params, folder=Path(scratch), stop=stop_on_signals())
+    with machine_lock("emulating"), tempfile.TemporaryDirectory() as scratch, stop_on_signals() as stop:
+        measurement = measure_device(_DEVICE, params, folder=Path(scratch), stop=stop)
     console = Console()
     for table in (_scaling(measurement), _losses(measurement)):
         console.print(table)

@@ -6,6 +6,7 @@ counterfactuals of the waterfall.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ _OVER_WRAPPED = "against the wrapped baseline: "
 _SHARE_OF_SPEED = 0.55
 """Of the time: until then at most, the A/A run and the speedups have ended."""
 _NOISE_ROUNDS = 7
-_FEWEST_WATERFALL_ROUNDS = least_trials(0.95)
+_FEWEST_WATERFALL_ROUNDS = math.ceil(least_trials(0.95) / 2)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,21 +72,21 @@ def waterfall(
 
 
 def _figures(trials: Trials, baseline: Cell, cell: Cell, *, has_copy: bool) -> dict[str, list[float]]:
-    """Return, round by round, the seconds per step that the chain is made of."""
+    """Return, turn by turn, the seconds per step that the chain is made of."""
     silent, copies, alone, update = (arm.name for arm in spreading_arms(cell))
     host = "host" if has_copy else "device"
     return {
-        "baseline": trials.by_round(as_trained(baseline).name),
-        "baseline_host": trials.by_round(data_name(baseline, host)),
-        "baseline_device": trials.by_round(data_name(baseline, "device")),
-        "measured": trials.by_round(as_trained(cell).name),
-        "host": trials.by_round(data_name(cell, host)),
-        "device": trials.by_round(data_name(cell, "device")),
-        "silent_slowest": trials.by_round(silent, lambda block: block.slowest_rank_seconds),
-        "silent_mean": trials.by_round(silent, _mean),
-        "copies": trials.by_round(copies, _mean),
-        "alone": trials.by_round(alone, _mean),
-        "update": trials.by_round(update, _mean),
+        "baseline": trials.by_turn(as_trained(baseline).name),
+        "baseline_host": trials.by_turn(data_name(baseline, host)),
+        "baseline_device": trials.by_turn(data_name(baseline, "device")),
+        "measured": trials.by_turn(as_trained(cell).name),
+        "host": trials.by_turn(data_name(cell, host)),
+        "device": trials.by_turn(data_name(cell, "device")),
+        "silent_slowest": trials.by_turn(silent, lambda block: block.slowest_rank_seconds),
+        "silent_mean": trials.by_turn(silent, _mean),
+        "copies": trials.by_turn(copies, _mean),
+        "alone": trials.by_turn(alone, _mean),
+        "update": trials.by_turn(update, _mean),
     }
 
 

@@ -1,9 +1,11 @@
 """Being asked to stop: by a scheduler (SIGTERM), a closed terminal (SIGHUP) or by hand (SIGINT)."""
 
+import contextlib
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -32,9 +34,14 @@ class StopRequest(threading.Event):
         return self._is_set
 
 
-def stop_on_signals() -> threading.Event:
-    """Return the event that the first of these signals sets from now on; a second SIGINT raises KeyboardInterrupt."""
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[threading.Event]:
+    """Yield the event that the first of these signals sets while inside; a second SIGINT raises KeyboardInterrupt.
+
+    Whoever leaves without an exception is answered afterwards as before; a stop that is under way is not disturbed.
+    """
     stop = StopRequest()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
 
     def ask(number: int, _frame: FrameType | None) -> None:
         global _by_hand
@@ -46,7 +53,12 @@ def stop_on_signals() -> threading.Event:
 
     _on_request(ask)
     signal.signal(signal.SIGINT, ask)
-    return stop
+    yield stop
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    if stop.is_set():
+        # It came when there was nothing left to stop.
+        signal.raise_signal(signal.SIGINT if _by_hand else signal.SIGTERM)
 
 
 def is_stopped_by_hand() -> bool:

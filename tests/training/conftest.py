@@ -38,9 +38,9 @@ def slices(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [make_slice(root / "0-45", num_rows=45), make_slice(root / "45-72", num_rows=27, first_row=45, seed=1)]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def alone() -> Iterator[Ranks]:
-    """This process as the only rank."""
+    """This process as the only rank, until the tests of this folder are done: there can be one group in a process."""
     torch.set_num_threads(1)
     with joined_ranks(config_for_one_rank()) as ranks:
         yield ranks

@@ -1,5 +1,7 @@
 """The intervals cover the truth as often as they say, on a machine that drifts; by hand where that is possible."""
 
+import itertools
+import math
 import statistics
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from tasks.measuring import intervals
 from tasks.measuring.interleaving import Stopping, rounds, trial
-from tasks.measuring.intervals import Interval, difference_of_medians, median_interval, ratio_of_medians
+from tasks.measuring.intervals import Interval, difference_of_medians, least_trials, median_interval, ratio_of_medians
 from tests.simulated_machine import Noise, SimulatedMachine
 
 NUM_EXPERIMENTS = 200
@@ -60,6 +62,24 @@ def test_interval_of_arms_that_ran_one_after_the_other_misses_the_truth(truth: f
     found = [_measure_one_after_the_other(truth, seed, Noise(), 30) for seed in range(NUM_EXPERIMENTS)]
     covered = sum(interval.contains(truth) for interval in found) / NUM_EXPERIMENTS
     assert covered < 0.75, f"{covered:.1%} covered"
+
+
+def test_turns_of_many_arms_cover_a_ratio_at_the_least_number_of_rounds() -> None:
+    # As advice runs its changes: seven arms, each interval at 95 % for all together.
+    arms, confidence = [f"change {number}" for number in range(7)], 1 - 0.05 / 6
+    truths = {arm: STEP_SECONDS * (1 + 0.05 * place) for place, arm in enumerate(arms)}
+    missed = []
+    for seed in range(NUM_EXPERIMENTS):
+        machine, blocks = SimulatedMachine(truths, Noise(), seed), {arm: list[float]() for arm in arms}
+        for order in itertools.islice(rounds(arms, seed=seed), math.ceil(least_trials(confidence) / 2)):
+            for arm in order:
+                blocks[arm].append(statistics.fmean(machine.run_block(arm, STEPS_PER_BLOCK)))
+        missed += [
+            not ratio_of_medians(blocks[arms[0]], blocks[arm], seed=seed, confidence=confidence, num_draws=2000)
+            .contains(truths[arms[0]] / truths[arm])
+            for arm in arms[1:]
+        ]  # fmt: skip
+    assert 0 < statistics.fmean(missed) < 0.02
 
 
 def test_a_fixed_number_of_trials_covers_a_difference_of_medians() -> None:

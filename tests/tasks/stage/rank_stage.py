@@ -15,8 +15,8 @@ from tasks.stage.stopping import stop_on_signals
 def main() -> None:
     """Run them to their end, or until asked to stop."""
     config = json.loads(Path(sys.argv[1]).read_bytes())
-    stop = stop_on_signals()
-    run_ranks(config, launcher="torchrun", stop=stop, follow=lambda _: None)
+    with stop_on_signals() as stop:
+        run_ranks(config, launcher="torchrun", stop=stop, follow=lambda _: None)
 
 
 if __name__ == "__main__":
