@@ -12,21 +12,10 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 switch_off_telemetry()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-_ALONE = {"integration", "chaos", "measuring", "stage"}
-"""Folders whose slow tests look at times, locks or processes, so that nothing else is to run beside them."""
-
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The lock of the machine is a file there: two workers are two machines to each other.
     _scratch = tempfile.TemporaryDirectory(prefix=f"{os.environ['PYTEST_XDIST_WORKER']}-")
     os.environ["TMPDIR"] = tempfile.tempdir = _scratch.name
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs the machine to itself: `make test` runs all else two at a time."""
-    for item in items:
-        if "slow" in item.keywords and not _ALONE.isdisjoint(item.path.relative_to(PROJECT).parts):
-            item.add_marker(pytest.mark.alone)
 
 
 @pytest.fixture(scope="session")

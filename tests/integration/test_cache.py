@@ -14,7 +14,7 @@ import torch
 from tests.integration.conftest import processes_in
 from tests.workspace import SMALL, Workspace
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 STAGES = ["fingerprint", "download", "slice", "measure", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
 CELLS = ["1proc", "2proc"]

@@ -18,7 +18,7 @@ from tasks.params import load_params
 from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_for
 from tests.integration.prefect_api import Api
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 STAGES = ["fingerprint", "download", "slice", "measure", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
 COMMANDS = [*STAGES[:-1], "page", "upload"]

@@ -22,7 +22,7 @@ from tests.flows.toy_training import ToyTraining, make_toy_training
 from tests.integration.prefect_api import Api
 from tests.processes import find, left_of, new_mark, none_left_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 @dataclass(frozen=True)

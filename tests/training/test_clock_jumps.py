@@ -11,7 +11,7 @@ import pytest
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import events_in, facts_of, start_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 # Python imports a module of this name at its start. In a rank, the clock is an hour fast or slow at every look.
 _JUMPING = """

@@ -26,6 +26,9 @@ _DEVICE = EmulatedDevice(num_layers=8, forward_ms=1.0, backward_ms=2.0, gradient
 _NO_TIME = dataclasses.replace(_DEVICE, forward_ms=0.0, backward_ms=0.0)
 
 
+pytestmark = pytest.mark.alone
+
+
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[ForkedRanks]:
     """A launcher of real ranks."""

@@ -25,7 +25,7 @@ from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
 from tasks.stage.ranks import told_to_ranks
 from training.emulated_device import EmulatedDevice, write_device
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 DEVICE = EmulatedDevice(
     num_layers=3, forward_ms=1.0, backward_ms=2.0, gradient_mib_per_layer=25.0, link_latency_ms=15.0
