@@ -86,7 +86,7 @@ def _step(work: Path, num_rows: int) -> Callable[[], object]:
     def one(number: int) -> None:
         step = plan.step(number)
         parts = list(micro_batches_for(source, step, rank=0, world_size=1, seq_len=SEQ_LEN, seed=(1, number)))
-        strategy.train_step(parts, num_tokens=step.num_tokens, learning_rate=0.0)
+        strategy.train_step(parts, num_targets=step.num_targets, learning_rate=0.0)
 
     one(1)
     return lambda: [one(number) for number in numbers]

@@ -149,7 +149,7 @@ def _figures(
         data_wait_share=sum(one.data_wait_seconds for one in facts) / seconds,
         tokens_per_second=num_tokens / seconds,
         samples_per_second=num_samples / seconds,
-        loss=sum(one.loss * one.num_tokens for one in facts) / max(num_tokens, 1),
+        loss=sum(one.loss * one.weight for one in facts) / max(sum(one.weight for one in facts), 1),
         speedup=ratio,
         parallel_efficiency=efficiency,
     )

@@ -77,6 +77,7 @@ class SegmentFile(StageFile):
     num_steps: PositiveInt
     num_samples: int
     num_tokens: int
+    num_targets: int | None = None
     train_seconds: PositiveFloat
     data_wait_seconds: float
     other_seconds: float
@@ -97,6 +98,11 @@ class SegmentFile(StageFile):
     started_at: str
     micro_batch_sizes: list[int] = []
     version_drift: list[str] = []
+
+    @property
+    def weight(self) -> int:
+        """What `loss` is the mean over: labels."""
+        return self.num_tokens if self.num_targets is None else self.num_targets
 
 
 class SegmentEntry(StageFile):

@@ -14,10 +14,14 @@ from torch import Tensor, nn
 
 from training import packed_attention
 from training.config import TrainingConfig
-from training.data import Documents, MicroBatch
+from training.data import Documents, MicroBatch, dummy_micro_batch, open_slice
 from training.failure import UnfitModelError
 from training.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
 from training.weights import load_weights
+
+__all__ = ["UNIT", "dummy_micro_batch", "has_dropout", "load_model", "loss_sum", "open_slice"]
+
+UNIT = "token"
 
 _PLAIN_HEADS: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
 
