@@ -203,7 +203,7 @@ def collate(
     if is_packed:
         shape, starts = _packed_shape(lengths, seq_len)
     else:
-        padded_len = min(_rounded_up(max([1, *lengths])), seq_len)
+        padded_len = padded_length(lengths, seq_len)
         shape, starts = (len(texts), padded_len), np.arange(len(texts)) * padded_len
     # Any valid id pads: attention is causal and the padding comes last, so no real position ever sees it.
     input_ids = np.zeros(shape, dtype=np.int64)
@@ -225,6 +225,11 @@ def collate(
         place=place,
         documents=_documents(starts, shape[1]) if is_packed else None,
     )
+
+
+def padded_length(lengths: Sequence[int], seq_len: int) -> int:
+    """Return how long rows of these lengths are padded: as the longest, rounded up to 8, at most `seq_len`."""
+    return min(_rounded_up(max([1, *lengths])), seq_len)
 
 
 def _rounded_up(length: int) -> int:

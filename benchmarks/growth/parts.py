@@ -37,7 +37,8 @@ def _download(work: Path, num_rows: int) -> Callable[[], object]:
 
 def _slice(work: Path, num_rows: int) -> Callable[[], object]:
     """Tokenise the placed rows: the stage `slice`."""
-    from tasks.slice import load_tokenizer, stored_slice
+    from tasks.slice import stored_slice
+    from tasks.slicing.tokens import load_tokenizer
     from tasks.stage.source_params import RowRange
 
     tokenizer = load_tokenizer(work / "model")

@@ -34,6 +34,7 @@ class RawManifest(SourceManifest):
     num_duplicate_rows: int = 0
     num_heldout_rows_seen: int = 0
     packages: dict[str, str] = {}
+    class_names: list[str] = []
 
 
 class BaseModelManifest(SourceManifest):
