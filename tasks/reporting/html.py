@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.reporting import (
+    accuracy_tables,
     cost_tables,
     drawing,
     history_tables,
@@ -73,6 +74,9 @@ def render_html(results: Results, svgs: dict[str, str]) -> str:
         quality=tables.quality_of_models(results),
         reached=cost_tables.reached(results),
         times_to_loss=cost_tables.times_to_loss(results),
+        best_and_last=accuracy_tables.best_and_last(results),
+        reached_accuracy=accuracy_tables.reached(results),
+        times_to_accuracy=accuracy_tables.times(results),
         no_cost=cost_tables.missing(results),
         costs=cost_tables.tables(results),
         cost_notes=cost_tables.notes(results),

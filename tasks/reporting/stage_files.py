@@ -184,7 +184,20 @@ class EvaluatedModel(StageFile):
 
     loss: float
     num_tokens: int
+    accuracy: float | None = None
+    accuracy_top5: float | None = None
     checkpoint: str | None = None
+
+
+class EvaluatedEpoch(StageFile):
+    """One cell's figures after one segment, in evaluation.json."""
+
+    range: str
+    epoch: int
+    checkpoint: str
+    loss: float
+    accuracy: float | None = None
+    accuracy_top5: float | None = None
 
 
 class EvaluatedSample(StageFile):
@@ -217,3 +230,4 @@ class EvaluationFile(StageFile):
     first_step: FirstStepFile
     models: dict[str, EvaluatedModel]
     samples: list[EvaluatedSample] = []
+    epochs: dict[str, list[EvaluatedEpoch]] = {}
