@@ -64,7 +64,7 @@ def require_label(workload: str, label: str | None) -> None:
         raise ValueError(f"dataset.label: missing; allowed: with workload {workload}, the column of the classes")
     if label is not None and not has_labels(workload):
         raise ValueError(
-            f"dataset.label: got {label[:80]!r} with workload {workload}, which learns no classes; drop it"
+            f"dataset.label: got {label[:80]!r} with workload {workload}; allowed: none, it learns no classes"
         )
 
 

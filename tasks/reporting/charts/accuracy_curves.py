@@ -33,6 +33,8 @@ def alt_text(results: Results) -> str:
 
 def draw(results: Results, axes: "Axes") -> None:
     """Draw a line per cell, the first one broad, so that a line on top of another stays visible."""
+    from matplotlib.ticker import MaxNLocator
+
     for number, (cell, shares) in enumerate(_curves(results)):
         axes.plot(
             range(len(shares)),
@@ -47,7 +49,7 @@ def draw(results: Results, axes: "Axes") -> None:
         )
     axes.set_xlabel("passes over a range; 0: the base model")
     axes.set_ylabel("accuracy (%)")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.02)
     axes.grid()
     add_legend(axes)
