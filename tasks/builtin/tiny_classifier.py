@@ -1,4 +1,4 @@
-"""The built-in classifier: RoBERTa's architecture, under a million parameters, random weights and its own vocabulary.
+"""The built-in classifier: a small ModernBERT of random weights, with its own vocabulary.
 
 It has learned nothing: it is there so that a comparison of classifiers runs on any machine, offline.
 """
@@ -13,34 +13,33 @@ VOCAB_SIZE = 4_096
 _SEED = 20_240_607
 
 
-def write_tiny_roberta(folder: Path, rows: Iterable[str], class_names: Sequence[str]) -> None:
+def write_tiny_modernbert(folder: Path, rows: Iterable[str], class_names: Sequence[str]) -> None:
     """Fill `folder` with config, fp32 safetensors weights and the vocabulary made from `rows`.
 
     The same rows, classes and versions of torch, transformers and tokenizers give the same bytes. The caller's random
     state is left as it was.
     """
     import torch
-    from transformers import RobertaConfig, RobertaForSequenceClassification, RobertaTokenizer
+    from transformers import ModernBertConfig, ModernBertForSequenceClassification, RobertaTokenizer
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     # Its byte pairs are the same in every run; word pieces, as BERT has, come out differently where counts are equal.
     tokenizer = RobertaTokenizer().train_new_from_iterator([list(rows)], VOCAB_SIZE, show_progress=False)
-    config = RobertaConfig(
+    config = ModernBertConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=128,
-        intermediate_size=256,
+        intermediate_size=192,
         num_hidden_layers=2,
         num_attention_heads=4,
-        # Two more than tokens: positions begin behind that of padding.
-        max_position_embeddings=514,
-        # Without dropout the loss of step 1 is that of an evaluation, which a gate holds it against.
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        max_position_embeddings=512,
+        # The mean over a text learns from few rows, which the first token alone does not.
+        classifier_pooling="mean",
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
+        cls_token_id=tokenizer.cls_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        type_vocab_size=1,
+        sep_token_id=tokenizer.sep_token_id,
         num_labels=len(class_names),
         id2label=dict(enumerate(class_names)),
         label2id={name: number for number, name in enumerate(class_names)},
@@ -48,9 +47,11 @@ def write_tiny_roberta(folder: Path, rows: Iterable[str], class_names: Sequence[
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        model = RobertaForSequenceClassification(config).float()
+        model = ModernBertForSequenceClassification(config).float()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     # safetensors lets only the owner read what it writes.
     (folder / "model.safetensors").chmod(0o644)
-    _log.info("tiny-roberta: %s parameters, random weights, %s tokens", f"{model.num_parameters():,}", len(tokenizer))
+    _log.info(
+        "tiny-modernbert: %s parameters, random weights, %s tokens", f"{model.num_parameters():,}", len(tokenizer)
+    )

@@ -70,14 +70,19 @@ def write_epochs(path: Path, results: Results) -> None:
         for cell in results.cells
         for part in cell.epochs
     ]
-    validated = ["train_loss", "val_loss", "val_accuracy", "val_accuracy_top5"] if results.quality.epochs else []
+    validated = ["train_loss", "val_loss", "val_accuracy"] if results.quality.epochs else []
+    validated += ["val_accuracy_top5"] if any(one.accuracy_top5 is not None for one in results.quality.epochs) else []
     _write_csv(path, ["cell", "world_size", "epoch", *names, *validated], rows)
 
 
 def _validated(results: Results, cell: CellResults, part: Figures) -> list[float | None]:
     """Return training loss, and loss and accuracies on the held-out rows after the last range of an epoch."""
     found = [one for one in results.quality.epochs if (one.cell, one.epoch) == (cell.cell, part.epoch)]
-    return [value for one in found[-1:] for value in (part.loss, one.loss, one.accuracy, one.accuracy_top5)]
+    return [
+        value
+        for one in found[-1:]
+        for value in (part.loss, one.loss, one.accuracy, *([] if one.accuracy_top5 is None else [one.accuracy_top5]))
+    ]
 
 
 def write_losses(path: Path, outputs: Outputs) -> None:

@@ -116,6 +116,18 @@ GLOSSARY: dict[str, str] = {
     "Remedy": "What to do about a warning.",
 }
 
+_OF_CLASSES = (
+    "Accuracy", "Top-5 accuracy", "Best accuracy", "Best epoch", "Last accuracy", "Best checkpoint",
+    "Reached after epoch", "Seconds to accuracy",
+)  # fmt: skip
+_OF_TEXTS = ("Perplexity",)
+
+
+def glossary_for(*, is_classified: bool) -> dict[str, str]:
+    """Return the words of a report on classes, or of one on texts."""
+    foreign = _OF_TEXTS if is_classified else _OF_CLASSES
+    return {word: meaning for word, meaning in GLOSSARY.items() if word not in foreign}
+
 
 def word_of(heading: str) -> str:
     """Return the word of the glossary that explains a heading; `4 ranks` and the like are all `N ranks`."""

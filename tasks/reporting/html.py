@@ -14,7 +14,7 @@ from tasks.reporting import (
     tables,
     wording,
 )
-from tasks.reporting.glossary import GLOSSARY, word_of
+from tasks.reporting.glossary import glossary_for, word_of
 from tasks.reporting.measured import cells_of
 from tasks.reporting.measurement import Estimate, Measurement
 from tasks.reporting.results import Results
@@ -83,7 +83,7 @@ def render_html(results: Results, svgs: dict[str, str]) -> str:
         withheld=notes.withheld(results),
         how_measured=notes.how_measured(results),
         not_claimed=notes.not_claimed(results),
-        glossary=GLOSSARY,
+        glossary=glossary_for(is_classified=results.quality.is_classified),
     )
 
 

@@ -12,7 +12,7 @@ from tasks.reporting import (
     notes,
     tables,
 )
-from tasks.reporting.glossary import GLOSSARY
+from tasks.reporting.glossary import glossary_for
 from tasks.reporting.results import Results
 from tasks.reporting.tables import Table
 
@@ -63,7 +63,7 @@ def render_markdown(results: Results) -> str:
         "## How it was measured",
         _list(notes.how_measured(results)),
         "## Glossary",
-        "\n".join(f"- **{word}**: {escaped(meaning)}" for word, meaning in GLOSSARY.items()),
+        _glossary(results),
         "## What is not claimed",
         _list(notes.not_claimed(results)),
     ]
@@ -163,6 +163,11 @@ def _charts(results: Results, *sections: str) -> list[str]:
         if chart.SECTION in sections
     ]
     return ["\n".join(lines)] if lines else []
+
+
+def _glossary(results: Results) -> str:
+    words = glossary_for(is_classified=results.quality.is_classified)
+    return "\n".join(f"- **{word}**: {escaped(meaning)}" for word, meaning in words.items())
 
 
 def _samples(results: Results) -> list[str]:

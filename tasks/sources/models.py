@@ -92,7 +92,7 @@ def _fill(folder: Path, model: ModelParams, commit: str | None, class_names: Seq
         rows = next(stored_rows(corpus_params, tiny_model.NUM_TOKENIZER_ROWS).batches(tiny_model.NUM_TOKENIZER_ROWS))
         texts = [row.text for row in rows]
         if model.location in BUILTIN_CLASSIFIERS:
-            tiny_classifier.write_tiny_roberta(folder, texts, class_names)
+            tiny_classifier.write_tiny_modernbert(folder, texts, class_names)
         else:
             tiny_model.write_tiny_qwen2(folder, texts)
     elif model.kind == "hub":

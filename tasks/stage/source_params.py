@@ -15,7 +15,7 @@ _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 _MAX_LINE_BYTES = 16 * 2**20
 
-BUILTIN_CLASSIFIERS = ("tiny-roberta",)
+BUILTIN_CLASSIFIERS = ("tiny-modernbert",)
 BUILTIN_MODELS = ("tiny-qwen2", *BUILTIN_CLASSIFIERS)
 BUILTIN_DATASETS = ("docstrings",)
 BUILTIN_LABELS = ("package",)

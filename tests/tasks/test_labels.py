@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen
 
 from tasks import slice as slicing
 from tasks.builtin.corpus import PACKAGES
-from tasks.builtin.tiny_classifier import write_tiny_roberta
+from tasks.builtin.tiny_classifier import write_tiny_modernbert
 from tasks.download import download_rows
 from tasks.params import Params, load_params
 from tasks.sources.heads import give_head
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def asked(project: Path, dataset: dict[str, Any], **changes: Any) -> Params:
     """Return a comparison of classifiers on rows 0-20 and 20-30."""
     defaults = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
-    model = {"source": "builtin:tiny-roberta", "name": "tiny_roberta"}
+    model = {"source": "builtin:tiny-modernbert", "name": "tiny_modernbert"}
     more = {"workload": "sequence_classification", "model": model, "ranges": ["0-20"], "heldout": "20-30"}
     return Params.model_validate({**defaults, **more, "dataset": dataset, **changes})
 
@@ -143,10 +143,10 @@ def test_numbers_are_ordered_by_size_and_texts_by_the_alphabet() -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny_roberta(tmp_path_factory: pytest.TempPathFactory, builtin_rows: list[str]) -> Path:
+def tiny_modernbert(tmp_path_factory: pytest.TempPathFactory, builtin_rows: list[str]) -> Path:
     """The built-in classifier of three classes, as data/base_model has it. Read only."""
-    made = tmp_path_factory.mktemp("tiny_roberta")
-    write_tiny_roberta(made, builtin_rows, ["a", "b", "c"])
+    made = tmp_path_factory.mktemp("tiny_modernbert")
+    write_tiny_modernbert(made, builtin_rows, ["a", "b", "c"])
     write_json(made / MANIFEST, {"files": {file.name: digest_of_file(file) for file in sorted(made.iterdir())}})
     return made
 
@@ -163,17 +163,17 @@ def slices_of(params: Params, base_model: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_slice_has_closed_texts_and_the_numbers_of_their_classes(
-    project: Path, tiny_roberta: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, tiny_modernbert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), "TEXTS", [*TEXTS[:28], "Before </s> after", "x"])
     params = asked(project, write_source([None if row == 3 else "bca"[row % 3] for row in range(30)]))
-    manifest = slices_of(params, tiny_roberta, monkeypatch)
+    manifest = slices_of(params, tiny_modernbert, monkeypatch)
     assert manifest["class_names"] == ["a", "b", "c"]
     arrays = {name: np.load(f"data/slices/0-20/{name}.npy") for name in ("tokens", "offsets", "labels", "row_ids")}
     kept = [row for row in range(20) if row != 3]
     assert arrays["row_ids"].tolist() == kept
     assert arrays["labels"].tolist() == ["abc".index("bca"[row % 3]) for row in kept]
-    tokenizer = AutoTokenizer.from_pretrained(tiny_roberta)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_modernbert)
     for index, row in enumerate(kept):
         ids = arrays["tokens"][arrays["offsets"][index] : arrays["offsets"][index + 1]].tolist()
         assert ids == tokenizer(TEXTS[row]).input_ids
@@ -183,10 +183,10 @@ def test_a_slice_has_closed_texts_and_the_numbers_of_their_classes(
 
 
 def test_other_classes_make_other_slices_and_the_same_ones_are_reused(
-    project: Path, tiny_roberta: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, tiny_modernbert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def digest(labels: list[str]) -> str:
-        manifest = slices_of(asked(project, write_source(labels)), tiny_roberta, monkeypatch)
+        manifest = slices_of(asked(project, write_source(labels)), tiny_modernbert, monkeypatch)
         return str(manifest["slices"]["0-20"]["digest"])
 
     first = digest(["a", "b"] * 15)
@@ -196,16 +196,16 @@ def test_other_classes_make_other_slices_and_the_same_ones_are_reused(
 
 
 def test_the_built_in_classifier_has_learned_nothing_and_is_the_same_each_time(
-    tiny_roberta: Path, builtin_rows: list[str], tmp_path: Path
+    tiny_modernbert: Path, builtin_rows: list[str], tmp_path: Path
 ) -> None:
-    model = AutoModelForSequenceClassification.from_pretrained(tiny_roberta)
-    assert (type(model).__name__, model.config.num_labels) == ("RobertaForSequenceClassification", 3)
+    model = AutoModelForSequenceClassification.from_pretrained(tiny_modernbert)
+    assert (type(model).__name__, model.config.num_labels) == ("ModernBertForSequenceClassification", 3)
     assert sum(part.numel() for part in model.parameters()) < 1_000_000
-    inputs = AutoTokenizer.from_pretrained(tiny_roberta)(builtin_rows[0], return_tensors="pt", truncation=True)
+    inputs = AutoTokenizer.from_pretrained(tiny_modernbert)(builtin_rows[0], return_tensors="pt", truncation=True)
     assert model(**inputs).logits.softmax(1).max() < 0.5
-    write_tiny_roberta(tmp_path / "again", builtin_rows, ["a", "b", "c"])
+    write_tiny_modernbert(tmp_path / "again", builtin_rows, ["a", "b", "c"])
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
-        assert digest_of_file(tmp_path / "again" / name) == digest_of_file(tiny_roberta / name), name
+        assert digest_of_file(tmp_path / "again" / name) == digest_of_file(tiny_modernbert / name), name
 
 
 def test_a_pretrained_model_gets_its_head_once_and_the_same_in_every_run(tmp_path: Path) -> None:
@@ -224,12 +224,12 @@ def test_a_pretrained_model_gets_its_head_once_and_the_same_in_every_run(tmp_pat
     assert torch.equal(AutoModelForSequenceClassification.from_pretrained(tmp_path / "first").score.weight, before)
 
 
-def test_the_stage_makes_a_classifier_of_a_local_encoder(tiny_roberta: Path) -> None:
-    model = ModelParams(source=f"path:{tiny_roberta}", name="mine")
+def test_the_stage_makes_a_classifier_of_a_local_encoder(tiny_modernbert: Path) -> None:
+    model = ModelParams(source=f"path:{tiny_modernbert}", name="mine")
     found = stored_model(model, class_names=["no", "yes"])
     config = json.loads((found / "config.json").read_text())
     assert config["id2label"] == {"0": "no", "1": "yes"}
     manifest = json.loads((found / MANIFEST).read_text())
     network = AutoModelForSequenceClassification.from_pretrained(found)
     assert manifest["num_parameters"] == sum(part.numel() for part in network.parameters())
-    assert network.classifier.out_proj.out_features == 2
+    assert network.classifier.out_features == 2
