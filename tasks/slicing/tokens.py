@@ -47,9 +47,11 @@ class RowTokenizer:
         rows = []
         encodings = self.backend.encode_batch_fast(texts, add_special_tokens=self.has_labels)
         for row_id, encoding in zip(row_ids, encodings, strict=True):
-            is_added = encoding.special_tokens_mask
-            own = [token for token, added in zip(encoding.ids, is_added, strict=True) if not added]
-            is_closed = bool(is_added) and is_added[-1] == 1
+            own, is_closed = encoding.ids, False
+            if self.has_labels:
+                is_added = encoding.special_tokens_mask
+                own = [token for token, added in zip(encoding.ids, is_added, strict=True) if not added]
+                is_closed = bool(is_added) and is_added[-1] == 1
             ids = np.array([*encoding.ids, *([] if is_closed else [self.eos_token_id])], dtype=np.int64)
             if ids.max() >= self.vocab_size:
                 raise DataError(
