@@ -49,15 +49,15 @@ class Bench:
         window, inside = Window(self.ranks), 0.0
         self.ranks.highest(0)
         started = time.perf_counter()
-        for step, (micro_batches, num_tokens) in enumerate(self.steps, start=1):
+        for step, (micro_batches, planned) in enumerate(self.steps, start=1):
             # A learning rate of 0 costs the same and leaves the weights alone, so that all blocks do the same work.
-            result = self.strategy.train_step(micro_batches, num_tokens=num_tokens, learning_rate=0.0)
+            result = self.strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=0.0)
             if arm == "bare":
                 continue
             counted = time.perf_counter()
             self.record.consume(step, self.ranks.rank, micro_batches, result)
             window.add(
-                step, result, micro_batches, num_tokens=num_tokens, learning_rate=0.0, data_wait_seconds=0.0
+                step, result, micro_batches, planned=planned, learning_rate=0.0, data_wait_seconds=0.0
             )  # fmt: skip
             if arm == "logged":
                 for line in self.record.add(window.close(forgives_overflow=False)):
@@ -90,8 +90,8 @@ class Bench:
         def checksums() -> None:
             self.ranks.gather_text(self.strategy.replica.parameter_checksum())
 
-        (micro_batches, num_tokens), *_ = self.steps
-        result = self.strategy.train_step(micro_batches, num_tokens=num_tokens, learning_rate=0.0)
+        (micro_batches, planned), *_ = self.steps
+        result = self.strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=0.0)
         window = Window(self.ranks)
         for step in range(_LEDGER_STEPS):
             self.record.consume(step, self.ranks.rank, micro_batches, result)
@@ -101,7 +101,7 @@ class Bench:
 
         def log_point() -> None:
             window.add(
-                1, result, micro_batches, num_tokens=num_tokens, learning_rate=0.0, data_wait_seconds=0.0
+                1, result, micro_batches, planned=planned, learning_rate=0.0, data_wait_seconds=0.0
             )  # fmt: skip
             for line in self.record.add(window.close(forgives_overflow=False)):
                 self.events.send(**line)
@@ -144,7 +144,7 @@ def _bench(config: TrainingConfig, *, num_steps: int) -> Iterator[Bench]:
             mine = micro_batches_for(
                 source, step, rank=ranks.rank, world_size=ranks.world_size, seq_len=config.seq_len, seed=(0, number)
             )
-            steps.append(([part.to(ranks.device) for part in mine], step.num_tokens))
+            steps.append(([part.to(ranks.device) for part in mine], step))
         strategy.warm_up(steps[0][0][-1])
         record = SegmentRecord(
             segment=segment, first_step=1, num_steps=num_steps, counters=Counters(started_at=now(), start_checksum="")

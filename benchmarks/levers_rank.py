@@ -92,8 +92,8 @@ def _block(made: Made, ranks: Ranks, steps: list[int]) -> tuple[float, float]:
         if turn == 1:
             ranks.highest(0)
             started = time.perf_counter()
-        num_tokens = made.plan.step(step).num_tokens
-        made.strategy.train_step(parts, num_tokens=num_tokens, learning_rate=0.0)
+        num_targets = made.plan.step(step).num_targets
+        made.strategy.train_step(parts, num_targets=num_targets, learning_rate=0.0)
         positions += sum(part.input_ids.numel() for part in parts)
         tokens += sum(part.num_tokens for part in parts)
     seconds = (time.perf_counter() - started) / len(steps)

@@ -7,6 +7,7 @@ import argparse
 import json
 import logging
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tasks.sources.models import stored_model
 from tasks.sources.row_policy import in_words
 from tasks.sources.row_store import place_rows, stored_rows
 from tasks.stage.failure import DataError, exit_with_one_line
+from tasks.stage.kept import MANIFEST
 from tasks.stage.links import link_folder
 from tasks.stage.logs import configure_logging
 from tasks.stage.source_params import DatasetParams
@@ -49,7 +51,7 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> No
     if dataset.kind == "builtin":
         manifest["packages"] = package_versions()
         manifest["license"] = "the open-source licence of each package"
-    write_json(raw / "manifest.json", manifest)
+    write_json(raw / MANIFEST, manifest)
     _log.info("%s: %d rows, %s", dataset.source, facts["num_rows"], manifest["label"])
     if facts["quarantined"]:
         _log.warning("%s: left out of every slice: %s", dataset.source, in_words(facts["quarantined"]))
@@ -60,9 +62,12 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> No
         )  # fmt: skip
 
 
-def download_model(params: Params, base_model: Path) -> None:
-    """Fill `base_model` with a transformers folder and its manifest.json, as hard links into the store."""
-    stored = stored_model(params.model, commit=_commit(params.model, "model"))
+def download_model(params: Params, base_model: Path, *, class_names: Sequence[str] = ()) -> None:
+    """Fill `base_model` with a transformers folder and its manifest.json, as hard links into the store.
+
+    It tells these classes apart, if there are any.
+    """
+    stored = stored_model(params.model, commit=_commit(params.model, "model"), class_names=class_names)
     _clear(base_model)
     link_folder(stored, base_model)
 
@@ -93,7 +98,8 @@ def _main() -> None:
     params = load_params()
     sources = json.loads(arguments.sources.read_text(encoding="utf-8"))
     download_rows(params, arguments.raw, source_digest=(sources["dataset"] or {}).get("digest"))
-    download_model(params, arguments.base_model)
+    rows = json.loads((arguments.raw / MANIFEST).read_text(encoding="utf-8"))
+    download_model(params, arguments.base_model, class_names=rows.get("class_names", ()))
 
 
 if __name__ == "__main__":

@@ -17,34 +17,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
+from tasks.evaluating.continuations import continue_rows
+from tasks.evaluating.sums import sums_over
 from tasks.params import Params, load_params
 from tasks.reference.first_step import first_step
 from tasks.reporting.statistics import perplexity
 from tasks.stage.failure import DataError, DivergedError, exit_with_one_line
 from tasks.stage.kept import kept_manifest
 from tasks.stage.logs import configure_logging
-from tasks.stage.progress import counting
 from training.files import digest_of_file, digest_of_json, write_json
-
-if TYPE_CHECKING:  # torch takes seconds to import, which a stage that finds all its models evaluated does not need
-    from torch import nn
-
-    from training.data import Slice
 
 _log = logging.getLogger(__name__)
 
 _STORE = Path(".work/evaluation")
-_REFERENCE = Path(__file__).with_name("reference")
-_NUM_SAMPLES = 3
-_PROMPT_TOKENS = 24
-_CONTINUATION_TOKENS = 40
-_MAX_TOKENS_PER_BATCH = 16_384
-_LOGITS_BYTES = {"cpu": 2**30, "cuda": 6 * 2**30}
-"""Memory for the logits of a batch: with a vocabulary of 152,000 they, not the model, fill it."""
+_REFERENCE, _EVALUATING = (Path(__file__).with_name(name) for name in ("reference", "evaluating"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +42,16 @@ class Subject:
     name: str
     """`base`, or the name of the cell that trained it."""
     checkpoint: Path | None
-    """The cell's last checkpoint; None for the base model."""
+    """The cell's checkpoint; None for the base model."""
     weights_digest: str
     """sha256 of the weights."""
+    segment: tuple[str, int] | None = None
+    """The range and epoch after which the weights were so; None for the base model and a cell's last weights."""
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return self.name if self.segment is None else f"{self.name} after {self.segment[0]} epoch {self.segment[1]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +61,9 @@ class Rows:
     folder: Path
     seq_len: int
     """Tokens of a row at most; longer rows are cut."""
-    vocab_size: int
-    eos_token_id: int
+    vocab_size: int | None
+    """Of a model that gives logits for every position; None for others."""
+    eos_token_id: int | None
     base_model: Path
     """The folder whose tokenizer made the tokens."""
     workload: str
@@ -84,18 +80,34 @@ def subjects_of(params: Params, *, base_model: Path, runs: Path) -> list[Subject
     subjects = [Subject(name="base", checkpoint=None, weights_digest=manifest["digest"])]
     for cell in params.cells:
         file = runs / cell / _read(runs / cell / "run.json").get("final_checkpoint", "")
-        promised = _read(file.parent / "receipt.json").get("files", {}).get(file.name, {}).get("sha256")
-        if not file.is_file() or (digest := digest_of_file(file)) != promised:
-            raise DataError(f"{file}: the checkpoint is missing or not what its receipt says; {_remedy(runs / cell)}")
-        subjects.append(Subject(name=cell, checkpoint=file, weights_digest=digest))
+        subjects.append(_subject(cell, file, run=runs / cell))
     return subjects
 
 
-def evaluate(subject: Subject, rows: Rows) -> dict[str, Any]:
-    """Return the model's loss (nats per token, every label token counted once), perplexity and samples."""
-    import torch
+def subjects_of_epochs(params: Params, *, runs: Path) -> list[Subject]:
+    """Return every cell's checkpoint after every segment, in order; raises DataError as above."""
+    subjects = []
+    for cell in params.cells:
+        for part in _read(runs / cell / "run.json")["segments"]:
+            name = f"{params.model.name}_{part['range']}-epoch-{part['epoch']}.pt"
+            file = runs / cell / part["folder"] / name
+            subjects.append(_subject(cell, file, run=runs / cell, segment=(part["range"], part["epoch"])))
+    return subjects
 
-    from training.data import open_slice
+
+def _subject(cell: str, file: Path, *, run: Path, segment: tuple[str, int] | None = None) -> Subject:
+    promised = _read(file.parent / "receipt.json").get("files", {}).get(file.name, {}).get("sha256")
+    if not file.is_file() or (digest := digest_of_file(file)) != promised:
+        raise DataError(f"{file}: the checkpoint is missing or not what its receipt says; {_remedy(run)}")
+    return Subject(name=cell, checkpoint=file, weights_digest=digest, segment=segment)
+
+
+def evaluate(subject: Subject, rows: Rows) -> dict[str, Any]:
+    """Return the model's loss (nats per label, every label counted once) and what else its workload measures.
+
+    Where that is nothing: perplexity, and samples if the model can write.
+    """
+    import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -103,90 +115,29 @@ def evaluate(subject: Subject, rows: Rows) -> dict[str, Any]:
     started = time.perf_counter()
     try:
         model = workload.load_model(rows.base_model, checkpoint=subject.checkpoint).to(device).eval()
-        source = open_slice(rows.folder)
+        source = workload.open_slice(rows.folder)
     except (OSError, ValueError) as error:
         raise DataError(f"{subject.name}: {error}") from None
     with torch.inference_mode():
-        loss_sum, num_tokens = _sum_loss(workload, model, source, rows, what=f"evaluating {subject.name}")
-        samples = _continue_rows(model, source, rows) if hasattr(model, "generate") else []
-    loss = loss_sum / num_tokens
+        sums, counts = sums_over(
+            source, model, workload, seq_len=rows.seq_len, vocab_size=rows.vocab_size,
+            what=f"evaluating {subject.title}",
+        )  # fmt: skip
+        samples = []
+        if not hasattr(workload, "metrics") and hasattr(model, "generate") and rows.eos_token_id is not None:
+            samples = continue_rows(model, source, base_model=rows.base_model, eos_token_id=rows.eos_token_id)
+    means = {name: value / counts["num_targets"] for name, value in sums.items()}
+    loss = means.pop("loss")
     if not math.isfinite(loss):
-        raise DivergedError(f"{subject.name}: loss on the held-out rows is {loss}; train with a lower learning rate")
+        raise DivergedError(f"{subject.title}: loss on the held-out rows is {loss}; train with a lower learning rate")
     seconds = time.perf_counter() - started
-    _log.info("%s: loss %.4f on %d tokens, in fp32 on %s, %.1f s", subject.name, loss, num_tokens, device, seconds)
-    return {"loss": loss, "perplexity": perplexity(loss), "num_tokens": num_tokens, "samples": samples}
-
-
-def batches_of(lengths: np.ndarray, *, max_tokens: int) -> list[list[int]]:
-    """Return all rows, longest first, in batches of at most `max_tokens` with padding; a longer row stands alone."""
-    batches: list[list[int]] = []
-    for row in np.argsort(-lengths, kind="stable").tolist():
-        # The first row of a batch is its longest: all others are padded to it.
-        if batches and (len(batches[-1]) + 1) * int(lengths[batches[-1][0]]) <= max_tokens:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
-    return batches
-
-
-def rows_to_continue(lengths: np.ndarray) -> list[tuple[int, int]]:
-    """Return (row, tokens of its prompt) of the first rows that are long enough to show a continuation of."""
-    wanted = _PROMPT_TOKENS + _CONTINUATION_TOKENS // 2
-    order = sorted(np.flatnonzero(lengths >= 2).tolist(), key=lambda row: (bool(lengths[row] < wanted), row))
-    return [(row, min(_PROMPT_TOKENS, int(lengths[row]) // 2)) for row in order[:_NUM_SAMPLES]]
-
-
-def _sum_loss(workload: Any, model: "nn.Module", source: "Slice", rows: Rows, *, what: str) -> tuple[float, int]:
-    """Return the sum of the loss over all label tokens and their number, each counted once."""
-    from training.data import collate
-
-    device = next(model.parameters()).device
-    lengths = source.lengths(rows.seq_len)
-    # Logits in fp32, their log-softmax and one copy.
-    max_tokens = min(_MAX_TOKENS_PER_BATCH, _LOGITS_BYTES[device.type] // (3 * 4 * rows.vocab_size))
-    loss_sum, num_tokens = 0.0, 0
-    with counting(what, len(source)) as advance:
-        for batch in batches_of(lengths, max_tokens=max_tokens):
-            micro_batch = collate(source, batch, seq_len=rows.seq_len).to(device)
-            loss_sum += float(workload.loss_sum(model, micro_batch))
-            num_tokens += micro_batch.num_tokens
-            advance(len(batch))
-    expected = int(np.maximum(lengths - 1, 0).sum())
-    assert num_tokens == expected, f"{num_tokens} label tokens counted, the rows have {expected}"
-    if not num_tokens:
-        raise DataError(f"{rows.folder}: no row has a second token to predict; choose other rows as heldout")
-    return loss_sum, num_tokens
-
-
-def _continue_rows(model: Any, source: "Slice", rows: Rows) -> list[dict[str, Any]]:
-    """Return the model's greedy continuations of the first tokens of a few rows, beside how the rows really go on."""
-    import torch
-    from tokenizers import Tokenizer
-    from transformers import GenerationConfig
-
-    tokenizer = Tokenizer.from_file(str(rows.base_model / "tokenizer.json"))
-    # The model's own settings might sample or punish repetition, which would hide what the weights say.
-    model.generation_config = GenerationConfig(
-        max_new_tokens=_CONTINUATION_TOKENS,
-        do_sample=False,
-        use_cache=True,
-        eos_token_id=rows.eos_token_id,
-        pad_token_id=rows.eos_token_id,
-    )
-    samples = []
-    for row, num_prompt in rows_to_continue(np.diff(source.offsets)):
-        tokens = source.row(row, num_prompt + _CONTINUATION_TOKENS).tolist()
-        prompt = torch.tensor([tokens[:num_prompt]], device=model.device)
-        written = model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt))[0, num_prompt:].tolist()
-        samples.append(
-            {
-                "row_id": int(source.row_ids[row]),
-                "prompt": tokenizer.decode(tokens[:num_prompt]),
-                "reference": tokenizer.decode(tokens[num_prompt:]),
-                "continuation": tokenizer.decode(written),
-            }
-        )
-    return samples
+    accuracies = {name.replace("correct", "accuracy"): mean for name, mean in means.items()}
+    seen = "".join(f", {name} {value:.4f}" for name, value in accuracies.items())
+    what = f"{subject.title}: loss {loss:.4f}{seen}"
+    _log.info("%s on %d %ss, in fp32 on %s, %.1f s", what, counts["num_tokens"], workload.UNIT, device, seconds)
+    if hasattr(workload, "metrics"):
+        return {"loss": loss, **accuracies, **counts}
+    return {"loss": loss, "perplexity": perplexity(loss), "num_tokens": counts["num_tokens"], "samples": samples}
 
 
 def _evaluate_or_reuse(subject: Subject, rows: Rows, *, code: str) -> dict[str, Any]:
@@ -196,9 +147,9 @@ def _evaluate_or_reuse(subject: Subject, rows: Rows, *, code: str) -> dict[str, 
         "rows": _read(rows.folder / "manifest.json")["digest"],
         "seq_len": rows.seq_len,
         "workload": rows.workload,
-        "code": [code, digest_of_file(Path(__file__))],
+        "code": [code, *(digest_of_file(file) for file in (Path(__file__), *sorted(_EVALUATING.glob("*.py"))))],
     }
-    return _kept_or_new(f"{subject.name}: evaluated", depends_on, lambda: evaluate(subject, rows))
+    return _kept_or_new(f"{subject.title}: evaluated", depends_on, lambda: evaluate(subject, rows))
 
 
 def _first_step_or_reuse(params: Params, *, slices: Path, base_model: Path, code: str) -> dict[str, Any]:
@@ -235,11 +186,11 @@ def _kept_or_new(what: str, depends_on: dict[str, Any], make: Callable[[], dict[
 
 
 def _summary(params: Params, rows: Rows, subjects: list[Subject], *, runs: Path, code: str) -> dict[str, Any]:
-    """Return evaluation.json: every model's figures, and their samples side by side."""
+    """Return evaluation.json: every model's figures, and their samples side by side or, measured, every epoch's."""
     found = {subject.name: _evaluate_or_reuse(subject, rows, code=code) for subject in subjects}
     models: dict[str, dict[str, Any]] = {}
     for subject in subjects:
-        models[subject.name] = {key: found[subject.name][key] for key in ("loss", "perplexity", "num_tokens")}
+        models[subject.name] = {key: value for key, value in found[subject.name].items() if key != "samples"}
         if subject.checkpoint is not None:
             models[subject.name]["checkpoint"] = str(subject.checkpoint.relative_to(runs / subject.name))
     samples = [
@@ -247,8 +198,9 @@ def _summary(params: Params, rows: Rows, subjects: list[Subject], *, runs: Path,
             **{key: sample[key] for key in ("row_id", "prompt", "reference")},
             "continuations": {name: result["samples"][index]["continuation"] for name, result in found.items()},
         }
-        for index, sample in enumerate(found["base"]["samples"])
+        for index, sample in enumerate(found["base"].get("samples", []))
     ]
+    epochs = {} if "samples" in found["base"] else _epochs(params, rows, runs=runs, code=code)
     return {
         "heldout": str(params.heldout),
         "num_rows": _read(rows.folder / "manifest.json")["num_rows"],
@@ -257,7 +209,20 @@ def _summary(params: Params, rows: Rows, subjects: list[Subject], *, runs: Path,
         "precision": "fp32",
         "models": models,
         "samples": samples,
+        **({"epochs": epochs} if epochs else {}),
     }
+
+
+def _epochs(params: Params, rows: Rows, *, runs: Path, code: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the figures of every cell's checkpoint after each of its segments, in the order of training."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for subject in subjects_of_epochs(params, runs=runs):
+        assert subject.segment is not None
+        assert subject.checkpoint is not None
+        part, epoch = subject.segment
+        where = {"range": part, "epoch": epoch, "checkpoint": str(subject.checkpoint.relative_to(runs / subject.name))}
+        found.setdefault(subject.name, []).append({**where, **_evaluate_or_reuse(subject, rows, code=code)})
+    return found
 
 
 def _main() -> None:
@@ -271,8 +236,8 @@ def _main() -> None:
     rows = Rows(
         folder=arguments.slices / str(params.heldout),
         seq_len=params.train.seq_len,
-        vocab_size=manifest["vocab_size"],
-        eos_token_id=manifest["eos_token_id"],
+        vocab_size=manifest.get("vocab_size"),
+        eos_token_id=manifest.get("eos_token_id"),
         base_model=arguments.base_model,
         workload=params.workload,
     )

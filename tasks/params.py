@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from tasks.stage.choices import (
     NAME,
     names_of_files,
+    require_label,
     require_name,
     require_one_of,
     require_options,
@@ -27,6 +28,7 @@ from tasks.stage.source_params import (
     Range,
     check_paths,
     is_hub_id,
+    require_model_for,
     rows_needed,
 )
 from tasks.stage.strict_yaml import read_strict_yaml
@@ -81,7 +83,9 @@ class QualityParams(Section):
     """What is asked of the training itself."""
 
     target_loss: Finite | None = Field(default=None, gt=0)
-    """Training loss (nats per token) until which the report counts each cell's seconds; null: the baseline's last."""
+    """Training loss (nats per label) until which the report counts each cell's seconds; null: the baseline's last."""
+    target_accuracy: Finite | None = Field(default=None, gt=0, le=1)
+    """Share of the held-out rows in the right class, until which it does so too; null: the baseline's last."""
 
 
 class CostParams(Section):
@@ -204,6 +208,8 @@ class Params(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         require_one_of("workload", self.workload, names_of_files("training/workloads"))
+        require_label(self.workload, self.dataset.label)
+        require_model_for(self.workload, self.model)
         for index, part in enumerate(self.ranges):
             for other in self.ranges[:index]:
                 if part.overlaps(other):

@@ -5,14 +5,15 @@ A finished slice stays in .work/slices/ under the digest of what went into it: o
 
 import argparse
 import hashlib
+import importlib
 import importlib.metadata
+import importlib.util
 import json
 import logging
 import shutil
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tasks.params import Params, load_params
+from tasks.slicing.tokens import RowTokenizer, load_tokenizer
 from tasks.sources.row_policy import CUT, QUARANTINED, Row, in_words
+from tasks.stage.choices import has_labels
 from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.stage.kept import MANIFEST, keeping, kept_manifest
 from tasks.stage.links import link_folder
@@ -37,74 +40,6 @@ _FORMAT = 2
 _BATCH_ROWS = 1_000
 _SPECIAL = "special"
 _FACTS = ("digest", "num_rows", "num_tokens", "quarantined", "num_cut_rows", "num_special_token_rows")
-_NOT_TOKENIZER = ("config.json", "generation_config.json")
-
-
-@dataclass(frozen=True)
-class RowTokenizer:
-    """Turns texts into the token ids of rows, each closed by `eos_token_id`."""
-
-    backend: Any
-    eos_token_id: int
-    vocab_size: int
-    """Rows of the model's embedding: every id is below."""
-    special_ids: frozenset[int]
-    """Ids that no text may turn into."""
-    special_tokens: tuple[str, ...]
-    """How those look as text."""
-    digest: str
-    """sha256 over the tokenizer's files."""
-
-    def names_special_token(self, text: str) -> bool:
-        """Return whether the text holds what looks like a special token; it stays text."""
-        return any(token in text for token in self.special_tokens)
-
-    def rows(self, texts: list[str], *, row_ids: Sequence[int]) -> list[np.ndarray]:
-        """Return one int32 array per text. What looks like a special token in a text is encoded as plain text.
-
-        Raises DataError where an id does not exist in the model, naming the row.
-        """
-        rows = []
-        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
-        for row_id, encoding in zip(row_ids, encodings, strict=True):
-            ids = np.array([*encoding.ids, self.eos_token_id], dtype=np.int64)
-            if ids.max() >= self.vocab_size:
-                raise DataError(
-                    f"row {row_id}: the tokenizer gives id {ids.max()}, and the model's embedding has "
-                    f"{self.vocab_size} rows; use the tokenizer that belongs to the model"
-                )
-            if not self.special_ids.isdisjoint(encoding.ids):
-                raise DataError(
-                    f"row {row_id}: the tokenizer turns part of the text into a special token; "
-                    "use a tokenizer that encodes special tokens as text when asked to"
-                )
-            rows.append(ids.astype(np.int32))
-        return rows
-
-
-def load_tokenizer(base_model: Path) -> RowTokenizer:
-    """Return the tokenizer of a model folder. Raises DataError if it has no fast one or no end-of-text token."""
-    from transformers import AutoConfig, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(base_model, trust_remote_code=False)
-    if not tokenizer.is_fast:
-        raise DataError(f"{base_model}: has no fast tokenizer; save one with a tokenizer.json beside the model")
-    if tokenizer.eos_token_id is None:
-        raise DataError(f"{base_model}: the tokenizer names no eos_token, which ends every row; set it")
-    backend = tokenizer.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = True
-    config = AutoConfig.from_pretrained(base_model, trust_remote_code=False)
-    files: dict[str, str] = json.loads((base_model / MANIFEST).read_text(encoding="utf-8"))["files"]
-    return RowTokenizer(
-        backend=backend,
-        eos_token_id=tokenizer.eos_token_id,
-        vocab_size=config.get_text_config().vocab_size,
-        special_ids=frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | {tokenizer.eos_token_id},
-        special_tokens=tuple(tokenizer.all_special_tokens),
-        digest=digest_of_json({name: digest for name, digest in files.items() if _is_of_tokenizer(name)}),
-    )
 
 
 def check_extent(params: Params, num_rows: int) -> None:
@@ -123,9 +58,12 @@ def check_extent(params: Params, num_rows: int) -> None:
                 )
 
 
-def stored_slice(part: RowRange, rows: Path, tokenizer: RowTokenizer, *, workload: str) -> Path:
+def stored_slice(
+    part: RowRange, rows: Path, tokenizer: RowTokenizer, *, workload: str, class_names: Sequence[str] = ()
+) -> Path:
     """Return the folder of the slice's arrays and manifest, tokenised only if it is not stored whole yet.
 
+    `class_names`: the classes that rows may have, in the order of their numbers; none where rows have no class.
     Raises DataError if no row of it is left to train on.
     """
     key = digest_of_json(
@@ -137,6 +75,7 @@ def stored_slice(part: RowRange, rows: Path, tokenizer: RowTokenizer, *, workloa
             "vocab_size": tokenizer.vocab_size,
             "workload": workload,
             "tokenizers": importlib.metadata.version("tokenizers"),
+            **({"class_names": list(class_names)} if class_names else {}),
         }
     )
     folder = _STORE / key[:32]
@@ -144,17 +83,23 @@ def stored_slice(part: RowRange, rows: Path, tokenizer: RowTokenizer, *, workloa
         _log.info("slice %s: reused, its rows and the tokenizer are unchanged", part)
         return folder
     with keeping(folder) as partial:
-        manifest = _tokenise(part, rows, tokenizer, partial)
+        manifest = _tokenise(part, rows, tokenizer, class_names, partial)
     _log.info("slice %s: tokenised %d rows, %d tokens", part, manifest["num_rows"], manifest["num_tokens"])
     if manifest["quarantined"]:
         _log.warning("slice %s: left out %s", part, in_words(manifest["quarantined"]))
     return folder
 
 
-def _tokenise(part: RowRange, rows: Path, tokenizer: RowTokenizer, folder: Path) -> dict[str, Any]:
-    """Write tokens.npy, offsets.npy, row_ids.npy and manifest.json; memory holds one batch of rows at a time."""
+def _tokenise(
+    part: RowRange, rows: Path, tokenizer: RowTokenizer, class_names: Sequence[str], folder: Path
+) -> dict[str, Any]:
+    """Write tokens.npy, offsets.npy, row_ids.npy and manifest.json, with classes labels.npy.
+
+    Memory holds one batch of rows at a time.
+    """
     # Not lists, which take several times as much per row.
-    lengths, row_ids = array("q"), array("q")
+    lengths, row_ids, labels = array("q"), array("q"), array("q")
+    numbers = {name: number for number, name in enumerate(class_names)}
     counts: Counter[str] = Counter()
     with (folder / "tokens.npy").open("wb") as file, counting(f"slice {part}: rows", part.end - part.start) as advance:
         _write_header(file, 0)
@@ -165,6 +110,7 @@ def _tokenise(part: RowRange, rows: Path, tokenizer: RowTokenizer, folder: Path)
             file.write(b"".join(array.tobytes() for array in arrays))
             lengths.extend(len(array) for array in arrays)
             row_ids.extend(kept)
+            labels.extend(numbers[row.label] for row in kept.values() if row.label is not None)
             counts.update(row.fault for row in batch if row.fault is not None)
             counts[_SPECIAL] += sum(map(tokenizer.names_special_token, texts))
             advance(len(batch))
@@ -177,7 +123,9 @@ def _tokenise(part: RowRange, rows: Path, tokenizer: RowTokenizer, folder: Path)
     np.cumsum(lengths, out=offsets[1:])
     np.save(folder / "offsets.npy", offsets)
     np.save(folder / "row_ids.npy", np.frombuffer(row_ids, dtype=np.int64))
-    files = {name: digest_of_file(folder / name) for name in ("offsets.npy", "row_ids.npy", "tokens.npy")}
+    if class_names:
+        np.save(folder / "labels.npy", np.frombuffer(labels, dtype=np.int64))
+    files = {file.name: digest_of_file(file) for file in sorted(folder.glob("*.npy"))}
     manifest = {
         "range": str(part),
         "num_rows": len(lengths),
@@ -185,6 +133,7 @@ def _tokenise(part: RowRange, rows: Path, tokenizer: RowTokenizer, folder: Path)
         "quarantined": {fault: counts[fault] for fault in QUARANTINED if counts[fault]},
         "num_cut_rows": counts[CUT],
         "num_special_token_rows": counts[_SPECIAL],
+        **({"class_names": list(class_names)} if class_names else {}),
         "digest": digest_of_json(files),
         "files": files,
     }
@@ -205,7 +154,8 @@ def _rows(rows: Path, part: RowRange) -> Iterator[tuple[int, list[Row]]]:
             num_rows = file.metadata.row_group(group).num_rows
             start, end = max(part.start - first, 0), min(part.end - first, num_rows)
             if start < end:
-                table = file.read_row_group(group, columns=["text", "fault"]).slice(start, end - start)
+                columns = [name for name in Row._fields if name in file.schema_arrow.names]
+                table = file.read_row_group(group, columns=columns).slice(start, end - start)
                 found = [Row(*values) for values in zip(*(column.to_pylist() for column in table.columns), strict=True)]
                 for offset in range(0, len(found), _BATCH_ROWS):
                     yield first + start + offset, found[offset : offset + _BATCH_ROWS]
@@ -217,11 +167,9 @@ def _digest_of_rows(rows: Path, part: RowRange) -> str:
     for _, batch in _rows(rows, part):
         for row in batch:
             digest.update(row.text.encode() + b"\0" + (row.fault or "").encode() + b"\0")
+            if row.label is not None:
+                digest.update(row.label.encode() + b"\0")
     return digest.hexdigest()
-
-
-def _is_of_tokenizer(name: str) -> bool:
-    return name not in _NOT_TOKENIZER and not name.endswith((".safetensors", ".index.json"))
 
 
 def _main() -> None:
@@ -232,24 +180,40 @@ def _main() -> None:
     arguments = parser.parse_args()
     configure_logging()
     params = load_params()
-    rows = arguments.raw / "rows.parquet"
+    if importlib.util.find_spec(f"tasks.slicing.{params.workload}"):
+        own: Any = importlib.import_module(f"tasks.slicing.{params.workload}")
+        own.write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)
+    else:
+        write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)
+
+
+def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -> None:
+    """Fill `slices` with the tokens of every range and of the held-out rows, as hard links into the store."""
+    rows = raw / "rows.parquet"
     check_extent(params, pq.read_metadata(rows).num_rows)
-    tokenizer = load_tokenizer(arguments.base_model)
+    tokenizer = load_tokenizer(base_model, has_labels=has_labels(params.workload))
+    class_names: list[str] = []
+    if tokenizer.has_labels:
+        class_names = json.loads((raw / MANIFEST).read_text(encoding="utf-8"))["class_names"]
     parts = [*params.ranges, params.heldout]
-    stored = {str(part): stored_slice(part, rows, tokenizer, workload=params.workload) for part in parts}
-    shutil.rmtree(arguments.slices, ignore_errors=True)
+    stored = {
+        str(part): stored_slice(part, rows, tokenizer, workload=params.workload, class_names=class_names)
+        for part in parts
+    }
+    shutil.rmtree(slices, ignore_errors=True)
     facts = {}
     for name, folder in stored.items():
-        link_folder(folder, arguments.slices / name)
+        link_folder(folder, slices / name)
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         facts[name] = {key: manifest[key] for key in _FACTS}
     write_json(
-        arguments.slices / "manifest.json",
+        slices / MANIFEST,
         {
             "tokenizer_digest": tokenizer.digest,
             "vocab_size": tokenizer.vocab_size,
             "eos_token_id": tokenizer.eos_token_id,
             "workload": params.workload,
+            **({"class_names": class_names} if class_names else {}),
             "slices": facts,
             "heldout": str(params.heldout),
         },

@@ -38,6 +38,49 @@ def make_tiny_model(
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
     model.save_pretrained(folder)
+    return _with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type="qwen2")
+
+
+def make_tiny_classifier(
+    folder: Path, *, vocab_size: int = 128, num_classes: int = 3, seed: int = 0, dropout: float = 0.0
+) -> Path:
+    """Write a BERT classifier with seeded random weights in the layout of data/base_model; return the folder."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=64, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+        num_labels=num_classes, pad_token_id=3,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = BertForSequenceClassification(config)
+    model.save_pretrained(folder)
+    return _with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type="bert")
+
+
+def make_tiny_workload(workload: str, root: Path) -> tuple[Path, list[Path]]:
+    """Write the smallest base model and two slices, of 45 and 27 rows, for a file of training/workloads/; return both.
+
+    A workload that is not known here fails the tests that run over all of them.
+    """
+    sizes: list[dict[str, int]] = [{"num_rows": 45}, {"num_rows": 27, "first_row": 45, "seed": 1}]
+    if workload == "sequence_classification":
+        model = make_tiny_classifier(root / "model")
+        return model, [make_slice(root / f"slice_{index}", num_classes=3, **size) for index, size in enumerate(sizes)]
+    slices = [make_slice(root / f"slice_{index}", **size) for index, size in enumerate(sizes)]
+    if workload == "emulated":
+        from training.emulated_device import EmulatedDevice, write_device
+
+        device = EmulatedDevice(num_layers=2, parameters_per_layer=64, forward_ms=0.1, backward_ms=0.2)
+        return write_device(root / "model", device), slices
+    assert workload == "causal_lm", f"no tiny model and slices for the workload {workload}"
+    return make_tiny_model(root / "model"), slices
+
+
+def _with_manifest(folder: Path, *, num_parameters: int, model_type: str) -> Path:
+    """Describe the files of a model folder in its manifest.json; return the folder."""
     files = {path.name: digest_of_file(path) for path in sorted(folder.iterdir())}
     write_json(
         folder / "manifest.json",
@@ -47,8 +90,8 @@ def make_tiny_model(
             "revision": None,
             "commit": None,
             "label": "random weights for tests",
-            "num_parameters": sum(part.numel() for part in model.parameters()),
-            "model_type": "qwen2",
+            "num_parameters": num_parameters,
+            "model_type": model_type,
             "is_random_weights": True,
             "digest": digest_of_json(files),
             "files": files,
@@ -66,11 +109,12 @@ def make_slice(
     max_len: int = 40,
     first_row: int = 0,
     seed: int = 0,
+    num_classes: int = 0,
 ) -> Path:
     """Write rows of random tokens and ragged lengths in the layout of data/slices/<start>-<end>; return the folder.
 
     Tokens follow one another by a fixed rule with some noise, so that there is something to learn. Token
-    `vocab_size - 1` ends every row and stands nowhere else.
+    `vocab_size - 1` ends every row and stands nowhere else. With classes, that of a row follows from its first token.
     """
     random = np.random.default_rng(seed)
     lengths = random.integers(min_len, max_len + 1, size=num_rows)
@@ -79,11 +123,12 @@ def make_slice(
         tokens = np.cumsum(random.choice([1, 1, 1, 5], size=length)) % (vocab_size - 1)
         tokens[-1] = vocab_size - 1
         rows.append(tokens)
-    return write_slice(folder, rows, first_row=first_row)
+    labels = [int(row[0]) % num_classes for row in rows] if num_classes else None
+    return write_slice(folder, rows, first_row=first_row, labels=labels)
 
 
-def write_slice(folder: Path, rows: list[Any], *, first_row: int = 0) -> Path:
-    """Write these rows of tokens as a slice; return the folder."""
+def write_slice(folder: Path, rows: list[Any], *, first_row: int = 0, labels: list[int] | None = None) -> Path:
+    """Write these rows of tokens, and the class of each if there are classes, as a slice; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     offsets = np.cumsum([0, *(len(row) for row in rows)]).astype(np.int64)
     arrays = {
@@ -91,6 +136,8 @@ def write_slice(folder: Path, rows: list[Any], *, first_row: int = 0) -> Path:
         "offsets": offsets,
         "row_ids": np.arange(first_row, first_row + len(rows), dtype=np.int64),
     }
+    if labels is not None:
+        arrays["labels"] = np.array(labels, dtype=np.int64)
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     files = {f"{name}.npy": digest_of_file(folder / f"{name}.npy") for name in sorted(arrays)}

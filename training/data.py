@@ -18,7 +18,7 @@ _LENGTH_MULTIPLE = 8
 
 @dataclass(frozen=True)
 class Slice:
-    """The rows of one range, memory-mapped: nothing is read before it is used."""
+    """Rows of tokens, each to be predicted from those before it; memory-mapped: nothing is read before it is used."""
 
     tokens: np.ndarray
     """(num_tokens,) int32: all rows, one after another."""
@@ -39,6 +39,39 @@ class Slice:
         start, end = self.offsets[index], self.offsets[index + 1]
         return self.tokens[start : min(end, start + seq_len)]
 
+    def num_tokens(self, seq_len: int) -> np.ndarray:
+        """Return the label tokens of every row: (num_rows,) int64."""
+        return num_label_tokens(self.lengths(seq_len))
+
+    def num_targets(self, seq_len: int) -> np.ndarray:
+        """Return the same: every label token is a target."""
+        return self.num_tokens(seq_len)
+
+    def collate(
+        self,
+        rows: Sequence[int],
+        *,
+        seq_len: int,
+        is_packed: bool = False,
+        dropout_seed: int = 0,
+        place: int | None = None,
+    ) -> "MicroBatch":
+        """Return the rows as one micro-batch."""
+        return collate(self, rows, seq_len=seq_len, is_packed=is_packed, dropout_seed=dropout_seed, place=place)
+
+    def dummy_micro_batch(self, seq_len: int) -> "MicroBatch":
+        """Return a micro-batch that costs little and weighs nothing."""
+        return dummy_micro_batch(seq_len)
+
+    def token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
+        """Return the tokens of these rows, each once, and 0, with which they are padded: (n,) int64."""
+        return np.unique(np.concatenate([[0], *(self.row(row, seq_len) for row in rows)])).astype(np.int64)
+
+
+def num_label_tokens(lengths: np.ndarray) -> np.ndarray:
+    """Return the label tokens of rows of these lengths: all but each row's first."""
+    return np.maximum(lengths - 1, 0)
+
 
 @dataclass(frozen=True)
 class Documents:
@@ -57,15 +90,18 @@ class MicroBatch:
     """What one rank puts through the model in one forward pass."""
 
     input_ids: Tensor
-    """(num_samples, padded_len) int64, padded on the right; packed: (1, padded_len), one row after another."""
+    """What goes in, the rows first. Tokens: (num_samples, padded_len) int64, padded on the right; packed:
+    (1, padded_len), one row after another."""
     labels: Tensor
-    """Of the same shape, int64: the token after each position, IGNORED_LABEL where there is none."""
+    """int64, IGNORED_LABEL where there is none. Of the same shape: the token after each position; or one per row."""
     label_places: Tensor
-    """(num_tokens,) int64: the positions that have a label, counted through all rows."""
+    """(num_targets,) int64: where `labels`, flattened, has a label."""
     row_ids: np.ndarray
     """(num_samples,) int64: position of each row in the data set; empty for a dummy."""
     sample_num_tokens: np.ndarray
-    """(num_samples,) int64: label tokens of each row; empty for a dummy."""
+    """(num_samples,) int64: what each row counts in a throughput; empty for a dummy."""
+    sample_num_targets: np.ndarray
+    """(num_samples,) int64: what each row weighs in the loss: its labels; empty for a dummy."""
     num_padding_tokens: int
     """Positions that hold padding; 0 for a dummy."""
     dropout_seed: int = 0
@@ -76,6 +112,8 @@ class MicroBatch:
     """Gives the tokens in the whole step's inputs, on any rank: (n,) int64, each once; None outside of steps."""
     documents: "Documents | None" = None
     """Where in the one sequence each row is; None: every row is a sequence of its own."""
+    attention_mask: Tensor | None = None
+    """(num_samples, padded_len) int64: 0 on padding; None where none is needed, or nothing is padded."""
 
     @property
     def num_samples(self) -> int:
@@ -84,8 +122,18 @@ class MicroBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Label tokens in it."""
+        """What it counts in a throughput."""
         return int(self.sample_num_tokens.sum())
+
+    @property
+    def num_targets(self) -> int:
+        """Labels in it."""
+        return int(self.sample_num_targets.sum())
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that the model computes, padding included; one per row where rows are no sequences."""
+        return self.input_ids.numel() if self.input_ids.ndim == 2 else len(self.input_ids)
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return it on the device; from pinned memory the copy runs beside the host."""
@@ -109,6 +157,7 @@ class MicroBatch:
             labels=change(self.labels),
             label_places=change(self.label_places),
             documents=documents,
+            attention_mask=None if self.attention_mask is None else change(self.attention_mask),
         )
 
 
@@ -154,7 +203,7 @@ def collate(
     if is_packed:
         shape, starts = _packed_shape(lengths, seq_len)
     else:
-        padded_len = min(_rounded_up(max([1, *lengths])), seq_len)
+        padded_len = padded_length(lengths, seq_len)
         shape, starts = (len(texts), padded_len), np.arange(len(texts)) * padded_len
     # Any valid id pads: attention is causal and the padding comes last, so no real position ever sees it.
     input_ids = np.zeros(shape, dtype=np.int64)
@@ -163,17 +212,24 @@ def collate(
     for start, text in zip(starts.tolist(), texts, strict=True):
         flat_ids[start : start + len(text)] = text
         flat_labels[start : start + max(len(text) - 1, 0)] = text[1:]
+    num_labels = num_label_tokens(np.array(lengths, dtype=np.int64))
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids),
         labels=torch.from_numpy(labels),
         label_places=torch.from_numpy(np.flatnonzero(flat_labels != IGNORED_LABEL)),
         row_ids=np.asarray(source.row_ids[list(rows)], dtype=np.int64),
-        sample_num_tokens=np.maximum(np.array(lengths, dtype=np.int64) - 1, 0),
+        sample_num_tokens=num_labels,
+        sample_num_targets=num_labels,
         num_padding_tokens=input_ids.size - sum(lengths),
         dropout_seed=dropout_seed,
         place=place,
         documents=_documents(starts, shape[1]) if is_packed else None,
     )
+
+
+def padded_length(lengths: Sequence[int], seq_len: int) -> int:
+    """Return how long rows of these lengths are padded: as the longest, rounded up to 8, at most `seq_len`."""
+    return min(_rounded_up(max([1, *lengths])), seq_len)
 
 
 def _rounded_up(length: int) -> int:
@@ -211,6 +267,7 @@ def dummy_micro_batch(seq_len: int) -> MicroBatch:
         label_places=torch.from_numpy(nothing),
         row_ids=nothing,
         sample_num_tokens=nothing,
+        sample_num_targets=nothing,
         num_padding_tokens=0,
     )
 

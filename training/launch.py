@@ -16,6 +16,7 @@ from training.record import now
 from training.stopping import StopRequest
 from training.strategies import Strategy
 from training.whereabouts import Whereabouts
+from training.workloads import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +40,18 @@ class Launch:
     whereabouts: Whereabouts
     """Told where this rank is."""
 
+    @property
+    def workload(self) -> Workload:
+        """What is trained: model, rows and loss."""
+        found: Any = importlib.import_module(f"training.workloads.{self.config.workload}")
+        workload: Workload = found
+        return workload
+
 
 def build_strategy(launch: Launch) -> Strategy:
     """Return the strategy around the base model."""
     config = launch.config
-    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
+    workload = launch.workload
     strategies: Any = importlib.import_module(f"training.strategies.{config.strategy}")
     model = workload.load_model(config.model_dir)
     strategy: Strategy = strategies.build(model, workload, config, launch.ranks)

@@ -13,16 +13,17 @@ import torch
 
 from training.checkpoint import CheckpointStore
 from training.config import TrainingConfig
-from training.data import MicroBatch, Slice, open_slice
+from training.data import MicroBatch
 from training.distributed import Ranks
 from training.divergence import DivergenceRule
 from training.events import EventStream
 from training.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
 from training.fault import planned_faults
 from training.launch import Launch, build_strategy, say_launched, stop_if_asked, stopped
-from training.plan import SegmentPlan, micro_batch_of, micro_batches_for, plan_segment
+from training.plan import SegmentPlan, micro_batch_of, micro_batches_for, plan_of
 from training.prefetch import prefetched
 from training.record import Counters, SegmentRecord, now
+from training.rows import Rows
 from training.schedule import learning_rate_at
 from training.stopping import StopRequest
 from training.strategies import Strategy
@@ -58,7 +59,7 @@ def train(
     )  # fmt: skip
     if ranks.is_first:
         store.clear_unfinished()
-    sizes = [len(open_slice(segment.slice_dir)) for segment in config.segments]
+    sizes = [len(launch.workload.open_slice(segment.slice_dir)) for segment in config.segments]
     num_steps = [-(-size // config.global_batch_size) for size in sizes]
     say_launched(launch, sum(num_steps))
 
@@ -97,16 +98,8 @@ def train(
 def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[str, Any]:
     """Train one segment from wherever its record stands to its end; return its segment.json."""
     config, ranks, segment, whereabouts = launch.config, launch.ranks, record.segment, launch.whereabouts
-    source = open_slice(segment.slice_dir)
-    plan = plan_segment(
-        source.lengths(config.seq_len),
-        seed=config.seed,
-        epoch=segment.epoch,
-        rows=segment.range,
-        global_batch_size=config.global_batch_size,
-        micro_batch_size=config.micro_batch_size,
-        is_packed=config.packing,
-    )
+    source = launch.workload.open_slice(segment.slice_dir)
+    plan = plan_of(source, config, segment)
 
     def make(segment_step: int) -> list[MicroBatch]:
         run_step = record.first_step + segment_step - 1
@@ -135,19 +128,19 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         made, steps, ranks.device, on_wait=lambda segment_step: whereabouts.begin(segment_step + to_run_step)
     ):
         step = segment_step + to_run_step
-        num_tokens = plan.step(segment_step).num_tokens
+        planned = plan.step(segment_step)
         learning_rate = learning_rate_at(
             segment_step, plan.num_steps,
             peak=config.learning_rate, schedule=config.schedule, warmup_steps=config.warmup_steps,
         )  # fmt: skip
 
         with window.computing():
-            result = strategy.train_step(micro_batches, num_tokens=num_tokens, learning_rate=learning_rate)
+            result = strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=learning_rate)
 
         record.consume(step, ranks.rank, micro_batches, result)
         window.add(
             step, result, micro_batches,
-            num_tokens=num_tokens, learning_rate=learning_rate, data_wait_seconds=data_wait_seconds,
+            planned=planned, learning_rate=learning_rate, data_wait_seconds=data_wait_seconds,
         )  # fmt: skip
         is_last = segment_step == plan.num_steps
         is_checkpoint = config.checkpoint_every_steps > 0 and segment_step % config.checkpoint_every_steps == 0
@@ -161,7 +154,7 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
 
         # ---------------------------------------------------- log point: the clock stands still from here on
         whereabouts.enter(Section.COLLECTIVE)
-        with _naming_culprits(ranks, strategy, micro_batches, step=step, num_tokens=num_tokens):
+        with _naming_culprits(ranks, strategy, micro_batches, step=step, num_targets=planned.num_targets):
             facts = window.close(forgives_overflow=strategy.replica.forgives_overflow)
         for line in record.add(facts):
             launch.events.send(**line)
@@ -181,7 +174,7 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
     return facts_of_segment
 
 
-def _warm_up(launch: Launch, strategy: Strategy, plan: SegmentPlan, source: Slice) -> None:
+def _warm_up(launch: Launch, strategy: Strategy, plan: SegmentPlan, source: Rows) -> None:
     """Warm up with the micro-batch of the segment's longest row: if there is too little memory, it shows right away."""
     config, started = launch.config, time.perf_counter()
     place = int(np.argmax(plan.lengths[plan.order]))
@@ -195,7 +188,7 @@ def _warm_up(launch: Launch, strategy: Strategy, plan: SegmentPlan, source: Slic
 
 @contextlib.contextmanager
 def _naming_culprits(
-    ranks: Ranks, strategy: Strategy, micro_batches: list[MicroBatch], *, step: int, num_tokens: int
+    ranks: Ranks, strategy: Strategy, micro_batches: list[MicroBatch], *, step: int, num_targets: int
 ) -> Iterator[None]:
     """Have a gradient of this step that is not finite say where it comes from: after the exchange it is all ranks'.
 
@@ -206,7 +199,7 @@ def _naming_culprits(
     except GradientNotFiniteError as error:
         if error.step != step or ranks.world_size == 1:
             raise
-        is_finite = strategy.replica.gives_finite_gradient(micro_batches, weight=1 / max(num_tokens, 1))
+        is_finite = strategy.replica.gives_finite_gradient(micro_batches, weight=1 / max(num_targets, 1))
         culprits = np.flatnonzero(ranks.gather(np.array(int(not is_finite)))).tolist()
         origin = f"rank {', '.join(map(str, culprits))}" if culprits else "the sum, not from any rank alone"
         raise DivergedError(f"{error}; it comes from {origin}") from None
@@ -287,8 +280,8 @@ def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[s
     )
     launch.events.send("segment_finished", **facts)
     _log.info(
-        "%s epoch %d: finished, loss %.4f, %.0f tokens/s",
-        record.segment.range, record.segment.epoch, facts["loss"], facts["tokens_per_second"],
+        "%s epoch %d: finished, loss %.4f, %.0f %ss/s",
+        record.segment.range, record.segment.epoch, facts["loss"], facts["tokens_per_second"], launch.workload.UNIT,
     )  # fmt: skip
     return facts
 

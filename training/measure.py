@@ -159,7 +159,7 @@ class BlockRunner:
             marks.add()
             waited += data_wait_seconds
             counts[0] += sum(part.num_tokens for part in micro_batches)
-            counts[1] += sum(part.input_ids.numel() for part in micro_batches)
+            counts[1] += sum(part.num_positions for part in micro_batches)
             counts[2] += sum(part.num_samples for part in micro_batches)
         ranks.synchronize()
         seconds = time.perf_counter() - started
@@ -179,8 +179,8 @@ class BlockRunner:
         made.strategy.warm_up(micro_batches[-1])
         yield micro_batches, step, waited
         for micro_batches, step, waited in steps:
-            num_tokens = made.plan.step(step).num_tokens
-            made.strategy.train_step(micro_batches, num_tokens=num_tokens, learning_rate=0.0)
+            num_targets = made.plan.step(step).num_targets
+            made.strategy.train_step(micro_batches, num_targets=num_targets, learning_rate=0.0)
             yield micro_batches, step, waited
 
     def _updates(self, made: Made, block: Block) -> Iterator[tuple[list[MicroBatch], int, float]]:

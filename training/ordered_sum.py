@@ -39,12 +39,12 @@ class OrderedSum:
         self._num_gathers = 0
         self._num_gather_bytes = 0
 
-    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_tokens: int, learning_rate: float) -> StepResult:
+    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy. Raises RanksDisagreeError if the ranks' order is not one rank's order."""
         self._num_gathers = self._num_gather_bytes = 0
         total: list[Tensor] = []
         for micro_batch, ranks_in_order in zip(micro_batches, self._order(micro_batches), strict=True):
-            self.replica.add(self.replica.module, micro_batch, weight=1 / max(num_tokens, 1))
+            self.replica.add(self.replica.module, micro_batch, weight=1 / max(num_targets, 1))
             total = self._added(total, self.replica.take_gradient(), ranks_in_order)
         self.replica.put_gradient(total)
         loss_sum, grad_norm = self.replica.step(learning_rate)

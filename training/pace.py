@@ -45,7 +45,7 @@ class Pace:
 def own_positions(micro_batches: Sequence[MicroBatch]) -> int:
     """Return how much work those seconds hold: positions once for each forward and twice for each backward but the
     last."""
-    sizes = [part.input_ids.numel() for part in micro_batches]
+    sizes = [part.num_positions for part in micro_batches]
     return 3 * sum(sizes) - 2 * sizes[-1]
 
 

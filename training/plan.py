@@ -11,7 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from training.data import MicroBatch, Slice, collate, dummy_micro_batch
+from training.config import SegmentConfig, TrainingConfig
+from training.data import MicroBatch, num_label_tokens
+from training.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,9 @@ class StepPlan:
     micro_batches: tuple[np.ndarray, ...]
     """Rows of the slice in each micro-batch, the longest micro-batch first, longest rows first; each int64."""
     num_tokens: int
-    """Label tokens of the whole global batch: what the loss is divided by."""
+    """What the whole global batch counts in a throughput."""
+    num_targets: int
+    """Labels of the whole global batch: what the loss is divided by."""
     is_packed: bool = False
     """Whether the rows of a micro-batch are one sequence together; then there may be any number of them in it."""
 
@@ -46,7 +50,11 @@ class SegmentPlan:
     order: np.ndarray
     """(num_rows,) int64: the rows of the slice in the order of this epoch, each exactly once."""
     lengths: np.ndarray
-    """(num_rows,) int64: tokens of each row of the slice, after cutting."""
+    """(num_rows,) int64: how long each row of the slice is, after cutting."""
+    num_tokens: np.ndarray
+    """(num_rows,) int64: what each counts in a throughput."""
+    num_targets: np.ndarray
+    """(num_rows,) int64: what each weighs in the loss."""
     global_batch_size: int
     """Samples per optimizer step; the last step takes what is left."""
     micro_batch_size: int
@@ -71,7 +79,8 @@ class SegmentPlan:
             micro_batches = tuple(np.split(rows, list(cuts)))
         return StepPlan(
             micro_batches=micro_batches,
-            num_tokens=int(np.maximum(self.lengths[rows] - 1, 0).sum()),
+            num_tokens=int(self.num_tokens[rows].sum()),
+            num_targets=int(self.num_targets[rows].sum()),
             is_packed=self.is_packed,
         )
 
@@ -101,36 +110,60 @@ def plan_segment(
     global_batch_size: int,
     micro_batch_size: int,
     is_packed: bool = False,
+    num_tokens: np.ndarray | None = None,
+    num_targets: np.ndarray | None = None,
 ) -> SegmentPlan:
-    """Return the plan for rows of these lengths: a pure function of the seed, the epoch and the range `rows`."""
+    """Return the plan for rows of these lengths: a pure function of the seed, the epoch and the range `rows`.
+
+    What each row counts and weighs is, unless given, its label tokens.
+    """
     start, end = (int(part) for part in rows.split("-"))
     order = np.random.default_rng([seed, epoch, start, end]).permutation(len(lengths))
+    num_labels = num_label_tokens(lengths)
     return SegmentPlan(
-        order=order, lengths=lengths, global_batch_size=global_batch_size, micro_batch_size=micro_batch_size,
+        order=order,
+        lengths=lengths,
+        num_tokens=num_labels if num_tokens is None else num_tokens,
+        num_targets=num_labels if num_targets is None else num_targets,
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
         is_packed=is_packed,
-    )  # fmt: skip
+    )
+
+
+def plan_of(source: Rows, config: TrainingConfig, segment: SegmentConfig) -> SegmentPlan:
+    """Return the plan of a segment whose rows are those of `source`."""
+    return plan_segment(
+        source.lengths(config.seq_len),
+        num_tokens=source.num_tokens(config.seq_len),
+        num_targets=source.num_targets(config.seq_len),
+        seed=config.seed,
+        epoch=segment.epoch,
+        rows=segment.range,
+        global_batch_size=config.global_batch_size,
+        micro_batch_size=config.micro_batch_size,
+        is_packed=config.packing,
+    )
 
 
 def micro_batches_for(
-    source: Slice, step: StepPlan, *, rank: int, world_size: int, seq_len: int, seed: tuple[int, int]
+    source: Rows, step: StepPlan, *, rank: int, world_size: int, seq_len: int, seed: tuple[int, int]
 ) -> Iterator[MicroBatch]:
     """Yield what the rank runs in a step, dummies included; `seed`: the run's seed and the step's number."""
     for index in step.dealt_to(rank, world_size):
         if index is not None:
             yield micro_batch_of(source, step, index, seq_len=seq_len, seed=seed)
         else:
-            yield replace(dummy_micro_batch(seq_len), step_token_ids=partial(_token_ids, source, step, seq_len))
+            yield replace(source.dummy_micro_batch(seq_len), step_token_ids=partial(_token_ids, source, step, seq_len))
 
 
-def _token_ids(source: Slice, step: StepPlan, seq_len: int) -> np.ndarray:
-    """Return the tokens of a step's rows, each once, and 0, with which they are padded: (n,) int64."""
-    rows = np.concatenate(step.micro_batches).tolist()
-    return np.unique(np.concatenate([[0], *(source.row(row, seq_len) for row in rows)])).astype(np.int64)
+def _token_ids(source: Rows, step: StepPlan, seq_len: int) -> np.ndarray:
+    return source.token_ids(np.concatenate(step.micro_batches).tolist(), seq_len)
 
 
-def micro_batch_of(source: Slice, step: StepPlan, index: int, *, seq_len: int, seed: tuple[int, int]) -> MicroBatch:
+def micro_batch_of(source: Rows, step: StepPlan, index: int, *, seq_len: int, seed: tuple[int, int]) -> MicroBatch:
     """Return one micro-batch of a step, the same on whichever rank; `seed` as above."""
     dropout_seed = int(np.random.SeedSequence([*seed, index]).generate_state(1)[0])
     rows = step.micro_batches[index].tolist()
-    part = collate(source, rows, seq_len=seq_len, is_packed=step.is_packed, dropout_seed=dropout_seed, place=index)
+    part = source.collate(rows, seq_len=seq_len, is_packed=step.is_packed, dropout_seed=dropout_seed, place=index)
     return replace(part, step_token_ids=partial(_token_ids, source, step, seq_len))

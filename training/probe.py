@@ -43,7 +43,7 @@ def probe_compute(
     backward of the last micro-batch, its `name`, `num_bytes` and `ready`, the share of that backward after which it is.
     """
     replica = strategy.replica
-    weight = 1 / max(sum(part.num_tokens for part in micro_batches), 1)
+    weight = 1 / max(sum(part.num_targets for part in micro_batches), 1)
     parts, optimizer, whole = [], [], []
 
     def meet() -> None:
@@ -114,7 +114,7 @@ def probe_slowdown_in_flight(
     `num_bytes`, and there are as many as it takes.
     """
     replica, buffer = strategy.replica, buffer_of(ranks, num_bytes)
-    weight = 1 / max(micro_batch.num_tokens, 1)
+    weight = 1 / max(micro_batch.num_targets, 1)
     alone, beside, num_outlasted = [], [], 0
 
     def backward() -> float:

@@ -16,7 +16,9 @@ from training.strategies import StepResult
 from training.window import StepFacts
 
 LEDGER_COLUMNS = ("rank", "step", "row_id", "num_tokens")
-_SUMMED = ("loss_sum", "num_samples", "num_tokens", "num_padding_tokens", "data_wait_seconds", "other_seconds")
+_SUMMED = (
+    "loss_sum", "num_samples", "num_tokens", "num_targets", "num_padding_tokens", "data_wait_seconds", "other_seconds",
+)  # fmt: skip
 
 
 @dataclass
@@ -32,11 +34,13 @@ class Counters:
     num_samples: int = 0
     """Samples consumed, all ranks."""
     num_tokens: int = 0
-    """Label tokens learned from, all ranks."""
+    """What was learned from, in the workload's unit, all ranks."""
+    num_targets: int = 0
+    """Labels learned from, all ranks."""
     num_padding_tokens: int = 0
     """Positions that held padding, all ranks."""
     loss_sum: float = 0.0
-    """Sum of the losses of all label tokens."""
+    """Sum of the losses of all labels."""
     train_seconds: float = 0.0
     """Sum of the timed optimizer steps, each of its slowest rank."""
     data_wait_seconds: float = 0.0
@@ -131,7 +135,7 @@ class SegmentRecord:
         self, cell: str, ranks: Ranks, *, gradient_bucket_bytes: list[int], parameter_checksums: list[str]
     ) -> dict[str, Any]:
         """Return the content of segment.json."""
-        totals = dataclasses.asdict(self.counters)
+        totals = _without_repeated_count(dataclasses.asdict(self.counters))
         loss_sum, seconds = totals.pop("loss_sum"), totals["train_seconds"]
         return {
             "cell": cell,
@@ -142,7 +146,7 @@ class SegmentRecord:
             "last_step": self.first_step + self.num_steps - 1,
             "num_steps": totals.pop("segment_step"),
             **totals,
-            "loss": loss_sum / max(totals["num_tokens"], 1),
+            "loss": loss_sum / max(self.counters.num_targets, 1),
             "tokens_per_second": totals["num_tokens"] / seconds,
             "samples_per_second": totals["num_samples"] / seconds,
             "backend": ranks.backend if ranks.world_size > 1 else None,
@@ -151,7 +155,7 @@ class SegmentRecord:
         }
 
     def _line(self, fact: StepFacts) -> dict[str, Any]:
-        values = dataclasses.asdict(fact)
+        values = _without_repeated_count(dataclasses.asdict(fact))
         loss_sum = values.pop("loss_sum")
         return {
             "event": "step",
@@ -160,9 +164,14 @@ class SegmentRecord:
             "epoch": self.segment.epoch,
             "segment_step": fact.step - self.first_step + 1,
             "segment_steps": self.num_steps,
-            "loss": loss_sum / max(fact.num_tokens, 1),
+            "loss": loss_sum / max(fact.num_targets, 1),
             **values,
         }
+
+
+def _without_repeated_count(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values without `num_targets` where it is `num_tokens`: where every token learned from is a target."""
+    return {key: value for key, value in values.items() if key != "num_targets" or value != values["num_tokens"]}
 
 
 def now() -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from training.config import TrainingConfig
-from training.data import MicroBatch, dummy_micro_batch
+from training.data import MicroBatch
 from training.weights import differences, parameter_checksum, weights_of
 from training.whereabouts import Section
 from training.workloads import Workload
@@ -72,7 +72,7 @@ class Replica:
         if not self._is_compiled:
             return [micro_batch] * 2
         # A single sequence is compiled for by itself; a dummy is one.
-        dummy = dummy_micro_batch(self._seq_len).to(self.device)
+        dummy = self._workload.dummy_micro_batch(self._seq_len).to(self.device)
         return [micro_batch, dummy, micro_batch]
 
     def add(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from training.config import TrainingConfig
-from training.data import MicroBatch, Slice, open_slice
+from training.data import MicroBatch
 from training.distributed import Ranks
-from training.plan import SegmentPlan, micro_batches_for, plan_segment
+from training.plan import SegmentPlan, micro_batches_for, plan_of
 from training.prefetch import prefetched
+from training.rows import Rows
 from training.strategies import Strategy
 
 
@@ -40,7 +41,7 @@ class Made:
     strategy: Strategy
     config: TrainingConfig
     ranks: Ranks
-    source: Slice
+    source: Rows
     plan: SegmentPlan
     warm_up_seconds: float
     """What came before the first step, compilation included."""
@@ -61,12 +62,8 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
         options = {} if variant.communicates else {"communicates": False}
     strategy = importlib.import_module(f"training.strategies.{name}").build(model, workload, config, known, **options)
     segment = config.segments[0]
-    source = open_slice(segment.slice_dir)
-    plan = plan_segment(
-        source.lengths(config.seq_len), seed=config.seed, epoch=segment.epoch, rows=segment.range,
-        global_batch_size=config.global_batch_size, micro_batch_size=config.micro_batch_size,
-        is_packed=config.packing,
-    )  # fmt: skip
+    source = workload.open_slice(segment.slice_dir)
+    plan = plan_of(source, config, segment)
     made = Made(strategy=strategy, config=config, ranks=ranks, source=source, plan=plan, warm_up_seconds=0.0)
     micro_batches = [part.to(ranks.device) for part in micro_batches_of(made, ranks, 1)]
     ranks.synchronize()
@@ -75,7 +72,7 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
     ranks.synchronize()
     made = dataclasses.replace(made, warm_up_seconds=time.perf_counter() - started)
     for _ in range(2):
-        strategy.train_step(micro_batches, num_tokens=plan.step(1).num_tokens, learning_rate=0.0)
+        strategy.train_step(micro_batches, num_targets=plan.step(1).num_targets, learning_rate=0.0)
     return made
 
 

@@ -13,6 +13,7 @@ from training.data import MicroBatch
 from training.distributed import Ranks
 from training.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
 from training.pace import Pace, own_positions
+from training.plan import StepPlan
 from training.strategies import StepResult
 
 
@@ -23,9 +24,11 @@ class StepFacts:
     step: int
     """From 1, over the whole run."""
     loss_sum: float
-    """Sum of the losses of all label tokens."""
+    """Sum of the losses of all labels."""
     num_tokens: int
-    """Label tokens that were learned from, as counted by the ranks that had them."""
+    """What was learned from, in the workload's unit, as counted by the ranks that had it."""
+    num_targets: int
+    """Labels that were learned from: what `loss_sum` is divided by."""
     num_samples: int
     """Samples that were consumed."""
     num_padding_tokens: int
@@ -60,9 +63,9 @@ class Window:
 
     def open(self) -> None:
         """Start the clock."""
-        self._steps: list[tuple[int, int, float]] = []
+        self._steps: list[tuple[int, StepPlan, float]] = []
         self._results: list[StepResult] = []
-        self._counts: list[tuple[int, int, int, float, int]] = []
+        self._counts: list[tuple[int, int, int, int, float, int]] = []
         self._others: list[float] = []
         self._computed = self._known = 0.0
         self._ranks.synchronize()
@@ -78,15 +81,16 @@ class Window:
 
     def add(
         self, step: int, result: StepResult, micro_batches: Sequence[MicroBatch], *,
-        num_tokens: int, learning_rate: float, data_wait_seconds: float,
+        planned: StepPlan, learning_rate: float, data_wait_seconds: float,
     ) -> None:  # fmt: skip
-        """Note a step; `num_tokens` is what the plan says of all ranks."""
+        """Note a step; `planned` is what the plan says of all ranks."""
         self._note_others(data_wait_seconds)
-        self._steps.append((step, num_tokens, learning_rate))
+        self._steps.append((step, planned, learning_rate))
         self._results.append(result)
         self._counts.append(
             (
                 sum(part.num_tokens for part in micro_batches),
+                sum(part.num_targets for part in micro_batches),
                 sum(part.num_samples for part in micro_batches),
                 sum(part.num_padding_tokens for part in micro_batches),
                 data_wait_seconds,
@@ -124,22 +128,24 @@ class Window:
         self._seen, self._computed = now, 0.0
 
     def _facts(
-        self, step: int, num_tokens: int, learning_rate: float, ranks: np.ndarray, forgives_overflow: bool
+        self, step: int, planned: StepPlan, learning_rate: float, ranks: np.ndarray, forgives_overflow: bool
     ) -> StepFacts:
-        """Return the step's facts; `ranks`: (world_size, 10), one row per rank."""
-        losses, norms, seconds, others, own, tokens, samples, padding, waits, positions = ranks.T
+        """Return the step's facts; `ranks`: (world_size, 11), one row per rank."""
+        losses, norms, seconds, others, own, tokens, targets, samples, padding, waits, positions = ranks.T
         if problem := _not_finite(step, "loss", losses):
             raise DivergedError(problem)
         if not forgives_overflow and (problem := _not_finite(step, "gradient norm", norms)):
             raise GradientNotFiniteError(problem, step=step)
-        if int(tokens.sum()) != num_tokens:
-            raise RanksDisagreeError(
-                f"step {step}: the ranks learned from {tokens.astype(int).tolist()} tokens, the plan has {num_tokens}"
-            )
+        both = ((tokens, planned.num_tokens, "tokens"), (targets, planned.num_targets, "labels"))
+        for counted, expected, what in both:
+            if int(counted.sum()) != expected:
+                seen = f"step {step}: the ranks learned from {counted.astype(int).tolist()} {what}"
+                raise RanksDisagreeError(f"{seen}, the plan has {expected}")
         return StepFacts(
             step=step,
             loss_sum=float(losses.sum()),
-            num_tokens=num_tokens,
+            num_tokens=planned.num_tokens,
+            num_targets=planned.num_targets,
             num_samples=int(samples.sum()),
             num_padding_tokens=int(padding.sum()),
             learning_rate=learning_rate,

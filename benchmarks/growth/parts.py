@@ -37,7 +37,8 @@ def _download(work: Path, num_rows: int) -> Callable[[], object]:
 
 def _slice(work: Path, num_rows: int) -> Callable[[], object]:
     """Tokenise the placed rows: the stage `slice`."""
-    from tasks.slice import load_tokenizer, stored_slice
+    from tasks.slice import stored_slice
+    from tasks.slicing.tokens import load_tokenizer
     from tasks.stage.source_params import RowRange
 
     tokenizer = load_tokenizer(work / "model")
@@ -86,7 +87,7 @@ def _step(work: Path, num_rows: int) -> Callable[[], object]:
     def one(number: int) -> None:
         step = plan.step(number)
         parts = list(micro_batches_for(source, step, rank=0, world_size=1, seq_len=SEQ_LEN, seed=(1, number)))
-        strategy.train_step(parts, num_tokens=step.num_tokens, learning_rate=0.0)
+        strategy.train_step(parts, num_targets=step.num_targets, learning_rate=0.0)
 
     one(1)
     return lambda: [one(number) for number in numbers]

@@ -43,15 +43,20 @@ _SKIPPED = frozenset({"..", "tests", "test", "testing", "_testing", "_vendor", "
 
 def corpus_rows() -> Iterator[str]:
     """Yield the rows in order, a row of each package in turn, reading no more files than the rows asked for need."""
+    return (row for _, row in corpus_rows_by_package())
+
+
+def corpus_rows_by_package() -> Iterator[tuple[str, str]]:
+    """Yield the package of each row, and the row."""
     seen: set[int] = set()
-    sources = [_rows_of(name, seen) for name in PACKAGES]
+    sources = {name: _rows_of(name, seen) for name in PACKAGES}
     while sources:
-        for source in list(sources):
+        for name, source in list(sources.items()):
             row = next(source, None)
             if row is None:
-                sources.remove(source)
+                del sources[name]
             else:
-                yield row
+                yield name, row
 
 
 def package_versions() -> dict[str, str]:

@@ -23,8 +23,8 @@ class Arithmetic:
 
     base_model: Path
     """Folder of the model."""
-    lengths: Sequence[int]
-    """Tokens of each row that is trained on, after cutting."""
+    lengths: Sequence[int] | None
+    """Tokens of each row that is trained on, after cutting; None where rows are no sequences."""
     precision: str
     """Arithmetic of forward and backward."""
     gpu_name: str | None
@@ -37,9 +37,11 @@ class Arithmetic:
         Tokens learned from are one fewer per row than tokens fed.
         """
         peak = peak_tflops(self.gpu_name, self.precision) if self.gpu_name else None
+        if peak is None or self.lengths is None:
+            return None, None
         config: dict[str, Any] = json.loads((self.base_model / "config.json").read_bytes())
         shape, _ = model_shape(config)
-        if peak is None or shape is None:
+        if shape is None:
             return None, None
         available = peak * 1e12 * world_size
         per_label = shape.flops_of_documents(self.lengths) / max(sum(self.lengths) - len(self.lengths), 1)

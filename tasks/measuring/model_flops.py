@@ -56,6 +56,8 @@ def model_shape(config: Mapping[str, Any]) -> tuple[ModelShape | None, str | Non
     kind = config.get("model_type")
     if kind not in _KNOWN_TYPES:
         return None, f"model_type {kind!r} is not one whose operations are known here ({', '.join(_KNOWN_TYPES)})"
+    if any(not name.endswith("ForCausalLM") for name in config.get("architectures") or ()):
+        return None, f"the model is a {config['architectures'][0]}, and only those that predict tokens are counted here"
     if _has_sliding_window(config):
         return None, "attention looks at a sliding window, which the formula does not describe"
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")

@@ -160,11 +160,13 @@ def _session(params: Params, *, machine: Mapping[str, Any], base_model: Path, ro
     device = devices[params.baseline]
     is_weak = params.measure.scaling == "weak"
     cells = [_cell(params, name, is_weak=is_weak) for name in params.cells]
-    lengths = np.minimum(np.diff(np.load(rows / "offsets.npy", allow_pickle=False)), params.train.seq_len)
+    num_rows, lengths = len(np.load(rows / "row_ids.npy", allow_pickle=False)), None
+    if (rows / "offsets.npy").exists():
+        lengths = np.minimum(np.diff(np.load(rows / "offsets.npy", allow_pickle=False)), params.train.seq_len).tolist()
     largest = max(cell.global_batch_size for cell in cells)
-    if is_weak and len(lengths) < largest:
+    if is_weak and num_rows < largest:
         raise DataError(
-            f"range {rows.name} has {len(lengths)} rows, a step of the largest cell {largest} in weak scaling; "
+            f"range {rows.name} has {num_rows} rows, a step of the largest cell {largest} in weak scaling; "
             "allowed: a first range with at least as many"
         )
     segment = {"range": rows.name, "epoch": 1, "fingerprint": "measured", "slice_dir": str(rows.resolve())}
@@ -189,7 +191,7 @@ def _session(params: Params, *, machine: Mapping[str, Any], base_model: Path, ro
         },
         arithmetic=Arithmetic(
             base_model=base_model,
-            lengths=lengths.tolist(),
+            lengths=lengths,
             precision=params.train.precision,
             gpu_name=machine["gpus"][0]["name"] if device == "cuda" else None,
         ),

@@ -1,6 +1,6 @@
 """Causal language modelling, one row at a time: no padding, no batch, no label array."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,15 @@ from transformers.utils import logging
 from training.data import MicroBatch
 
 _PACKED = "reference-packed"
+
+
+def rows_of(folder: Path, rows: Iterable[int], *, seq_len: int) -> Iterator[np.ndarray]:
+    """Yield the tokens of these rows of a slice, cut to `seq_len`, for loss_of_rows."""
+    tokens, offsets = (
+        np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("tokens", "offsets")
+    )
+    for row in rows:
+        yield tokens[offsets[row] : min(offsets[row + 1], offsets[row] + seq_len)]
 
 
 def loss_of_rows(model_dir: Path, rows: Iterable[np.ndarray], *, device: str) -> tuple[float, int]:

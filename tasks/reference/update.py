@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tasks.stage.failure import DivergedError
 from training.config import TrainingConfig
-from training.data import IGNORED_LABEL, MicroBatch, open_slice
-from training.plan import StepPlan, micro_batch_of, plan_segment
+from training.data import IGNORED_LABEL, MicroBatch
+from training.plan import StepPlan, micro_batch_of, plan_of
 from training.schedule import learning_rate_at
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -165,12 +165,9 @@ class OneProcess:
 def _steps(config: TrainingConfig) -> Iterator[tuple[int, StepPlan, list[MicroBatch], float]]:
     """Yield number, plan, micro-batches on the device and learning rate of every step."""
     (segment,) = config.segments
-    source = open_slice(segment.slice_dir)
-    plan = plan_segment(
-        source.lengths(config.seq_len), seed=config.seed, epoch=segment.epoch, rows=segment.range,
-        global_batch_size=config.global_batch_size, micro_batch_size=config.micro_batch_size,
-        is_packed=config.packing,
-    )  # fmt: skip
+    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
+    source = workload.open_slice(segment.slice_dir)
+    plan = plan_of(source, config, segment)
     for number in range(1, plan.num_steps + 1):
         step = plan.step(number)
         micro_batches = [

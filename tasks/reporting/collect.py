@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from tasks.reporting import statistics
+from tasks.reporting.accuracy import accuracies, time_to_accuracy
 from tasks.reporting.cost import cost_of
 from tasks.reporting.equivalence import equivalences
 from tasks.reporting.facts import ComparisonFacts, DatasetFacts, GpuFacts, MachineFacts, ModelFacts, SliceFacts
@@ -13,14 +14,12 @@ from tasks.reporting.lag import slowest_rank
 from tasks.reporting.measured import arm_of, efficiency, without_comparison
 from tasks.reporting.measurement import Measurement
 from tasks.reporting.outputs import Outputs, RunOutputs
+from tasks.reporting.quality import ModelQuality, Quality, Sample
 from tasks.reporting.results import (
     CellResults,
     Figures,
     LossCurve,
-    ModelQuality,
-    Quality,
     Results,
-    Sample,
     Spread,
 )
 from tasks.reporting.time_to_loss import time_to_loss
@@ -149,7 +148,7 @@ def _figures(
         data_wait_share=sum(one.data_wait_seconds for one in facts) / seconds,
         tokens_per_second=num_tokens / seconds,
         samples_per_second=num_samples / seconds,
-        loss=sum(one.loss * one.num_tokens for one in facts) / max(num_tokens, 1),
+        loss=sum(one.loss * one.weight for one in facts) / max(sum(one.weight for one in facts), 1),
         speedup=ratio,
         parallel_efficiency=efficiency,
     )
@@ -171,6 +170,7 @@ def _spread(segments: list[Figures]) -> Spread | None:
 def _quality(outputs: Outputs) -> Quality:
     evaluation = outputs.evaluation
     names = ["base", *outputs.params.cells]
+    epochs = accuracies(outputs)
     return Quality(
         heldout=evaluation.heldout,
         num_rows=evaluation.num_rows,
@@ -179,7 +179,9 @@ def _quality(outputs: Outputs) -> Quality:
             ModelQuality(
                 model=name,
                 loss=found.loss,
-                perplexity=statistics.perplexity(found.loss),
+                perplexity=statistics.perplexity(found.loss) if found.accuracy is None else None,
+                accuracy=found.accuracy,
+                accuracy_top5=found.accuracy_top5,
                 num_tokens=found.num_tokens,
                 checkpoint=found.checkpoint,
             )
@@ -196,6 +198,8 @@ def _quality(outputs: Outputs) -> Quality:
             for sample in evaluation.samples
         ],
         time_to_loss=time_to_loss(outputs),
+        epochs=epochs,
+        time_to_accuracy=time_to_accuracy(outputs, epochs),
     )
 
 

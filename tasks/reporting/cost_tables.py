@@ -132,7 +132,7 @@ def reached(results: Results) -> str | None:
     found = results.quality.time_to_loss
     if found is None:
         return None
-    target = f"{wording.loss(found.target_loss)} nats per token"
+    target = f"{wording.loss(found.target_loss)} {results.loss_unit}"
     which = (
         "the loss that params.yaml states"
         if found.is_stated

@@ -7,7 +7,7 @@ from typing import Any
 
 from tasks.reporting.measured import arm_of
 from tasks.reporting.outputs import Outputs
-from tasks.reporting.results import CellResults, Results
+from tasks.reporting.results import CellResults, Figures, Results
 from training.files import replacing, write_json
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -29,6 +29,8 @@ def metrics_of(results: Results) -> dict[str, Any]:
     }
     for name, model in losses.items():
         cells.setdefault(name, {})["heldout_loss"] = model.loss
+        if model.accuracy is not None:
+            cells[name]["heldout_accuracy"] = model.accuracy
     gates = {
         "passed": verdicts.count("passed"),
         "failed": verdicts.count("failed"),
@@ -57,15 +59,30 @@ def write_metrics(path: Path, results: Results) -> None:
 
 
 def write_epochs(path: Path, results: Results) -> None:
-    """Write epochs.csv: one line per cell and epoch."""
+    """Write epochs.csv: one line per cell and epoch; where rows have classes, with what it came to on held-out rows."""
     names = ["num_steps", "num_samples", "num_tokens", "train_seconds", "tokens_per_second", "samples_per_second"]
     names += ["data_wait_share", "loss", "speedup", "parallel_efficiency"]
     rows = [
-        [cell.cell, cell.world_size, part.epoch, *(getattr(part, name) for name in names)]
+        [
+            *(cell.cell, cell.world_size, part.epoch, *(getattr(part, name) for name in names)),
+            *_validated(results, cell, part),
+        ]
         for cell in results.cells
         for part in cell.epochs
     ]
-    _write_csv(path, ["cell", "world_size", "epoch", *names], rows)
+    validated = ["train_loss", "val_loss", "val_accuracy"] if results.quality.epochs else []
+    validated += ["val_accuracy_top5"] if any(one.accuracy_top5 is not None for one in results.quality.epochs) else []
+    _write_csv(path, ["cell", "world_size", "epoch", *names, *validated], rows)
+
+
+def _validated(results: Results, cell: CellResults, part: Figures) -> list[float | None]:
+    """Return training loss, and loss and accuracies on the held-out rows after the last range of an epoch."""
+    found = [one for one in results.quality.epochs if (one.cell, one.epoch) == (cell.cell, part.epoch)]
+    return [
+        value
+        for one in found[-1:]
+        for value in (part.loss, one.loss, one.accuracy, *([] if one.accuracy_top5 is None else [one.accuracy_top5]))
+    ]
 
 
 def write_losses(path: Path, outputs: Outputs) -> None:

@@ -18,7 +18,7 @@ GLOSSARY: dict[str, str] = {
     "Karp-Flatt": "Serial fraction that would explain the speedup: (1/S - 1/N) / (1 - 1/N). 0 is perfect; below 0 the "
     "baseline is suspect.",
     "Data wait": "Share of the step time in which ranks waited for data. Above 5 % the run is called data-bound.",
-    "Loss": "Mean negative log-likelihood per token, in nats. Lower is better.",
+    "Loss": "Mean negative log-likelihood per token, in nats; per sample where each has a class. Lower is better.",
     "Perplexity": "exp(loss): among how many equally likely tokens the model hesitates on average. Lower is better.",
     "Against base": "Loss minus the base model's loss on the same rows. Below 0 the training helped.",
     "Model": "The base model, or the last checkpoint of a cell.",
@@ -88,6 +88,14 @@ GLOSSARY: dict[str, str] = {
     "Measured speedup": "What was measured on that number of ranks, with its 95 % interval.",
     "Reach": "extrapolated: more ranks than were ever measured here.",
     "N ranks": "Predicted speedup on that number of ranks, with its 90 % interval.",
+    "Accuracy": "Share of the held-out rows that are put into the right class, each row counted once.",
+    "Top-5 accuracy": "Share of the held-out rows whose class is among the five that are taken for likeliest.",
+    "Best accuracy": "The highest accuracy of the cell's checkpoints, one per epoch.",
+    "Best epoch": "The epoch after which it was; the first of several.",
+    "Last accuracy": "The accuracy of the cell's last checkpoint.",
+    "Best checkpoint": "The file with the weights of that epoch.",
+    "Reached after epoch": "The epoch after which the accuracy was that high for the first time.",
+    "Seconds to accuracy": "Seconds of optimizer steps up to the end of that epoch, the slowest rank's.",
     "Reached at step": "The optimizer step after which the smoothed training loss was that low for the first time.",
     "Seconds to it": "Seconds of optimizer steps up to that step, the slowest rank's: time to quality.",
     "Devices": "GPUs that a cell takes up, or the jobs beside it; on the CPU, ranks.",
@@ -107,6 +115,18 @@ GLOSSARY: dict[str, str] = {
     "Found": "What was found, with its numbers.",
     "Remedy": "What to do about a warning.",
 }
+
+_OF_CLASSES = (
+    "Accuracy", "Top-5 accuracy", "Best accuracy", "Best epoch", "Last accuracy", "Best checkpoint",
+    "Reached after epoch", "Seconds to accuracy",
+)  # fmt: skip
+_OF_TEXTS = ("Perplexity",)
+
+
+def glossary_for(*, is_classified: bool) -> dict[str, str]:
+    """Return the words of a report on classes, or of one on texts."""
+    foreign = _OF_TEXTS if is_classified else _OF_CLASSES
+    return {word: meaning for word, meaning in GLOSSARY.items() if word not in foreign}
 
 
 def word_of(heading: str) -> str:

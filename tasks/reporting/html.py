@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.reporting import (
+    accuracy_tables,
     cost_tables,
     drawing,
     history_tables,
@@ -13,7 +14,7 @@ from tasks.reporting import (
     tables,
     wording,
 )
-from tasks.reporting.glossary import GLOSSARY, word_of
+from tasks.reporting.glossary import glossary_for, word_of
 from tasks.reporting.measured import cells_of
 from tasks.reporting.measurement import Estimate, Measurement
 from tasks.reporting.results import Results
@@ -73,13 +74,16 @@ def render_html(results: Results, svgs: dict[str, str]) -> str:
         quality=tables.quality_of_models(results),
         reached=cost_tables.reached(results),
         times_to_loss=cost_tables.times_to_loss(results),
+        best_and_last=accuracy_tables.best_and_last(results),
+        reached_accuracy=accuracy_tables.reached(results),
+        times_to_accuracy=accuracy_tables.times(results),
         no_cost=cost_tables.missing(results),
         costs=cost_tables.tables(results),
         cost_notes=cost_tables.notes(results),
         withheld=notes.withheld(results),
         how_measured=notes.how_measured(results),
         not_claimed=notes.not_claimed(results),
-        glossary=GLOSSARY,
+        glossary=glossary_for(is_classified=results.quality.is_classified),
     )
 
 

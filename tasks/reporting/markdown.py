@@ -2,8 +2,17 @@
 
 import re
 
-from tasks.reporting import cost_tables, drawing, history_tables, measured_notes, measured_tables, notes, tables
-from tasks.reporting.glossary import GLOSSARY
+from tasks.reporting import (
+    accuracy_tables,
+    cost_tables,
+    drawing,
+    history_tables,
+    measured_notes,
+    measured_tables,
+    notes,
+    tables,
+)
+from tasks.reporting.glossary import glossary_for
 from tasks.reporting.results import Results
 from tasks.reporting.tables import Table
 
@@ -54,7 +63,7 @@ def render_markdown(results: Results) -> str:
         "## How it was measured",
         _list(notes.how_measured(results)),
         "## Glossary",
-        "\n".join(f"- **{word}**: {escaped(meaning)}" for word, meaning in GLOSSARY.items()),
+        _glossary(results),
         "## What is not claimed",
         _list(notes.not_claimed(results)),
     ]
@@ -118,7 +127,11 @@ def _prediction(results: Results) -> list[str]:
 
 def _time_to_quality(results: Results) -> list[str]:
     reached, table = cost_tables.reached(results), cost_tables.times_to_loss(results)
-    return [] if reached is None or table is None else [escaped(reached), _table(table)]
+    blocks = [] if reached is None or table is None else [escaped(reached), _table(table)]
+    found = accuracy_tables.reached(results)
+    for about, one in ((None, accuracy_tables.best_and_last(results)), (found, accuracy_tables.times(results))):
+        blocks += [*([] if about is None else [escaped(about)]), *([] if one is None else [_table(one)])]
+    return blocks
 
 
 def _cost(results: Results) -> list[str]:
@@ -150,6 +163,11 @@ def _charts(results: Results, *sections: str) -> list[str]:
         if chart.SECTION in sections
     ]
     return ["\n".join(lines)] if lines else []
+
+
+def _glossary(results: Results) -> str:
+    words = glossary_for(is_classified=results.quality.is_classified)
+    return "\n".join(f"- **{word}**: {escaped(meaning)}" for word, meaning in words.items())
 
 
 def _samples(results: Results) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from tasks.reporting.facts import SourceFacts
+from tasks.reporting.quality import ModelQuality
 from tasks.reporting.results import CellResults, Results
 
 _MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not checked"}
@@ -19,7 +20,7 @@ def card_text(results: Results, *, cell: str, repo_id: str | None, checkpoints: 
         _plain(results.description),
         f"> **{_plain(results.label)}**" if results.label else "",
         f"**Verdict.** {_plain(results.verdict)}",
-        _use(repo_id),
+        _use(repo_id, is_classifier=results.quality.is_classified),
         "## What was trained\n\n" + _table(("", ""), _training_facts(results, published)),
         f"## Quality on the held-out rows {results.quality.heldout}\n\n" + _quality(results, cell),
         "## Gates\n\nA speedup is given only if no gate failed.\n\n" + _gates(results),
@@ -30,11 +31,12 @@ def card_text(results: Results, *, cell: str, repo_id: str | None, checkpoints: 
 
 
 def metrics_of(results: Results, cell: str) -> dict[str, float]:
-    """Return the published cell's loss and, where it is a number, perplexity on the held-out rows."""
+    """Return the published cell's loss on the held-out rows and, where there are such, perplexity or accuracy."""
     found = next((model for model in results.quality.models if model.model == cell), None)
     if found is None:
         return {}
-    return {"loss": found.loss, **({} if found.perplexity is None else {"perplexity": found.perplexity})}
+    more = {name: getattr(found, name) for name in ("perplexity", "accuracy", "accuracy_top5")}
+    return {"loss": found.loss, **{name: value for name, value in more.items() if value is not None}}
 
 
 def _files(checkpoints: Sequence[str]) -> list[tuple[str, str]]:
@@ -47,11 +49,12 @@ def _files(checkpoints: Sequence[str]) -> list[tuple[str, str]]:
     ]
 
 
-def _use(repo_id: str | None) -> str:
+def _use(repo_id: str | None, *, is_classifier: bool) -> str:
     name = repo_id or "OWNER/NAME"
+    kind = "AutoModelForSequenceClassification" if is_classifier else "AutoModelForCausalLM"
     return (
-        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("{name}")\n'
+        f"```python\nfrom transformers import {kind}, AutoTokenizer\n\n"
+        f'model = {kind}.from_pretrained("{name}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```'
     )
 
@@ -85,12 +88,19 @@ def _quality(results: Results, cell: str) -> str:
         (
             "base model" if model.model == "base" else f"cell {model.model}",
             f"{model.loss:.4f}",
-            "n/a" if model.perplexity is None else f"{model.perplexity:.2f}",
+            _worth(model),
             "these weights" if model.model == cell else "",
         )
         for model in results.quality.models
     ]
-    return _table(("model", "loss (nats per token)", "perplexity", ""), rows)
+    worth = "accuracy" if results.quality.is_classified else "perplexity"
+    return _table(("model", f"loss ({results.loss_unit})", worth, ""), rows)
+
+
+def _worth(model: ModelQuality) -> str:
+    if model.accuracy is not None:
+        return f"{model.accuracy:.4f}"
+    return "n/a" if model.perplexity is None else f"{model.perplexity:.2f}"
 
 
 def _gates(results: Results) -> str:

@@ -17,7 +17,8 @@ def how_measured(results: Results) -> list[str]:
         "Tokens and samples are counted from what was really learned from, without padding, and divided by wall time.",
         "Forward and backward ran before the first timed step of each segment, outside the clock; what still warms "
         "up after that is inside.",
-        "Models are evaluated on rows that no range overlaps, each token counted once.",
+        "Models are evaluated on rows that no range overlaps, each "
+        f"{'row' if results.quality.is_classified else 'token'} counted once.",
     ]
     if results.measurement is not None:
         notes.insert(0, in_turns(results.measurement))

@@ -73,10 +73,15 @@ class SliceOutputs:
         """Positions of the rows in the data set."""
         return _array(self.folder / "row_ids.npy")
 
-    def num_labels(self, seq_len: int) -> NDArray[np.int64]:
-        """Return per row the tokens that can be learned from it when rows are cut to `seq_len`."""
-        lengths = np.diff(_array(self.folder / "offsets.npy"))
-        return np.maximum(np.minimum(lengths, seq_len) - 1, 0)
+    def num_units(self, seq_len: int) -> NDArray[np.int64]:
+        """Return per row what learning from it counts when rows are cut to `seq_len`.
+
+        Text: the tokens that can be predicted; text with a label: its tokens; what is no sequence: 1.
+        """
+        if not (self.folder / "offsets.npy").exists():
+            return np.ones(len(self.row_ids), dtype=np.int64)
+        lengths = np.minimum(np.diff(_array(self.folder / "offsets.npy")), seq_len)
+        return lengths if (self.folder / "labels.npy").exists() else np.maximum(lengths - 1, 0)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tasks.reporting.gate import Gate
 from tasks.reporting.history import History
 from tasks.reporting.lag import SlowestRank
 from tasks.reporting.measurement import Estimate, Measurement
-from tasks.reporting.time_to_loss import TimeToLoss
+from tasks.reporting.quality import Quality
 from tasks.stage.failure import DataError
 from training.files import write_json
 
@@ -58,7 +58,7 @@ class Figures(Record):
     samples_per_second: float
     """num_samples / train_seconds, all ranks together."""
     loss: float
-    """Mean training loss per token, in nats."""
+    """Mean training loss per label, in nats: per token, or per sample where each has a class."""
     speedup: float | None
     """The baseline cell's train_seconds / this cell's; null if withheld."""
     parallel_efficiency: float | None
@@ -152,52 +152,7 @@ class LossCurve(Record):
     steps: list[int]
     """The last step of each point (1-based)."""
     losses: list[float]
-    """Loss in nats per token."""
-
-
-class ModelQuality(Record):
-    """One model on the held-out rows."""
-
-    model: str
-    """base, or the name of the cell that trained it."""
-    loss: float
-    """Mean loss per token, in nats."""
-    perplexity: float | None
-    """exp(loss); null where that is too large for a number."""
-    num_tokens: int
-    """Tokens counted, each once."""
-    checkpoint: str | None
-    """The checkpoint that was evaluated; null for the base model."""
-
-
-class Sample(Record):
-    """One held-out row continued by every model."""
-
-    row_id: int
-    """The row's position in the data set."""
-    prompt: str
-    """The beginning of the row, which every model was given."""
-    reference: str
-    """How the row really goes on."""
-    continuations: dict[str, str]
-    """Model name -> what it wrote."""
-
-
-class Quality(Record):
-    """What the models are worth on rows that none was trained on."""
-
-    heldout: str
-    """The held-out rows."""
-    num_rows: int
-    """Rows evaluated."""
-    seq_len: int
-    """Tokens per row at most; longer rows are cut."""
-    models: list[ModelQuality]
-    """The base model first, then each cell's last checkpoint."""
-    samples: list[Sample]
-    """A few held-out rows, continued by every model."""
-    time_to_loss: TimeToLoss | None = None
-    """When each cell's training came to a loss; null in results of an earlier version."""
+    """Loss in nats per label."""
 
 
 class Results(Record):
@@ -242,6 +197,11 @@ class Results(Record):
         if self.measurement is None or len(self.cells) < 2:
             return False
         return self.is_speedup_withheld or all(cell.measured_speedup for cell in self.cells[1:])
+
+    @property
+    def loss_unit(self) -> str:
+        """What a loss is counted in."""
+        return "nats per sample" if self.quality.is_classified else "nats per token"
 
     @property
     def baseline(self) -> CellResults:

@@ -34,6 +34,7 @@ class RawManifest(SourceManifest):
     num_duplicate_rows: int = 0
     num_heldout_rows_seen: int = 0
     packages: dict[str, str] = {}
+    class_names: list[str] = []
 
 
 class BaseModelManifest(SourceManifest):
@@ -77,6 +78,7 @@ class SegmentFile(StageFile):
     num_steps: PositiveInt
     num_samples: int
     num_tokens: int
+    num_targets: int | None = None
     train_seconds: PositiveFloat
     data_wait_seconds: float
     other_seconds: float
@@ -97,6 +99,11 @@ class SegmentFile(StageFile):
     started_at: str
     micro_batch_sizes: list[int] = []
     version_drift: list[str] = []
+
+    @property
+    def weight(self) -> int:
+        """What `loss` is the mean over: labels."""
+        return self.num_tokens if self.num_targets is None else self.num_targets
 
 
 class SegmentEntry(StageFile):
@@ -177,7 +184,20 @@ class EvaluatedModel(StageFile):
 
     loss: float
     num_tokens: int
+    accuracy: float | None = None
+    accuracy_top5: float | None = None
     checkpoint: str | None = None
+
+
+class EvaluatedEpoch(StageFile):
+    """One cell's figures after one segment, in evaluation.json."""
+
+    range: str
+    epoch: int
+    checkpoint: str
+    loss: float
+    accuracy: float | None = None
+    accuracy_top5: float | None = None
 
 
 class EvaluatedSample(StageFile):
@@ -210,3 +230,4 @@ class EvaluationFile(StageFile):
     first_step: FirstStepFile
     models: dict[str, EvaluatedModel]
     samples: list[EvaluatedSample] = []
+    epochs: dict[str, list[EvaluatedEpoch]] = {}

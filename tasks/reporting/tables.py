@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from tasks.reporting import wording
 from tasks.reporting.facts import ComparisonFacts
-from tasks.reporting.results import CellResults, Figures, Results, Sample
+from tasks.reporting.quality import ModelQuality, Sample
+from tasks.reporting.results import CellResults, Figures, Results
 from tasks.sources import row_policy
 
 _MAX_EPOCH_ROWS = 40
@@ -75,20 +76,33 @@ def speed_of_epochs(results: Results) -> Table | None:
 
 
 def quality_of_models(results: Results) -> Table:
-    """Return loss and perplexity of the base model and of each cell's last checkpoint."""
+    """Return loss and perplexity, or accuracy, of the base model and of each cell's last checkpoint."""
     models = results.quality.models
     base = next((model for model in models if model.model == "base"), None)
     rows = [
         [
             "base model" if model.model == "base" else model.model,
             wording.loss(model.loss),
-            wording.NOT_AVAILABLE if model.perplexity is None else wording.three_digits(model.perplexity),
+            *_worth(results, model),
             wording.NOT_AVAILABLE if base is None or model is base else f"{model.loss - base.loss:+.4f}",
             wording.count(model.num_tokens),
         ]
         for model in models
     ]
-    return Table("On the held-out rows", ["Model", "Loss", "Perplexity", "Against base", "Tokens"], rows)
+    worth = ["Accuracy", *["Top-5 accuracy"] * _has_top5(results)] if results.quality.is_classified else ["Perplexity"]
+    return Table("On the held-out rows", ["Model", "Loss", *worth, "Against base", "Tokens"], rows)
+
+
+def _has_top5(results: Results) -> bool:
+    return any(model.accuracy_top5 is not None for model in results.quality.models)
+
+
+def _worth(results: Results, model: ModelQuality) -> list[str]:
+    """Return what a model is worth beside its loss."""
+    if not results.quality.is_classified:
+        return [wording.NOT_AVAILABLE if model.perplexity is None else wording.three_digits(model.perplexity)]
+    shares = [model.accuracy, *[model.accuracy_top5] * _has_top5(results)]
+    return [wording.NOT_AVAILABLE if share is None else wording.small_percent(share) for share in shares]
 
 
 def spread_of_work(results: Results) -> Table:

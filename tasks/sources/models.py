@@ -5,17 +5,18 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.builtin import corpus, tiny_model
+from tasks.builtin import corpus, tiny_classifier, tiny_model
 from tasks.services import hub
 from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
+from tasks.sources.heads import give_head
 from tasks.sources.row_store import stored_rows
 from tasks.stage.failure import DataError
 from tasks.stage.kept import MANIFEST, keeping, kept_manifest
-from tasks.stage.source_params import DatasetParams, ModelParams
+from tasks.stage.source_params import BUILTIN_CLASSIFIERS, DatasetParams, ModelParams
 from training.files import digest_of_file, digest_of_json, write_json
 
 _log = logging.getLogger(__name__)
@@ -30,20 +31,26 @@ _BUILT_ONE_BY_ONE = re.compile(r"(num|n)_(.*_)?(layer|expert|block)s?")
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
 
 
-def stored_model(model: ModelParams, *, commit: str | None = None) -> Path:
+def stored_model(model: ModelParams, *, commit: str | None = None, class_names: Sequence[str] = ()) -> Path:
     """Return a folder with the model's files and its manifest.json; made only if it is not stored whole yet.
 
+    With `class_names` it is a model that tells these classes apart: its head, if it is new, is made here, once.
     Raises DataError if the model has no safetensors weights, an unknown architecture, or a tokenizer that does not
     fit its embedding.
     """
     identity = _identity(model, commit)
+    if class_names:
+        identity["class_names"] = list(class_names)
     folder = STORE / digest_of_json(identity)[:32]
     if kept_manifest(folder) is not None:
         _log.info("%s: reused the model in %s", model.source, folder)
         return folder
     with keeping(folder) as partial:
-        _fill(partial, model, commit)
-        facts = _checked_facts(partial, model.source)
+        _fill(partial, model, commit, class_names)
+        facts = _checked_facts(partial, model.source, is_classifier=bool(class_names))
+        if class_names and model.kind != "builtin":
+            with _refusing(f"model.source {model.source}: as a classifier of {len(class_names)} classes"):
+                facts["num_parameters"] = give_head(partial, class_names)
         files = {file.name: digest_of_file(file) for file in sorted(partial.iterdir())}
         manifest = {
             "source": model.source,
@@ -79,11 +86,15 @@ def _identity(model: ModelParams, commit: str | None) -> dict[str, Any]:
     return {"source": model.source, "files": {file.name: digest_of_file(file) for file in files}}
 
 
-def _fill(folder: Path, model: ModelParams, commit: str | None) -> None:
+def _fill(folder: Path, model: ModelParams, commit: str | None, class_names: Sequence[str]) -> None:
     if model.kind == "builtin":
         corpus_params = DatasetParams(source="builtin:docstrings")
         rows = next(stored_rows(corpus_params, tiny_model.NUM_TOKENIZER_ROWS).batches(tiny_model.NUM_TOKENIZER_ROWS))
-        tiny_model.write_tiny_qwen2(folder, [row.text for row in rows])
+        texts = [row.text for row in rows]
+        if model.location in BUILTIN_CLASSIFIERS:
+            tiny_classifier.write_tiny_modernbert(folder, texts, class_names)
+        else:
+            tiny_model.write_tiny_qwen2(folder, texts)
     elif model.kind == "hub":
         assert commit is not None
         hub.download_model(model.location, commit, folder)
@@ -122,11 +133,12 @@ def _check_sizes(files: Iterable[Path], source: str) -> None:
             )
 
 
-def _checked_facts(folder: Path, source: str) -> dict[str, Any]:
+def _checked_facts(folder: Path, source: str, *, is_classifier: bool) -> dict[str, Any]:
     """Return `num_parameters` and `model_type`, having read the config, every weights header and the tokenizer."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+    kind = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
     place = f"model.source {source}"
     _check_sizes((file for name in SMALL_FILES if (file := folder / name).is_file()), source)
     num_tensors = _check_weights(folder, place)
@@ -134,7 +146,7 @@ def _checked_facts(folder: Path, source: str) -> dict[str, Any]:
         _refuse_phantom_layers(json.loads((folder / "config.json").read_bytes()), num_tensors)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
-            network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            network = kind.from_config(config, trust_remote_code=False)
     with _refusing(f"{place}: tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         vocabulary = tokenizer.get_vocab()
@@ -145,7 +157,7 @@ def _checked_facts(folder: Path, source: str) -> dict[str, Any]:
             f"{place}: the tokenizer's token {token!r} has id {token_id}, and the model's embedding has "
             f"{num_embeddings} rows; use the tokenizer that belongs to the model"
         )
-    if tokenizer.eos_token_id is None:
+    if tokenizer.eos_token_id is None and not (is_classifier and tokenizer.sep_token_id is not None):
         raise DataError(f"{place}: the tokenizer names no eos_token, which ends every row; set it")
     return {"num_parameters": network.num_parameters(), "model_type": config.model_type}
 

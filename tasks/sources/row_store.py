@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 from tasks.builtin import corpus
 from tasks.services import hub
-from tasks.sources.row_policy import CUT, QUARANTINED, Row, RowCheck
-from tasks.sources.rows import BATCH_ROWS, texts_of
-from tasks.stage.failure import ConfigurationError
+from tasks.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, class_names
+from tasks.sources.rows import BATCH_ROWS, values_of
+from tasks.stage.failure import ConfigurationError, DataError
 from tasks.stage.progress import counting
 from tasks.stage.source_params import DatasetParams, RowRange
 from training.files import digest_of_file, digest_of_json, replacing, write_json
@@ -35,7 +35,8 @@ _SCHEMA = pa.schema(
         pa.field("fault", pa.string()),
     ]
 )
-"""A quarantined row keeps its place, with an empty text and its fault."""
+"""A quarantined row keeps its place, with an empty text and its fault; where classes are asked for, `label` follows."""
+_MAX_CLASSES = 10_000
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,12 @@ class StoredRows:
         """Yield the first `num_rows` rows, in batches."""
         left = num_rows
         with pq.ParquetFile(self.file) as file:
-            for batch in file.iter_batches(BATCH_ROWS, columns=["text", "fault"]):
+            names = [name for name in Row._fields if name in file.schema_arrow.names]
+            for batch in file.iter_batches(BATCH_ROWS, columns=names):
                 if left <= 0:
                     return
-                texts, faults = (column.slice(0, left).to_pylist() for column in batch.columns)
-                yield [Row(*row) for row in zip(texts, faults, strict=True)]
+                columns = (column.slice(0, left).to_pylist() for column in batch.columns)
+                yield [Row(*row) for row in zip(*columns, strict=True)]
                 left -= batch.num_rows
 
 
@@ -87,21 +89,27 @@ def stored_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = N
 def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: Path) -> dict[str, Any]:
     """Write exactly the first `num_rows` rows to `target` and return facts on them.
 
-    The facts: `num_rows`, `digest` (sha256 of the texts), `num_duplicate_rows` (rows whose text stands in an
+    The facts: `num_rows`, `digest` (sha256 of texts and classes), `num_duplicate_rows` (rows whose text stands in an
     earlier row), `num_heldout_rows_seen` (held-out rows whose text also stands in a row outside), `quarantined` (how
-    many rows of each fault are left out) and `num_cut_rows`.
+    many rows of each fault are left out) and `num_cut_rows`; where rows have classes, `class_names` in their order.
+    Raises DataError unless there are 2 to 10,000 of them.
     """
     digest = hashlib.sha256()
     keys = np.empty(num_rows, dtype=np.uint64)
     is_kept = np.ones(num_rows, dtype=bool)
     faults: Counter[str] = Counter()
-    with replacing(target) as temporary, pq.ParquetWriter(temporary, _SCHEMA, compression="zstd") as writer:
+    classes: Counter[str] = Counter()
+    schema = pq.read_schema(stored.file)
+    with replacing(target) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
         first = 0
         for rows in stored.batches(num_rows):
-            writer.write_table(_table(first, rows))
-            for index, (text, fault) in enumerate(rows, start=first):
+            writer.write_table(_table(first, rows, schema))
+            for index, (text, fault, label) in enumerate(rows, start=first):
                 raw = text.encode()
                 digest.update(raw + b"\0")
+                if label is not None:
+                    digest.update(label.encode() + b"\0")
+                    classes[label] += 1
                 keys[index] = int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
                 is_kept[index] = fault not in QUARANTINED
                 faults.update([fault] if fault is not None else [])
@@ -120,19 +128,31 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
         "num_heldout_rows_seen": int(seen.sum()),
         "quarantined": {fault: faults[fault] for fault in QUARANTINED if faults[fault]},
         "num_cut_rows": faults[CUT],
+        **({"class_names": _checked_classes(classes)} if "label" in schema.names else {}),
     }
+
+
+def _checked_classes(classes: Counter[str]) -> list[str]:
+    if not 2 <= len(classes) <= _MAX_CLASSES:
+        raise DataError(
+            f"dataset.label: the rows have {len(classes)} classes; allowed: 2 to {_MAX_CLASSES:,}; choose another "
+            "column or other ranges"
+        )
+    return class_names(classes)
 
 
 def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Path) -> None:
     check = RowCheck(f"dataset.source {dataset.source}: column {dataset.text_column!r}")
+    schema = _SCHEMA if dataset.label is None else _SCHEMA.append(pa.field("label", pa.string()))
     first = 0
     with (
-        pq.ParquetWriter(target, _SCHEMA, compression="zstd") as writer,
+        pq.ParquetWriter(target, schema, compression="zstd") as writer,
         counting(f"{dataset.source}: rows", num_rows) as advance,
-        contextlib.closing(texts_of(dataset, num_rows, commit=commit)) as batches,
+        contextlib.closing(values_of(dataset, num_rows, commit=commit)) as batches,
     ):
         for values in batches:
-            writer.write_table(_table(first, check.take(values)))
+            texts, labels = (values, None) if dataset.label is None else zip(*values, strict=True)
+            writer.write_table(_table(first, check.take(texts, labels), schema))
             first += len(values)
             advance(len(values))
     check.finish()
@@ -143,18 +163,22 @@ def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Pat
         )
 
 
-def _table(first: int, rows: list[Row]) -> pa.Table:
+def _table(first: int, rows: list[Row], schema: pa.Schema) -> pa.Table:
     columns = {
         "row_id": np.arange(first, first + len(rows), dtype=np.int64),
         "text": pa.array([row.text for row in rows], pa.string()),
         "fault": pa.array([row.fault for row in rows], pa.string()),
     }
-    return pa.table(columns, schema=_SCHEMA)
+    if "label" in schema.names:
+        columns["label"] = pa.array([row.label for row in rows], pa.string())
+    return pa.table(columns, schema=schema)
 
 
 def _identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]:
     """Return everything that the rows depend on, apart from how many of them are asked for."""
     identity: dict[str, Any] = {"format": _FORMAT, "source": dataset.source, "column": dataset.text_column}
+    if dataset.label is not None:
+        identity["label"] = dataset.label
     if dataset.kind == "builtin":
         files = sorted(Path(corpus.__file__).parent.glob("*.py"))
         identity["packages"] = corpus.package_versions()

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.builtin.corpus import corpus_rows
+from tasks.builtin.corpus import corpus_rows, corpus_rows_by_package
 from tasks.services.network import is_transient, reason, status_code
 from tasks.stage.failure import ConfigurationError, DataError, ResourceError, StageError
 from tasks.stage.source_params import DatasetParams
@@ -20,15 +20,17 @@ _MAX_RATIO = 200
 _MAX_BATCH_CHARACTERS = 32_000_000
 
 
-def texts_of(dataset: DatasetParams, num_rows: int, *, commit: str | None) -> Generator[list[Any], None, None]:
+def values_of(dataset: DatasetParams, num_rows: int, *, commit: str | None) -> Generator[list[Any], None, None]:
     """Yield batches of the text column's first `num_rows` values, unchecked, in the order of the source.
 
-    Fewer come if the source has fewer. What stands behind the last one is not looked at.
+    With a label column: pairs of text and label. Fewer come if the source has fewer. What stands behind the last one is
+    not looked at.
 
-    Raises DataError if the source cannot be read or has no such text column, ResourceError if the Hub is away.
+    Raises DataError if the source cannot be read or has no such column, ResourceError if the Hub is away.
     """
     if dataset.kind == "builtin":
-        return _batches(itertools.islice(corpus_rows(), num_rows))
+        labelled = ((text, package) for package, text in corpus_rows_by_package())
+        return _batches(itertools.islice(corpus_rows() if dataset.label is None else labelled, num_rows))
     if dataset.kind == "hub":
         assert commit is not None
         return _hub_texts(dataset, num_rows, commit)
@@ -44,7 +46,8 @@ def _batches(values: Iterable[Any]) -> Generator[list[Any], None, None]:
     num_characters = 0
     for value in values:
         batch.append(value)
-        num_characters += len(value) if isinstance(value, str) else 0
+        text = value[0] if isinstance(value, tuple) else value
+        num_characters += len(text) if isinstance(text, str) else 0
         if len(batch) == BATCH_ROWS or num_characters > _MAX_BATCH_CHARACTERS:
             yield batch
             batch, num_characters = [], 0
@@ -53,27 +56,36 @@ def _batches(values: Iterable[Any]) -> Generator[list[Any], None, None]:
 
 
 def _missing_column(dataset: DatasetParams, columns: Iterable[str], where: str = "") -> DataError:
+    there = sorted(columns)
+    key = "text_column" if dataset.text_column not in there else "label"
     return DataError(
-        f"dataset.source {dataset.source}: {where}no column {dataset.text_column!r}; the columns there are: "
-        f"{', '.join(sorted(columns)) or 'none'}; set dataset.text_column"
+        f"dataset.source {dataset.source}: {where}no column {getattr(dataset, key)!r}; the columns there are: "
+        f"{', '.join(there) or 'none'}; set dataset.{key}"
     )
+
+
+def _columns(dataset: DatasetParams) -> list[str]:
+    return [dataset.text_column, *([] if dataset.label is None else [dataset.label])]
 
 
 def _parquet_texts(path: Path, num_rows: int, dataset: DatasetParams) -> Generator[list[Any], None, None]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    column = dataset.text_column
+    columns = _columns(dataset)
     first = 0
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
-            if column not in schema.names:
+            if not set(columns) <= set(schema.names):
                 raise _missing_column(dataset, schema.names)
-            _require_text(schema.field(column).type, dataset)
-            _refuse_bomb(file.metadata, column, dataset)
-            for batch in file.iter_batches(BATCH_ROWS, columns=[column]):
-                yield _values_of(batch.column(0).slice(0, num_rows - first), first, dataset)
+            _require_text(schema.field(dataset.text_column).type, dataset)
+            for column in columns:
+                _refuse_bomb(file.metadata, column, dataset)
+            for batch in file.iter_batches(BATCH_ROWS, columns=columns):
+                parts = (batch.column(name).slice(0, num_rows - first) for name in columns)
+                values = [_values_of(part, first, dataset) for part in parts]
+                yield values[0] if dataset.label is None else list(zip(*values, strict=True))
                 first += batch.num_rows
                 if first >= num_rows:
                     return
@@ -147,9 +159,10 @@ def _value_of_line(line: bytes, where: str, dataset: DatasetParams) -> Any:
         raise DataError(f"{place} is not valid JSON ({error}); allowed: one JSON object a line") from None
     if not isinstance(row, dict):
         raise DataError(f"{place} holds {type(row).__name__}; allowed: one JSON object a line")
-    if dataset.text_column not in row:
+    columns = _columns(dataset)
+    if not set(columns) <= set(row):
         raise _missing_column(dataset, row, f"{where} has ")
-    return row[dataset.text_column]
+    return row[dataset.text_column] if dataset.label is None else tuple(row[column] for column in columns)
 
 
 def _hub_texts(dataset: DatasetParams, num_rows: int, commit: str) -> Generator[list[Any], None, None]:
@@ -161,16 +174,19 @@ def _hub_texts(dataset: DatasetParams, num_rows: int, commit: str) -> Generator[
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     place = f"dataset.source {dataset.source} at {commit}"
     try:
-        rows = datasets.load_dataset(dataset.location, revision=commit, split=dataset.split, streaming=True)
-        left = num_rows
-        for batch in rows.iter(batch_size=BATCH_ROWS):
-            if dataset.text_column not in batch:
-                raise _missing_column(dataset, batch)
-            values = batch[dataset.text_column]
-            yield values[:left]
-            left -= len(values)
-            if left <= 0:
-                return
+        left, columns = num_rows, _columns(dataset)
+        for split in dataset.split.split("+"):
+            rows = datasets.load_dataset(dataset.location, revision=commit, split=split, streaming=True)
+            for batch in rows.iter(batch_size=BATCH_ROWS):
+                if not set(columns) <= set(batch):
+                    raise _missing_column(dataset, batch)
+                values = batch[dataset.text_column]
+                if dataset.label is not None:
+                    values = list(zip(*(batch[column] for column in columns), strict=True))
+                yield values[:left]
+                left -= len(values)
+                if left <= 0:
+                    return
     except Exception as error:  # whatever the reader of the files' format raises
         raise _hub_failure(error, dataset, place) from None
 

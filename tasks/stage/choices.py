@@ -58,6 +58,16 @@ def require_options(options: dict[str, Any], strategy: str) -> None:
         raise ValueError(f"options.early_tied_head: got true with gradient_hook {hook}; allowed: gradient_hook none")
 
 
+def require_label(workload: str, label: str | None) -> None:
+    """Raise ValueError unless the workload learns classes and their column is named, or neither."""
+    if has_labels(workload) and label is None:
+        raise ValueError(f"dataset.label: missing; allowed: with workload {workload}, the column of the classes")
+    if label is not None and not has_labels(workload):
+        raise ValueError(
+            f"dataset.label: got {label[:80]!r} with workload {workload}; allowed: none, it learns no classes"
+        )
+
+
 def require_plain_exchange(cell: str, options: dict[str, Any]) -> None:
     """Raise ValueError if the options change how gradients are exchanged: in exact mode DDP does not do that."""
     for name in ("gradient_hook", "early_tied_head"):
@@ -70,9 +80,19 @@ def options_of(strategy: str) -> dict[str, Any]:
 
     A tuple is a choice of words, of which the first is the default.
     """
-    tree = ast.parse((_PROJECT / "training/strategies" / f"{strategy}.py").read_text(encoding="utf-8"))
+    options: dict[str, Any] = _constant_of(f"training/strategies/{strategy}.py", "OPTIONS") or {}
+    return options
+
+
+def has_labels(workload: str) -> bool:
+    """Return whether every row of the workload has a class: HAS_LABELS in its file."""
+    return bool(_constant_of(f"training/workloads/{workload}.py", "HAS_LABELS"))
+
+
+def _constant_of(file: str, name: str) -> Any:
+    """Return the literal that a file of the project calls so, without importing it; None if it has no such."""
+    tree = ast.parse((_PROJECT / file).read_text(encoding="utf-8"))
     for part in tree.body:
-        if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "OPTIONS":
-            options: dict[str, Any] = ast.literal_eval(part.value)
-            return options
-    return {}
+        if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == name:
+            return ast.literal_eval(part.value)
+    return None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
 
-from tasks.stage.choices import list_of, require_name
+from tasks.stage.choices import has_labels, list_of, require_name
 from tasks.stage.section import Section
 
 # validate_repo_id of huggingface_hub, without importing it: 1-96 characters, no "--", no "..".
@@ -15,8 +15,10 @@ _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 _MAX_LINE_BYTES = 16 * 2**20
 
-BUILTIN_MODELS = ("tiny-qwen2",)
+BUILTIN_CLASSIFIERS = ("tiny-modernbert",)
+BUILTIN_MODELS = ("tiny-qwen2", *BUILTIN_CLASSIFIERS)
 BUILTIN_DATASETS = ("docstrings",)
+BUILTIN_LABELS = ("package",)
 BUILTIN_MAX_ROWS = 6_000
 """Rows that the built-in data set can give at most, on any install of the pinned packages."""
 
@@ -113,20 +115,36 @@ class ModelParams(Source):
         return self
 
 
+def require_model_for(workload: str, model: ModelParams) -> None:
+    """Raise ValueError for a built-in model that does not do what the workload learns."""
+    does = [name for name in BUILTIN_MODELS if (name in BUILTIN_CLASSIFIERS) == has_labels(workload)]
+    if model.kind == "builtin" and model.location not in does:
+        raise ValueError(
+            f"model.source: got {model.source} with workload {workload}; allowed: {list_of('builtin:', does)}"
+        )
+
+
 class DatasetParams(Source):
     """Where the rows come from."""
 
     split: str = "train"
-    """Hub sources only: the split to read."""
+    """Hub sources only: the split to read, or several, one after another: train+test."""
     text_column: str = "text"
     """The column that holds the text of a row."""
+    label: str | None = None
+    """The column that holds the class of a row, a text or a whole number, for a workload that learns classes."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_source(BUILTIN_DATASETS)
-        require_name("split", self.split)
+        for split in self.split.split("+"):
+            require_name("split", split)
         if not self.text_column:
             raise ValueError("text_column: must not be empty; allowed: the name of a column, such as text")
+        if self.label is not None and (not self.label or self.label == self.text_column):
+            raise ValueError(f"label: got {self.label!r}; allowed: the name of another column than text_column")
+        if self.kind == "builtin" and self.label not in (None, *BUILTIN_LABELS):
+            raise ValueError(f"label: got {self.label[:80]!r}; allowed: {list_of('', BUILTIN_LABELS)}")
         return self
 
 

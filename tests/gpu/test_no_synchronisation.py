@@ -57,7 +57,7 @@ def test_no_step_waits_for_the_device(
 
     trainer.warm_up(make(1)[-1].to(on_gpu.device))
     for part in make(1):
-        trainer.train_step([part.to(on_gpu.device)], num_tokens=10, learning_rate=0.0)
+        trainer.train_step([part.to(on_gpu.device)], num_targets=10, learning_rate=0.0)
     record = SegmentRecord(
         segment=config.segments[0], first_step=1, num_steps=6, counters=Counters(started_at=now(), start_checksum="")
     )
@@ -65,10 +65,10 @@ def test_no_step_waits_for_the_device(
     torch.cuda.set_sync_debug_mode("error")
     try:
         for step, micro_batches, waited in prefetched(make, range(1, 7), on_gpu.device):
-            num_tokens = plan.step(step).num_tokens
-            result = trainer.train_step(micro_batches, num_tokens=num_tokens, learning_rate=1e-3)
+            planned = plan.step(step)
+            result = trainer.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=1e-3)
             record.consume(step, 0, micro_batches, result)
-            window.add(step, result, micro_batches, num_tokens=num_tokens, learning_rate=1e-3, data_wait_seconds=waited)
+            window.add(step, result, micro_batches, planned=planned, learning_rate=1e-3, data_wait_seconds=waited)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     facts = window.close(forgives_overflow=False)

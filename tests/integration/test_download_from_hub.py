@@ -30,11 +30,11 @@ class Downloader:
         self.folder = folder
         self.hub = hub
         self._project = project
-        self._params = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
+        self.params = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
 
     def run(self, *ranges: str, heldout: str = "300-400", **dataset: Any) -> subprocess.CompletedProcess[str]:
         """Run the stage once and return what it said."""
-        params = {**self._params, "ranges": ranges or ["0-300"], "heldout": heldout}
+        params = {**self.params, "ranges": ranges or ["0-300"], "heldout": heldout}
         params["model"] = {"source": "hub:owner/tiny", "revision": "main", "name": "tiny"}
         params["dataset"] = {"source": "hub:owner/texts", "revision": "main", **dataset}
         (self.folder / "params.yaml").write_text(json.dumps(params))  # JSON is YAML
@@ -156,3 +156,24 @@ def test_bad_answers_of_the_hub_end_in_one_line_and_lose_nothing(downloader: Dow
         assert ended.stderr.splitlines()[-1].startswith("download: ")
         assert said in ended.stderr.splitlines()[-1]
         assert downloader.texts == kept
+
+
+def test_two_splits_follow_one_another_and_the_model_gets_a_head_for_their_classes(
+    downloader: Downloader, tmp_path: Path
+) -> None:
+    folder = tmp_path / "reviews"
+    (folder / "data").mkdir(parents=True)
+    for split, label, numbers in (("train", 0, range(40)), ("train", 1, range(40, 60)), ("test", 1, range(60, 100))):
+        table = pa.table({"text": [text(number) for number in numbers], "label": [label] * len(numbers)})
+        pq.write_table(table, folder / f"data/{split}-{label:05d}-of-00002.parquet")
+    downloader.hub.add_repo("dataset", "owner/reviews", folder)
+    downloader.params["workload"] = "sequence_classification"
+    ended = downloader.run("0-60", heldout="60-90", source="hub:owner/reviews", split="train+test", label="label")
+    assert ended.returncode == 0, ended.stderr
+    assert downloader.texts == [text(number) for number in range(90)]
+    labels = pq.read_table(tmp_path / "raw/rows.parquet").column("label").to_pylist()
+    assert labels == ["0"] * 40 + ["1"] * 50
+    assert downloader.manifest("raw")["class_names"] == ["0", "1"]
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert config["architectures"] == ["Qwen2ForSequenceClassification"]
+    assert config["id2label"] == {"0": "0", "1": "1"}

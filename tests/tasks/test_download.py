@@ -217,8 +217,8 @@ def test_rows_that_have_arrived_are_not_read_again_and_fewer_are_an_exact_prefix
     defaults: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     read = []
-    texts_of = row_store.texts_of
-    monkeypatch.setattr(row_store, "texts_of", lambda *args, **named: read.append(1) or texts_of(*args, **named))
+    values_of = row_store.values_of
+    monkeypatch.setattr(row_store, "values_of", lambda *args, **named: read.append(1) or values_of(*args, **named))
     first, _ = rows_and_manifest(ask(defaults))
     shutil.rmtree("data")
     with caplog.at_level(logging.INFO):

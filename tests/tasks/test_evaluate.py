@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.evaluate import Rows, Subject, batches_of, evaluate, perplexity, rows_to_continue
+from tasks.evaluate import Rows, Subject, evaluate, perplexity
+from tasks.evaluating.continuations import rows_to_continue
+from tasks.evaluating.sums import batches_of
 from tests.tiny import make_slice, make_tiny_model
 from tests.tracked_run import PARAMS
 from training.files import digest_of_file, digest_of_json, write_json

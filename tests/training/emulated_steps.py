@@ -107,7 +107,7 @@ def _block(strategy: Strategy, kind: dict[str, Any], ranks: Ranks, micro_batch: 
     def run() -> None:
         for _ in micro_batches if kind["has_copy"] else []:
             rank.copy_micro_batch()
-        strategy.train_step(micro_batches, num_tokens=100, learning_rate=1e-3)
+        strategy.train_step(micro_batches, num_targets=100, learning_rate=1e-3)
 
     if runs:
         run()

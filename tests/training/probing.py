@@ -38,7 +38,7 @@ def main() -> int:
             )
         )
         strategy.warm_up(parts[-1])
-        strategy.train_step(parts, num_tokens=step.num_tokens, learning_rate=0.0)
+        strategy.train_step(parts, num_targets=step.num_targets, learning_rate=0.0)
         before = parameter_checksum(model)
         emulated = hasattr(workload, "emulated_device")
         options = {"on_start": workload.emulated_device(model).start_now} if emulated else {}
@@ -59,7 +59,7 @@ def main() -> int:
                     strategy, ranks, parts[-1], num_bytes=2**20, num_repeats=NUM_REPEATS
                 ),
             }  # fmt: skip
-        result = strategy.train_step(parts, num_tokens=step.num_tokens, learning_rate=0.0)
+        result = strategy.train_step(parts, num_targets=step.num_targets, learning_rate=0.0)
         found |= {
             "checksum_stays": parameter_checksum(model) == before,
             "checksums": ranks.gather_text(parameter_checksum(model)),

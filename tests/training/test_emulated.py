@@ -49,7 +49,7 @@ def test_ddp_fills_its_buckets_by_the_emulated_bytes(
     strategy: Any = ddp.build(emulated.load_model(model_dir), emulated, parsed(config, tmp_path), alone)
     micro_batch = collate(open_slice(slices[0]), [0, 1], seq_len=32)
     strategy.warm_up(micro_batch)
-    strategy.train_step([micro_batch], num_tokens=10, learning_rate=1e-3)
+    strategy.train_step([micro_batch], num_targets=10, learning_rate=1e-3)
     assert strategy.gradient_bucket_bytes == [4 * 2048 * part for part in layers]
     assert _NO_TIME.layers_per_bucket(bucket_mib) == layers
 

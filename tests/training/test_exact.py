@@ -163,7 +163,7 @@ def test_micro_batches_in_another_order_than_that_of_one_rank_are_refused(
     strategy = _ordered_sum(make_config(tmp_path, tiny_model, slices[:1], exact=True), tmp_path, alone)
     parts = [collate(open_slice(slices[0]), [place], seq_len=32, place=place) for place in range(3)]
     with pytest.raises(RanksDisagreeError, match=r"\[0, 1, 2\]; needed: descending"):
-        strategy.train_step(parts, num_tokens=9, learning_rate=1e-3)
+        strategy.train_step(parts, num_targets=9, learning_rate=1e-3)
 
 
 def test_a_dummy_adds_nothing_to_an_exact_sum(
@@ -174,7 +174,7 @@ def test_a_dummy_adds_nothing_to_an_exact_sum(
     for parts in ([part], [dummy_micro_batch(32), part]):
         strategy = _ordered_sum(make_config(tmp_path, tiny_model, slices[:1], exact=True), tmp_path, alone)
         strategy.warm_up(part)
-        strategy.train_step(parts, num_tokens=part.num_tokens, learning_rate=1e-3)
+        strategy.train_step(parts, num_targets=part.num_targets, learning_rate=1e-3)
         ends.add(strategy.replica.parameter_checksum())
     assert len(ends) == 1
 

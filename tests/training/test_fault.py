@@ -52,7 +52,7 @@ def _step(strategy: Strategy, whereabouts: Whereabouts, slice_dir: Path, step: i
     batches = list(batches_in_order(open_slice(slice_dir), batch_size=4, seq_len=32))[:2]
     whereabouts.begin(step)
     num_tokens = sum(batch.num_tokens for batch in batches)
-    return strategy.train_step(batches, num_tokens=num_tokens, learning_rate=1e-3)
+    return strategy.train_step(batches, num_targets=num_tokens, learning_rate=1e-3)
 
 
 def _with_fault(strategy: Strategy, text: str, monkeypatch: pytest.MonkeyPatch) -> Whereabouts:

@@ -93,7 +93,7 @@ def test_ddp_reduces_every_bucket_once_per_step_whatever_the_number_of_micro_bat
     parts, num_tokens = _first_micro_batches(config, slices[0])
     strategy.warm_up(parts[-1])
     assert len(parts) == 4
-    results = [strategy.train_step(parts, num_tokens=num_tokens, learning_rate=1e-3) for _ in range(3)]
+    results = [strategy.train_step(parts, num_targets=num_tokens, learning_rate=1e-3) for _ in range(3)]
     buckets = strategy._wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")
     assert len(buckets) > 1
     assert [result.num_all_reduces for result in results] == [len(buckets)] * 3
@@ -103,7 +103,7 @@ def test_ddp_reduces_every_bucket_once_per_step_whatever_the_number_of_micro_bat
 
     # A trainer that synchronises every micro-batch is given away by both figures.
     strategy._wrapped.no_sync = contextlib.nullcontext
-    result = strategy.train_step(parts, num_tokens=num_tokens, learning_rate=1e-3)
+    result = strategy.train_step(parts, num_targets=num_tokens, learning_rate=1e-3)
     assert (result.num_all_reduces, result.num_all_reduce_bytes) == (4 * len(buckets), 4 * num_bytes)
 
 
@@ -117,7 +117,7 @@ def test_ddp_on_one_rank_equals_single_to_the_bit(
         parts, num_tokens = _first_micro_batches(config, slices[0])
         strategy.warm_up(parts[0])
         for _ in range(3):
-            strategy.train_step(parts, num_tokens=num_tokens, learning_rate=1e-3)
+            strategy.train_step(parts, num_targets=num_tokens, learning_rate=1e-3)
         checksums.add(strategy.replica.parameter_checksum())
     assert len(checksums) == 1
 
@@ -135,7 +135,7 @@ def test_warming_up_changes_nothing(
         if is_warm:
             strategy.warm_up(parts[0])
         assert strategy.replica.parameter_checksum() == before
-        result = strategy.train_step(parts, num_tokens=num_tokens, learning_rate=1e-3)
+        result = strategy.train_step(parts, num_targets=num_tokens, learning_rate=1e-3)
         ends.add((strategy.replica.parameter_checksum(), float(result.loss_sum), float(result.grad_norm)))
     assert len(ends) == 1
 
@@ -146,7 +146,7 @@ def test_a_gradient_that_is_not_finite_changes_no_parameter_and_no_optimizer_sta
     config = make_config(tmp_path, tiny_model, slices[:1])
     strategy = _build(config, tmp_path, alone)
     parts, num_tokens = _first_micro_batches(config, slices[0])
-    strategy.train_step(parts, num_tokens=num_tokens, learning_rate=1e-3)
+    strategy.train_step(parts, num_targets=num_tokens, learning_rate=1e-3)
     before, moments = strategy.replica.parameter_checksum(), _moments(strategy)
     strategy.replica.add(strategy.replica.module, parts[-1], weight=float("nan"))
     _, grad_norm = strategy.replica.step(1e-3)
@@ -161,11 +161,11 @@ def test_an_fp16_step_that_overflows_is_skipped_and_the_scale_halved(
     config = make_config(tmp_path, tiny_model, slices[:1], precision="fp16")
     strategy = _build(config, tmp_path, alone)
     parts, num_tokens = _first_micro_batches(config, slices[0])
-    strategy.train_step(parts, num_tokens=num_tokens, learning_rate=1e-3)
+    strategy.train_step(parts, num_targets=num_tokens, learning_rate=1e-3)
     state = strategy.replica.state()
     strategy.replica.load_state({**state, "scaler": {**state["scaler"], "scale": 2.0**60}})
     before = strategy.replica.parameter_checksum()
-    result = strategy.train_step(parts, num_tokens=num_tokens, learning_rate=1e-3)
+    result = strategy.train_step(parts, num_targets=num_tokens, learning_rate=1e-3)
     assert not result.grad_norm.isfinite()
     assert strategy.replica.forgives_overflow
     assert strategy.replica.parameter_checksum() == before

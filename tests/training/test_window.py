@@ -16,9 +16,17 @@ from training.distributed import Ranks
 from training.events import EventStream
 from training.failure import DivergedError, RanksDisagreeError
 from training.loop import train
+from training.plan import StepPlan
 from training.stopping import StopRequest
 from training.strategies import StepResult
 from training.window import Window
+
+
+def _planned(num_tokens: int, num_targets: int | None = None) -> StepPlan:
+    """Return the plan of a step with so many tokens, and as many labels unless told otherwise."""
+    return StepPlan(
+        micro_batches=(), num_tokens=num_tokens, num_targets=num_tokens if num_targets is None else num_targets
+    )
 
 
 def _window(ranks: Ranks, slice_dir: Path, *, loss: float, grad_norm: float, missing_tokens: int = 0) -> Window:
@@ -32,13 +40,25 @@ def _window(ranks: Ranks, slice_dir: Path, *, loss: float, grad_norm: float, mis
     )
     window = Window(ranks)
     num_tokens = batch.num_tokens + missing_tokens
-    window.add(7, result, [batch], num_tokens=num_tokens, learning_rate=1e-3, data_wait_seconds=0.0)
+    window.add(7, result, [batch], planned=_planned(num_tokens), learning_rate=1e-3, data_wait_seconds=0.0)
     return window
 
 
 def test_fewer_tokens_than_planned_are_refused_with_both_numbers(alone: Ranks, slices: list[Path]) -> None:
     window = _window(alone, slices[0], loss=1.0, grad_norm=1.0, missing_tokens=1)
     with pytest.raises(RanksDisagreeError, match=r"step 7: the ranks learned from \[\d+\] tokens, the plan has \d+"):
+        window.close(forgives_overflow=False)
+
+
+def test_labels_that_the_plan_does_not_have_are_refused_though_the_tokens_are_right(
+    alone: Ranks, slices: list[Path]
+) -> None:
+    batch = next(batches_in_order(open_slice(slices[0]), batch_size=4, seq_len=32))
+    result = StepResult(torch.ones(()).double(), torch.ones(()), num_all_reduces=0, num_all_reduce_bytes=0)
+    window = Window(alone)
+    planned = _planned(batch.num_tokens, num_targets=4)
+    window.add(7, result, [batch], planned=planned, learning_rate=1e-3, data_wait_seconds=0.0)
+    with pytest.raises(RanksDisagreeError, match=r"step 7: the ranks learned from \[\d+\] labels, the plan has 4"):
         window.close(forgives_overflow=False)
 
 
@@ -62,7 +82,8 @@ def test_seconds_in_which_no_step_ran_are_told_from_those_of_the_step(alone: Ran
             time.sleep(seconds_inside)
         result = StepResult(torch.zeros(()).double(), torch.ones(()), num_all_reduces=0, num_all_reduce_bytes=0)
         window.add(
-            step, result, [batch], num_tokens=batch.num_tokens, learning_rate=1e-3, data_wait_seconds=0.03 * (step == 2)
+            step, result, [batch],
+            planned=_planned(batch.num_tokens), learning_rate=1e-3, data_wait_seconds=0.03 * (step == 2),
         )  # fmt: skip
     time.sleep(0.3)  # such as an upload, before the clock stops
     first, second = window.close(forgives_overflow=False)
@@ -79,7 +100,7 @@ def test_a_clock_that_was_started_too_late_leaves_less_than_no_seconds(alone: Ra
         time.sleep(0.2)
     window._started = time.perf_counter()
     result = StepResult(torch.zeros(()).double(), torch.ones(()), num_all_reduces=0, num_all_reduce_bytes=0)
-    window.add(1, result, [batch], num_tokens=batch.num_tokens, learning_rate=1e-3, data_wait_seconds=0.0)
+    window.add(1, result, [batch], planned=_planned(batch.num_tokens), learning_rate=1e-3, data_wait_seconds=0.0)
     (fact,) = window.close(forgives_overflow=False)
     assert fact.other_seconds == pytest.approx(-0.2, abs=0.1)
 

@@ -18,7 +18,7 @@ class StepResult:
     """What one optimizer step did on this rank; tensors stay on the device, so that nothing waits for it."""
 
     loss_sum: Tensor
-    """() float64: sum of the losses of this rank's label tokens."""
+    """() float64: sum of the losses of this rank's labels."""
     grad_norm: Tensor
     """() float32: L2 norm of the whole gradient, all ranks', before clipping."""
     num_all_reduces: int
@@ -42,8 +42,8 @@ class Strategy(Protocol):
         """Bytes of each bucket in which gradients are all-reduced, once warmed up; [] where none are."""
         ...
 
-    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_tokens: int, learning_rate: float) -> StepResult:
-        """Apply one update: the mean loss over the `num_tokens` label tokens of all ranks' micro-batches."""
+    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
+        """Apply one update: the mean loss over the `num_targets` labels of all ranks' micro-batches."""
         ...
 
     def warm_up(self, micro_batch: MicroBatch) -> None:

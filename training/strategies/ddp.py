@@ -112,13 +112,13 @@ class Ddp:
         if hook is not None:
             self._wrapped.register_comm_hook(self._group, hook)
 
-    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_tokens: int, learning_rate: float) -> StepResult:
+    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
         before = self._num_collectives()
         if self._num_sent_bytes is not None:
             self._num_sent_bytes = 0
-        # DDP averages over ranks, the loss is a mean over tokens: undo the division by the number of ranks.
-        weight = self._world_size / max(num_tokens, 1)
+        # DDP averages over ranks, the loss is a mean over labels: undo the division by the number of ranks.
+        weight = self._world_size / max(num_targets, 1)
         *earlier, last = micro_batches
         # Around forward too: DDP decides there whether the backward will communicate.
         with self._wrapped.no_sync():

@@ -26,10 +26,10 @@ class Single:
         self.replica = replica
         self.gradient_bucket_bytes: list[int] = []
 
-    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_tokens: int, learning_rate: float) -> StepResult:
+    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
         for micro_batch in micro_batches:
-            self.replica.add(self.replica.module, micro_batch, weight=1 / max(num_tokens, 1))
+            self.replica.add(self.replica.module, micro_batch, weight=1 / max(num_targets, 1))
         loss_sum, grad_norm = self.replica.step(learning_rate)
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, num_all_reduces=0, num_all_reduce_bytes=0)
 

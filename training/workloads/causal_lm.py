@@ -1,8 +1,6 @@
 """Causal language modelling: predict the next token of every position, as transformers' own models do."""
 
 import contextlib
-import os
-import shutil
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training import packed_attention
+from training.compiled_layers import compile_layers
 from training.config import TrainingConfig
-from training.data import Documents, MicroBatch
+from training.data import Documents, MicroBatch, dummy_micro_batch, open_slice
 from training.failure import UnfitModelError
 from training.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
 from training.weights import load_weights
+
+__all__ = ["UNIT", "dummy_micro_batch", "has_dropout", "load_model", "loss_sum", "open_slice"]
+
+UNIT = "token"
 
 _PLAIN_HEADS: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
 
@@ -71,7 +74,7 @@ def prepare(model: nn.Module, config: TrainingConfig) -> None:
     if config.compile:
         # Asked before: what is tried here need not be compiled for.
         _has_plain_head(model)
-        _compile_layers(model, config.device)
+        compile_layers(model, config.device)
 
 
 def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
@@ -91,31 +94,6 @@ def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
 def _attend_within_documents(model: Any) -> None:
     packed_attention.register()
     model.set_attn_implementation(packed_attention.NAME)
-
-
-def _compile_layers(model: nn.Module, device: str) -> None:
-    """Have each layer compiled at its first call, for any length: they are alike, so that one compilation serves all.
-
-    Layer by layer the gradients still come in time to be exchanged during the backward.
-    """
-    compilers = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
-    if device == "cpu" and not any(shutil.which(name) for name in compilers):
-        raise UnfitModelError(
-            f"compile: true needs a C++ compiler on CPU, and there is no {' or '.join(compilers)}; install one or use "
-            "compile: false"
-        )
-    # In this process: helpers of its own would outlive a rank that is killed.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    import torch._dynamo
-    import torch.fx.experimental._config as shapes
-
-    # Else a length that happens to equal the hidden size is taken to be always that.
-    shapes.use_duck_shape = False
-    # It cuts a whole model's graph where DDP's buckets end; layers are cut already.
-    torch._dynamo.config.optimize_ddp = False
-    layers = next((part for part in model.modules() if isinstance(part, nn.ModuleList)), [model])
-    for layer in layers:
-        layer.compile(dynamic=True)
 
 
 def loss_sum(

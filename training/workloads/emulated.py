@@ -14,10 +14,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from training.data import IGNORED_LABEL, MicroBatch
+from training.data import IGNORED_LABEL, MicroBatch, dummy_micro_batch, open_slice
 from training.emulated_device import read_device
 from training.emulated_rank import EmulatedLink, EmulatedRank
 from training.weights import load_weights
+
+__all__ = ["UNIT", "dummy_micro_batch", "has_dropout", "load_model", "loss_sum", "open_slice"]
+
+UNIT = "token"
 
 _NUM_TARGETS = 97
 

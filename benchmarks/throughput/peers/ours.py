@@ -37,18 +37,16 @@ def _run_block(job: Job, made: Made, ranks: Ranks, events: EventStream, steps: l
     record = SegmentRecord(segment=job.training.segments[0], first_step=1, num_steps=len(job.order), counters=counters)
     window, losses, waited = Window(ranks), [], 0.0
     for micro_batches, step, data_wait_seconds in loaded(made, ranks, steps, "loader"):
-        num_tokens = made.plan.step(step).num_tokens
+        planned = made.plan.step(step)
         # A learning rate of 0 costs the same and leaves the weights alone, so that all blocks do the same work.
         with window.computing():
-            result = made.strategy.train_step(micro_batches, num_tokens=num_tokens, learning_rate=0.0)
+            result = made.strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=0.0)
         if step == steps[0]:
             turns.start()
             window.open()
             continue
         record.consume(step, ranks.rank, micro_batches, result)
-        window.add(
-            step, result, micro_batches, num_tokens=num_tokens, learning_rate=0.0, data_wait_seconds=data_wait_seconds
-        )
+        window.add(step, result, micro_batches, planned=planned, learning_rate=0.0, data_wait_seconds=data_wait_seconds)
         losses.append(result.loss_sum)
         waited += data_wait_seconds
     for line in record.add(window.close(forgives_overflow=made.strategy.replica.forgives_overflow)):

@@ -45,7 +45,7 @@ def draw(results: Results, axes: "Axes") -> None:
             label=short(curve.cell),
         )
     axes.set_xlabel("optimizer step")
-    axes.set_ylabel("loss (nats per token)")
+    axes.set_ylabel(f"loss ({results.loss_unit})")
     axes.margins(x=0.02)
     axes.grid()
     add_legend(axes)

@@ -14,7 +14,7 @@ _DATA = "training/data.py"
 _REPLICA = "training/replica.py"
 _FORWARD_BACKWARD = "self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)"
 _SPLIT = "*earlier, last = micro_batches"
-_WEIGHT = "weight = self._world_size / max(num_tokens, 1)"
+_WEIGHT = "weight = self._world_size / max(num_targets, 1)"
 _LABELS = "flat_labels[start : start + max(len(text) - 1, 0)] = text[1:]"
 _CLIP = "grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)"
 
@@ -55,7 +55,7 @@ EXHIBITS = [
         key="wrong scaling by N",
         defect="The gradient is divided by the number of ranks once too often.",
         claim=KNOWN_MISTAKE,
-        mutation=Mutation(_DDP, _WEIGHT, "weight = 1 / max(num_tokens, 1)"),
+        mutation=Mutation(_DDP, _WEIGHT, "weight = 1 / max(num_targets, 1)"),
         caught_by="Loss curves coincide",
         spares_baseline=True,
     ),

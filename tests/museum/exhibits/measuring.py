@@ -10,7 +10,7 @@ from tests.museum.exhibits.published import (
 
 _LOOP = "training/loop.py"
 _DATA = "training/data.py"
-_STEP = "result = strategy.train_step(micro_batches, num_tokens=num_tokens, learning_rate=learning_rate)"
+_STEP = "result = strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=learning_rate)"
 _NOTED = "record.consume(step, ranks.rank, micro_batches, result)"
 _CLOSE = "facts = window.close(forgives_overflow=strategy.replica.forgives_overflow)"
 

@@ -14,7 +14,7 @@ _PLAN = "training/plan.py"
 _STAGE = "tasks/train.py"
 _RANKS = "tasks/stage/ranks.py"
 _RANKS = "tasks/stage/ranks.py"
-_TOKENS_COMPARED = Mutation("training/window.py", "if int(tokens.sum()) != num_tokens:", "if False:")
+_TOKENS_COMPARED = Mutation("training/window.py", "if int(counted.sum()) != expected:", "if False:")
 _DEALT = "source, step, rank=ranks.rank, world_size=ranks.world_size, seq_len=config.seq_len,"
 _ORDER = "np.random.default_rng([seed, epoch, start, end]).permutation(len(lengths))"
 _ROUNDS = "num_rounds = -(-len(self.micro_batches) // world_size)"

@@ -126,7 +126,7 @@ def test_micro_batches_that_do_not_divide_cost_a_round_more(
 def test_the_busiest_rank_is_the_one_of_the_plan_that_training_deals_by() -> None:
     works = np.sort(np.random.default_rng(3).uniform(0.5, 2.0, size=11))[::-1]
     probe = _probe(micro_batches=tuple((works / works.mean()).tolist()))
-    plan = StepPlan(micro_batches=tuple(np.array([index]) for index in range(11)), num_tokens=0)
+    plan = StepPlan(micro_batches=tuple(np.array([index]) for index in range(11)), num_tokens=0, num_targets=0)
     for world_size in (1, 2, 3, 4, 8, 16):
         dealt = [[part for part in plan.dealt_to(rank, world_size) if part is not None] for rank in range(world_size)]
         busiest = max(dealt, key=lambda parts: sum(probe.micro_batches[part] for part in parts))

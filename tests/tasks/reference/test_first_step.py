@@ -101,7 +101,7 @@ Break = Callable[[pytest.MonkeyPatch, int], None]
 
 
 def _labels_from_the_wrong_column(patch: pytest.MonkeyPatch, num_tokens: int) -> None:
-    patch.setattr("training.plan.collate", _label_of_the_position_itself)
+    patch.setattr("training.data.collate", _label_of_the_position_itself)
 
 
 def _mean_of_means(patch: pytest.MonkeyPatch, num_tokens: int) -> None:

@@ -41,7 +41,9 @@ def update(config: TrainingConfig, order: Any = None) -> Updated:
 def test_every_micro_batch_is_added_exactly_once_in_the_order_of_the_ranks(folder: Path, world_size: int) -> None:
     config = config_for(folder, strategy="ddp", world_size=world_size)
     for num_micro_batches in range(1, 12):
-        plan = StepPlan(micro_batches=tuple(np.array([row]) for row in range(num_micro_batches)), num_tokens=1)
+        plan = StepPlan(
+            micro_batches=tuple(np.array([row]) for row in range(num_micro_batches)), num_tokens=1, num_targets=1
+        )
         groups = as_ranks(config)(plan, 1)
         assert sorted(index for group in groups for index in group) == list(range(num_micro_batches))
         dealt = [[i for i in plan.dealt_to(rank, world_size) if i is not None] for rank in range(world_size)]
@@ -53,12 +55,12 @@ def test_a_plan_that_deals_wrongly_cannot_mislead_it(folder: Path) -> None:
         def dealt_to(self, rank: int, world_size: int) -> list[int | None]:
             return [0, 1]  # the same to every rank, and never 2
 
-    plan = Wrong(micro_batches=tuple(np.array([row]) for row in range(3)), num_tokens=1)
+    plan = Wrong(micro_batches=tuple(np.array([row]) for row in range(3)), num_tokens=1, num_targets=1)
     assert as_ranks(config_for(folder, strategy="ddp", world_size=2))(plan, 1) == [[0, 1], [2]]
 
 
 def test_orders_are_orders_of_the_same_micro_batches(folder: Path) -> None:
-    plan = StepPlan(micro_batches=tuple(np.array([row]) for row in range(5)), num_tokens=1)
+    plan = StepPlan(micro_batches=tuple(np.array([row]) for row in range(5)), num_tokens=1, num_targets=1)
     assert as_one_rank(plan, 1) == [[4, 3, 2, 1, 0]]
     assert sorted(shuffled(plan, 1)[0]) == [0, 1, 2, 3, 4]
     assert len({str(shuffled(plan, number)) for number in range(1, 9)}) > 1

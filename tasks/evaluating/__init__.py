@@ -1,0 +1,1 @@
+"""What the stage `evaluate` shows of a model beside its figures."""

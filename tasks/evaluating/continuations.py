@@ -1,0 +1,51 @@
+"""How a language model goes on with a few held-out rows, beside how they really go on."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from training.data import Slice
+
+_NUM_SAMPLES = 3
+_PROMPT_TOKENS = 24
+_CONTINUATION_TOKENS = 40
+
+
+def rows_to_continue(lengths: np.ndarray) -> list[tuple[int, int]]:
+    """Return (row, tokens of its prompt) of the first rows that are long enough to show a continuation of."""
+    wanted = _PROMPT_TOKENS + _CONTINUATION_TOKENS // 2
+    order = sorted(np.flatnonzero(lengths >= 2).tolist(), key=lambda row: (bool(lengths[row] < wanted), row))
+    return [(row, min(_PROMPT_TOKENS, int(lengths[row]) // 2)) for row in order[:_NUM_SAMPLES]]
+
+
+def continue_rows(model: Any, source: "Slice", *, base_model: Path, eos_token_id: int) -> list[dict[str, Any]]:
+    """Return the model's greedy continuations of the first tokens of a few rows, beside how the rows really go on."""
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import GenerationConfig
+
+    tokenizer = Tokenizer.from_file(str(base_model / "tokenizer.json"))
+    # The model's own settings might sample or punish repetition, which would hide what the weights say.
+    model.generation_config = GenerationConfig(
+        max_new_tokens=_CONTINUATION_TOKENS,
+        do_sample=False,
+        use_cache=True,
+        eos_token_id=eos_token_id,
+        pad_token_id=eos_token_id,
+    )
+    samples = []
+    for row, num_prompt in rows_to_continue(np.diff(source.offsets)):
+        tokens = source.row(row, num_prompt + _CONTINUATION_TOKENS).tolist()
+        prompt = torch.tensor([tokens[:num_prompt]], device=model.device)
+        written = model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt))[0, num_prompt:].tolist()
+        samples.append(
+            {
+                "row_id": int(source.row_ids[row]),
+                "prompt": tokenizer.decode(tokens[:num_prompt]),
+                "reference": tokenizer.decode(tokens[num_prompt:]),
+                "continuation": tokenizer.decode(written),
+            }
+        )
+    return samples

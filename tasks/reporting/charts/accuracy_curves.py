@@ -1,0 +1,64 @@
+"""Accuracy of the cells on the held-out rows, epoch by epoch, from the base model on."""
+
+from typing import TYPE_CHECKING
+
+from tasks.reporting.drawing import add_legend, series_color, series_line, short
+from tasks.reporting.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TITLE = "Accuracy"
+POSITION = 55
+NEEDS_SPEEDUP = False
+SECTION = "quality"
+
+
+def is_shown(results: Results) -> bool:
+    """Return True where rows have classes."""
+    return bool(results.quality.epochs)
+
+
+def alt_text(results: Results) -> str:
+    """Return first, best and last accuracy of every cell."""
+    told = []
+    for cell, shares in _curves(results):
+        best = max(shares[1:])
+        told.append(f"{cell} from {shares[0]:.3f} to {shares[-1]:.3f}, at best {best:.3f}")
+    return (
+        "Share of the held-out rows that are put into the right class after each epoch, higher is better; curves of "
+        f"the same training lie on each other. {'; '.join(told)}."
+    )
+
+
+def draw(results: Results, axes: "Axes") -> None:
+    """Draw a line per cell, the first one broad, so that a line on top of another stays visible."""
+    from matplotlib.ticker import MaxNLocator
+
+    for number, (cell, shares) in enumerate(_curves(results)):
+        axes.plot(
+            range(len(shares)),
+            [100 * share for share in shares],
+            color=series_color(number),
+            linestyle=series_line(number),
+            linewidth=3.2 if number == 0 else 1.3,
+            alpha=0.55 if number == 0 else 1,
+            marker="o",
+            markersize=4,
+            label=short(cell),
+        )
+    axes.set_xlabel("passes over a range; 0: the base model")
+    axes.set_ylabel("accuracy (%)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.margins(x=0.02)
+    axes.grid()
+    add_legend(axes)
+
+
+def _curves(results: Results) -> list[tuple[str, list[float]]]:
+    """Return each cell's accuracies, the base model's first."""
+    base = next((model.accuracy for model in results.quality.models if model.model == "base"), None)
+    return [
+        (cell.cell, [base or 0.0, *(one.accuracy for one in results.quality.epochs if one.cell == cell.cell)])
+        for cell in results.cells
+    ]

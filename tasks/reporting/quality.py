@@ -1,0 +1,65 @@
+"""What results.json says of the models on rows that none was trained on."""
+
+from pydantic import Field
+
+from tasks.reporting.accuracy import EpochAccuracy, TimeToAccuracy
+from tasks.reporting.facts import Record
+from tasks.reporting.time_to_loss import TimeToLoss
+
+
+class ModelQuality(Record):
+    """One model on the held-out rows."""
+
+    model: str
+    """base, or the name of the cell that trained it."""
+    loss: float
+    """Mean loss per label, in nats: per token, or per sample where each has a class."""
+    perplexity: float | None
+    """exp(loss); null where that is too large for a number, and where no tokens are predicted."""
+    accuracy: float | None = None
+    """Share of the rows that it puts into the right class; null where rows have none."""
+    accuracy_top5: float | None = None
+    """Share of the rows whose class is among the five that it takes for likeliest; null where that is not counted."""
+    num_tokens: int
+    """Tokens (or images) counted, each once."""
+    checkpoint: str | None
+    """The checkpoint that was evaluated; null for the base model."""
+
+
+class Sample(Record):
+    """One held-out row continued by every model."""
+
+    row_id: int
+    """The row's position in the data set."""
+    prompt: str
+    """The beginning of the row, which every model was given."""
+    reference: str
+    """How the row really goes on."""
+    continuations: dict[str, str]
+    """Model name -> what it wrote."""
+
+
+class Quality(Record):
+    """What the models are worth on rows that none was trained on."""
+
+    heldout: str
+    """The held-out rows."""
+    num_rows: int
+    """Rows evaluated."""
+    seq_len: int
+    """Tokens per row at most; longer rows are cut."""
+    models: list[ModelQuality]
+    """The base model first, then each cell's last checkpoint."""
+    samples: list[Sample]
+    """A few held-out rows, continued by every model."""
+    time_to_loss: TimeToLoss | None = None
+    """When each cell's training came to a loss; null in results of an earlier version."""
+    epochs: list[EpochAccuracy] = Field(default_factory=list)
+    """Every cell after each of its segments, in the order of training; empty where rows have no class."""
+    time_to_accuracy: TimeToAccuracy | None = None
+    """When each cell's training came to an accuracy; null where rows have no class."""
+
+    @property
+    def is_classified(self) -> bool:
+        """Whether the rows have classes."""
+        return any(model.accuracy is not None for model in self.models)

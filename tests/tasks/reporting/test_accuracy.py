@@ -1,0 +1,105 @@
+"""Accuracy after every epoch, by hand: two ranges of one epoch; 1proc needs 6 and 4 s, 2proc 4 and 2.4 s."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.reporting.accuracy import accuracies, time_to_accuracy
+from tasks.reporting.collect import collect_results
+from tasks.reporting.data_files import metrics_of, write_epochs
+from tasks.reporting.drawing import charts_of
+from tasks.reporting.html import render_html
+from tasks.reporting.markdown import render_markdown
+from tasks.reporting.results import Results
+from tests.tasks.reporting.comparison import PARAMS, outputs_of, write_comparison
+from training.files import write_json
+
+ACCURACIES = {"1proc": (0.5, 0.75), "2proc": (0.75, 0.75)}
+
+
+def classified(folder: Path, shares: dict[str, tuple[float, float]] | None = None, **quality: Any) -> dict[str, Any]:
+    """Write a finished comparison of classifiers with these accuracies after each range; return its params."""
+    params = write_comparison(folder, params={**PARAMS, "quality": quality})
+    file = folder / "evaluation" / "evaluation.json"
+    evaluation = json.loads(file.read_text())
+    evaluation["epochs"] = {
+        cell: [
+            {"range": part, "epoch": 1, "checkpoint": f"segments/{part}-epoch-1/tiny_{part}-epoch-1.pt"}
+            | {"loss": 2 - share, "accuracy": share, "num_tokens": 16, "num_targets": 4}
+            for part, share in zip(PARAMS["ranges"], both, strict=True)
+        ]
+        for cell, both in (shares or ACCURACIES).items()
+    }
+    evaluation["samples"] = []
+    for name, model in evaluation["models"].items():
+        model["accuracy"] = 0.25 if name == "base" else evaluation["epochs"][name][-1]["accuracy"]
+        del model["perplexity"]
+    write_json(file, evaluation)
+    return params
+
+
+def results_of(folder: Path, **quality: Any) -> Results:
+    return collect_results(outputs_of(folder, classified(folder, **quality)))
+
+
+def test_best_is_the_first_of_the_most_accurate_and_last_the_last(tmp_path: Path) -> None:
+    found = accuracies(outputs_of(tmp_path, classified(tmp_path)))
+    marks = [(one.cell, one.range, one.is_best, one.is_last, one.step, one.train_seconds) for one in found]
+    assert marks == [
+        ("1proc", "0-8", False, False, 2, 6.0),
+        ("1proc", "8-16", True, True, 4, 10.0),
+        ("2proc", "0-8", True, False, 2, 4.0),
+        ("2proc", "8-16", False, True, 4, 6.4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stated", "seconds"),
+    [(None, [10.0, 4.0]), (0.5, [6.0, 4.0]), (0.8, [None, None])],
+)
+def test_the_seconds_to_an_accuracy_end_with_the_first_epoch_that_has_it(
+    tmp_path: Path, stated: float | None, seconds: list[float | None]
+) -> None:
+    outputs = outputs_of(tmp_path, classified(tmp_path, target_accuracy=stated))
+    found = time_to_accuracy(outputs, accuracies(outputs))
+    assert found is not None
+    assert found.target_accuracy == (0.745 if stated is None else stated)
+    assert [cell.train_seconds for cell in found.cells] == seconds
+
+
+def test_the_figures_stand_in_csv_metrics_page_and_markdown(tmp_path: Path) -> None:
+    results = results_of(tmp_path)
+    write_epochs(tmp_path / "epochs.csv", results)
+    rows = list(csv.DictReader((tmp_path / "epochs.csv").open()))
+    assert [(row["cell"], row["val_accuracy"], row["val_loss"]) for row in rows] == [
+        ("1proc", "0.75", "1.25"), ("2proc", "0.75", "1.25"),
+    ]  # fmt: skip
+    assert [float(row["train_loss"]) for row in rows] == [float(row["loss"]) for row in rows]
+    metrics = metrics_of(results)
+    assert (metrics["base"]["heldout_accuracy"], metrics["2proc"]["heldout_accuracy"]) == (0.25, 0.75)
+    text, page = render_markdown(results), render_html(results, {})
+    for shown in (text, page):
+        assert "until 74.5 % of the held-out rows were put into the right class" in shown
+        assert "erplexity" not in shown
+    assert "| 1proc | 75.0 % | 1 | 75.0 % | tiny_8-16-epoch-1.pt |" in text
+    assert "| 2proc | 1 of 0-8 | 4.00 s |" in text
+    assert "| base model | 4.1000 | 25.0 % | n/a | 16 |" in text
+
+
+def test_the_curves_begin_with_the_base_model(tmp_path: Path) -> None:
+    results = results_of(tmp_path)
+    told = charts_of(results)["accuracy_curves"].alt_text(results)
+    assert "1proc from 0.250 to 0.750, at best 0.750; 2proc from 0.250 to 0.750" in told
+
+
+def test_a_language_model_has_none_of_it(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    results = collect_results(outputs_of(tmp_path, params))
+    assert (results.quality.epochs, results.quality.time_to_accuracy) == ([], None)
+    assert "accuracy_curves" not in charts_of(results)
+    write_epochs(tmp_path / "epochs.csv", results)
+    assert "val_accuracy" not in (tmp_path / "epochs.csv").read_text()
+    assert "ccuracy" not in render_markdown(results)

@@ -1,0 +1,235 @@
+"""The classes of rows, from the data set to the base model and the slices."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen2ForCausalLM
+
+from tasks import slice as slicing
+from tasks.builtin.corpus import PACKAGES
+from tasks.builtin.tiny_classifier import write_tiny_modernbert
+from tasks.download import download_rows
+from tasks.params import Params, load_params
+from tasks.sources.heads import give_head
+from tasks.sources.models import stored_model
+from tasks.sources.row_policy import class_names
+from tasks.stage.failure import DataError
+from tasks.stage.kept import MANIFEST
+from tasks.stage.source_params import ModelParams
+from tests.tiny import make_tiny_model
+from training.files import digest_of_file, write_json
+
+TEXTS = [f"Text {number} of the data set, in its own words." for number in range(30)]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def asked(project: Path, dataset: dict[str, Any], **changes: Any) -> Params:
+    """Return a comparison of classifiers on rows 0-20 and 20-30."""
+    defaults = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
+    model = {"source": "builtin:tiny-modernbert", "name": "tiny_modernbert"}
+    more = {"workload": "sequence_classification", "model": model, "ranges": ["0-20"], "heldout": "20-30"}
+    return Params.model_validate({**defaults, **more, "dataset": dataset, **changes})
+
+
+def downloaded(params: Params) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows and the manifest that the stage writes."""
+    download_rows(params, Path("data/raw"), source_digest=None)
+    manifest = json.loads(Path("data/raw/manifest.json").read_text())
+    return pq.read_table("data/raw/rows.parquet").to_pylist(), manifest
+
+
+def write_source(labels: list[Any], kind: str = "jsonl") -> dict[str, Any]:
+    """Write the texts with these classes as a local data set; return the section `dataset`."""
+    if kind == "jsonl":
+        lines = [json.dumps({"text": text, "class": label}) for text, label in zip(TEXTS, labels, strict=True)]
+        Path("rows.jsonl").write_text("\n".join(lines))
+    else:
+        pq.write_table(pa.table({"text": TEXTS, "class": labels}), "rows.parquet", row_group_size=7)
+    return {"source": f"path:rows.{kind}", "label": "class"}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [([10, 9, 100] * 10, ["9", "10", "100"]), (["neg", "pos"] * 15, ["neg", "pos"])],
+    ids=["numbers", "texts"],
+)
+def test_every_row_keeps_its_class_and_classes_are_in_order(
+    project: Path, kind: str, labels: list[Any], names: list[str]
+) -> None:
+    rows, manifest = downloaded(asked(project, write_source(labels, kind)))
+    assert [row["label"] for row in rows] == [str(label) for label in labels]
+    assert manifest["class_names"] == names
+
+
+def test_a_row_without_a_class_is_left_out_and_counted(project: Path) -> None:
+    rows, manifest = downloaded(asked(project, write_source([*["a", "b"] * 14, "a", None])))
+    assert (rows[29]["text"], rows[29]["fault"], rows[29]["label"]) == ("", "unlabelled", None)
+    assert manifest["quarantined"] == {"unlabelled": 1}
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["a"] * 30, "the rows have 1 classes; allowed: 2 to 10,000"),
+        ([0.5, 1.5] * 15, r"the class of row 0 is '0.5' \(float\); allowed: a whole number, or a line of text"),
+        (["a\nb", "c"] * 15, "class of row 0"),
+        ([*["a", None] * 15], "15 rows are without a class, the first is row 1"),
+    ],
+)
+def test_what_is_no_class_is_refused_in_one_line(project: Path, labels: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        downloaded(asked(project, write_source(labels)))
+
+
+def test_a_missing_column_of_classes_is_named(project: Path) -> None:
+    dataset = {**write_source(["a", "b"] * 15), "label": "genre"}
+    with pytest.raises(DataError, match="no column 'genre'; the columns there are: class, text; set dataset"):
+        downloaded(asked(project, dataset))
+
+
+def test_the_built_in_texts_have_their_package_as_class_and_are_the_same_texts(project: Path) -> None:
+    labelled, manifest = downloaded(asked(project, {"source": "builtin:docstrings", "label": "package"}))
+    assert [row["label"] for row in labelled[:12]] == list(PACKAGES)
+    assert manifest["class_names"] == sorted(PACKAGES)
+    plain, manifest = downloaded(
+        asked(
+            project, {"source": "builtin:docstrings"}, workload="causal_lm",
+            model={"source": "builtin:tiny-qwen2", "name": "tiny"},
+        )
+    )  # fmt: skip
+    assert [row["text"] for row in plain] == [row["text"] for row in labelled]
+    assert "class_names" not in manifest
+    assert "label" not in plain[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset": {"source": "builtin:docstrings"}}, "dataset.label: missing; allowed: with workload sequence_cl"),
+        ({"workload": "causal_lm"}, "dataset.label: got 'package' with workload causal_lm; allowed: none"),
+        (
+            {"model": {"source": "builtin:tiny-qwen2", "name": "a"}},
+            "model.source: got builtin:tiny-qwen2 with workload",
+        ),
+        ({"dataset": {"source": "builtin:docstrings", "label": "text2"}}, "label: got 'text2'; allowed: package"),
+        ({"dataset": {"source": "path:a.jsonl", "label": "text"}}, "label: got 'text'; allowed: the name of another"),
+    ],
+)
+def test_params_that_do_not_fit_together_are_refused_before_anything_starts(
+    project: Path, changes: dict[str, Any], message: str
+) -> None:
+    dataset = changes.pop("dataset", {"source": "builtin:docstrings", "label": "package"})
+    with pytest.raises(ValueError, match=message):
+        asked(project, dataset, **changes)
+
+
+def test_numbers_are_ordered_by_size_and_texts_by_the_alphabet() -> None:
+    assert class_names(["10", "-1", "9"]) == ["-1", "9", "10"]
+    assert class_names(["10", "9", "b"]) == ["10", "9", "b"]
+
+
+@pytest.fixture(scope="module")
+def tiny_modernbert(tmp_path_factory: pytest.TempPathFactory, builtin_rows: list[str]) -> Path:
+    """The built-in classifier of three classes, as data/base_model has it. Read only."""
+    made = tmp_path_factory.mktemp("tiny_modernbert")
+    write_tiny_modernbert(made, builtin_rows, ["a", "b", "c"])
+    write_json(made / MANIFEST, {"files": {file.name: digest_of_file(file) for file in sorted(made.iterdir())}})
+    return made
+
+
+def slices_of(params: Params, base_model: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run the stages download and slice; return the manifest of the slices."""
+    downloaded(params)
+    Path("params.yaml").write_text(json.dumps(params.model_dump(mode="json")))
+    command = f"slice --raw data/raw --base-model {base_model} --slices data/slices"
+    monkeypatch.setattr(sys, "argv", command.split())
+    slicing._main()
+    manifest: dict[str, Any] = json.loads(Path("data/slices/manifest.json").read_text())
+    return manifest
+
+
+def test_a_slice_has_closed_texts_and_the_numbers_of_their_classes(
+    project: Path, tiny_modernbert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "TEXTS", [*TEXTS[:28], "Before </s> after", "x"])
+    params = asked(project, write_source([None if row == 3 else "bca"[row % 3] for row in range(30)]))
+    manifest = slices_of(params, tiny_modernbert, monkeypatch)
+    assert manifest["class_names"] == ["a", "b", "c"]
+    arrays = {name: np.load(f"data/slices/0-20/{name}.npy") for name in ("tokens", "offsets", "labels", "row_ids")}
+    kept = [row for row in range(20) if row != 3]
+    assert arrays["row_ids"].tolist() == kept
+    assert arrays["labels"].tolist() == ["abc".index("bca"[row % 3]) for row in kept]
+    tokenizer = AutoTokenizer.from_pretrained(tiny_modernbert)
+    for index, row in enumerate(kept):
+        ids = arrays["tokens"][arrays["offsets"][index] : arrays["offsets"][index + 1]].tolist()
+        assert ids == tokenizer(TEXTS[row]).input_ids
+        assert (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
+    heldout = np.load("data/slices/20-30/tokens.npy").tolist()
+    assert heldout.count(tokenizer.sep_token_id) == 10, "what looks like the closing token closed a text"
+
+
+def test_other_classes_make_other_slices_and_the_same_ones_are_reused(
+    project: Path, tiny_modernbert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digest(labels: list[str]) -> str:
+        manifest = slices_of(asked(project, write_source(labels)), tiny_modernbert, monkeypatch)
+        return str(manifest["slices"]["0-20"]["digest"])
+
+    first = digest(["a", "b"] * 15)
+    assert digest(["b", "a"] * 15) != first
+    assert digest(["a", "b"] * 15) == first
+    assert len(list(Path(".work/slices").iterdir())) == 4
+
+
+def test_the_built_in_classifier_has_learned_nothing_and_is_the_same_each_time(
+    tiny_modernbert: Path, builtin_rows: list[str], tmp_path: Path
+) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(tiny_modernbert)
+    assert (type(model).__name__, model.config.num_labels) == ("ModernBertForSequenceClassification", 3)
+    assert sum(part.numel() for part in model.parameters()) < 1_000_000
+    inputs = AutoTokenizer.from_pretrained(tiny_modernbert)(builtin_rows[0], return_tensors="pt", truncation=True)
+    assert model(**inputs).logits.softmax(1).max() < 0.5
+    write_tiny_modernbert(tmp_path / "again", builtin_rows, ["a", "b", "c"])
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert digest_of_file(tmp_path / "again" / name) == digest_of_file(tiny_modernbert / name), name
+
+
+def test_a_pretrained_model_gets_its_head_once_and_the_same_in_every_run(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        torch.rand(3 if name == "first" else 5)
+        make_tiny_model(tmp_path / name, tied=False)
+        give_head(tmp_path / name, ["a", "b", "c"])
+    assert digest_of_file(tmp_path / "first/model.safetensors") == digest_of_file(tmp_path / "second/model.safetensors")
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "first")
+    assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
+    body = Qwen2ForCausalLM.from_pretrained(make_tiny_model(tmp_path / "body", tied=False)).model
+    for (name, mine), (_, its) in zip(model.model.named_parameters(), body.named_parameters(), strict=True):
+        assert torch.equal(mine, its), name
+    before = model.score.weight.clone()
+    give_head(tmp_path / "first", ["x", "y", "z"])  # as many classes: what it has learned stays
+    assert torch.equal(AutoModelForSequenceClassification.from_pretrained(tmp_path / "first").score.weight, before)
+
+
+def test_the_stage_makes_a_classifier_of_a_local_encoder(tiny_modernbert: Path) -> None:
+    model = ModelParams(source=f"path:{tiny_modernbert}", name="mine")
+    found = stored_model(model, class_names=["no", "yes"])
+    config = json.loads((found / "config.json").read_text())
+    assert config["id2label"] == {"0": "no", "1": "yes"}
+    manifest = json.loads((found / MANIFEST).read_text())
+    network = AutoModelForSequenceClassification.from_pretrained(found)
+    assert manifest["num_parameters"] == sum(part.numel() for part in network.parameters())
+    assert network.classifier.out_features == 2

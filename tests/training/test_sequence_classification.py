@@ -1,0 +1,98 @@
+"""What is particular to classifying texts; what holds for every workload stands in test_workloads.py."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.sources.heads import give_head
+from tests.tiny import make_config, make_slice, make_tiny_classifier, make_tiny_model, write_slice
+from tests.training.conftest import parsed
+from training.failure import BadCheckpointError, UnfitModelError
+from training.workloads import sequence_classification as workload
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny classifier and a slice."""
+    root = tmp_path_factory.mktemp("classifier")
+    make_tiny_classifier(root / "model")
+    make_slice(root / "rows", num_rows=20, num_classes=3)
+    return root
+
+
+def test_a_text_that_is_too_long_keeps_the_token_that_closes_it(tmp_path: Path) -> None:
+    write_slice(tmp_path / "rows", [[1, *range(10, 20), 127], [1, 5, 127], [1, 6, 7, 127]], labels=[2, 0, 1])
+    rows = workload.open_slice(tmp_path / "rows")
+    assert [rows.row(index, 4).tolist() for index in range(3)] == [[1, 10, 11, 127], [1, 5, 127], [1, 6, 7, 127]]
+    batch = rows.collate([0, 1, 2], seq_len=4)
+    assert batch.attention_mask is not None
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert (batch.labels.tolist(), batch.num_tokens, batch.num_targets, batch.num_padding_tokens) == (
+        [2, 0, 1],
+        11,
+        3,
+        1,
+    )
+
+
+def test_without_the_mask_a_text_would_see_its_padding(folder: Path) -> None:
+    model, rows = workload.load_model(folder / "model").eval(), workload.open_slice(folder / "rows")
+    batch = rows.collate(range(6), seq_len=32)
+    assert batch.num_padding_tokens
+    blind = type(batch)(**{**vars(batch), "attention_mask": torch.ones_like(batch.input_ids)})
+    with torch.no_grad():
+        right, wrong = (float(workload.loss_sum(model, part)) for part in (batch, blind))
+    assert abs(wrong / right - 1) > 1e-5
+
+
+def test_accuracy_counts_the_rows_whose_likeliest_class_is_theirs(folder: Path) -> None:
+    model, rows = workload.load_model(folder / "model").eval(), workload.open_slice(folder / "rows")
+    expected = 0
+    for row in range(20):
+        text = torch.from_numpy(rows.row(row, 32).astype("int64"))
+        with torch.no_grad():
+            likeliest = int(torch.argmax(model(text[None]).logits))
+        expected += likeliest == int(rows.labels[row])
+    with torch.no_grad():
+        assert float(workload.metrics(model, rows.collate(range(20), seq_len=32))["correct"]) == expected
+
+
+def test_a_decoder_that_classifies_finds_the_end_of_each_padded_text(folder: Path, tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "decoder", tied=False)
+    give_head(tmp_path / "decoder", ["a", "b", "c"])
+    model, rows = workload.load_model(tmp_path / "decoder").eval(), workload.open_slice(folder / "rows")
+    model.config.pad_token_id = 126
+    with torch.no_grad():
+        alone = sum(float(workload.loss_sum(model, rows.collate([row], seq_len=32))) for row in range(6))
+        assert float(workload.loss_sum(model, rows.collate(range(6), seq_len=32))) == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"packing": True}, "packing: true, but a text that is classified"),
+        ({"seq_len": 65}, "seq_len: 65, but BertForSequenceClassification has 64 positions; use fewer tokens"),
+    ],
+)
+def test_what_the_model_cannot_do_is_refused_in_one_line(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    config = make_config(
+        tmp_path / "work", folder / "model", [folder / "rows"], workload="sequence_classification", **changes
+    )
+    model = workload.load_model(folder / "model")
+    with pytest.raises(UnfitModelError, match=message):
+        workload.prepare(model, parsed(config, tmp_path))
+
+
+def test_a_slice_without_its_labels_is_refused(tmp_path: Path) -> None:
+    make_slice(tmp_path / "rows", num_rows=5)
+    with pytest.raises(BadCheckpointError, match=r"labels\.npy"):
+        workload.open_slice(tmp_path / "rows")
+    make_slice(tmp_path / "rows", num_rows=5, num_classes=2)
+    make_slice(tmp_path / "other", num_rows=6, num_classes=2)
+    (tmp_path / "rows" / "labels.npy").write_bytes((tmp_path / "other" / "labels.npy").read_bytes())
+    with pytest.raises(ValueError, match="6 labels and 5 rows"):
+        workload.open_slice(tmp_path / "rows")
