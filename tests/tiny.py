@@ -172,6 +172,8 @@ def make_config(
         "work_dir": str(work_dir),
         "global_batch_size": 8,
         "micro_batch_size": 2,
+        "optimizer": "adamw",
+        "momentum": 0.9,
         "learning_rate": 2e-3,
         "schedule": "linear",
         "warmup_steps": 2,

@@ -58,6 +58,8 @@ class Setup:
             "segments": [{**segment, "slice_dir": str(self.slice_dir.resolve())}],
             "global_batch_size": self.global_batch_size,
             "micro_batch_size": 1,
+            "optimizer": "adamw",
+            "momentum": 0.9,
             "learning_rate": 1e-4,
             "schedule": "constant",
             "warmup_steps": 0,

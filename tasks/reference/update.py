@@ -181,8 +181,12 @@ def _steps(config: TrainingConfig) -> Iterator[tuple[int, StepPlan, list[MicroBa
         yield number, step, [part.to(torch.device(config.device)) for part in micro_batches], learning_rate
 
 
-def _optimizer(parameters: list[Any], config: TrainingConfig) -> torch.optim.AdamW:
-    """Return AdamW that decays matrices and leaves biases and norms alone."""
+def _optimizer(parameters: list[Any], config: TrainingConfig) -> torch.optim.Optimizer:
+    """Return the config's optimizer, which decays matrices and kernels and leaves biases and norms alone."""
     matrices, vectors = [part for part in parameters if part.ndim > 1], [part for part in parameters if part.ndim <= 1]
     decays = ((matrices, config.weight_decay), (vectors, 0.0))
-    return torch.optim.AdamW([{"params": parts, "weight_decay": decay} for parts, decay in decays if parts], fused=True)
+    groups = [{"params": parts, "weight_decay": decay} for parts, decay in decays if parts]
+    if config.optimizer == "sgd":
+        # One parameter after another in plain tensor operations, which is not the ranks' kernel.
+        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, foreach=False, fused=False)
+    return torch.optim.AdamW(groups, fused=True)
