@@ -74,7 +74,9 @@ class TrainingConfig:
     precision: Literal["fp32", "bf16", "fp16"]
     """Arithmetic of forward and backward; weights and optimizer state are fp32."""
     seq_len: int
-    """Tokens per sample at most."""
+    """Tokens per sample at most; images have none."""
+    augment: Literal["none", "flip", "flip_shift"]
+    """What is done to images at random (training/augmentation.py)."""
     packing: bool
     """Whether the rows of a micro-batch are one sequence without padding (training/packed_attention.py)."""
     loss_chunk_rows: int

@@ -67,6 +67,7 @@ class Setup:
             "max_grad_norm": 1.0,
             "precision": self.precision,
             "seq_len": self.seq_len,
+            "augment": "none",
             "packing": False,
             "loss_chunk_rows": 2_048,
             "compile": False,

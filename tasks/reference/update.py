@@ -18,6 +18,7 @@ from tasks.stage.failure import DivergedError
 from training.config import TrainingConfig
 from training.data import IGNORED_LABEL, MicroBatch
 from training.plan import StepPlan, micro_batch_of, plan_of
+from training.rows import training_rows
 from training.schedule import learning_rate_at
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -166,7 +167,7 @@ def _steps(config: TrainingConfig) -> Iterator[tuple[int, StepPlan, list[MicroBa
     """Yield number, plan, micro-batches on the device and learning rate of every step."""
     (segment,) = config.segments
     workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
-    source = workload.open_slice(segment.slice_dir)
+    source = training_rows(workload, config, segment)
     plan = plan_of(source, config, segment)
     for number in range(1, plan.num_steps + 1):
         step = plan.step(number)

@@ -32,8 +32,13 @@ class TrainParams(Section):
     """Largest L2 norm of the whole gradient; a larger one is scaled down to it."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of forward and backward. Weights and optimizer state stay fp32; fp16 uses a gradient scaler."""
-    seq_len: int = Field(ge=2, le=1_048_576)
-    """Tokens per sample at most; longer rows are cut."""
+    seq_len: int = Field(default=2, ge=2, le=1_048_576)
+    """Tokens per sample at most; longer rows are cut. Needed for texts, without meaning for images."""
+    augment: Literal["none", "flip", "flip_shift"] = "none"
+    """Images only: mirror every other one at random; flip_shift: and shift each by up to an eighth of its side.
+
+    What becomes of an image depends on the seed, the epoch and its row alone, never on the rank that trains on it.
+    """
     packing: bool = False
     """Put the rows of a micro-batch one after another into one sequence without padding, each seeing itself alone.
 
