@@ -29,16 +29,19 @@ class ImageRows:
         return len(self.row_ids)
 
     def lengths(self, seq_len: int) -> np.ndarray:
-        """Return 1 for every row: (num_rows,) int64. Images are no sequences; `seq_len` has no meaning here."""
-        return np.ones(len(self), dtype=np.int64)
+        """Return the same for every row, since all are as large: (num_rows,) int64; `seq_len` has no meaning here.
+
+        It is how many patches of 8 x 8 pixels an image has, so that a batch of many images is as large as of tokens.
+        """
+        return np.full(len(self), max(1, self.images[0].size // (3 * 64)), dtype=np.int64)
 
     def num_tokens(self, seq_len: int) -> np.ndarray:
         """Return 1 for every row, which is an image: (num_rows,) int64."""
-        return self.lengths(seq_len)
+        return np.ones(len(self), dtype=np.int64)
 
     def num_targets(self, seq_len: int) -> np.ndarray:
         """Return 1 for every row, which has one label: (num_rows,) int64."""
-        return self.lengths(seq_len)
+        return np.ones(len(self), dtype=np.int64)
 
     def collate(
         self,
