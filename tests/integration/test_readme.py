@@ -92,7 +92,7 @@ def test_the_readme_commands_do_what_they_say(with_make: Workspace) -> None:
     assert "is valid" in run("make", "params").stdout
     for preset in ("qwen2-arxiv", "imdb", "resnet18-imagefolder"):
         run("make", "use", f"PRESET={preset}")
-    assert "name: qwen2-arxiv" in (with_make.folder / "params.yaml").read_text()
+        assert f"name: {preset}" in (with_make.folder / "params.yaml").read_text()
 
 
 @pytest.mark.slow
