@@ -14,12 +14,14 @@ from typing import Any
 from tasks.builtin.corpus import package_versions
 from tasks.params import Params, load_params
 from tasks.sources.commits import commit_of
+from tasks.sources.image_models import stored_image_model
+from tasks.sources.image_rows import facts_of_images, stored_images
 from tasks.sources.models import stored_model
 from tasks.sources.row_policy import in_words
 from tasks.sources.row_store import place_rows, stored_rows
 from tasks.stage.failure import DataError, exit_with_one_line
 from tasks.stage.kept import MANIFEST
-from tasks.stage.links import link_folder
+from tasks.stage.links import link_file, link_folder
 from tasks.stage.logs import configure_logging
 from tasks.stage.source_params import DatasetParams
 from training.files import write_json
@@ -30,10 +32,12 @@ _log = logging.getLogger(__name__)
 def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> None:
     """Fill `raw` with rows.parquet, up to the last row that a range or the held-out slice names, and manifest.json."""
     dataset = params.dataset
+    if dataset.holds_images:
+        _download_images(params, raw, source_digest=source_digest)
+        return
     commit = _commit(dataset, "dataset")
     stored = stored_rows(dataset, params.num_rows_needed, commit=commit)
-    if None not in (source_digest, stored.source_digest) and source_digest != stored.source_digest:
-        raise DataError(f"dataset.source {dataset.source}: changed since this run began; run again")
+    _require_unchanged(dataset, source_digest, stored.source_digest)
     _clear(raw)
     facts = place_rows(stored, params.num_rows_needed, heldout=params.heldout, target=raw / "rows.parquet")
     manifest: dict[str, Any] = {
@@ -53,21 +57,61 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> No
         manifest["license"] = "the open-source licence of each package"
     write_json(raw / MANIFEST, manifest)
     _log.info("%s: %d rows, %s", dataset.source, facts["num_rows"], manifest["label"])
+    _warn_of_rows(dataset, facts)
+
+
+def _download_images(params: Params, raw: Path, *, source_digest: str | None) -> None:
+    """Fill `raw` with the rows.parquet of a data set of images, all of them, and manifest.json."""
+    dataset = params.dataset
+    stored = stored_images(dataset)
+    _require_unchanged(dataset, source_digest, stored.source_digest)
+    facts = facts_of_images(stored, params.num_rows_needed, heldout=params.heldout, source=dataset.source)
+    _clear(raw)
+    link_file(stored.file, raw / "rows.parquet")
+    name = "scikit-learn's digits (built-in)" if dataset.kind == "builtin" else Path(dataset.location).name
+    manifest = {
+        "source": dataset.source,
+        "kind": dataset.kind,
+        "revision": None,
+        "commit": None,
+        "split": None,
+        "text_column": None,
+        "image_size": dataset.image_size,
+        **facts,
+        "license": "CC BY 4.0" if dataset.kind == "builtin" else None,
+        "label": f"{name}, {len(stored.class_names)} classes, {dataset.image_size} x {dataset.image_size} pixels",
+        "source_digest": stored.source_digest,
+    }
+    write_json(raw / "manifest.json", manifest)
+    _log.info("%s: %d rows, %s", dataset.source, facts["num_rows"], manifest["label"])
+    _warn_of_rows(dataset, facts)
+
+
+def _require_unchanged(dataset: DatasetParams, *digests: str | None) -> None:
+    """Raise DataError if the source was another when the run began."""
+    if None not in digests and len(set(digests)) > 1:
+        raise DataError(f"dataset.source {dataset.source}: changed since this run began; run again")
+
+
+def _warn_of_rows(dataset: DatasetParams, facts: dict[str, Any]) -> None:
     if facts["quarantined"]:
         _log.warning("%s: left out of every slice: %s", dataset.source, in_words(facts["quarantined"]))
     if facts["num_duplicate_rows"]:
         _log.warning(
-            "%s: %d rows repeat the text of an earlier row; %d held-out rows also stand outside the held-out slice",
+            "%s: %d rows repeat an earlier row; %d held-out rows also stand outside the held-out slice",
             dataset.source, facts["num_duplicate_rows"], facts["num_heldout_rows_seen"],
         )  # fmt: skip
 
 
 def download_model(params: Params, base_model: Path, *, class_names: Sequence[str] = ()) -> None:
-    """Fill `base_model` with a transformers folder and its manifest.json, as hard links into the store.
+    """Fill `base_model` with the model's folder and its manifest.json, as hard links into the store.
 
     It tells these classes apart, if there are any.
     """
-    stored = stored_model(params.model, commit=_commit(params.model, "model"), class_names=class_names)
+    if params.dataset.holds_images:
+        stored = stored_image_model(params.model, class_names=class_names)
+    else:
+        stored = stored_model(params.model, commit=_commit(params.model, "model"), class_names=class_names)
     _clear(base_model)
     link_folder(stored, base_model)
 

@@ -159,7 +159,7 @@ def _first_step_or_reuse(params: Params, *, slices: Path, base_model: Path, code
         "base_model": _read(base_model / "manifest.json")["digest"],
         "rows": _read(slices / part / "manifest.json")["digest"],
         "range": part,
-        "order": [train.seed, train.global_batch_size, train.micro_batch_size, train.seq_len],
+        "order": [train.seed, train.global_batch_size, train.micro_batch_size, train.seq_len, train.augment],
         "workload": params.workload,
         "code": [code, *(digest_of_file(file) for file in sorted(_REFERENCE.glob("*.py")))],
     }

@@ -18,7 +18,8 @@ from tasks.params import load_params
 from tasks.stage.failure import DataError, exit_with_one_line
 from tasks.stage.gpus import open_gpus
 from tasks.stage.logs import configure_logging
-from training.files import digest_of_file, digest_of_json, write_json
+from tasks.stage.source_digest import digest_of_source
+from training.files import digest_of_json, write_json
 
 _TRAINING = Path(__file__).resolve().parent.parent / "training"
 TRIAL = "DDP_COMPARE_TRIAL"
@@ -55,16 +56,6 @@ def machine_facts() -> dict[str, Any]:
         | {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
     return {"digest": digest_of_json(facts), **facts}
-
-
-def digest_of_source(path: Path) -> str | None:
-    """Return the sha256 of a local file or of a folder's files by name; None if there is nothing."""
-    if path.is_file():
-        return digest_of_file(path)
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        return digest_of_json({file.relative_to(path).as_posix(): digest_of_file(file) for file in files})
-    return None
 
 
 def trial_of(path: Path) -> str | None:

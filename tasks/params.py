@@ -17,12 +17,12 @@ from tasks.stage.choices import (
     require_one_of,
     require_options,
     require_plain_exchange,
+    unit_of,
 )
 from tasks.stage.complaint import first_complaint
 from tasks.stage.failure import ConfigurationError, exit_with_one_line
 from tasks.stage.section import Day, Finite, Section
 from tasks.stage.source_params import (
-    BUILTIN_MAX_ROWS,
     DatasetParams,
     ModelParams,
     Range,
@@ -208,18 +208,18 @@ class Params(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         require_one_of("workload", self.workload, names_of_files("training/workloads"))
-        require_label(self.workload, self.dataset.label)
-        require_model_for(self.workload, self.model)
+        self._check_kind_of_rows()
         for index, part in enumerate(self.ranges):
             for other in self.ranges[:index]:
                 if part.overlaps(other):
                     raise ValueError(f"ranges: {part} overlaps {other}; allowed: ranges without a common row")
             if part.overlaps(self.heldout):
                 raise ValueError(f"heldout: {self.heldout} overlaps the range {part}; allowed: rows of no range")
-        if self.dataset.kind == "builtin" and self.num_rows_needed > BUILTIN_MAX_ROWS:
+        max_rows = self.dataset.max_rows
+        if max_rows is not None and self.num_rows_needed > max_rows:
             raise ValueError(
-                f"ranges: row {self.num_rows_needed} is beyond the {BUILTIN_MAX_ROWS} rows of "
-                f"{self.dataset.source}; allowed: 0-{BUILTIN_MAX_ROWS}"
+                f"ranges: row {self.num_rows_needed} is beyond the {max_rows} rows of {self.dataset.source}; allowed: "
+                f"0-{max_rows}"
             )
         for name, cell in self.cells.items():
             require_name("cells", name)
@@ -230,6 +230,28 @@ class Params(Section):
             for checkpoint in self.upload.checkpoints:
                 require_one_of("upload.checkpoints", checkpoint, self.checkpoint_names)
         return self
+
+    def _check_kind_of_rows(self) -> None:
+        """Raise ValueError unless data and training are both of images, or both of texts."""
+        needs_images, train = unit_of(self.workload) == "image", self.train
+        if needs_images != self.dataset.holds_images:
+            raise ValueError(
+                f"workload: got {self.workload} with dataset.image_size {self.dataset.image_size}; allowed: "
+                f"{'images, with their image_size' if needs_images else 'texts, without image_size'}"
+            )
+        if needs_images and self.dataset.label is not None:
+            raise ValueError(
+                f"dataset.label: got {self.dataset.label!r}; allowed: null, an image's folder is its class"
+            )
+        if not needs_images:
+            require_label(self.workload, self.dataset.label)
+        require_model_for(self.workload, self.model)
+        if needs_images and (train.packing or train.compile):
+            raise ValueError("train.packing, train.compile: got true; allowed: false, images have neither")
+        if not needs_images and "seq_len" not in train.model_fields_set:
+            raise ValueError("train.seq_len: missing; allowed: tokens per sample at most, such as 512")
+        if not needs_images and train.augment != "none":
+            raise ValueError(f"train.augment: got {train.augment}; allowed: none, texts are trained on as they are")
 
     def grad_accum_steps(self, cell: str) -> int:
         """Return the number of micro-batches that each rank of the cell adds up for one full optimizer step."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from tasks.params import Params, load_params
 from tasks.services.tracker import follow_cell
+from tasks.stage.choices import unit_of
 from tasks.stage.disk import require_room, require_writable
 from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.stage.links import link_folder
@@ -188,7 +189,7 @@ def _describe(arguments: argparse.Namespace) -> CellRun:
 
 def _train(run: CellRun, config: dict[str, Any], follower: Any, *, total_steps: int) -> None:
     """Have the ranks train; what they finished or saved stays in the work folder, however that ends."""
-    with TrainingProgress(run.cell, total_steps=total_steps) as progress:
+    with TrainingProgress(run.cell, total_steps=total_steps, unit=unit_of(run.params.workload)) as progress:
 
         def follow(events: list[dict[str, Any]]) -> None:
             progress.show(events)

@@ -20,6 +20,7 @@ from tasks.reporting.model_card import card_text, metrics_of
 from tasks.reporting.results import Results, read_results
 from tasks.services import hub
 from tasks.services.manifest import MANIFEST, write_manifest
+from tasks.stage.choices import has_labels, unit_of
 from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.stage.links import link_file
 from tasks.stage.logs import configure_logging
@@ -123,12 +124,19 @@ def _require_equal(path: str, found: str, wanted: str) -> None:
 
 def _write_model(workload: str, base_model: Path, checkpoint: Path, staged: Path) -> None:
     """Write config and safetensors of the checkpoint; tied weights are stored once."""
-    from transformers import AutoConfig, GenerationConfig  # here: seconds, which a missing token need not cost
+    from safetensors.torch import save_model  # here: seconds, which a missing token need not cost
+    from transformers import AutoConfig, GenerationConfig
 
     try:
         model = importlib.import_module(f"training.workloads.{workload}").load_model(base_model, checkpoint=checkpoint)
     except BadCheckpointError as error:
         raise DataError(f"{error}; delete its run and run `dvc repro`") from None
+    if not hasattr(model, "save_pretrained"):
+        save_model(model, str(staged / "model.safetensors"))
+        # safetensors lets only the owner read what it writes.
+        (staged / "model.safetensors").chmod(0o644)
+        link_file(base_model / "config.json", staged / "config.json")
+        return
     # Training switches the cache off; generation by the published model wants what the base model had.
     model.config.use_cache = getattr(AutoConfig.from_pretrained(base_model, trust_remote_code=False), "use_cache", True)
     # The base model's own file is linked later; saving it would refuse the odd ones that many models have.
@@ -161,8 +169,16 @@ def _card(params: Params, results: Results, cell: str, checkpoints: list[str]) -
         dataset_name=f"{dataset.label}, held-out rows {results.quality.heldout}",
         license_id=model.license if _hub_id(model.source) else None,
         metrics=metrics_of(results, cell),
+        task=_task_of(params.workload),
         tags=["ddp-compare", params.workload],
     )
+
+
+def _task_of(workload: str) -> str:
+    """Return what the Hub calls what a model of the workload does."""
+    if unit_of(workload) == "image":
+        return "image-classification"
+    return "text-classification" if has_labels(workload) else "text-generation"
 
 
 def _hub_id(source: str) -> str | None:

@@ -69,6 +69,12 @@ def make_tiny_workload(workload: str, root: Path) -> tuple[Path, list[Path]]:
     if workload == "sequence_classification":
         model = make_tiny_classifier(root / "model")
         return model, [make_slice(root / f"slice_{index}", num_classes=3, **size) for index, size in enumerate(sizes)]
+    if workload == "image_classification":
+        from tests.images import make_image_model, make_image_slice
+
+        parts = [(45, 0), (27, 45)]
+        images = [make_image_slice(root / f"slice_{first}", num_rows=size, first_row=first) for size, first in parts]
+        return make_image_model(root / "model"), images
     slices = [make_slice(root / f"slice_{index}", **size) for index, size in enumerate(sizes)]
     if workload == "emulated":
         from training.emulated_device import EmulatedDevice, write_device
@@ -172,6 +178,8 @@ def make_config(
         "work_dir": str(work_dir),
         "global_batch_size": 8,
         "micro_batch_size": 2,
+        "optimizer": "adamw",
+        "momentum": 0.9,
         "learning_rate": 2e-3,
         "schedule": "linear",
         "warmup_steps": 2,
@@ -179,6 +187,7 @@ def make_config(
         "max_grad_norm": 1.0,
         "precision": "fp32",
         "seq_len": 32,
+        "augment": "none",
         "packing": False,
         "loss_chunk_rows": 2048,
         "compile": False,

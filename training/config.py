@@ -57,20 +57,26 @@ class TrainingConfig:
     """Samples per optimizer step, all ranks together."""
     micro_batch_size: int
     """Samples per forward pass of one rank."""
+    optimizer: Literal["adamw", "sgd"]
+    """What turns a gradient into an update (training/optimizer.py)."""
+    momentum: float
+    """Share of the last update's direction that SGD keeps; AdamW does not look at it."""
     learning_rate: float
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"]
     """Decay of the learning rate over each segment."""
     warmup_steps: int
     """Optimizer steps at the start of each segment over which the learning rate rises."""
     weight_decay: float
-    """Decoupled weight decay of AdamW."""
+    """Weight decay: decoupled with AdamW, part of the gradient with SGD."""
     max_grad_norm: float
     """Largest L2 norm of the whole gradient; a larger one is scaled down to it."""
     precision: Literal["fp32", "bf16", "fp16"]
     """Arithmetic of forward and backward; weights and optimizer state are fp32."""
     seq_len: int
-    """Tokens per sample at most."""
+    """Tokens per sample at most; images have none."""
+    augment: Literal["none", "flip", "flip_shift"]
+    """What is done to images at random (training/augmentation.py)."""
     packing: bool
     """Whether the rows of a micro-batch are one sequence without padding (training/packed_attention.py)."""
     loss_chunk_rows: int

@@ -23,7 +23,7 @@ from training.launch import Launch, build_strategy, say_launched, stop_if_asked,
 from training.plan import SegmentPlan, micro_batch_of, micro_batches_for, plan_of
 from training.prefetch import prefetched
 from training.record import Counters, SegmentRecord, now
-from training.rows import Rows
+from training.rows import Rows, training_rows
 from training.schedule import learning_rate_at
 from training.stopping import StopRequest
 from training.strategies import Strategy
@@ -98,7 +98,7 @@ def train(
 def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[str, Any]:
     """Train one segment from wherever its record stands to its end; return its segment.json."""
     config, ranks, segment, whereabouts = launch.config, launch.ranks, record.segment, launch.whereabouts
-    source = launch.workload.open_slice(segment.slice_dir)
+    source = training_rows(launch.workload, config, segment)
     plan = plan_of(source, config, segment)
 
     def make(segment_step: int) -> list[MicroBatch]:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from training.config import TrainingConfig
 from training.data import MicroBatch
+from training.optimizer import build_optimizer, moments_of
 from training.weights import differences, parameter_checksum, weights_of
 from training.whereabouts import Section
 from training.workloads import Workload
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -46,7 +46,8 @@ class Replica:
             # Without it some kernels, such as the backward of attention, add in whatever order their threads come.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-        self._optimizer = torch.optim.AdamW([group for group in groups if group["params"]], fused=True)
+        self._optimizer = build_optimizer([group for group in groups if group["params"]], config)
+        self._moments = moments_of(config)
         before_update = getattr(workload, "before_update", None)
         if before_update is not None:
             # A workload that emulates a device takes the time of an update here.
@@ -163,8 +164,9 @@ class Replica:
 
     @property
     def num_checkpoint_bytes(self) -> int:
-        """About how much a checkpoint takes: weights and two moments."""
-        return 3 * sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
+        """About how much a checkpoint takes: weights and moments."""
+        copies = 1 + len(self._moments)
+        return copies * sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
 
     def parameter_checksum(self) -> str:
         """Return the sha256 (hex) of all parameters."""
@@ -195,7 +197,7 @@ class Replica:
         names = {part: name for name, part in self._named()}
         wanted, got = {}, {}
         for index, part in enumerate(part for group in groups for part in group["params"]):
-            for moment in _MOMENTS:
+            for moment in self._moments:
                 if names[part] not in state["without_moments"]:
                     wanted[f"{moment} of {names[part]}"] = part
                 if moment in saved["state"].get(index, {}):

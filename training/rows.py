@@ -1,10 +1,11 @@
 """What a workload has to say of its rows, so that plan, loop and measurement need not know what is in them."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from training.config import SegmentConfig, TrainingConfig
 from training.data import MicroBatch
 
 
@@ -51,3 +52,9 @@ class Rows(Protocol):
     def token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
         """Return the tokens that the inputs of these rows hold, padding included: (n,) int64, each once."""
         ...
+
+
+def training_rows(workload: Any, config: TrainingConfig, segment: SegmentConfig) -> Rows:
+    """Return the rows of a segment as it trains on them; an evaluation sees them as `open_slice` gives them."""
+    rows: Rows = workload.open_slice(segment.slice_dir)
+    return workload.augmented(rows, config, segment) if hasattr(workload, "augmented") else rows

@@ -16,7 +16,7 @@ from training.data import MicroBatch
 from training.distributed import Ranks
 from training.plan import SegmentPlan, micro_batches_for, plan_of
 from training.prefetch import prefetched
-from training.rows import Rows
+from training.rows import Rows, training_rows
 from training.strategies import Strategy
 
 
@@ -62,7 +62,7 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
         options = {} if variant.communicates else {"communicates": False}
     strategy = importlib.import_module(f"training.strategies.{name}").build(model, workload, config, known, **options)
     segment = config.segments[0]
-    source = workload.open_slice(segment.slice_dir)
+    source = training_rows(workload, config, segment)
     plan = plan_of(source, config, segment)
     made = Made(strategy=strategy, config=config, ranks=ranks, source=source, plan=plan, warm_up_seconds=0.0)
     micro_batches = [part.to(ranks.device) for part in micro_batches_of(made, ranks, 1)]

@@ -21,6 +21,7 @@ def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -
     The loss is None, and `why_no_loss` says why, where step 1 of a right training has another one: with dropout.
     `parameter_checksum` is that of the weights which training has to start from.
     """
+    from training.augmentation import Augmentation
     from training.plan import plan_segment
     from training.weights import parameter_checksum
 
@@ -50,7 +51,10 @@ def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -
     if facts["why_no_loss"]:
         return facts
     reference: Any = importlib.import_module(f"tasks.reference.{params.workload}")
-    samples = reference.rows_of(slices / part, rows.tolist(), seq_len=train.seq_len)
+    options: dict[str, Any] = {}
+    if train.augment != "none":
+        options["augmentation"] = Augmentation(kind=train.augment, seed=train.seed, epoch=1)
+    samples = reference.rows_of(slices / part, rows.tolist(), seq_len=train.seq_len, **options)
     loss_sum, num_labels = reference.loss_of_rows(base_model, samples, device=device)
     expected = int(source.num_targets(train.seq_len)[rows].sum())
     assert num_labels == expected, f"{num_labels} labels predicted, the rows have {expected}"

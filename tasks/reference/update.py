@@ -18,6 +18,7 @@ from tasks.stage.failure import DivergedError
 from training.config import TrainingConfig
 from training.data import IGNORED_LABEL, MicroBatch
 from training.plan import StepPlan, micro_batch_of, plan_of
+from training.rows import training_rows
 from training.schedule import learning_rate_at
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -166,7 +167,7 @@ def _steps(config: TrainingConfig) -> Iterator[tuple[int, StepPlan, list[MicroBa
     """Yield number, plan, micro-batches on the device and learning rate of every step."""
     (segment,) = config.segments
     workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
-    source = workload.open_slice(segment.slice_dir)
+    source = training_rows(workload, config, segment)
     plan = plan_of(source, config, segment)
     for number in range(1, plan.num_steps + 1):
         step = plan.step(number)
@@ -181,8 +182,12 @@ def _steps(config: TrainingConfig) -> Iterator[tuple[int, StepPlan, list[MicroBa
         yield number, step, [part.to(torch.device(config.device)) for part in micro_batches], learning_rate
 
 
-def _optimizer(parameters: list[Any], config: TrainingConfig) -> torch.optim.AdamW:
-    """Return AdamW that decays matrices and leaves biases and norms alone."""
+def _optimizer(parameters: list[Any], config: TrainingConfig) -> torch.optim.Optimizer:
+    """Return the config's optimizer, which decays matrices and kernels and leaves biases and norms alone."""
     matrices, vectors = [part for part in parameters if part.ndim > 1], [part for part in parameters if part.ndim <= 1]
     decays = ((matrices, config.weight_decay), (vectors, 0.0))
-    return torch.optim.AdamW([{"params": parts, "weight_decay": decay} for parts, decay in decays if parts], fused=True)
+    groups = [{"params": parts, "weight_decay": decay} for parts, decay in decays if parts]
+    if config.optimizer == "sgd":
+        # One parameter after another in plain tensor operations, which is not the ranks' kernel.
+        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, foreach=False, fused=False)
+    return torch.optim.AdamW(groups, fused=True)

@@ -25,6 +25,7 @@ from tasks.reporting.results import (
 from tasks.reporting.time_to_loss import time_to_loss
 from tasks.reporting.verdict import label_of, verdict_of
 from tasks.reporting.wording import readable
+from tasks.stage.choices import unit_of
 
 Value = TypeVar("Value")
 
@@ -72,6 +73,7 @@ def _comparison(outputs: Outputs) -> ComparisonFacts:
         ranges=[_slice(outputs, str(part)) for part in params.ranges],
         heldout=_slice(outputs, str(params.heldout)),
         workload=params.workload,
+        unit=unit_of(params.workload),
         train=params.train.model_dump(),
         machine=MachineFacts(
             **machine.model_dump(include=set(MachineFacts.model_fields) - {"gpus"}),

@@ -11,6 +11,7 @@ from tasks.reporting.gate import Finding, Number, finding, not_checked
 from tasks.reporting.measured import efficiency
 from tasks.reporting.outputs import Ledger, Outputs, RunOutputs
 from tasks.reporting.stage_files import RunFile
+from tasks.stage.choices import unit_of
 
 _DATA_BOUND_SHARE = 0.05
 _MOST_EFFICIENCY = 1.1
@@ -157,7 +158,7 @@ def equal_tokens(outputs: Outputs) -> Finding:
     seq_len = outputs.params.train.seq_len
     per_range = {str(part): int(outputs.slices[str(part)].num_units(seq_len).sum()) for part in outputs.params.ranges}
     expected_in_all = sum(per_range.values()) * outputs.params.train.epochs
-    problems, totals = [], {}
+    problems, totals, unit = [], {}, unit_of(outputs.params.workload)
     for cell, run in outputs.runs.items():
         totals[cell] = sum(int(segment.ledger.num_tokens.sum()) for segment in run.segments)
         for segment in run.segments:
@@ -165,14 +166,14 @@ def equal_tokens(outputs: Outputs) -> Finding:
             expected = per_range.get(facts.range)
             if expected is not None and not counted == facts.num_tokens == expected:
                 problems.append(
-                    f"{cell} {facts.range} epoch {facts.epoch}: {counted:,} tokens in the ledger and "
+                    f"{cell} {facts.range} epoch {facts.epoch}: {counted:,} {unit}s in the ledger and "
                     f"{facts.num_tokens:,} reported, the range holds {expected:,}"
                 )
         if not problems and totals[cell] != expected_in_all:
-            problems.append(f"{cell}: {totals[cell]:,} tokens in all, {expected_in_all:,} expected")
+            problems.append(f"{cell}: {totals[cell]:,} {unit}s in all, {expected_in_all:,} expected")
     found = finding(
         problems,
-        otherwise=f"{expected_in_all:,} tokens in every cell, as many as the ranges hold",
+        otherwise=f"{expected_in_all:,} {unit}s in every cell, as many as the ranges hold",
         numbers={"tokens": list(totals.values()), "expected": expected_in_all},
     )
     return dataclasses.replace(found, true_figure=_per_token(outputs, totals) if problems else None)

@@ -8,6 +8,7 @@ from tasks.reporting import wording
 from tasks.reporting.gate import Finding, Number, finding, not_checked
 from tasks.reporting.outputs import Outputs
 from tasks.reporting.statistics import relative_differences
+from tasks.stage.choices import unit_of
 
 _EARLY_STEPS = 100
 _EARLY_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
@@ -96,7 +97,9 @@ def starts_from_base_model(outputs: Outputs) -> Finding:
     if first.loss is None:
         return finding(problems, otherwise="", numbers={})
     tolerance = _START_TOLERANCE[precision]
-    where = f"the {first.num_rows:,} rows ({first.num_tokens:,} tokens) of step 1"
+    unit = unit_of(outputs.params.workload)
+    counted = "" if unit == "image" else f" ({first.num_tokens:,} tokens)"
+    where = f"the {first.num_rows:,} rows{counted} of step 1"
     losses = {cell: float(run.steps.loss[0]) for cell, run in outputs.runs.items()}
     differences = {cell: abs(loss / first.loss - 1) for cell, loss in losses.items()}
     problems += [

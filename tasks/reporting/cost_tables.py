@@ -37,7 +37,7 @@ def notes(results: Results) -> list[str]:
             "Jobs side by side are taken to run each as fast as alone; where they share cores, memory, storage or "
             "power they are slower than that."
         )
-    return sentences
+    return [wording.in_unit(sentence, results.unit) for sentence in sentences]
 
 
 def _price(cost: Cost) -> str:
@@ -53,7 +53,7 @@ def tables(results: Results) -> list[Table]:
     if cost is None:
         return []
     jobs = _jobs(cost)
-    return [_cells(cost), *([jobs] if jobs.rows else [])]
+    return [_cells(cost).in_unit(results.unit), *([jobs] if jobs.rows else [])]
 
 
 def _cells(cost: Cost) -> Table:

@@ -46,7 +46,7 @@ class DatasetFacts(SourceFacts):
 
     split: str | None
     """The split that was read."""
-    text_column: str
+    text_column: str | None
     """The column that holds the text."""
     num_rows: int
     """Rows that were read."""
@@ -118,6 +118,8 @@ class ComparisonFacts(Record):
     """The slice that every model is evaluated on; no range overlaps it."""
     workload: str
     """The ML problem."""
+    unit: str = "token"
+    """What throughput counts: token or image; what is called tokens in other places is so many of it."""
     scaling: Literal["strong"] = "strong"
     """strong: the global batch is the same in every cell."""
     train: dict[str, bool | int | float | str]

@@ -2,6 +2,8 @@
 
 import re
 
+from tasks.reporting import wording
+
 GLOSSARY: dict[str, str] = {
     "Cell": "One way to spread the work: a strategy, a number of ranks and a launcher. The first cell is the baseline.",
     "Ranks": "Number of training processes (world size); on GPUs one per device.",
@@ -123,10 +125,11 @@ _OF_CLASSES = (
 _OF_TEXTS = ("Perplexity",)
 
 
-def glossary_for(*, is_classified: bool) -> dict[str, str]:
-    """Return the words of a report on classes, or of one on texts."""
+def glossary_for(*, is_classified: bool, unit: str) -> dict[str, str]:
+    """Return the words of a report on classes, or of one on texts; tokens or images are counted."""
     foreign = _OF_TEXTS if is_classified else _OF_CLASSES
-    return {word: meaning for word, meaning in GLOSSARY.items() if word not in foreign}
+    known = {word: meaning for word, meaning in GLOSSARY.items() if word not in foreign}
+    return {wording.in_unit(word, unit): wording.in_unit(meaning, unit) for word, meaning in known.items()}
 
 
 def word_of(heading: str) -> str:

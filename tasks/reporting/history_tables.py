@@ -37,7 +37,7 @@ def records(results: Results) -> Table | None:
     newest = [record for cells in reversed(comparisons.values()) for record in cells]
     rows = [_record(results, record) for record in newest]
     headings = ["Finished", "Cell", "Step time", "Speedup", "Tokens/s", "Gates", "Machine", "Preflight"]
-    return Table("The last comparisons of the same work", headings, rows, num_prose=2)
+    return Table("The last comparisons of the same work", headings, rows, num_prose=2).in_unit(results.unit)
 
 
 def _record(results: Results, record: HistoryRecord) -> list[str]:

@@ -71,6 +71,7 @@ def render_html(results: Results, svgs: dict[str, str]) -> str:
         changes=history_tables.changes(results),
         records=history_tables.records(results),
         charts=_figures(results, svgs),
+        heldout_rows=notes.heldout_rows(results),
         quality=tables.quality_of_models(results),
         reached=cost_tables.reached(results),
         times_to_loss=cost_tables.times_to_loss(results),
@@ -83,7 +84,7 @@ def render_html(results: Results, svgs: dict[str, str]) -> str:
         withheld=notes.withheld(results),
         how_measured=notes.how_measured(results),
         not_claimed=notes.not_claimed(results),
-        glossary=glossary_for(is_classified=results.quality.is_classified),
+        glossary=glossary_for(is_classified=results.quality.is_classified, unit=results.unit),
     )
 
 
@@ -122,7 +123,7 @@ def _headline(results: Results) -> list[tuple[str, str, str]]:
             if fastest is not baseline
             else fastest.cell,
         ),
-        (f"{wording.three_digits(fastest.whole.tokens_per_second)}", "tokens per second", fastest.cell),
+        (f"{wording.three_digits(fastest.whole.tokens_per_second)}", f"{results.unit}s per second", fastest.cell),
         gates,
     ]
 
@@ -144,7 +145,7 @@ def _measured_headline(results: Results, measurement: Measurement) -> list[tuple
             "per step",
             f"{fastest.cell}; {first.cell} {wording.span(first.step_seconds.value)}",
         ),
-        (wording.three_digits(fastest.tokens_per_second), "tokens per second", fastest.cell),
+        (wording.three_digits(fastest.tokens_per_second), f"{results.unit}s per second", fastest.cell),
     ]
 
 

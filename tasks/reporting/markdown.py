@@ -48,8 +48,7 @@ def render_markdown(results: Results) -> str:
         *([nothing["prediction"]] if "prediction" in nothing else []),
         *_prediction(results),
         "## Is the model as good?",
-        f"{results.quality.num_rows:,} rows ({results.quality.heldout}) that no range overlaps, cut to "
-        f"{results.quality.seq_len} tokens.",
+        notes.heldout_rows(results),
         _table(tables.quality_of_models(results)),
         *_charts(results, "quality"),
         *_time_to_quality(results),
@@ -166,7 +165,7 @@ def _charts(results: Results, *sections: str) -> list[str]:
 
 
 def _glossary(results: Results) -> str:
-    words = glossary_for(is_classified=results.quality.is_classified)
+    words = glossary_for(is_classified=results.quality.is_classified, unit=results.unit)
     return "\n".join(f"- **{word}**: {escaped(meaning)}" for word, meaning in words.items())
 
 

@@ -17,7 +17,7 @@ _Columns = list[tuple[str, Callable[[ArmSpeed], str]]]
 def arms(results: Results) -> list[Table]:
     """Return how much faster each arm was, and what it got done; nothing if unmeasured."""
     measurement = results.measurement
-    return [] if measurement is None else [_speedups(results, measurement), _rates(measurement)]
+    return [] if measurement is None else [_speedups(results, measurement), _rates(measurement, results.unit)]
 
 
 def _speedups(results: Results, measurement: Measurement) -> Table:
@@ -35,13 +35,13 @@ def _speedups(results: Results, measurement: Measurement) -> Table:
     return _by_arm(title, columns, measurement)
 
 
-def _rates(measurement: Measurement) -> Table:
+def _rates(measurement: Measurement, unit: str) -> Table:
     """Return what each arm got done per second; memory and power only where an arm has them."""
     columns: _Columns = [
         ("Arm", lambda arm: arm.arm),
         ("Step p95", lambda arm: wording.span(max(arm.step_p95_seconds, default=arm.step_seconds.value))),
         ("Tokens/s", lambda arm: wording.three_digits(arm.tokens_per_second)),
-        ("Padded tokens/s", lambda arm: wording.three_digits(arm.padded_tokens_per_second)),
+        *([("Padded tokens/s", _padded)] if unit == "token" else []),
         ("Samples/s", lambda arm: wording.three_digits(arm.samples_per_second)),
         ("MFU", _mfu),
     ]
@@ -49,14 +49,18 @@ def _rates(measurement: Measurement) -> Table:
         ("Peak memory", lambda arm: arm.peak_memory_gib, lambda gib: f"{wording.three_digits(gib)} GiB"),
         ("GPU use", lambda arm: arm.gpu_utilisation, wording.percent),
         ("Power", lambda arm: arm.gpu_watts, lambda watts: f"{wording.three_digits(watts)} W"),
-        ("Energy", lambda arm: arm.joules_per_token, lambda joules: f"{wording.three_digits(joules)} J/token"),
+        ("Energy", lambda arm: arm.joules_per_token, lambda joules: f"{wording.three_digits(joules)} J/{unit}"),
     ]
     columns += [
         (name, _where_known(figure, shown))
         for name, figure, shown in optional
         if any(figure(arm) is not None for arm in measurement.arms)
     ]
-    return _by_arm("What each arm got done", columns, measurement)
+    return _by_arm("What each arm got done", columns, measurement).in_unit(unit)
+
+
+def _padded(arm: ArmSpeed) -> str:
+    return wording.three_digits(arm.padded_tokens_per_second)
 
 
 def _by_arm(title: str, columns: _Columns, measurement: Measurement) -> Table:

@@ -6,6 +6,13 @@ from tasks.reporting.measured_notes import in_turns
 from tasks.reporting.results import CellResults, Results
 
 
+def heldout_rows(results: Results) -> str:
+    """Return on which rows the models were evaluated."""
+    quality = results.quality
+    cut = "" if results.unit == "image" else f", cut to {quality.seq_len} tokens"
+    return f"{quality.num_rows:,} rows ({quality.heldout}) that no range overlaps{cut}."
+
+
 def how_measured(results: Results) -> list[str]:
     """Return how the figures came about, one sentence each."""
     resumed = [f"{cell.cell} {cell.num_resumes}" for cell in results.cells if cell.num_resumes]
@@ -14,7 +21,8 @@ def how_measured(results: Results) -> list[str]:
         "the weights of the one before.",
         "Seconds are those of optimizer steps only (forward, backward, exchange of gradients, update, and waiting "
         "for data), the maximum over the ranks. Checkpoints, logging, evaluation and upload are outside.",
-        "Tokens and samples are counted from what was really learned from, without padding, and divided by wall time.",
+        f"{wording.in_unit('Tokens', results.unit)} and samples are counted from what was really learned from, without "
+        "padding, and divided by wall time.",
         "Forward and backward ran before the first timed step of each segment, outside the clock; what still warms "
         "up after that is inside.",
         "Models are evaluated on rows that no range overlaps, each "

@@ -199,6 +199,11 @@ class Results(Record):
         return self.is_speedup_withheld or all(cell.measured_speedup for cell in self.cells[1:])
 
     @property
+    def unit(self) -> str:
+        """What throughput counts: token or image."""
+        return self.comparison.unit
+
+    @property
     def loss_unit(self) -> str:
         """What a loss is counted in."""
         return "nats per sample" if self.quality.is_classified else "nats per token"

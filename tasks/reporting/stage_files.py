@@ -29,7 +29,7 @@ class RawManifest(SourceManifest):
     """data/raw/manifest.json"""
 
     split: str | None = None
-    text_column: str
+    text_column: str | None
     num_rows: int
     num_duplicate_rows: int = 0
     num_heldout_rows_seen: int = 0

@@ -1,7 +1,8 @@
 """The tables of the report as words, for the page and the markdown alike."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tasks.reporting import wording
 from tasks.reporting.facts import ComparisonFacts
@@ -25,6 +26,10 @@ class Table:
     num_row_headings: int = 1
     num_prose: int = 0
 
+    def in_unit(self, unit: str) -> "Table":
+        """Return it with headings that speak of what the comparison counts."""
+        return replace(self, headings=[wording.in_unit(heading, unit) for heading in self.headings])
+
 
 def speed_of_cells(results: Results) -> Table:
     """Return how fast each cell was over the whole training; Karp-Flatt only where no speedup was measured."""
@@ -43,7 +48,7 @@ def speed_of_cells(results: Results) -> Table:
         ]
         for cell in results.cells
     ]
-    return Table("Each cell", headings, rows)
+    return Table("Each cell", headings, rows).in_unit(results.unit)
 
 
 def speed_of_ranges(results: Results) -> Table:
@@ -56,7 +61,7 @@ def speed_of_ranges(results: Results) -> Table:
         for part in cell.ranges
         if part.range is not None and part.range == name
     ]
-    return Table("Each range", headings, rows, num_row_headings=2)
+    return Table("Each range", headings, rows, num_row_headings=2).in_unit(results.unit)
 
 
 def speed_of_epochs(results: Results) -> Table | None:
@@ -72,7 +77,7 @@ def speed_of_epochs(results: Results) -> Table | None:
         for part in cell.epochs
         if part.epoch == number
     ]
-    return Table("Each epoch", headings, rows, num_row_headings=2)
+    return Table("Each epoch", headings, rows, num_row_headings=2).in_unit(results.unit)
 
 
 def quality_of_models(results: Results) -> Table:
@@ -90,7 +95,8 @@ def quality_of_models(results: Results) -> Table:
         for model in models
     ]
     worth = ["Accuracy", *["Top-5 accuracy"] * _has_top5(results)] if results.quality.is_classified else ["Perplexity"]
-    return Table("On the held-out rows", ["Model", "Loss", *worth, "Against base", "Tokens"], rows)
+    headings = ["Model", "Loss", *worth, "Against base", "Tokens"]
+    return Table("On the held-out rows", headings, rows).in_unit(results.unit)
 
 
 def _has_top5(results: Results) -> bool:
@@ -133,7 +139,11 @@ def spread_of_work(results: Results) -> Table:
 def gates(results: Results) -> Table:
     """Return the verdict of each gate."""
     rows = [
-        [gate.name, gate.verdict, gate.compared + (f" ({gate.true_figure})" if gate.true_figure else "")]
+        [
+            wording.in_unit(gate.name, results.unit),
+            gate.verdict,
+            gate.compared + (f" ({gate.true_figure})" if gate.true_figure else ""),
+        ]
         for gate in results.gates
     ]
     return Table("Gates", ["Gate", "Verdict", "What was compared"], rows, num_prose=2)
@@ -175,15 +185,15 @@ def compared_facts(results: Results) -> list[tuple[str, str]]:
         ("Data source", _source(dataset.source, dataset.revision, dataset.commit, dataset.digest)),
         (
             "Ranges",
-            f"{', '.join(part.range for part in facts.ranges)} ({wording.count(rows)} rows, {wording.count(tokens)} "
-            f"tokens); held out: {facts.heldout.range}",
+            f"{', '.join(part.range for part in facts.ranges)} ({wording.count(rows)} rows"
+            f"{'' if facts.unit == 'image' else f', {wording.count(tokens)} tokens'}); held out: {facts.heldout.range}",
         ),
         ("Rows", _rows(facts)),
         (
             "Work",
             f"{facts.workload}, {wording.counted(int(train['epochs']), 'epoch')}, {train['global_batch_size']} "
-            f"samples per step, {train['seq_len']} tokens per sample at most, learning rate {train['learning_rate']:g} "
-            f"({train['schedule']}), {train['precision']}, seed {train['seed']}; {_scaling(results)}",
+            f"samples per step, {_sample(facts)}, {_optimizer(train)}, {train['precision']}, seed {train['seed']}; "
+            f"{_scaling(results)}",
         ),
         (
             "Machine",
@@ -195,20 +205,40 @@ def compared_facts(results: Results) -> list[tuple[str, str]]:
     ]
 
 
+def _sample(facts: ComparisonFacts) -> str:
+    """Return how large a sample is, or what is done to it."""
+    if facts.unit != "image":
+        return f"{facts.train['seq_len']} tokens per sample at most"
+    changes = {"flip": "mirrored at random", "flip_shift": "mirrored and shifted at random"}
+    return f"images {changes.get(str(facts.train['augment']), 'as they are')}"
+
+
+def _optimizer(train: dict[str, Any]) -> str:
+    # Results of an earlier version name none: there was but one.
+    is_sgd = train.get("optimizer") == "sgd"
+    name = f"SGD with momentum {train['momentum']:g}" if is_sgd else "AdamW"
+    return f"{name}, learning rate {train['learning_rate']:g} ({train['schedule']})"
+
+
 def _rows(facts: ComparisonFacts) -> str:
-    """Return what became of rows that are no good text, of repeated ones and of those that name special tokens."""
+    """Return what became of rows that are no good, of repeated ones and of those that name special tokens."""
     parts = [*facts.ranges, facts.heldout]
     left_out: Counter[str] = Counter()
     for part in parts:
         left_out.update(part.quarantined)
     why = f" ({row_policy.in_words(left_out)})" if left_out else ""
     dataset = facts.dataset
+    repeated = (
+        f"of the rows read {wording.count(dataset.num_duplicate_rows)} repeat an earlier one, and "
+        f"{wording.count(dataset.num_heldout_rows_seen)} held-out rows also stand elsewhere"
+    )
+    if facts.unit == "image":
+        return f"{wording.count(left_out.total())} left out as no good image{why}; {repeated}"
     return (
         f"{wording.count(left_out.total())} left out as no good text{why}, "
         f"{wording.count(sum(part.num_cut_rows for part in parts))} cut to {wording.count(row_policy.MAX_CHARACTERS)} "
         f"characters, {wording.count(sum(part.num_special_token_rows for part in parts))} name a special token, which "
-        f"stayed text; of the rows read {wording.count(dataset.num_duplicate_rows)} repeat an earlier one, and "
-        f"{wording.count(dataset.num_heldout_rows_seen)} held-out rows also stand elsewhere"
+        f"stayed text; {repeated}"
     )
 
 

@@ -6,6 +6,7 @@ from tasks.reporting.measurement import ArmSpeed, Measurement, Waterfall
 from tasks.reporting.outputs import Outputs
 from tasks.reporting.results import CellResults, Results
 from tasks.reporting.statistics import NOISE_OF_ONE_RUN, parallel_efficiency
+from tasks.stage.choices import unit_of
 
 
 def verdict_of(results: Results) -> str:
@@ -178,7 +179,8 @@ def label_of(outputs: Outputs) -> str | None:
     model = f"a model of {size} that starts from random weights" if has_random_weights else f"a model of {size}"
     where = " on the CPU" if is_on_cpu else ""
     kind = "built-in demonstration" if is_builtin else "comparison"
-    sentences = [f"This {kind} trains {model}{where}; its texts are {wording.readable(outputs.raw.label)}."]
+    rows = "images" if unit_of(outputs.params.workload) == "image" else "texts"
+    sentences = [f"This {kind} trains {model}{where}; its {rows} are {wording.readable(outputs.raw.label)}."]
     if is_on_cpu:
         sentences.append("Its speedup says something about the cores of this machine, and nothing about GPUs.")
     if has_random_weights:

@@ -11,6 +11,13 @@ TRAIN_AGAIN = (
 )
 
 
+def in_unit(text: str, unit: str) -> str:
+    """Return a text of the report's own, which speaks of tokens, in the unit that the comparison counts."""
+    if unit == "token":
+        return text
+    return text.replace("Token", unit.capitalize()).replace("token", unit)
+
+
 def three_digits(value: float) -> str:
     """Return `value` with three significant digits, thousands separated: `0.00381`, `6.40`, `54.0`, `12,300`."""
     if value == 0:

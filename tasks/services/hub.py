@@ -179,25 +179,26 @@ def model_card(
     dataset_name: str,
     license_id: str | None,
     metrics: dict[str, float],
+    task: str,
     tags: list[str],
 ) -> str:
     """Return README.md of a model repository: metadata as YAML, where the Hub reads it, then the body.
 
     `base_model` and `dataset` are Hub ids, None for others; `dataset_name` says in words what `metrics` (name ->
-    value) were measured on; `license_id` is the base model's, as the Hub names it.
+    value) were measured on; `license_id` is the base model's, and `task` the model's, as the Hub names them.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     evaluations = [
-        EvalResult("text-generation", dataset or "local", dataset_name, metric, value, metric_name=metric)
+        EvalResult(task, dataset or "local", dataset_name, metric, value, metric_name=metric)
         for metric, value in metrics.items()
     ]
     metadata = ModelCardData(
         base_model=base_model,
         license=license_id,
         datasets=None if dataset is None else [dataset],
-        library_name="transformers",
-        pipeline_tag="text-generation",
+        library_name=None if task.startswith("image") else "transformers",
+        pipeline_tag=task,
         tags=tags,
         model_name=name,
         eval_results=evaluations or None,

@@ -20,6 +20,13 @@ QUARANTINED = {
     "unlabelled": "without a class",
 }
 """Fault of a row that is left out of every slice -> in words."""
+QUARANTINED_IMAGES = {
+    "unreadable": "no image that can be decoded to its end",
+    "too_large": "more pixels or bytes than are decoded",
+    "depth": "not 8 bits a channel",
+}
+"""The same for images."""
+_IN_WORDS = QUARANTINED | QUARANTINED_IMAGES
 
 
 class Row(NamedTuple):
@@ -95,7 +102,7 @@ class RowCheck:
 def in_words(counts: Mapping[str, int]) -> str:
     """Return how many rows have which of the faults, such as `2 rows: null; 1 row: empty or white space`."""
     return "; ".join(
-        f"{count} {'row' if count == 1 else 'rows'}: {QUARANTINED[fault]}" for fault, count in counts.items()
+        f"{count} {'row' if count == 1 else 'rows'}: {_IN_WORDS[fault]}" for fault, count in counts.items()
     )
 
 

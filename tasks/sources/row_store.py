@@ -114,7 +114,19 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
                 is_kept[index] = fault not in QUARANTINED
                 faults.update([fault] if fault is not None else [])
             first += len(rows)
-    is_inside = np.zeros(num_rows, dtype=bool)
+    return {
+        "num_rows": num_rows,
+        "digest": digest.hexdigest(),
+        **repeated_rows(keys, is_kept, heldout=heldout),
+        "quarantined": {fault: faults[fault] for fault in QUARANTINED if faults[fault]},
+        "num_cut_rows": faults[CUT],
+        **({"class_names": _checked_classes(classes)} if "label" in schema.names else {}),
+    }
+
+
+def repeated_rows(keys: np.ndarray, is_kept: np.ndarray, *, heldout: RowRange) -> dict[str, int]:
+    """Return `num_duplicate_rows` and `num_heldout_rows_seen` of rows with these hashes: (num_rows,) uint64."""
+    is_inside = np.zeros(len(keys), dtype=bool)
     is_inside[heldout.start : heldout.end] = True
     inside, outside = keys[is_kept & is_inside], np.sort(keys[is_kept & ~is_inside])
     # Sorted, not hashed as np.unique and np.isin do: that takes no more room than the keys.
@@ -122,13 +134,8 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
     seen = outside[np.minimum(places, len(outside) - 1)] == inside if len(outside) else np.zeros(0, dtype=bool)
     kept = np.sort(keys[is_kept])
     return {
-        "num_rows": num_rows,
-        "digest": digest.hexdigest(),
         "num_duplicate_rows": int((kept[1:] == kept[:-1]).sum()),
         "num_heldout_rows_seen": int(seen.sum()),
-        "quarantined": {fault: faults[fault] for fault in QUARANTINED if faults[fault]},
-        "num_cut_rows": faults[CUT],
-        **({"class_names": _checked_classes(classes)} if "label" in schema.names else {}),
     }
 
 

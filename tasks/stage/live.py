@@ -46,9 +46,10 @@ class EventStream:
 class TrainingProgress:
     """A progress bar on a terminal; elsewhere a line every ten seconds."""
 
-    def __init__(self, cell: str, *, total_steps: int) -> None:
+    def __init__(self, cell: str, *, total_steps: int, unit: str = "token") -> None:
         self._cell = cell
         self._total_steps = total_steps
+        self._unit = unit
         self._done = 0
         self._is_terminal = sys.stderr.isatty()
         self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
@@ -94,7 +95,7 @@ class TrainingProgress:
     def _update(self, step: dict[str, Any]) -> None:
         rate = step["num_tokens"] / step["seconds"] if step["seconds"] else 0.0
         where = f"{self._cell} {step['range']} epoch {step['epoch']}"
-        figures = f"loss {step['loss']:.3f}  {rate:,.0f} tokens/s"
+        figures = f"loss {step['loss']:.3f}  {rate:,.0f} {self._unit}s/s"
         self._progress.update(self._bar, description=where, completed=self._done, figures=figures)
         if not self._is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
@@ -104,7 +105,7 @@ class TrainingProgress:
 
     def _say_finished(self, segment: dict[str, Any]) -> None:
         _log.info(
-            "%s %s epoch %d: trained %d steps in %.1f s, %.0f tokens/s, mean loss %.3f",
+            "%s %s epoch %d: trained %d steps in %.1f s, %.0f %ss/s, mean loss %.3f",
             self._cell, segment["range"], segment["epoch"], segment["num_steps"], segment["train_seconds"],
-            segment["tokens_per_second"], segment["loss"],
+            segment["tokens_per_second"], self._unit, segment["loss"],
         )  # fmt: skip

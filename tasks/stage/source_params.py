@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-from tasks.stage.choices import has_labels, list_of, require_name
+from tasks.stage.choices import has_labels, list_of, require_name, unit_of
+from tasks.stage.image_files import image_files
 from tasks.stage.section import Section
 
 # validate_repo_id of huggingface_hub, without importing it: 1-96 characters, no "--", no "..".
@@ -14,13 +15,17 @@ _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][
 _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 _MAX_LINE_BYTES = 16 * 2**20
+_MAX_TAR_BYTES_TO_COUNT = 2**30
 
 BUILTIN_CLASSIFIERS = ("tiny-modernbert",)
-BUILTIN_MODELS = ("tiny-qwen2", *BUILTIN_CLASSIFIERS)
-BUILTIN_DATASETS = ("docstrings",)
+BUILTIN_IMAGE_MODELS = ("resnet18",)
+BUILTIN_MODELS = ("tiny-qwen2", *BUILTIN_CLASSIFIERS, *BUILTIN_IMAGE_MODELS)
+BUILTIN_IMAGES = ("digits",)
+BUILTIN_DATASETS = ("docstrings", *BUILTIN_IMAGES)
 BUILTIN_LABELS = ("package",)
 BUILTIN_MAX_ROWS = 6_000
-"""Rows that the built-in data set can give at most, on any install of the pinned packages."""
+"""Rows that the built-in texts can give at most, on any install of the pinned packages."""
+_BUILTIN_ROWS = {"docstrings": BUILTIN_MAX_ROWS, "digits": 1_797}
 
 
 def is_hub_id(name: str) -> bool:
@@ -117,7 +122,10 @@ class ModelParams(Source):
 
 def require_model_for(workload: str, model: ModelParams) -> None:
     """Raise ValueError for a built-in model that does not do what the workload learns."""
-    does = [name for name in BUILTIN_MODELS if (name in BUILTIN_CLASSIFIERS) == has_labels(workload)]
+    of_texts = [name for name in BUILTIN_MODELS if name not in BUILTIN_IMAGE_MODELS]
+    does = [name for name in of_texts if (name in BUILTIN_CLASSIFIERS) == has_labels(workload)]
+    if unit_of(workload) == "image":
+        does = list(BUILTIN_IMAGE_MODELS)
     if model.kind == "builtin" and model.location not in does:
         raise ValueError(
             f"model.source: got {model.source} with workload {workload}; allowed: {list_of('builtin:', does)}"
@@ -133,6 +141,18 @@ class DatasetParams(Source):
     """The column that holds the text of a row."""
     label: str | None = None
     """The column that holds the class of a row, a text or a whole number, for a workload that learns classes."""
+    image_size: int | None = Field(default=None, ge=8, le=1024)
+    """Rows are images, and their middle square is resized to so many pixels a side, once; null: rows are texts."""
+
+    @property
+    def holds_images(self) -> bool:
+        """Whether its rows are images: a folder of class folders, a tar of such, or built-in ones."""
+        return self.image_size is not None
+
+    @property
+    def max_rows(self) -> int | None:
+        """Rows that a built-in data set can give at most; None for others."""
+        return _BUILTIN_ROWS[self.location] if self.kind == "builtin" else None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -145,6 +165,11 @@ class DatasetParams(Source):
             raise ValueError(f"label: got {self.label!r}; allowed: the name of another column than text_column")
         if self.kind == "builtin" and self.label not in (None, *BUILTIN_LABELS):
             raise ValueError(f"label: got {self.label[:80]!r}; allowed: {list_of('', BUILTIN_LABELS)}")
+        if self.kind == "hub" or (self.kind == "builtin" and self.location not in BUILTIN_IMAGES):
+            if self.holds_images:
+                raise ValueError(f"image_size: got {self.image_size} for texts; allowed: null")
+        elif self.kind == "builtin" and not self.holds_images:
+            raise ValueError("image_size: got null for images; allowed: pixels of a side, such as 32")
         return self
 
 
@@ -158,16 +183,39 @@ def check_paths(
         return
     file = base / dataset.location
     needed = rows_needed(ranges, heldout)
-    if file.suffix not in (".parquet", ".jsonl"):
-        raise ValueError(f"dataset.source: got {dataset.location!r}; allowed: a .parquet or .jsonl file")
-    if not file.is_file():
-        raise ValueError(f"dataset.source: no file {dataset.location}; allowed: a .parquet or .jsonl file")
-    num_rows = _count_rows(file, enough=needed)
+    num_rows = _count_images(file, dataset) if dataset.holds_images else _count_texts(file, dataset, enough=needed)
     if num_rows is not None and needed > num_rows:
         key = "heldout" if heldout.end > num_rows else "ranges"
         raise ValueError(
             f"{key}: row {needed} is beyond the {num_rows} rows of {dataset.location}; allowed: 0-{num_rows}"
         )
+
+
+def _count_images(source: Path, dataset: DatasetParams) -> int | None:
+    """Return the number of images; None where counting takes long."""
+    if not source.is_dir() and source.suffix != ".tar":
+        raise ValueError(
+            f"dataset.source: got {dataset.location!r} with image_size; allowed: a folder of class folders of images, "
+            "or an uncompressed .tar of such"
+        )
+    if not source.exists():
+        raise ValueError(f"dataset.source: no file {dataset.location}; allowed: a folder or .tar of images")
+    if source.is_file() and source.stat().st_size > _MAX_TAR_BYTES_TO_COUNT:
+        return None
+    try:
+        return len(image_files(source))
+    except ValueError as error:
+        raise ValueError(f"dataset.source: {dataset.location}: {error}") from None
+
+
+def _count_texts(file: Path, dataset: DatasetParams, *, enough: int) -> int | None:
+    if file.is_dir() or file.suffix == ".tar":
+        raise ValueError(f"dataset.image_size: missing for {dataset.location}; allowed: pixels of a side, such as 64")
+    if file.suffix not in (".parquet", ".jsonl"):
+        raise ValueError(f"dataset.source: got {dataset.location!r}; allowed: a .parquet or .jsonl file")
+    if not file.is_file():
+        raise ValueError(f"dataset.source: no file {dataset.location}; allowed: a .parquet or .jsonl file")
+    return _count_rows(file, enough=enough)
 
 
 def _count_rows(file: Path, *, enough: int) -> int | None:

@@ -16,20 +16,29 @@ class TrainParams(Section):
     """Samples per optimizer step, all ranks together."""
     micro_batch_size: int = Field(ge=1, le=1_000_000)
     """Samples per forward pass of one rank."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """What turns a gradient into an update."""
+    momentum: Finite = Field(default=0.9, ge=0, lt=1)
+    """Share of the last update's direction that SGD keeps; AdamW does not look at it."""
     learning_rate: Finite = Field(gt=0, le=10)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Decay from the peak to 0 over each segment (one range x one epoch); `constant` does not decay."""
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
     """Optimizer steps at the start of each segment over which the learning rate rises from 0."""
     weight_decay: Finite = Field(default=0.0, ge=0, le=10)
-    """Decoupled weight decay of AdamW."""
+    """Weight decay of all but biases and norms: decoupled with AdamW, part of the gradient with SGD."""
     max_grad_norm: Finite = Field(default=1.0, gt=0)
     """Largest L2 norm of the whole gradient; a larger one is scaled down to it."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of forward and backward. Weights and optimizer state stay fp32; fp16 uses a gradient scaler."""
-    seq_len: int = Field(ge=2, le=1_048_576)
-    """Tokens per sample at most; longer rows are cut."""
+    seq_len: int = Field(default=2, ge=2, le=1_048_576)
+    """Tokens per sample at most; longer rows are cut. Needed for texts, without meaning for images."""
+    augment: Literal["none", "flip", "flip_shift"] = "none"
+    """Images only: mirror every other one at random; flip_shift: and shift each by up to an eighth of its side.
+
+    What becomes of an image depends on the seed, the epoch and its row alone, never on the rank that trains on it.
+    """
     packing: bool = False
     """Put the rows of a micro-batch one after another into one sequence without padding, each seeing itself alone.
 

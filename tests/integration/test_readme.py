@@ -28,6 +28,8 @@ COMMANDS_RUN_BELOW = [
     "make use PRESET=embedded",
     "make params",
     "make use PRESET=qwen2-arxiv",
+    "make use PRESET=imdb",
+    "make use PRESET=resnet18-imagefolder",
     "dvc repro",
     "dvc dag",
     "dvc metrics show",
@@ -89,8 +91,9 @@ def test_the_readme_commands_do_what_they_say(with_make: Workspace) -> None:
     assert re.search(r"train\.learning_rate\s+0\.002\s+0\.003", run("dvc", "params", "diff").stdout)
     assert "yours was saved" in run("make", "use", "PRESET=embedded").stdout
     assert "is valid" in run("make", "params").stdout
-    run("make", "use", "PRESET=qwen2-arxiv")
-    assert "name: qwen2-arxiv" in (with_make.folder / "params.yaml").read_text()
+    for preset in ("qwen2-arxiv", "imdb", "resnet18-imagefolder"):
+        run("make", "use", f"PRESET={preset}")
+        assert f"name: {preset}" in (with_make.folder / "params.yaml").read_text()
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.fingerprint import digest_of_code, digest_of_source, machine_facts
+from tasks.fingerprint import digest_of_code, machine_facts
+from tasks.stage.source_digest import digest_of_source
 
 SOURCE = '''\
 """Says something."""

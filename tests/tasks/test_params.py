@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.params import load_params
+from tasks.params import Params, load_params
 from tasks.stage.failure import ConfigurationError
+from tasks.stage.strict_yaml import read_strict_yaml
 
 GOOD = """\
 name: test
@@ -202,6 +203,53 @@ def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_p
 @pytest.mark.parametrize("name", ["embedded", "qwen2-arxiv"])
 def test_every_preset_is_valid(name: str, project: Path) -> None:
     assert load_params(project / "presets" / f"{name}.yaml", is_for_dvc=True).name == name
+
+
+def test_the_preset_of_images_is_valid_and_asks_for_its_folder(project: Path) -> None:
+    preset = project / "presets" / "resnet18-imagefolder.yaml"
+    assert Params.model_validate(read_strict_yaml(preset)).name == "resnet18-imagefolder"
+    with pytest.raises(
+        ConfigurationError, match=r"dataset\.source: got 'imagenette2-320' .*; allowed: a folder of class"
+    ):
+        load_params(preset)
+
+
+IMAGES = GOOD.replace("builtin:docstrings", "builtin:digits\n  image_size: 16").replace(
+    "causal_lm", "image_classification"
+)
+IMAGES = IMAGES.replace("builtin:tiny-qwen2", "builtin:resnet18").replace(", seq_len: 64", "")
+BAD_IMAGES = {
+    "no size": ("\n  image_size: 16", "", ["dataset.image_size", "null", "such as 32"]),
+    "a size of 4": ("image_size: 16", "image_size: 4", ["dataset.image_size", "4"]),
+    "texts for images": ("builtin:digits", "builtin:docstrings", ["dataset.image_size", "16", "for texts"]),
+    "images for texts": ("image_classification", "causal_lm", ["workload", "image_size 16", "texts"]),
+    "a model of texts": ("builtin:resnet18", "builtin:tiny-qwen2", ["model.source", "tiny-qwen2", "builtin:resnet18"]),
+    "packing": ("epochs: 2", "epochs: 2, packing: true", ["train.packing", "true"]),
+    "unknown augmentation": ("epochs: 2", "epochs: 2, augment: cutmix", ["train.augment", "cutmix", "flip_shift"]),
+    "a label column": ("image_size: 16", "image_size: 16\n  label: package", ["dataset.label", "package", "folder"]),
+    "more rows than digits": ("300-350", "1700-1800", ["ranges", "1800", "1797"]),
+    "momentum of 1": ("epochs: 2", "epochs: 2, momentum: 1.0", ["train.momentum", "1"]),
+    "unknown optimizer": ("epochs: 2", "epochs: 2, optimizer: lion", ["train.optimizer", "lion", "sgd"]),
+}
+
+
+def test_images_are_accepted_without_a_length_of_sequences_and_texts_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text(IMAGES)
+    assert load_params(file).dataset.holds_images
+    file.write_text(GOOD.replace(", seq_len: 64", ", augment: flip, seq_len: 64"))
+    with pytest.raises(ConfigurationError, match=r"train\.augment: got flip; allowed: none"):
+        load_params(file)
+
+
+@pytest.mark.parametrize("case", BAD_IMAGES)
+def test_a_bad_comparison_of_images_is_refused(case: str, tmp_path: Path) -> None:
+    good, bad, named = BAD_IMAGES[case]
+    assert good in IMAGES
+    (tmp_path / "params.yaml").write_text(IMAGES.replace(good, bad))
+    with pytest.raises(ConfigurationError) as refused:
+        load_params(tmp_path / "params.yaml")
+    assert all(part in str(refused.value) for part in named), refused.value
 
 
 def test_the_default_comparison_is_the_embedded_preset(project: Path) -> None:

@@ -5,6 +5,7 @@ Each file offers what Workload says, and may offer more:
 - `HAS_LABELS = True`: every row has a class (labels.npy of a slice), whose names stand in its manifest;
 - `metrics(model, micro_batch)`: sums over the rows, {"loss": ..., "correct": ...}, of one forward pass, which the stage
   `evaluate` adds up over all held-out rows after every epoch; `correct...` / labels is `accuracy...`;
+- `augmented(rows, config, segment)`: the rows as a segment trains on them, where an evaluation sees them otherwise;
 - `prepare(model, config)`, called once before training: it raises UnfitModelError for a model that cannot be trained as
   the config asks for;
 - `tied_weight(model)`: the matrix that is both embedding and head, or None.

@@ -1,0 +1,78 @@
+"""Image classification, one image at a time, with a loss written out."""
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from training.augmentation import Augmentation
+from training.data import MicroBatch
+
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def rows_of(
+    folder: Path, rows: Iterable[int], *, seq_len: int, augmentation: Augmentation | None = None
+) -> Iterator[tuple[np.ndarray, int]]:
+    """Yield pixels, (3, size, size) from 0 to 255, and class of these rows of a slice, for loss_of_rows.
+
+    What is drawn for each comes from `augmentation`; what is made of it is done a second time here.
+    """
+    images, labels, row_ids = (
+        np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("images", "labels", "row_ids")
+    )
+    for row in rows:
+        image = np.array(images[row])
+        if augmentation is not None:
+            size = image.shape[-1]
+            ((is_mirrored, down, right),) = augmentation.drawn([int(row_ids[row])], size=size)
+            framed = np.pad(np.flip(image, 2) if is_mirrored else image, ((0, 0), (size, size), (size, size)))
+            image = framed[:, size - down : 2 * size - down, size - right : 2 * size - right].copy()
+        yield image, int(labels[row])
+
+
+def loss_of_rows(model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, device: str) -> tuple[float, int]:
+    """Return the sum of -log p(class | image) in nats, and the number of images.
+
+    The model runs in fp32; the logarithm and the sum are fp64.
+    """
+    model = load_model(model_dir, device=device).eval()
+    loss_sum, num_images = 0.0, 0
+    with torch.inference_mode():
+        for image, label in rows:
+            logits = model(_channels(torch.from_numpy(image)[None].to(device)))[0].double()
+            loss_sum += float(logits.logsumexp(0) - logits[label])
+            num_images += 1
+    return loss_sum, num_images
+
+
+def load_model(model_dir: Path, *, device: str, is_packed: bool = False) -> Any:
+    """Return the base model in fp32, ready to be trained."""
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    torch.backends.cudnn.allow_tf32 = False
+    config = json.loads((model_dir / "config.json").read_bytes())
+    norm = partial(torch.nn.GroupNorm, config["num_groups"])
+    model = ResNet(BasicBlock, [2, 2, 2, 2], num_classes=len(config["class_names"]), norm_layer=norm)
+    model.load_state_dict(load_file(model_dir / "model.safetensors"), strict=True)
+    return model.to(device).train()
+
+
+def loss_sum(model: Any, micro_batch: MicroBatch, *, chunk_rows: int) -> torch.Tensor:
+    """Return the summed loss (nats) over a micro-batch's labels; -100 is no label."""
+    logits = model(_channels(micro_batch.input_ids)).float()
+    has_label = micro_batch.labels >= 0
+    labels = micro_batch.labels[has_label]
+    log_probabilities = logits[has_label].log_softmax(1)
+    return -log_probabilities[torch.arange(len(labels), device=labels.device), labels].sum()
+
+
+def _channels(images: torch.Tensor) -> torch.Tensor:
+    """Return bytes as numbers around 0, channel by channel."""
+    mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in (_MEAN, _STD))
+    return (images.float() / 255 - mean) / std

@@ -1,0 +1,74 @@
+"""Folders and tars of small images, slices of them, and a base model for them."""
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from tasks.builtin.resnet import write_resnet18
+from training.files import digest_of_file, digest_of_json, write_json
+
+CLASS_NAMES = ["left", "right", "top"]
+
+
+def encoded(pixels: np.ndarray, kind: str = "PNG") -> bytes:
+    """Return an image file with these pixels."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+def striped(label: str, index: int, *, size: int = 12) -> np.ndarray:
+    """Return an image whose bright part says its class, with noise of its own: (size, size, 3) uint8."""
+    pixels = np.random.default_rng([CLASS_NAMES.index(label), index]).integers(0, 90, (size, size, 3), dtype=np.uint8)
+    half = size // 2
+    where = {"left": np.s_[:, :half], "right": np.s_[:, half:], "top": np.s_[:half]}[label]
+    pixels[where] += 120
+    return pixels
+
+
+def write_image_folder(folder: Path, *, num_per_class: int, above: str = "") -> Path:
+    """Write PNG files CLASS/NNN.png, below the folder `above` if it is named; return the folder."""
+    for label in CLASS_NAMES:
+        target = folder / above / label
+        target.mkdir(parents=True)
+        for index in range(num_per_class):
+            (target / f"{index:03d}.png").write_bytes(encoded(striped(label, index)))
+    return folder
+
+
+def write_tar(file: Path, folder: Path) -> Path:
+    """Pack a folder as it is; return the tar."""
+    with tarfile.open(file, "w:") as archive:
+        archive.add(folder, arcname=".")
+    return file
+
+
+def make_image_slice(folder: Path, *, num_rows: int, size: int = 12, first_row: int = 0) -> Path:
+    """Write striped images in the layout of data/slices/<start>-<end>; return the folder."""
+    folder.mkdir(parents=True)
+    labels = np.arange(num_rows, dtype=np.int64) % len(CLASS_NAMES)
+    images = [striped(CLASS_NAMES[label], first_row + row, size=size) for row, label in enumerate(labels.tolist())]
+    arrays: dict[str, Any] = {
+        "images": np.stack(images).transpose(0, 3, 1, 2).copy(),
+        "labels": labels,
+        "row_ids": np.arange(first_row, first_row + num_rows, dtype=np.int64),
+    }
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    files = {f"{name}.npy": digest_of_file(folder / f"{name}.npy") for name in sorted(arrays)}
+    about = {"range": f"{first_row}-{first_row + num_rows}", "num_rows": num_rows, "num_tokens": num_rows}
+    write_json(folder / "manifest.json", {**about, "digest": digest_of_json(files), "files": files})
+    return folder
+
+
+def make_image_model(folder: Path) -> Path:
+    """Write the built-in model for these classes; return its folder."""
+    folder.mkdir(parents=True)
+    write_resnet18(folder, CLASS_NAMES)
+    files = {file.name: digest_of_file(file) for file in sorted(folder.iterdir())}
+    write_json(folder / "manifest.json", {"digest": digest_of_json(files), "files": files})
+    return folder

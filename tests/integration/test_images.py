@@ -1,0 +1,144 @@
+"""The whole pipeline on images: the built-in digits from nothing to the report, and photographs where they stand."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.workspace import Workspace
+from training.image_rows import open_images
+from training.workloads import image_classification
+
+pytestmark = pytest.mark.slow
+
+SMALL = {
+    "description": "Images for tests.",
+    "train.epochs": 2,
+    "train.global_batch_size": 20,
+    "train.micro_batch_size": 5,
+    "train.learning_rate": 0.01,
+    "train.warmup_steps": 4,
+    "train.precision": "fp32",
+    "train.augment": "flip_shift",
+    "train.threads_per_rank": 1,
+    "train.log_every_steps": 1,
+    "cells": {"1proc": {"strategy": "single", "world_size": 1}, "2proc": {"strategy": "ddp", "world_size": 2}},
+    "measure": {"max_seconds": 1, "block_seconds": 0.05, "advice": False},
+}
+
+
+def finished(folder: Path, project: Path, changes: dict[str, Any]) -> Workspace:
+    """Return a workspace in which the preset has run to its end, so changed."""
+    workspace = Workspace.create(folder, project=project, changes={})
+    (folder / "params.yaml").write_bytes((folder / "presets" / "resnet18-imagefolder.yaml").read_bytes())
+    workspace.change(SMALL | changes)
+    workspace.repro()
+    return workspace
+
+
+def read(workspace: Workspace, path: str) -> Any:
+    return json.loads((workspace.folder / path).read_text())
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspace:
+    """The finished comparison of 1 and 2 processes on 140 digits of 16 x 16 pixels."""
+    changes = {
+        "dataset.source": "builtin:digits",
+        "dataset.image_size": 16,
+        "ranges": ["0-140"],
+        "heldout": "1697-1797",
+    }
+    return finished(tmp_path_factory.mktemp("digits") / "project", project, changes)
+
+
+def test_no_gate_fails_and_the_certificate_and_the_first_loss_are_checked(digits: Workspace) -> None:
+    gates = {gate["name"]: gate for gate in read(digits, "reports/results.json")["gates"]}
+    assert [name for name, gate in gates.items() if gate["verdict"] == "failed"] == []
+    for name in ("Update equivalence", "Starts from the base model", "Same parameters on all ranks"):
+        assert gates[name]["verdict"] == "passed", gates[name]
+    for name in ("Every sample exactly once", "Equal tokens", "Loss curves coincide"):
+        assert gates[name]["verdict"] == "passed", gates[name]
+
+
+def test_both_accuracies_after_every_epoch_are_those_counted_one_image_at_a_time(digits: Workspace) -> None:
+    rows = open_images(digits.folder / "data/slices/1697-1797")
+    evaluation = read(digits, "data/evaluation/evaluation.json")
+    for cell in ("1proc", "2proc"):
+        assert [one["epoch"] for one in evaluation["epochs"][cell]] == [1, 2]
+        for one in evaluation["epochs"][cell]:
+            checkpoint = digits.folder / "data/runs" / cell / one["checkpoint"]
+            model = image_classification.load_model(digits.folder / "data/base_model", checkpoint=checkpoint).eval()
+            top1, top5 = 0, 0
+            with torch.no_grad():
+                for row in range(len(rows)):
+                    batch = rows.collate([row], seq_len=2)
+                    pixels = image_classification._normalised(batch.input_ids)
+                    order = np.argsort(-model(pixels)[0].numpy(), kind="stable").tolist()
+                    place = order.index(int(rows.labels[row]))
+                    top1, top5 = top1 + (place == 0), top5 + (place < 5)
+            assert (one["accuracy"], one["accuracy_top5"]) == (pytest.approx(top1 / 100), pytest.approx(top5 / 100))
+
+
+def test_epochs_best_and_last_and_images_per_second_are_in_the_report(digits: Workspace) -> None:
+    with (digits.folder / "reports/epochs.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["cell"], line["epoch"]) for line in lines] == [(c, e) for c in ("1proc", "2proc") for e in ("1", "2")]
+    results = read(digits, "reports/results.json")
+    for line in lines:
+        (one,) = [
+            one
+            for one in results["quality"]["epochs"]
+            if (one["cell"], str(one["epoch"])) == (line["cell"], line["epoch"])
+        ]
+        assert float(line["val_accuracy"]) == pytest.approx(one["accuracy"])
+        assert float(line["val_accuracy_top5"]) == pytest.approx(one["accuracy_top5"])
+    for cell in ("1proc", "2proc"):
+        mine = [one for one in results["quality"]["epochs"] if one["cell"] == cell]
+        assert [one["is_last"] for one in mine] == [False, True]
+        (best,) = [one for one in mine if one["is_best"]]
+        assert best["accuracy"] == max(one["accuracy"] for one in mine)
+        assert (digits.folder / "data/runs" / cell / best["checkpoint"]).is_file()
+    whole = results["cells"][0]["whole"]
+    assert whole["tokens_per_second"] == pytest.approx(whole["samples_per_second"])
+    report = (digits.folder / "reports/report.md").read_text()
+    assert "Images/s" in report
+    assert "16 x 16 pixels" in report
+    assert "okens/s" not in report
+
+
+def test_what_would_be_published_is_the_trained_network(digits: Workspace) -> None:
+    final = digits.checkpoint("2proc", "0-140-epoch-2")
+    assert final.name == "resnet18_0-140-epoch-2.pt"
+    published = image_classification.load_model(digits.folder / "reports/hub")
+    trained = torch.load(final, weights_only=True)
+    assert all(torch.equal(part, trained[name]) for name, part in published.state_dict().items())
+    assert "pipeline_tag: image-classification" in (digits.folder / "reports/hub/README.md").read_text()
+
+
+def test_one_more_epoch_trains_only_that_one(digits: Workspace, tmp_path: Path) -> None:
+    longer = digits.copy(tmp_path / "project")
+    longer.change({"train.epochs": 3})
+    said = longer.repro("train@1proc").stdout
+    assert "2 of 3 segments are finished already" in said
+
+
+def test_photographs_of_hands_are_learned(real_data: Path, project: Path, tmp_path: Path) -> None:
+    changes = {
+        "dataset.source": f"path:{real_data / 'images_sign_digits.tar'}",
+        "dataset.image_size": 32,
+        "ranges": ["0-200"],
+        "heldout": "1000-1100",
+        "train.epochs": 1,
+        "cells": {"1proc": {"strategy": "single", "world_size": 1}},
+        "measure": {"speed": False},
+    }
+    workspace = finished(tmp_path / "project", project, changes)
+    slices = read(workspace, "data/slices/manifest.json")
+    assert slices["class_names"] == [str(digit) for digit in range(10)]
+    models = read(workspace, "data/evaluation/evaluation.json")["models"]
+    assert models["1proc"]["loss"] < models["base"]["loss"]

@@ -1,0 +1,262 @@
+"""Images from a folder or a tar: their order, what becomes of bad ones, and what a slice of them holds."""
+
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tasks.builtin.digits import NUM_IMAGES
+from tasks.download import download_rows
+from tasks.params import Params
+from tasks.slicing.image_classification import stored_slice
+from tasks.sources import image_rows
+from tasks.sources.image_models import stored_image_model
+from tasks.sources.image_policy import MAX_PIXELS
+from tasks.stage.failure import ConfigurationError, DataError
+from tasks.stage.image_files import image_files
+from tasks.stage.source_digest import digest_of_source
+from tasks.stage.source_params import ModelParams, RowRange
+from tests.images import CLASS_NAMES, encoded, make_image_model, striped, write_image_folder, write_tar
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def params_for(source: str, *, ranges: list[str], heldout: str, size: int = 12) -> Params:
+    return Params.model_validate(
+        {
+            "name": "images",
+            "description": "Images.",
+            "model": {"source": "builtin:resnet18", "name": "resnet18"},
+            "dataset": {"source": source, "image_size": size},
+            "ranges": ranges,
+            "heldout": heldout,
+            "workload": "image_classification",
+            "train": {"epochs": 1, "global_batch_size": 8, "micro_batch_size": 4, "learning_rate": 0.1},
+            "cells": {"one": {"strategy": "single", "world_size": 1}},
+        }
+    )
+
+
+def downloaded(params: Params) -> dict[str, Any]:
+    """Download the rows to raw/; return their manifest."""
+    source = params.dataset.location
+    download_rows(params, Path("raw"), source_digest=None if params.dataset.kind == "builtin" else digest_of(source))
+    manifest: dict[str, Any] = json.loads(Path("raw/manifest.json").read_text())
+    return manifest
+
+
+def digest_of(source: str) -> str | None:
+    return digest_of_source(Path(source))
+
+
+def sliced(part: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the arrays of a slice of raw/, and its manifest."""
+    start, end = (int(number) for number in part.split("-"))
+    folder = stored_slice(RowRange(start=start, end=end), Path("raw"), workload="image_classification")
+    arrays = {name: np.load(folder / f"{name}.npy") for name in ("images", "labels", "row_ids")}
+    return arrays, json.loads((folder / "manifest.json").read_text())
+
+
+def test_the_order_is_that_of_the_names_alone_with_all_classes_everywhere_and_train_before_val(tmp_path: Path) -> None:
+    folder = write_image_folder(tmp_path / "images", num_per_class=20, above="val")
+    write_image_folder(folder, num_per_class=40, above="train")
+    (folder / "train" / "notes.txt").write_text("no image")
+    (folder / "train" / "top" / "._001.png").write_text("what some systems leave in archives")
+    names = [file.name for file in image_files(folder)]
+    assert len(names) == len(set(names)) == 180
+    assert all(name.startswith("train/") for name in names[:120])
+    assert all(name.startswith("val/") for name in names[120:])
+    assert {name.split("/")[1] for name in names[:12]} == set(CLASS_NAMES)
+    assert [file.name for file in image_files(write_tar(tmp_path / "images.tar", folder))] == names
+    (folder / "train" / "top" / "039.png").unlink()
+    assert [file.name for file in image_files(folder)] == [name for name in names if name != "train/top/039.png"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_a_slice_holds_the_pixels_and_classes_of_its_rows(tmp_path: Path, kind: str) -> None:
+    folder = write_image_folder(tmp_path / "images", num_per_class=10)
+    source = "images" if kind == "folder" else write_tar(tmp_path / "images.tar", folder).name
+    files = image_files(Path(source))
+    manifest = downloaded(params_for(f"path:{source}", ranges=["0-20"], heldout="20-30"))
+    assert manifest["class_names"] == CLASS_NAMES
+    assert (manifest["num_rows"], manifest["quarantined"]) == (30, {})
+    arrays, _ = sliced("5-20")
+    assert arrays["row_ids"].tolist() == list(range(5, 20))
+    for row, image, label in zip(arrays["row_ids"], arrays["images"], arrays["labels"], strict=True):
+        name = Path(files[row].name)
+        assert CLASS_NAMES[label] == name.parent.name
+        assert np.array_equal(image.transpose(1, 2, 0), striped(name.parent.name, int(name.stem)))
+
+
+def test_an_image_is_cut_to_its_middle_square_and_resized(tmp_path: Path) -> None:
+    folder = write_image_folder(tmp_path / "images", num_per_class=3)
+    wide = np.zeros((40, 120, 3), dtype=np.uint8)
+    wide[:, :40], wide[:, 40:80], wide[:, 80:] = 10, 100, 250
+    (folder / "left" / "wide.png").write_bytes(encoded(wide))
+    (folder / "left" / "grey.png").write_bytes(encoded(wide[:, :, 0]))
+    clear = np.dstack([wide, np.zeros((40, 120), dtype=np.uint8)])
+    (folder / "left" / "clear.png").write_bytes(encoded(clear))
+    places = {file.name: row for row, file in enumerate(image_files(folder))}
+    downloaded(params_for("path:images", ranges=["0-11"], heldout="11-12"))
+    images = sliced("0-12")[0]["images"]
+    assert np.unique(images[places["left/wide.png"]]).tolist() == [100]
+    assert np.unique(images[places["left/grey.png"]]).tolist() == [100]
+    assert np.unique(images[places["left/clear.png"]]).tolist() == [255]
+
+
+def _truncated(folder: Path) -> bytes:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    return encoded(noise, "JPEG")[:1500]
+
+
+def _bomb(folder: Path) -> bytes:
+    """A real image of 81 million pixels in some 10 kB."""
+    Image.new("1", (9000, 9000)).save(folder / "bomb.png")
+    data = (folder / "bomb.png").read_bytes()
+    assert MAX_PIXELS < 9000 * 9000
+    assert len(data) < 50_000
+    return data
+
+
+def _claims_too_much(folder: Path) -> bytes:
+    """The head of an image of 10 thousand million pixels."""
+    return encoded(np.zeros((4, 4, 3), dtype=np.uint8))[:16] + (100_000).to_bytes(4, "big") * 2 + bytes(100)
+
+
+BAD: dict[str, tuple[Callable[[Path], bytes], str]] = {
+    "truncated": (_truncated, "unreadable"),
+    "empty": (lambda folder: b"", "unreadable"),
+    "a text": (lambda folder: b"GIF? no. " * 50, "unreadable"),
+    "a program": (lambda folder: b"\x7fELF" + bytes(500), "unreadable"),
+    "bomb": (_bomb, "too_large"),
+    "head that claims too much": (_claims_too_much, "unreadable"),
+    "16 bit": (lambda folder: encoded(np.full((8, 8), 40_000, dtype=np.uint16)), "depth"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_image_is_left_out_and_counted_and_the_others_keep_their_rows(case: str, tmp_path: Path) -> None:
+    make, fault = BAD[case]
+    folder = write_image_folder(tmp_path / "images", num_per_class=10)
+    (folder / "right" / "bad.png").write_bytes(make(tmp_path))
+    names = [file.name for file in image_files(folder)]
+    row = names.index("right/bad.png")
+    manifest = downloaded(params_for("path:images", ranges=["0-30"], heldout="30-31"))
+    assert manifest["quarantined"] == {fault: 1}
+    arrays, facts = sliced("0-31")
+    assert arrays["row_ids"].tolist() == [other for other in range(31) if other != row]
+    assert len(arrays["images"]) == facts["num_rows"] == 30
+    assert facts["quarantined"] == {fault: 1}
+    assert [CLASS_NAMES[label] for label in arrays["labels"]] == [
+        name.split("/")[0] for name in names if name != "right/bad.png"
+    ]
+
+
+def test_too_many_bad_images_are_refused_and_the_first_is_named(tmp_path: Path) -> None:
+    folder = write_image_folder(tmp_path / "images", num_per_class=6)
+    for index in range(2):
+        (folder / "top" / f"{index:03d}.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"2 of 18 images: no image that can be decoded.*top/00.\.png.*at most 5%"):
+        downloaded(params_for("path:images", ranges=["0-17"], heldout="17-18"))
+
+
+def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
+    folder = write_image_folder(tmp_path / "images", num_per_class=2)
+    with tarfile.open("packed.tar", "w:gz") as archive:
+        archive.add(folder, arcname=".")
+    with pytest.raises(ValueError, match="no readable tar"):
+        image_files(Path("packed.tar"))
+    (tmp_path / "broken.tar").write_bytes(write_tar(tmp_path / "whole.tar", folder).read_bytes()[:700])
+    with pytest.raises(ValueError, match=r"no readable tar|no images"):
+        image_files(Path("broken.tar"))
+    (folder / "stray.png").write_bytes(encoded(striped("top", 1)))
+    with pytest.raises(ValueError, match=r"'stray\.png' is in no class folder"):
+        image_files(folder)
+    with pytest.raises(ValueError, match="all images are of one class, 'top'"):
+        image_files(_only(tmp_path / "one"))
+
+
+def _only(folder: Path) -> Path:
+    (folder / "top").mkdir(parents=True)
+    (folder / "top" / "1.png").write_bytes(encoded(striped("top", 1)))
+    return folder
+
+
+def test_links_and_devices_in_a_tar_are_no_images(tmp_path: Path) -> None:
+    folder = write_image_folder(tmp_path / "images", num_per_class=2)
+    file = write_tar(tmp_path / "images.tar", folder)
+    with tarfile.open(file, "a:") as archive:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
+            member = tarfile.TarInfo(f"top/link{kind.decode()}.png")
+            member.type, member.linkname = kind, "/etc/passwd"
+            archive.addfile(member)
+    assert len(image_files(file)) == 6
+
+
+def test_images_that_are_stored_are_not_decoded_again_and_changed_ones_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_image_folder(tmp_path / "images", num_per_class=4)
+    seen: list[int] = []
+    decoded = image_rows.image_policy.decoded
+    monkeypatch.setattr(
+        image_rows.image_policy, "decoded", lambda data, size: seen.append(1) or decoded(data, size=size)
+    )
+    first = downloaded(params_for("path:images", ranges=["0-6"], heldout="6-8"))
+    assert len(seen) == 12
+    downloaded(params_for("path:images", ranges=["0-6", "8-10"], heldout="6-8"))
+    assert len(seen) == 12
+    (folder / "top" / "000.png").write_bytes(encoded(striped("top", 77)))
+    assert downloaded(params_for("path:images", ranges=["0-6"], heldout="6-8"))["digest"] != first["digest"]
+    assert len(seen) == 24
+
+
+def test_too_few_images_are_refused_with_their_number(tmp_path: Path) -> None:
+    write_image_folder(tmp_path / "images", num_per_class=4)
+    with pytest.raises(ConfigurationError, match=r"need 20 rows, and path:images has 12; allowed: 0-12"):
+        downloaded(params_for("path:images", ranges=["0-10"], heldout="10-20"))
+
+
+def test_a_held_out_image_that_is_also_trained_on_is_counted(tmp_path: Path) -> None:
+    folder = write_image_folder(tmp_path / "images", num_per_class=3)
+    same = encoded(striped("top", 0))
+    for index in range(3):
+        (folder / "left" / f"{index:03d}.png").write_bytes(same)
+    manifest = downloaded(params_for("path:images", ranges=["0-8"], heldout="8-9"))
+    assert manifest["num_duplicate_rows"] == 3
+
+
+def test_the_built_in_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    manifest = downloaded(params_for("builtin:digits", ranges=["0-1700"], heldout="1700-1797", size=8))
+    assert manifest["class_names"] == [str(digit) for digit in range(10)]
+    arrays, _ = sliced("0-1797")
+    places = [int(Path(file.name).stem) for file in image_files(next(Path(".work/download/digits").iterdir()))]
+    digits = load_digits()
+    assert sorted(places) == list(range(NUM_IMAGES))
+    assert np.array_equal(arrays["labels"], digits.target[places])
+    grey = np.rint(digits.images[places] * 255 / 16).astype(np.uint8)
+    assert np.array_equal(arrays["images"], np.repeat(grey[:, None], 3, axis=1))
+
+
+def test_a_model_of_other_classes_or_of_no_images_is_refused(tmp_path: Path) -> None:
+    made = make_image_model(tmp_path / "model")
+    model = ModelParams(source="path:model", name="resnet18")
+    assert json.loads((stored_image_model(model, class_names=CLASS_NAMES) / "manifest.json").read_text())["files"]
+    with pytest.raises(DataError, match=r"tells .*left.* apart, and the data has .*a.*b"):
+        stored_image_model(model, class_names=["a", "b"])
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps({**config, "norm": "batch"}))
+    with pytest.raises(DataError, match=r"config\.json: got .*batch.*allowed: .*norm group"):
+        stored_image_model(model, class_names=CLASS_NAMES)
+    with pytest.raises(ConfigurationError, match=r"builtin:tiny-qwen2.*for images; allowed: builtin:resnet18"):
+        stored_image_model(ModelParams(source="builtin:tiny-qwen2", name="x"), class_names=CLASS_NAMES)

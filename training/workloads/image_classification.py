@@ -1,0 +1,139 @@
+"""Image classification: ResNet18 as torchvision builds it, with group normalisation.
+
+Batch normalisation's running statistics are no parameters: every rank has those of its own micro-batches, so that what
+is saved and evaluated would depend on the number of ranks. Group normalisation has none (docs/decisions.md).
+"""
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training.augmentation import Augmentation
+from training.config import SegmentConfig, TrainingConfig
+from training.data import IGNORED_LABEL, MicroBatch
+from training.failure import BadCheckpointError, UnfitModelError
+from training.image_rows import ImageRows, blank_micro_batch, open_images
+from training.weights import load_weights
+
+UNIT = "image"
+HAS_LABELS = True
+TOP = 5
+
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of the channels (red, green, blue; 0 to 1) of photographs: what every image is normalised with."""
+_DUMMY_SIZE = 32
+
+
+def open_slice(folder: Path) -> ImageRows:
+    """Return the rows of a folder that the slice stage wrote, as they are."""
+    return open_images(folder)
+
+
+def augmented(rows: ImageRows, config: TrainingConfig, segment: SegmentConfig) -> ImageRows:
+    """Return the rows as the segment trains on them."""
+    if config.augment == "none":
+        return rows
+    return dataclasses.replace(
+        rows, augmentation=Augmentation(kind=config.augment, seed=config.seed, epoch=segment.epoch)
+    )
+
+
+def dummy_micro_batch(seq_len: int) -> MicroBatch:
+    """Return one small black image that weighs nothing."""
+    return blank_micro_batch(_DUMMY_SIZE)
+
+
+def new_network(config: dict[str, Any]) -> nn.Module:
+    """Return the network that a model folder's config.json describes, with random weights.
+
+    Raises BadCheckpointError if it describes none that is known here.
+    """
+    # Here, not above: only those who train on images have to have it.
+    from torchvision.models import resnet18
+
+    known = {"model_type": "resnet18", "norm": "group"}
+    groups: Any = config.get("num_groups")
+    classes = config.get("class_names")
+    is_known = {key: config.get(key) for key in known} == known and groups in (1, 2, 4, 8, 16, 32, 64)
+    if not is_known or not isinstance(classes, list) or len(classes) < 2:
+        raise BadCheckpointError(
+            f"config.json: got {str(config)[:200]}; allowed: model_type resnet18, norm group, a power of 2 up to 64 as "
+            "num_groups, and the names of the classes"
+        )
+    network: nn.Module = resnet18(weights=None, num_classes=len(classes), norm_layer=partial(nn.GroupNorm, groups))
+    assert not list(network.buffers()), "what is no parameter would not be the same on all ranks"
+    return network
+
+
+def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
+    """Return the model of a folder in fp32 on the CPU, or with the weights of a checkpoint file.
+
+    Raises BadCheckpointError if the folder or the checkpoint is not loadable or is not one of this model.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model as load_safetensors
+
+    # What fp32 means elsewhere here; by default convolutions, other than products, would be rounded to 10 bits on CUDA.
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        model = new_network(json.loads((model_dir / "config.json").read_bytes()))
+        if checkpoint is None:
+            load_safetensors(model, model_dir / "model.safetensors", strict=True)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, BadCheckpointError):
+            raise
+        raise BadCheckpointError(f"{model_dir}: not loadable: {' '.join(str(error).split())[:300]}") from None
+    if checkpoint is not None:
+        load_weights(model, checkpoint)
+    return model
+
+
+def prepare(model: nn.Module, config: TrainingConfig) -> None:
+    """Raise UnfitModelError for what images cannot be trained with."""
+    for name in ("packing", "compile"):
+        if getattr(config, name):
+            raise UnfitModelError(f"{name}: true, but the workload image_classification has none; use {name}: false")
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Return False: ResNet18 draws nothing; what is done to the images is the same wherever they are trained on."""
+    return False
+
+
+def loss_sum(
+    model: nn.Module,
+    micro_batch: MicroBatch,
+    *,
+    scale: Tensor | None = None,
+    chunk_rows: int = 1,
+    head_weight: Tensor | None = None,
+) -> Tensor:
+    """Return the summed cross-entropy (nats) of the micro-batch's labels: () float32."""
+    logits = model(_normalised(micro_batch.input_ids)).float()
+    return F.cross_entropy(logits, micro_batch.labels, ignore_index=IGNORED_LABEL, reduction="sum")
+
+
+def metrics(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+    """Return the sums over the rows of the loss, of right first guesses, and of labels among the first five."""
+    logits = model(_normalised(micro_batch.input_ids)).float()
+    labels = micro_batch.labels
+    guesses = logits.topk(min(TOP, logits.shape[1]), dim=1).indices
+    is_right = guesses == labels[:, None]
+    return {
+        "loss": F.cross_entropy(logits, labels, ignore_index=IGNORED_LABEL, reduction="sum"),
+        "correct": is_right[:, 0].sum(),
+        "correct_top5": is_right.any(dim=1).sum(),
+    }
+
+
+def _normalised(images: Tensor) -> Tensor:
+    """Return uint8 images as float32, each channel with about mean 0 and deviation 1; on the images' device."""
+    channels = zip(images.unbind(1), _MEAN, _STD, strict=True)
+    # With plain numbers: a tensor of them would have to be copied to the device, for which the host would wait.
+    return torch.stack([(channel / 255 - mean) / std for channel, mean, std in channels], dim=1)
