@@ -21,7 +21,7 @@ from tasks.stage.live import TrainingProgress
 from tasks.stage.lock import machine_lock
 from tasks.stage.logs import configure_logging
 from tasks.stage.memory import run_within_memory
-from tasks.stage.ranks import choose_device, told_to_ranks
+from tasks.stage.ranks import choose_device, nodes_of, told_to_ranks
 from tasks.stage.stopping import stop_on_signals
 from training.files import digest_of_json, write_json
 from training.receipt import problem_with
@@ -196,7 +196,7 @@ def _train(run: CellRun, config: dict[str, Any], follower: Any, *, total_steps: 
 
         run_within_memory(
             config, launcher=run.params.cells[run.cell].launcher, stop=stop_on_signals(), follow=follow,
-            watchdog_seconds=run.params.train.watchdog_seconds,
+            watchdog_seconds=run.params.train.watchdog_seconds, nodes=nodes_of(run.cell, run.params),
         )  # fmt: skip
 
 
