@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.launchers import NODES_FILE
 from tasks.params import Params, load_params
 from tasks.services.tracker import follow_cell
 from tasks.stage.disk import require_room, require_writable
@@ -213,10 +214,15 @@ def _assemble(run: CellRun, output: Path) -> None:
         described.append({**_read(source / "segment.json"), "folder": folder})
     last = run.segments[-1]
     final = f"{described[-1]['folder']}/{run.params.model.name}_{last['range']}-epoch-{last['epoch']}.pt"
-    write_json(
-        output / "run.json",
-        {**run.facts(), "backend": described[0]["backend"], "segments": described, "final_checkpoint": final},
-    )
+    nodes = run.work / NODES_FILE
+    facts = {
+        **run.facts(),
+        "nodes": _read(nodes) if nodes.exists() else [],
+        "backend": described[0]["backend"],
+        "segments": described,
+        "final_checkpoint": final,
+    }
+    write_json(output / "run.json", facts)
 
 
 def _read(path: Path) -> Any:

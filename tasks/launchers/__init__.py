@@ -7,6 +7,9 @@ can start ranks on several machines takes `nodes=` as well.
 
 from dataclasses import dataclass
 
+NODES_FILE = "nodes.json"
+"""In the work folder of ranks that were on several machines: what each of these is."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.launchers import Nodes
+from tasks.launchers import NODES_FILE, Nodes
 from tasks.launchers.nodes.gathering import Gathering
 from tasks.launchers.nodes.line import key_of_head, parse_address
 from tasks.launchers.nodes.lobby import lobby_at
@@ -24,8 +24,6 @@ from training.files import write_json
 
 _log = logging.getLogger(__name__)
 
-NODES_FILE = "nodes.json"
-"""In the work folder: what each node of the last launch is."""
 _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_TO_PREPARE = 900.0
 """For the digests of a model of many GB on a slow disk."""
