@@ -38,14 +38,15 @@ class TwoHosts:
 
     def shape(self, rate: str) -> None:
         """Let the cable carry so much both ways, such as 100mbit."""
-        for host in (self.alpha, self.beta):
-            _run("tc", "-n", host.namespace, "qdisc", "replace", "dev", "cable", "root", "netem", "rate", rate)
+        self._pass_through("tbf", "rate", rate, "burst", "256kb", "latency", "200ms")
 
-    def plug(self, *, is_in: bool) -> None:
-        """Pull the cable out, of which nobody is told, or put it back."""
+    def cut(self) -> None:
+        """Let the cable carry nothing any more, of which nobody is told; `shape` mends it."""
+        self._pass_through("pfifo", "limit", "0")
+
+    def _pass_through(self, *discipline: str) -> None:
         for host in (self.alpha, self.beta):
-            rate = ("rate", "1gbit") if is_in else ("loss", "100%")
-            _run("tc", "-n", host.namespace, "qdisc", "replace", "dev", "cable", "root", "netem", *rate)
+            _run("tc", "-n", host.namespace, "qdisc", "replace", "dev", "cable", "root", *discipline)
 
 
 @contextmanager

@@ -175,18 +175,18 @@ def test_a_lost_node_ends_all_within_the_watchdog_and_the_next_run_ends_with_the
     wait_for(
         lambda: any(event.get("step", 0) >= 6 for event in events_in(steps)), seconds=60, what="it is past a checkpoint"
     )
-    cluster.hosts.plug(is_in=False)
-    pulled_at = time.monotonic()
+    cluster.hosts.cut()
+    cut_at = time.monotonic()
     out, _ = training.communicate(timeout=60)
     assert training.returncode == 6, out
     # The logs of a node that says nothing are waited for as well.
-    assert time.monotonic() - pulled_at < _WATCHDOG_SECONDS + 30
+    assert time.monotonic() - cut_at < _WATCHDOG_SECONDS + 30
     assert out.splitlines()[-1] == (
         f"train: cell 2nodes: node 1 (beta) is lost: nothing from it for {_WATCHDOG_SECONDS:.0f} s; all ranks were "
         "ended; run again, it goes on from the last checkpoint"
     )
     wait_for(lambda: not _ranks(cluster), seconds=_WATCHDOG_SECONDS + 10, what="no rank is left on either host")
-    cluster.hosts.plug(is_in=True)
+    cluster.hosts.shape("1gbit")
     cluster.stage("train@2nodes")
     (began,) = [event for event in events_in(steps) if event["event"] == "segment_started"]
     assert began["resumed_at_step"] >= 4
