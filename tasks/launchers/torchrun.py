@@ -138,7 +138,8 @@ class Launch:
         ranks_here = world_size if place is None else world_size // place.num_nodes
         self._logs = RankLogs(log_folder, first_rank=0 if place is None else place.node_rank * ranks_here)
         command = [sys.executable, "-m", "torch.distributed.run"]
-        command += ["--standalone"] if place is None else place.arguments()
+        # The name of this machine may not resolve.
+        command += ["--standalone", "--local-addr=localhost"] if place is None else place.arguments()
         command += [f"--nproc-per-node={ranks_here}", "--max-restarts=0"]
         command += [f"--log-dir={log_folder}", "--redirects=3", "-m", module, "--config", str(config), *arguments]
         more = {} if place is None else place.environment(ranks_here)

@@ -25,6 +25,7 @@ from tests.workspace import SMALL, Workspace
 pytestmark = pytest.mark.slow
 
 _PORT = 29400
+_SECONDS_OF_A_STAGE = 240
 _WATCHDOG_SECONDS = 6.0
 _CHANGES = SMALL | {
     "ranges": ["0-96"],
@@ -53,7 +54,11 @@ class Cluster:
     def stage(self, name: str, *, ok: bool = True, **environment: str) -> str:
         """Run a stage on the head as it stands in dvc.yaml; return what it wrote."""
         process = self.start(name, **environment)
-        out, _ = process.communicate(timeout=120)
+        try:
+            out, _ = process.communicate(timeout=_SECONDS_OF_A_STAGE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise AssertionError(f"{name} did not end: {process.communicate()[0][-6000:]}") from None
         assert not ok or process.returncode == 0, out[-6000:]
         return f"{out}\nexit code {process.returncode}\n"
 
