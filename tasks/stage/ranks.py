@@ -108,7 +108,8 @@ def nodes_of(cell: str, params: Params) -> Nodes | None:
         rendezvous=rendezvous,
         start_command=asked.start_command,
         wait_seconds=asked.wait_seconds,
-        silence_seconds=params.train.watchdog_seconds,
+        # Before the watchdog finds that ranks hang there: what is lost is the node.
+        silence_seconds=params.train.watchdog_seconds / 2,
     )
 
 

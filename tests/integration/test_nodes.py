@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 _PORT = 29400
 _SECONDS_OF_A_STAGE = 240
-_WATCHDOG_SECONDS = 6.0
+_WATCHDOG_SECONDS = 8.0
 _CHANGES = SMALL | {
     "ranges": ["0-96"],
     "heldout": "128-160",
@@ -184,10 +184,9 @@ def test_a_lost_node_ends_all_within_the_watchdog_and_the_next_run_ends_with_the
     cut_at = time.monotonic()
     out, _ = training.communicate(timeout=60)
     assert training.returncode == 6, out
-    # The logs of a node that says nothing are waited for as well.
-    assert time.monotonic() - cut_at < _WATCHDOG_SECONDS + 30
+    assert time.monotonic() - cut_at < _WATCHDOG_SECONDS + 12  # and what ending takes on a busy machine
     assert out.splitlines()[-1] == (
-        f"train: cell 2nodes: node 1 (beta) is lost: nothing from it for {_WATCHDOG_SECONDS:.0f} s; all ranks were "
+        f"train: cell 2nodes: node 1 (beta) is lost: nothing from it for {_WATCHDOG_SECONDS / 2:.0f} s; all ranks were "
         "ended; run again, it goes on from the last checkpoint"
     )
     wait_for(lambda: not _ranks(cluster), seconds=_WATCHDOG_SECONDS + 10, what="no rank is left on either host")

@@ -197,7 +197,7 @@ def test_nodes_come_from_params_or_the_environment(project: Path, monkeypatch: p
     monkeypatch.setenv("DDP_COMPARE_RENDEZVOUS", "host:1")
     found = nodes_of("many", _params(project, cell))
     assert found is not None
-    assert (found.num_nodes, found.rendezvous, found.silence_seconds) == (2, "host:1", 60.0)
+    assert (found.num_nodes, found.rendezvous, found.silence_seconds) == (2, "host:1", 30.0)
     told = nodes_of("many", _params(project, cell, rendezvous="10.0.0.1:29400"))
     assert told is not None
     assert told.rendezvous == "10.0.0.1:29400"
