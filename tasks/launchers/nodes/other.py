@@ -33,6 +33,7 @@ class OtherNode:
         """Seconds by which its monotonic clock is ahead of ours."""
         self.facts: dict[str, Any] = {}
         """What it is; empty until it is ready."""
+        self._is_lost = False
         self.exit_code: int | None = None
         """How its ranks ended; None while they run."""
 
@@ -93,8 +94,10 @@ class OtherNode:
             raise self._lost(f"nothing from it for {silence_seconds:.0f} s")
 
     def gather(self, folder: Path, *, seconds: float) -> None:
-        """Write the logs that it sends into the folder, until it has sent all or the time is up."""
-        deadline = time.monotonic() + seconds
+        """Write the logs that it sends into the folder, until it has sent all or the time is up; one that is lost sends
+        none.
+        """
+        deadline = time.monotonic() + (0.0 if self._is_lost else seconds)
         with contextlib.suppress(LostError):
             while time.monotonic() < deadline:
                 message = self._line.hear(0.1) or {}
@@ -138,6 +141,7 @@ class OtherNode:
         return f"node {self.node_rank} ({self._host})"
 
     def _lost(self, why: str) -> DistributedError:
+        self._is_lost = True
         return DistributedError(
             f"cell {self._cell}: {self._name} is lost: {why}; all ranks were ended; run again, it goes on from the "
             "last checkpoint"
