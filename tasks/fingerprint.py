@@ -5,26 +5,21 @@ Runs every time and takes about a second: torch is not imported, versions come f
 
 import argparse
 import ast
-import importlib.metadata
 import json
 import os
-import platform
-import sys
 from pathlib import Path
-from typing import Any
 
 from tasks.measuring import RANK_FILES
 from tasks.params import load_params
 from tasks.stage.failure import DataError, exit_with_one_line
-from tasks.stage.gpus import open_gpus
 from tasks.stage.logs import configure_logging
+from tasks.stage.machine import machine_facts
 from tasks.stage.source_digest import digest_of_source
 from training.files import digest_of_json, write_json
 
 _TRAINING = Path(__file__).resolve().parent.parent / "training"
 TRIAL = "DDP_COMPARE_TRIAL"
 """Environment variable: any text that was not used before has the stage `measure` measure the speed again."""
-_PACKAGES = ("torch", "transformers", "numpy", "safetensors")
 
 
 def digest_of_code(folder: Path) -> str:
@@ -39,23 +34,6 @@ def digest_of_code(folder: Path) -> str:
         _drop_docstrings(tree)
         meanings[file.relative_to(folder).as_posix()] = ast.dump(tree, include_attributes=False)
     return digest_of_json(meanings)
-
-
-def machine_facts() -> dict[str, Any]:
-    """Return GPUs, driver, CPU and versions, and under `digest` the sha256 of them all."""
-    gpus, driver = _gpus()
-    facts: dict[str, Any] = {
-        "gpus": gpus,
-        "num_gpus": len(gpus),
-        "driver": driver,
-        "cpu": _cpu_name(),
-        "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "os": platform.system(),
-        "architecture": platform.machine(),
-        "versions": {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in _PACKAGES},
-    }
-    return {"digest": digest_of_json(facts), **facts}
 
 
 def trial_of(path: Path) -> str | None:
@@ -83,29 +61,6 @@ def _drop_docstrings(tree: ast.AST) -> None:
 
 def _is_bare_string(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def _gpus() -> tuple[list[dict[str, Any]], str | None]:
-    """Return the NVIDIA GPUs that a process started from here may use, and the driver's version."""
-    import pynvml
-
-    with open_gpus() as opened:
-        facts = [
-            {
-                "name": pynvml.nvmlDeviceGetName(handle),
-                "memory_gib": round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
-            }
-            for handle in opened.handles
-        ]
-        return facts, opened.driver
-
-
-def _cpu_name() -> str:
-    if sys.platform == "linux":
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _main() -> None:

@@ -24,7 +24,7 @@ from tasks.stage.failure import DataError, exit_with_one_line
 from tasks.stage.kept import MANIFEST, keeping, kept_manifest
 from tasks.stage.lock import machine_lock
 from tasks.stage.logs import configure_logging
-from tasks.stage.ranks import choose_device, told_to_ranks
+from tasks.stage.ranks import choose_device, nodes_of, told_to_ranks
 from tasks.stage.stopping import stop_on_signals
 from training.files import digest_of_file, digest_of_json, write_json
 
@@ -144,7 +144,10 @@ def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
         told = told_to_ranks(cell, params, device=device, base_model=inputs.base_model, work=work)
         segment = {"range": sample.range, "epoch": 1, "fingerprint": inputs.key(cell)}
         config = {**told, "segments": [{**segment, "slice_dir": str(folder / "sample")}], "log_every_steps": 1}
-        subject = Subject(config=config, launcher=params.cells[cell].launcher, num_steps=sample.num_steps, stop=stop)
+        subject = Subject(
+            config=config, launcher=params.cells[cell].launcher, nodes=nodes_of(cell, params),
+            num_steps=sample.num_steps, stop=stop,
+        )  # fmt: skip
         certificate = certify(subject)
         shutil.rmtree(work)
         shutil.rmtree(folder / "sample")

@@ -47,6 +47,8 @@ class CellParams(Section):
     """Number of ranks (processes); on CUDA one per device."""
     launcher: str = "torchrun"
     """How the ranks are started: the name of a file in tasks/launchers/."""
+    num_nodes: int = Field(default=1, ge=1, le=1024)
+    """Machines that the ranks are on, as many on each; with several: docs/nodes.md."""
     oversubscribe: bool = False
     """Allow more ranks than GPUs: the ranks then share devices, and the cell says nothing about scaling."""
 
@@ -57,7 +59,37 @@ class CellParams(Section):
         require_one_of("launcher", self.launcher, names_of_files("tasks/launchers"))
         if self.strategy == "single" and self.world_size != 1:
             raise ValueError(f"world_size: got {self.world_size} with strategy single; allowed: 1, or strategy ddp")
+        if self.world_size % self.num_nodes:
+            raise ValueError(
+                f"num_nodes: got {self.num_nodes} with world_size {self.world_size}; allowed: a divisor of it, so that "
+                "every node has as many ranks"
+            )
+        if self.num_nodes > 1 and self.launcher != "torchrun":
+            raise ValueError(f"num_nodes: got {self.num_nodes} with launcher {self.launcher}; allowed: torchrun")
         return self
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each machine."""
+        return self.world_size // self.num_nodes
+
+
+class NodesParams(Section):
+    """How the other machines of cells with several nodes come to take part; says nothing about the work."""
+
+    rendezvous: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+:\d{1,5}$")] | None = None
+    """HOST:PORT of this machine, the head, as the others reach it; null: $DDP_COMPARE_RENDEZVOUS."""
+    start_command: str | None = None
+    """Starts another node: `ssh host{node_rank} {command}`, say; null: the command for them is printed."""
+    wait_seconds: Finite = Field(default=600.0, gt=0, le=800)
+    """How long ranks wait for nodes that have not come yet."""
+
+    @field_validator("start_command")
+    @classmethod
+    def _check_start_command(cls, value: str | None) -> str | None:
+        if value is not None and "{command}" not in value:
+            raise ValueError("must hold {command}, such as `ssh host{node_rank} {command}`")
+        return value
 
 
 class MeasureParams(Section):
@@ -172,6 +204,7 @@ class Params(Section):
     measure: MeasureParams = MeasureParams()
     quality: QualityParams = QualityParams()
     cost: CostParams = CostParams()
+    nodes: NodesParams = NodesParams()
     tracking: TrackingParams = TrackingParams()
     upload: UploadParams = UploadParams()
 
@@ -268,7 +301,7 @@ def load_params(path: Path = Path("params.yaml"), *, is_for_dvc: bool = False) -
     try:
         content = read_strict_yaml(path)
         params = Params.model_validate(content)
-        for section in Params.model_fields:
+        for section in Params.model_fields.keys() - {"nodes"}:  # which no stage depends on
             if is_for_dvc and section not in content:
                 raise ValueError(f"{section}: missing, and DVC asks for it; write `{section}: {{}}` for its defaults")
         check_paths(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.launchers import NODES_FILE
 from tasks.params import Params, load_params
 from tasks.services.tracker import follow_cell
 from tasks.stage.choices import unit_of
@@ -22,7 +23,7 @@ from tasks.stage.live import TrainingProgress
 from tasks.stage.lock import machine_lock
 from tasks.stage.logs import configure_logging
 from tasks.stage.memory import run_within_memory
-from tasks.stage.ranks import choose_device, told_to_ranks
+from tasks.stage.ranks import choose_device, nodes_of, told_to_ranks
 from tasks.stage.stopping import stop_on_signals
 from training.files import digest_of_json, write_json
 from training.receipt import problem_with
@@ -198,7 +199,7 @@ def _train(run: CellRun, config: dict[str, Any], follower: Any, *, total_steps: 
         with stop_on_signals() as stop:
             run_within_memory(
                 config, launcher=run.params.cells[run.cell].launcher, stop=stop, follow=follow,
-                watchdog_seconds=run.params.train.watchdog_seconds,
+                watchdog_seconds=run.params.train.watchdog_seconds, nodes=nodes_of(run.cell, run.params),
             )  # fmt: skip
 
 
@@ -215,10 +216,15 @@ def _assemble(run: CellRun, output: Path) -> None:
         described.append({**_read(source / "segment.json"), "folder": folder})
     last = run.segments[-1]
     final = f"{described[-1]['folder']}/{run.params.model.name}_{last['range']}-epoch-{last['epoch']}.pt"
-    write_json(
-        output / "run.json",
-        {**run.facts(), "backend": described[0]["backend"], "segments": described, "final_checkpoint": final},
-    )
+    nodes = run.work / NODES_FILE
+    facts = {
+        **run.facts(),
+        "nodes": _read(nodes) if nodes.exists() else [],
+        "backend": described[0]["backend"],
+        "segments": described,
+        "final_checkpoint": final,
+    }
+    write_json(output / "run.json", facts)
 
 
 def _read(path: Path) -> Any:

@@ -15,7 +15,7 @@ import stat
 import sys
 from pathlib import Path
 
-from training.config import TrainingConfig, read_config
+from training.config import FIRST_RANK, TrainingConfig, read_config
 from training.events import EventStream
 from training.failure import (
     EXIT_FAILED,
@@ -38,6 +38,7 @@ def main() -> int:
     """Train what the config file describes; return the exit code."""
     end_with_parent()
     _append_to_logs()
+    _number_by_node()
     redact_logs()
     parser = argparse.ArgumentParser(prog="training", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see training/config.py")
@@ -65,6 +66,15 @@ def main() -> int:
     except Exception as error:
         return _fail(error, config, events, rank=rank)
     return 0
+
+
+def _number_by_node() -> None:
+    """Number this rank after its machine, where there are several: torchrun goes by their addresses, and rank 0 has to
+    be where the stage is that follows its files.
+    """
+    first = os.environ.get(FIRST_RANK)
+    if first is not None:
+        os.environ["RANK"] = str(int(first) + int(os.environ["LOCAL_RANK"]))
 
 
 def _append_to_logs() -> None:

@@ -12,6 +12,9 @@ from typing import Any, Literal
 GRADIENT_FILE = "gradient.pt"
 """In the work folder, if asked for on the command line: the first step's gradient (training/gradient.py)."""
 
+FIRST_RANK = "DDP_COMPARE_FIRST_RANK"
+"""Environment variable, where ranks are on several machines: the number of the first one on this machine."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentConfig:

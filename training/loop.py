@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from training.divergence import DivergenceRule
 from training.events import EventStream
 from training.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
 from training.fault import planned_faults
+from training.handover import hand_over
 from training.launch import Launch, build_strategy, say_launched, stop_if_asked, stopped
 from training.plan import SegmentPlan, micro_batch_of, micro_batches_for, plan_of
 from training.prefetch import prefetched
@@ -79,8 +79,10 @@ def train(
             strategy = strategy or build_strategy(launch)
             drift: list[str] = []
             if stands_after != index - 1:
-                drift = store.version_drift(store.finished_folder(config.segments[index - 1]))
-                store.load_finished(config.segments[index - 1], strategy.replica, facts)
+                before = config.segments[index - 1]
+                hand_over(store.finished_folder(before), ranks, fingerprint=before.fingerprint)
+                drift = store.version_drift(store.finished_folder(before))
+                store.load_finished(before, strategy.replica, facts)
             record = SegmentRecord(
                 segment=segment,
                 first_step=sum(num_steps[:index]) + 1,
@@ -212,12 +214,13 @@ def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord, *, versio
 
     def newest() -> str | None:
         folder = store.newest_partial(segment, start_checksum=checksum)
-        return str(folder) if folder else None
+        return str(folder.relative_to(launch.config.work_dir)) if folder else None
 
-    folder = ranks.first_says(newest)
-    if folder is not None:
-        version_drift = store.version_drift(Path(folder))
-        store.load_partial(Path(folder), strategy.replica, record, is_first_rank=ranks.is_first)
+    if found := ranks.first_says(newest):
+        folder = launch.config.work_dir / found
+        hand_over(folder, ranks, fingerprint=segment.fingerprint)
+        version_drift = store.version_drift(folder)
+        store.load_partial(folder, strategy.replica, record, is_first_rank=ranks.is_first)
     record.counters.note_launch(micro_batch_size=launch.config.micro_batch_size, version_drift=version_drift)
     done = record.counters.segment_step
     launch.stop.listen()

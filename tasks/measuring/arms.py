@@ -38,6 +38,8 @@ class Cell:
     """Number of ranks."""
     global_batch_size: int
     """Samples per optimizer step, all ranks together."""
+    num_nodes: int = 1
+    """Machines that the ranks are on, as many on each."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Fields of TrainingConfig in which its measured step differs from the trained one: the batch, in weak scaling."""
 

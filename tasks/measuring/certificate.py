@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.launchers import Nodes
 from tasks.measuring.differences import EXCHANGE_EPS, FP32_EPS, Difference, difference, tolerance
 from tasks.stage.failure import DataError, DistributedError, PreemptedError
 from tasks.stage.progress import counting
@@ -49,6 +50,8 @@ class Subject:
     """What its ranks are told (training/config.py); its one segment is the sample."""
     launcher: str
     """Who starts them."""
+    nodes: Nodes | None = None
+    """The machines that they are on, if several."""
     num_steps: int
     """Optimizer steps of the sample."""
     stop: threading.Event
@@ -134,8 +137,9 @@ def _run_ranks(subject: Subject, advance: Callable[[int], None]) -> Observed:
     work, refusal = Path(subject.config["work_dir"]), None
     try:
         run_ranks(
-            subject.config, launcher=subject.launcher, follow=follow, stop=subject.stop, arguments=["--keep-gradient"]
-        )
+            subject.config, launcher=subject.launcher, nodes=subject.nodes, follow=follow, stop=subject.stop,
+            arguments=["--keep-gradient"],
+        )  # fmt: skip
     except PreemptedError:
         raise _stopped() from None
     except DistributedError:

@@ -50,13 +50,13 @@ def host_checks(
     physical = num_physical_cores(cpus)
     before = cpu_frequency(cpus)
     load = watch_load(LOAD_SECONDS)
-    num_ranks = sum(params.cells[cell].world_size for cell in names)
+    num_ranks = sum(params.cells[cell].ranks_per_node for cell in names)
     return [
         check_load(load),
         *(
             check_cores(
                 cell,
-                world_size=params.cells[cell].world_size,
+                world_size=params.cells[cell].ranks_per_node,
                 threads_per_rank=params.train.threads_per_rank,
                 device=device,
                 num_cpus=len(cpus),

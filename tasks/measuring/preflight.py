@@ -36,7 +36,7 @@ def preflight(
     """
     checks = host_checks(params, cells=cells, device=device, folder=folder, num_parameters=num_parameters)
     if device == "cuda":
-        checks += gpu_checks([params.cells[cell].world_size for cell in cells], num_parameters=num_parameters)
+        checks += gpu_checks([params.cells[cell].ranks_per_node for cell in cells], num_parameters=num_parameters)
     else:
         checks.append(
             Check.not_checked("GPUs", f"the cells run on the CPU; this machine has {machine['num_gpus']} GPUs")

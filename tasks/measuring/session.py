@@ -28,7 +28,7 @@ from tasks.params import Params
 from tasks.reporting.measurement import Advice, Measurement, Prediction, Preflight
 from tasks.stage.failure import DataError, PreemptedError
 from tasks.stage.progress import counting
-from tasks.stage.ranks import choose_device, told_to_ranks
+from tasks.stage.ranks import choose_device, nodes_of, told_to_ranks
 
 _log = logging.getLogger(__name__)
 
@@ -87,10 +87,11 @@ def measure_cells(
     if not holds_all:
         _log.warning("each variant of a step is built anew at its turn, which takes longer")
     launchers = {cell: spread.launcher for cell, spread in params.cells.items()}
+    nodes = {cell: nodes_of(cell, params) for cell in params.cells}
     _log.info("starting the ranks of %s, which then wait for their turn", ", ".join(params.cells))
     with contextlib.ExitStack() as stack:
         meter = stack.enter_context(gpu_meter()) if session.device == "cuda" else None
-        workers = stack.enter_context(working(session.configs, launchers=launchers, stop=stop))
+        workers = stack.enter_context(working(session.configs, launchers=launchers, nodes=nodes, stop=stop))
         bench = Bench(workers, seed=params.train.seed, meter=meter, holds_all=holds_all)
         with counting("measuring, blocks", None) as advance:
             measured = measure_speed(session.comparison, bench, advance=advance)
@@ -139,9 +140,10 @@ def has_room(
 ) -> bool:
     """Return whether the variants of all arms fit into memory side by side, optimizer state included.
 
-    On GPUs the first one counts: a rank of every cell is there. Activations are not known and left room for.
+    Counted is the head, and on GPUs its first one: a rank of every cell is there. Activations are not known and left
+    room for.
     """
-    sizes = {cell.name: cell.world_size for cell in cells}
+    sizes = {cell.name: cell.world_size // cell.num_nodes for cell in cells}
     variants = {(arm.cell, json.dumps(dict(arm.variant))) for arm in arms}
     num_devices = len(machine["gpus"]) if device == "cuda" else 1
     num_models = sum(-(-sizes[cell] // num_devices) for cell, _ in variants)
@@ -208,8 +210,9 @@ def _cell(params: Params, name: str, *, is_weak: bool) -> Cell:
         batch = batch * spread.world_size // params.cells[params.baseline].world_size
         overrides = {"global_batch_size": batch}
     return Cell(
-        name=name, strategy=spread.strategy, world_size=spread.world_size, global_batch_size=batch, overrides=overrides
-    )
+        name=name, strategy=spread.strategy, world_size=spread.world_size, num_nodes=spread.num_nodes,
+        global_batch_size=batch, overrides=overrides,
+    )  # fmt: skip
 
 
 def _advise(session: Session, bench: Bench, fits: Callable[..., bool]) -> Advice | None:
@@ -220,7 +223,8 @@ def _advise(session: Session, bench: Bench, fits: Callable[..., bool]) -> Advice
 
 def _predict(session: Session, bench: Bench, workers: Mapping[str, Workers], measured: Measured) -> Prediction | None:
     comparison = session.comparison
-    largest = max(cell.world_size for cell in comparison.cells)
+    largest = max(cell.world_size // cell.num_nodes for cell in comparison.cells)
+    has_several_machines = any(cell.num_nodes > 1 for cell in comparison.cells)
     baseline = comparison.baseline
     probed = Probed(
         baseline=baseline,
@@ -229,7 +233,7 @@ def _predict(session: Session, bench: Bench, workers: Mapping[str, Workers], mea
         is_weak=comparison.is_weak,
         bytes_per_real_byte=bench.facts(as_trained(baseline))[0]["bytes_per_real_byte"],
         # Ranks may share devices, and then as many as there were do.
-        ranks_per_machine=max(session.num_gpus, largest) if session.num_gpus else None,
+        ranks_per_machine=max(session.num_gpus, largest) if session.num_gpus or has_several_machines else None,
     )
     speedups = {arm: estimate(interval) for arm, interval in measured.speedups.items()}
     return predict_cells(probed, bench, workers, speedups, seed=comparison.seed)

@@ -15,6 +15,7 @@ from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any
 
+from tasks.launchers import Nodes
 from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
 from training.files import write_json
 
@@ -36,7 +37,13 @@ class Workers:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], *, launcher: str, stop: threading.Event, module: str = "training"
+        self,
+        config: Mapping[str, Any],
+        *,
+        launcher: str,
+        stop: threading.Event,
+        nodes: Nodes | None = None,
+        module: str = "training",
     ) -> None:
         """Start the ranks; `module` is what each of them runs."""
         self.cell: str = config["cell"]
@@ -60,6 +67,7 @@ class Workers:
             log_folder=work / "logs" / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f"),
             arguments=["--serve", address],
             module=module,
+            **({} if nodes is None else {"nodes": nodes}),
         )
 
     def wait_until_ready(self) -> None:
@@ -141,13 +149,18 @@ class Workers:
 
 @contextlib.contextmanager
 def working(
-    configs: Mapping[str, Mapping[str, Any]], *, launchers: Mapping[str, str], stop: threading.Event
+    configs: Mapping[str, Mapping[str, Any]],
+    *,
+    launchers: Mapping[str, str],
+    nodes: Mapping[str, Nodes | None] | None = None,
+    stop: threading.Event,
 ) -> Iterator[dict[str, Workers]]:
     """Yield the waiting ranks of every cell, started together, and end them afterwards."""
     workers: dict[str, Workers] = {}
     with contextlib.ExitStack() as stack:
         for cell, config in configs.items():
-            workers[cell] = Workers(config, launcher=launchers[cell], stop=stop)
+            where = (nodes or {}).get(cell)
+            workers[cell] = Workers(config, launcher=launchers[cell], nodes=where, stop=stop)
             stack.callback(workers[cell].close)
         for group in workers.values():
             group.wait_until_ready()

@@ -275,10 +275,16 @@ def own_device(outputs: Outputs) -> Finding:
     numbers: dict[str, list[Number]] = {"needed": [], "there": []}
     for cell, run in outputs.runs.items():
         facts = run.facts
+        # Of several nodes, each with as many ranks, the one that has least.
+        ranks = facts.world_size // facts.num_nodes
         if facts.device == "cuda":
-            needed, there, what = facts.world_size, len(outputs.machine.gpus), "GPUs"
+            there = min([len(outputs.machine.gpus), *(len(node.gpus) for node in facts.nodes)])
+            needed, what = ranks, "GPUs"
         else:
-            needed, there, what = facts.world_size * facts.threads_per_rank, outputs.machine.num_cpus, "CPUs"
+            there = min([outputs.machine.num_cpus, *(node.num_cpus for node in facts.nodes)])
+            needed, what = ranks * facts.threads_per_rank, "CPUs"
+        if facts.num_nodes > 1:
+            what += " per node"
         numbers["needed"].append(needed)
         numbers["there"].append(there)
         seen.append(f"{cell} {needed} of {there} {what}")

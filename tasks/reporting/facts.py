@@ -86,6 +86,29 @@ class GpuFacts(Record):
     """Its memory."""
 
 
+class NodeFacts(Record):
+    """One of several machines that a cell's ranks were on."""
+
+    node_rank: int
+    """From 0, the head, which has the first ranks."""
+    host: str
+    """Its name."""
+    cpu: str
+    """Name of its processor."""
+    num_cpus: int
+    """CPUs that its ranks could use."""
+    gpus: list[GpuFacts]
+    """GPUs that its ranks could use."""
+    num_ranks: int
+    """Ranks on it."""
+    address: str
+    """Its address on the way to the head."""
+    interface: str
+    """Network interface that has it."""
+    gpu_energy_joules: float | None
+    """What its GPUs used during the last launch; null where they do not tell."""
+
+
 class MachineFacts(Record):
     """The machine that trained."""
 

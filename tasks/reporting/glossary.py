@@ -31,6 +31,13 @@ GLOSSARY: dict[str, str] = {
     "Strategy": "How the update is computed on several ranks: single is the plain model, ddp PyTorch's "
     "DistributedDataParallel.",
     "Launcher": "How the ranks were started.",
+    "Node": "A machine of several; node 0 is the head, which has the first ranks.",
+    "Host": "Its name.",
+    "CPU": "Its processor.",
+    "CPUs": "CPUs that its ranks could use.",
+    "GPUs": "GPUs that its ranks could use.",
+    "Address": "Its address, and the network interface that has it, on the way to the head.",
+    "GPU energy": "What its GPUs used during the cell's last launch, idle times included; n/a where they do not tell.",
     "Device": "What the ranks computed on, and through what they exchanged gradients.",
     "Threads": "CPU threads of each rank, the same in every cell.",
     "Micro-batch": "Samples in one forward pass of one rank.",

@@ -54,6 +54,7 @@ def render_html(results: Results, svgs: dict[str, str]) -> str:
         headline=_headline(results),
         facts=tables.compared_facts(results),
         work=tables.spread_of_work(results),
+        nodes=tables.nodes(results),
         equivalence=tables.equivalence(results),
         arms=measured_tables.arms(results),
         noise=measured_notes.noise(results),

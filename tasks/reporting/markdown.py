@@ -32,6 +32,7 @@ def render_markdown(results: Results) -> str:
         "## What was compared",
         "\n".join(f"- {name}: {escaped(value)}" for name, value in tables.compared_facts(results)),
         _table(tables.spread_of_work(results)),
+        *([_table(nodes)] if (nodes := tables.nodes(results)) else []),
         "## Gates",
         _table(tables.gates(results)),
         *([_table(equivalence)] if equivalence else []),

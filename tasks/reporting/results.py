@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from tasks.reporting.cost import Cost
 from tasks.reporting.equivalence import Equivalence
-from tasks.reporting.facts import ComparisonFacts, Record
+from tasks.reporting.facts import ComparisonFacts, NodeFacts, Record
 from tasks.reporting.gate import Gate
 from tasks.reporting.history import History
 from tasks.reporting.lag import SlowestRank
@@ -78,6 +78,10 @@ class CellResults(Record):
     """Number of ranks."""
     launcher: str
     """How the ranks were started."""
+    num_nodes: int = 1
+    """Machines that the ranks were on."""
+    nodes: list[NodeFacts] = Field(default_factory=list)
+    """What each of them is, where there were several."""
     device: str
     """cpu or cuda."""
     backend: str | None

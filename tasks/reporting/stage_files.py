@@ -112,6 +112,20 @@ class SegmentEntry(StageFile):
     folder: str
 
 
+class NodeFile(StageFile):
+    """One of several machines, in run.json."""
+
+    node_rank: int
+    host: str
+    cpu: str
+    num_cpus: int
+    gpus: list[dict[str, Any]]
+    num_ranks: int
+    address: str
+    interface: str
+    gpu_energy_joules: float | None
+
+
 class RunFile(StageFile):
     """run.json: one cell's whole training."""
 
@@ -120,6 +134,8 @@ class RunFile(StageFile):
     world_size: int
     launcher: str
     threads_per_rank: int
+    num_nodes: int = 1
+    nodes: list[NodeFile] = []
     device: str
     backend: str | None = None
     micro_batch_size: int

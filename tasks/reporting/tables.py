@@ -120,7 +120,7 @@ def spread_of_work(results: Results) -> Table:
         [
             cell.cell,
             cell.strategy,
-            str(cell.world_size),
+            str(cell.world_size) if cell.num_nodes == 1 else f"{cell.world_size} on {cell.num_nodes} nodes",
             cell.launcher,
             cell.device if cell.backend is None else f"{cell.device}, {cell.backend}",
             str(cell.threads_per_rank),
@@ -134,6 +134,27 @@ def spread_of_work(results: Results) -> Table:
         for cell in results.cells
     ]
     return Table("How each cell spread the work", headings, rows)
+
+
+def nodes(results: Results) -> Table | None:
+    """Return what each node of a cell is; None where no cell has several."""
+    rows = [
+        [
+            cell.cell,
+            str(node.node_rank),
+            node.host,
+            str(node.num_ranks),
+            node.cpu,
+            str(node.num_cpus),
+            ", ".join(gpu.name for gpu in node.gpus) or "none",
+            f"{node.address} ({node.interface})",
+            wording.NOT_AVAILABLE if node.gpu_energy_joules is None else f"{node.gpu_energy_joules / 1000:.1f} kJ",
+        ]
+        for cell in results.cells
+        for node in cell.nodes
+    ]
+    headings = ["Cell", "Node", "Host", "Ranks", "CPU", "CPUs", "GPUs", "Address", "GPU energy"]
+    return Table("Nodes", headings, rows, num_row_headings=2) if rows else None
 
 
 def gates(results: Results) -> Table:

@@ -3,6 +3,7 @@
 import datetime
 import importlib
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.launchers import Nodes
 from tasks.params import Params
 from tasks.stage.failure import (
     STORAGE_ERRORS,
@@ -35,6 +37,7 @@ _GRACE_SECONDS = 12.0
 _LAUNCHES_KEPT = 5
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_FOR_THE_OTHERS = 10.0
+_RENDEZVOUS = "DDP_COMPARE_RENDEZVOUS"
 _KINDS: dict[int, type[StageError]] = {
     ExitCode.CONFIGURATION: ConfigurationError,
     ExitCode.DATA: DataError,
@@ -48,9 +51,10 @@ _KINDS: dict[int, type[StageError]] = {
 def choose_device(cell: str, params: Params, machine: dict[str, Any]) -> str:
     """Return "cuda" where the machine has NVIDIA GPUs, else "cpu".
 
-    Raises ResourceError (exit code 4) if the cell wants more ranks than GPUs and does not say `oversubscribe: true`.
+    Of a cell on several nodes the ranks on one of them count. Raises ResourceError (exit code 4) if the cell wants more
+    ranks than GPUs and does not say `oversubscribe: true`.
     """
-    wanted, gpus, cpus = params.cells[cell].world_size, machine["num_gpus"], machine["num_cpus"]
+    wanted, gpus, cpus = params.cells[cell].ranks_per_node, machine["num_gpus"], machine["num_cpus"]
     if gpus == 0:
         if wanted * params.train.threads_per_rank > cpus:
             _log.warning(
@@ -59,8 +63,9 @@ def choose_device(cell: str, params: Params, machine: dict[str, Any]) -> str:
             )  # fmt: skip
         return "cpu"
     if wanted > gpus and not params.cells[cell].oversubscribe:
+        which = "world_size" if params.cells[cell].num_nodes == 1 else "world_size / num_nodes"
         raise ResourceError(
-            f"cells.{cell}.world_size={wanted} is more than the {gpus} GPUs of this machine; allowed: at most {gpus}, "
+            f"cells.{cell}.{which}={wanted} is more than the {gpus} GPUs of this machine; allowed: at most {gpus}, "
             f"or oversubscribe: true in cells.{cell} (ranks then share GPUs, which says nothing about scaling)"
         )
     return "cuda"
@@ -84,10 +89,35 @@ def told_to_ranks(cell: str, params: Params, *, device: str, base_model: Path, w
     }
 
 
+def nodes_of(cell: str, params: Params) -> Nodes | None:
+    """Return the machines that the cell's ranks are on; None for this one alone.
+
+    Raises ConfigurationError if nothing says where the others find this one.
+    """
+    asked, num_nodes = params.nodes, params.cells[cell].num_nodes
+    if num_nodes == 1:
+        return None
+    rendezvous = asked.rendezvous or os.environ.get(_RENDEZVOUS)
+    if not rendezvous:
+        raise ConfigurationError(
+            f"cells.{cell}.num_nodes={num_nodes} and no nodes.rendezvous; allowed: HOST:PORT of this machine as the "
+            f"others reach it, there or in {_RENDEZVOUS}"
+        )
+    return Nodes(
+        num_nodes=num_nodes,
+        rendezvous=rendezvous,
+        start_command=asked.start_command,
+        wait_seconds=asked.wait_seconds,
+        # Before the watchdog finds that ranks hang there: what is lost is the node.
+        silence_seconds=params.train.watchdog_seconds / 2,
+    )
+
+
 def run_ranks(
     config: dict[str, Any],
     *,
     launcher: str,
+    nodes: Nodes | None = None,
     stop: threading.Event,
     follow: Callable[[list[dict[str, Any]]], None],
     arguments: Sequence[str] = (),
@@ -111,6 +141,7 @@ def run_ranks(
             threads_per_rank=config["threads_per_rank"],
             log_folder=_new_log_folder(work / "logs"),
             arguments=["--whereabouts", str(watchdog.file), *arguments],
+            **({} if nodes is None else {"nodes": nodes}),
         )
         hang = None
         try:
@@ -123,6 +154,8 @@ def run_ranks(
             if stop.is_set():
                 _log.info("%s: asked to stop; the ranks finish their step and save", cell)
             if hang is not None:
+                if nodes is not None:
+                    launch.ask_for_stacks()
                 watchdog.ask_for_stacks()
         finally:
             launch.stop(grace_seconds=_GRACE_SECONDS if stop.is_set() else 0.0)

@@ -28,6 +28,8 @@ _START_SECONDS = 900.0
 _LONGEST_LOOK = 1.0
 """Seconds between two looks that count: if this process was put aside itself, that says nothing about the ranks."""
 _SECONDS_FOR_STACKS = 1.0
+ELSEWHERE, STOPPED_ELSEWHERE = -1, -2
+"""In the place of the pid: a rank of another node, and one that a signal has stopped there."""
 # Memory, where the machine has a folder of it: a page of a file on a disk may block whoever writes to it.
 _MEMORY = Path("/dev/shm")
 
@@ -95,7 +97,7 @@ class Watchdog:
         if hindmost != self._hindmost:
             self._hindmost, self._still_seconds = hindmost, 0.0
         for pid in self._pids:
-            if pid and pid not in self._born:
+            if pid > 0 and pid not in self._born:
                 self._born[pid] = _born(pid)
         if all(self._pids):
             # Every rank has it open. A stage that is killed leaves none behind.
@@ -103,6 +105,13 @@ class Watchdog:
         if self._still_seconds < self._patience(places.index(hindmost)):
             return None
         return self._hang(places)
+
+    def words_of(self, rank: int) -> list[int]:
+        """Return what a rank of this node says, for the watchdog of another: its pid means nothing there."""
+        words = list(self._words[rank * NUM_WORDS : (rank + 1) * NUM_WORDS])
+        if words[PID]:
+            words[PID] = STOPPED_ELSEWHERE if _is_stopped(words[PID]) else ELSEWHERE
+        return words
 
     def ask_for_stacks(self) -> None:
         """Have every rank that can write its Python stacks to its log."""
@@ -156,6 +165,8 @@ class Watchdog:
 
 
 def _is_stopped(pid: int) -> bool:
+    if pid < 0:
+        return pid == STOPPED_ELSEWHERE
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.Error:
