@@ -78,10 +78,10 @@ class SliceOutputs:
 
         Text: the tokens that can be predicted; text with a label: its tokens; what is no sequence: 1.
         """
-        if not (self.folder / "offsets.npy").exists():
+        if "images.npy" in self.manifest.files:
             return np.ones(len(self.row_ids), dtype=np.int64)
         lengths = np.minimum(np.diff(_array(self.folder / "offsets.npy")), seq_len)
-        return lengths if (self.folder / "labels.npy").exists() else np.maximum(lengths - 1, 0)
+        return lengths if "labels.npy" in self.manifest.files else np.maximum(lengths - 1, 0)
 
 
 @dataclass(frozen=True)

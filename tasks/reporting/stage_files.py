@@ -55,6 +55,7 @@ class SliceManifest(StageFile):
     num_cut_rows: int = 0
     num_special_token_rows: int = 0
     digest: str
+    files: dict[str, str] = {}
 
 
 class MachineFile(StageFile):

@@ -210,7 +210,10 @@ def _count_images(source: Path, dataset: DatasetParams) -> int | None:
 
 def _count_texts(file: Path, dataset: DatasetParams, *, enough: int) -> int | None:
     if file.is_dir() or file.suffix == ".tar":
-        raise ValueError(f"dataset.image_size: missing for {dataset.location}; allowed: pixels of a side, such as 64")
+        raise ValueError(
+            f"dataset.source: got {dataset.location!r} without image_size; allowed: a .parquet or .jsonl file of "
+            "texts, or images with dataset.image_size"
+        )
     if file.suffix not in (".parquet", ".jsonl"):
         raise ValueError(f"dataset.source: got {dataset.location!r}; allowed: a .parquet or .jsonl file")
     if not file.is_file():
