@@ -26,6 +26,11 @@ def require_name(key: str, value: str) -> None:
         )
 
 
+def unit_of(workload: str) -> str:
+    """Return what the workload's throughput counts, token or image: UNIT in its file."""
+    return str(_constant_of(f"training/workloads/{workload}.py", "UNIT"))
+
+
 def require_one_of(key: str, value: str, allowed: list[str]) -> None:
     if value not in allowed:
         near = difflib.get_close_matches(value, allowed, n=1)

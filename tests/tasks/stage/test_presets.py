@@ -32,6 +32,6 @@ def test_a_comparison_of_ones_own_is_kept() -> None:
 @pytest.mark.parametrize("name", ["", "nope", "../params"])
 def test_an_unknown_preset_is_refused_with_the_known_ones(name: str) -> None:
     before = Path("params.yaml").read_bytes()
-    with pytest.raises(ConfigurationError, match="embedded, qwen2-arxiv"):
+    with pytest.raises(ConfigurationError, match=r"embedded, .*qwen2-arxiv"):
         use_preset(name)
     assert Path("params.yaml").read_bytes() == before
