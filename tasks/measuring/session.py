@@ -26,6 +26,7 @@ from tasks.measuring.speed import Comparison, Measured, measure_speed
 from tasks.measuring.workers import Workers, working
 from tasks.params import Params
 from tasks.reporting.measurement import Advice, Measurement, Prediction, Preflight
+from tasks.stage.choices import unit_of
 from tasks.stage.failure import DataError, PreemptedError
 from tasks.stage.progress import counting
 from tasks.stage.ranks import choose_device, nodes_of, told_to_ranks
@@ -163,7 +164,7 @@ def _session(params: Params, *, machine: Mapping[str, Any], base_model: Path, ro
     is_weak = params.measure.scaling == "weak"
     cells = [_cell(params, name, is_weak=is_weak) for name in params.cells]
     num_rows, lengths = len(np.load(rows / "row_ids.npy", allow_pickle=False)), None
-    if (rows / "offsets.npy").exists():
+    if unit_of(params.workload) == "token":
         lengths = np.minimum(np.diff(np.load(rows / "offsets.npy", allow_pickle=False)), params.train.seq_len).tolist()
     largest = max(cell.global_batch_size for cell in cells)
     if is_weak and num_rows < largest:

@@ -84,7 +84,7 @@ def _comparison(outputs: Outputs) -> ComparisonFacts:
 
 
 def _slice(outputs: Outputs, name: str) -> SliceFacts:
-    return SliceFacts(**outputs.slices[name].manifest.model_dump(exclude={"files"}))
+    return SliceFacts(**outputs.slices[name].manifest.model_dump())
 
 
 def _cell(outputs: Outputs, cell: str, measurement: Measurement | None, *, is_withheld: bool) -> CellResults:

@@ -156,7 +156,10 @@ def _listed(segments: list[tuple[str, int]]) -> str:
 def equal_tokens(outputs: Outputs) -> Finding:
     """Check the tokens that each segment learned from against what its range holds, and so across the cells."""
     seq_len = outputs.params.train.seq_len
-    per_range = {str(part): int(outputs.slices[str(part)].num_units(seq_len).sum()) for part in outputs.params.ranges}
+    slices = {str(part): outputs.slices[str(part)] for part in outputs.params.ranges}
+    per_range = {
+        name: int(part.num_units(seq_len, workload=outputs.params.workload).sum()) for name, part in slices.items()
+    }
     expected_in_all = sum(per_range.values()) * outputs.params.train.epochs
     problems, totals, unit = [], {}, unit_of(outputs.params.workload)
     for cell, run in outputs.runs.items():

@@ -26,6 +26,7 @@ from tasks.reporting.stage_files import (
     SegmentFile,
     SliceManifest,
 )
+from tasks.stage.choices import has_labels, unit_of
 from tasks.stage.failure import DataError
 from training.safe_loading import require_plain_archive
 
@@ -73,15 +74,15 @@ class SliceOutputs:
         """Positions of the rows in the data set."""
         return _array(self.folder / "row_ids.npy")
 
-    def num_units(self, seq_len: int) -> NDArray[np.int64]:
+    def num_units(self, seq_len: int, *, workload: str) -> NDArray[np.int64]:
         """Return per row what learning from it counts when rows are cut to `seq_len`.
 
-        Text: the tokens that can be predicted; text with a label: its tokens; what is no sequence: 1.
+        Text: the tokens that can be predicted, or all where it is to be classified; what is no text: 1.
         """
-        if "images.npy" in self.manifest.files:
+        if unit_of(workload) != "token":
             return np.ones(len(self.row_ids), dtype=np.int64)
         lengths = np.minimum(np.diff(_array(self.folder / "offsets.npy")), seq_len)
-        return lengths if "labels.npy" in self.manifest.files else np.maximum(lengths - 1, 0)
+        return lengths if has_labels(workload) else np.maximum(lengths - 1, 0)
 
 
 @dataclass(frozen=True)

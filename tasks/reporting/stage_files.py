@@ -55,7 +55,6 @@ class SliceManifest(StageFile):
     num_cut_rows: int = 0
     num_special_token_rows: int = 0
     digest: str
-    files: dict[str, str] = {}
 
 
 class MachineFile(StageFile):

@@ -48,9 +48,10 @@ def test_tokens_to_learn_leave_out_the_first_of_each_row_and_what_is_cut(
     tmp_path: Path, params: dict[str, Any]
 ) -> None:
     part = outputs_of(tmp_path, params).slices["0-8"]
-    assert part.num_units(128).tolist() == [3, 4, 5, 3, 4, 5, 3, 4]
-    assert part.num_units(5).tolist() == [3, 4, 4, 3, 4, 4, 3, 4]
-    assert part.num_units(1).tolist() == [0] * 8
+    assert part.num_units(128, workload="causal_lm").tolist() == [3, 4, 5, 3, 4, 5, 3, 4]
+    assert part.num_units(5, workload="causal_lm").tolist() == [3, 4, 4, 3, 4, 4, 3, 4]
+    assert part.num_units(1, workload="causal_lm").tolist() == [0] * 8
+    assert part.num_units(5, workload="sequence_classification").tolist() == [4, 5, 5, 4, 5, 5, 4, 5]
 
 
 def test_a_pickle_in_a_ledger_is_never_opened(tmp_path: Path, params: dict[str, Any]) -> None:
