@@ -27,7 +27,7 @@ SMALL = {
     "train.threads_per_rank": 1,
     "train.log_every_steps": 1,
     "cells": {"1proc": {"strategy": "single", "world_size": 1}, "2proc": {"strategy": "ddp", "world_size": 2}},
-    "measure": {"max_seconds": 1, "block_seconds": 0.05, "advice": False},
+    "measure": {"speed": False},
 }
 
 
@@ -135,7 +135,6 @@ def test_photographs_of_hands_are_learned(real_data: Path, project: Path, tmp_pa
         "heldout": "1000-1100",
         "train.epochs": 1,
         "cells": {"1proc": {"strategy": "single", "world_size": 1}},
-        "measure": {"speed": False},
     }
     workspace = finished(tmp_path / "project", project, changes)
     slices = read(workspace, "data/slices/manifest.json")

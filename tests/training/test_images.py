@@ -17,8 +17,12 @@ from tests.tiny import make_config
 from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks
 from training.augmentation import Augmentation
-from training.failure import BadCheckpointError
+from training.distributed import Ranks
+from training.failure import BadCheckpointError, UnfitModelError
 from training.image_rows import ImageRows, open_images
+from training.measure import Block, BlockRunner
+from training.variants import Variant
+from training.weights import parameter_checksum
 from training.workloads import image_classification as workload
 
 
@@ -131,6 +135,22 @@ def test_a_network_with_running_statistics_is_refused(model_dir: Path, tmp_path:
         workload.load_model(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"packing": True}, "packing: true, but the workload image_classification has none"),
+        ({"compile": True}, "compile: true, but the workload image_classification has none"),
+        ({"precision": "bf16"}, "precision: bf16 on CPU, where .* use precision: fp32, or a GPU"),
+    ],
+)
+def test_what_images_cannot_be_trained_with_is_refused_in_one_line(
+    model_dir: Path, slice_dir: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    config = parsed(config_for(tmp_path / "work", model_dir, slice_dir, **changes), tmp_path)
+    with pytest.raises(UnfitModelError, match=message):
+        workload.prepare(workload.load_model(model_dir), config)
+
+
 @pytest.mark.parametrize("damage", ["missing pixels", "of floats", "fewer labels"])
 def test_arrays_that_do_not_belong_together_are_refused(slice_dir: Path, tmp_path: Path, damage: str) -> None:
     images, labels, row_ids = (np.load(slice_dir / f"{name}.npy") for name in ("images", "labels", "row_ids"))
@@ -140,6 +160,22 @@ def test_arrays_that_do_not_belong_together_are_refused(slice_dir: Path, tmp_pat
         np.save(tmp_path / f"{name}.npy", array)
     with pytest.raises(ValueError, match="do not belong together; the slice stage makes them anew"):
         open_images(tmp_path)
+
+
+def test_a_measured_block_counts_images_and_leaves_the_weights(
+    alone: Ranks, model_dir: Path, slice_dir: Path, tmp_path: Path
+) -> None:
+    config = parsed(config_for(tmp_path, model_dir, slice_dir, strategy="ddp"), tmp_path)
+    runner = BlockRunner(config, alone)
+    found = runner.run(Block(variant=Variant(), steps=[1, 6], data="loader"))
+    assert [found[f"num_{unit}"] for unit in ("samples", "tokens", "positions")] == [8 + 5] * 3
+    assert 0 < found["data_wait_seconds"] < found["seconds"]
+    assert runner._get(Variant()).source.collate([0], seq_len=2).input_ids.tolist() == (
+        drawn(open_images(slice_dir)).collate([0], seq_len=2).input_ids.tolist()
+    )
+    trained = runner._get(Variant()).strategy.replica.parameter_checksum()
+    assert trained == parameter_checksum(workload.load_model(model_dir))
+    assert runner.facts(Variant())["can"] == []
 
 
 @pytest.mark.slow
@@ -160,4 +196,4 @@ def test_one_and_two_ranks_train_the_same_weights_to_the_bit_in_exact_mode_and_n
     one_process = OneProcess(told)
     again = one_process.update(as_ranks(told), on_step=lambda: None).weights
     assert relative_l2(ends[False, 2], again) < 2e-6
-    assert relative_l2(one_process.start_weights, again) > 1e-2, "the updates are too small to tell anything"
+    assert relative_l2(one_process.start_weights, again) > 1e-3, "the updates are too small to tell anything"

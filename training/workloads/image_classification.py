@@ -99,6 +99,12 @@ def prepare(model: nn.Module, config: TrainingConfig) -> None:
     for name in ("packing", "compile"):
         if getattr(config, name):
             raise UnfitModelError(f"{name}: true, but the workload image_classification has none; use {name}: false")
+    if config.device == "cpu" and config.precision != "fp32":
+        # Gradients of layers with few pixels then hold what was in memory before; and see pytorch issue 163347.
+        raise UnfitModelError(
+            f"precision: {config.precision} on CPU, where torch's convolutions in 16 bit are wrong on small images; "
+            "use precision: fp32, or a GPU"
+        )
 
 
 def has_dropout(model: nn.Module) -> bool:
