@@ -49,7 +49,7 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> No
         "text_column": dataset.text_column,
         **facts,
         "license": stored.license,
-        "label": _label(dataset),
+        "label": _label(dataset, facts.get("class_names", [])),
         "source_digest": stored.source_digest,
     }
     if dataset.kind == "builtin":
@@ -120,11 +120,12 @@ def _commit(source: Any, kind: Any) -> str | None:
     return commit_of(source.location, source.revision, kind=kind) if source.kind == "hub" else None
 
 
-def _label(dataset: DatasetParams) -> str:
+def _label(dataset: DatasetParams, class_names: Sequence[str]) -> str:
+    classes = f", {len(class_names)} classes of column {dataset.label}" if class_names else ""
     if dataset.kind == "builtin":
-        return "docstrings of the installed packages (built-in)"
+        return f"docstrings of the installed packages (built-in){classes}"
     name = Path(dataset.location).name if dataset.kind == "path" else dataset.location
-    return f"{name}, column {dataset.text_column}"
+    return f"{name}, column {dataset.text_column}{classes}"
 
 
 def _clear(folder: Path) -> None:

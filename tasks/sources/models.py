@@ -219,6 +219,7 @@ def _refusing(what: str) -> Iterator[None]:
 def _label(model: ModelParams, facts: dict[str, Any]) -> str:
     size = f"{facts['num_parameters'] / 1e6:,.1f} M parameters"
     if model.kind == "builtin":
-        return f"{model.location}: Qwen2 architecture with random weights, {size} (built-in)"
+        architecture = "ModernBERT" if model.location in BUILTIN_CLASSIFIERS else "Qwen2"
+        return f"{model.location}: {architecture} architecture with random weights, {size} (built-in)"
     name = Path(model.location).resolve().name if model.kind == "path" else model.location
     return f"{name}, {facts['model_type']}, {size}"

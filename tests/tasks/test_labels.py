@@ -105,6 +105,7 @@ def test_the_built_in_texts_have_their_package_as_class_and_are_the_same_texts(p
     labelled, manifest = downloaded(asked(project, {"source": "builtin:docstrings", "label": "package"}))
     assert [row["label"] for row in labelled[:12]] == list(PACKAGES)
     assert manifest["class_names"] == sorted(PACKAGES)
+    assert manifest["label"].endswith("(built-in), 12 classes of column package")
     plain, manifest = downloaded(
         asked(
             project, {"source": "builtin:docstrings"}, workload="causal_lm",
@@ -230,6 +231,7 @@ def test_the_stage_makes_a_classifier_of_a_local_encoder(tiny_modernbert: Path) 
     config = json.loads((found / "config.json").read_text())
     assert config["id2label"] == {"0": "no", "1": "yes"}
     manifest = json.loads((found / MANIFEST).read_text())
+    assert manifest["model_type"] == "modernbert"
     network = AutoModelForSequenceClassification.from_pretrained(found)
     assert manifest["num_parameters"] == sum(part.numel() for part in network.parameters())
     assert network.classifier.out_features == 2
