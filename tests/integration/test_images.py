@@ -1,4 +1,4 @@
-"""The whole pipeline on images: the built-in digits from nothing to the report, and photographs where they stand."""
+"""The whole pipeline on images: the built-in digits, from nothing to the report."""
 
 import csv
 import json
@@ -22,6 +22,8 @@ SMALL = {
     "train.micro_batch_size": 5,
     "train.learning_rate": 0.01,
     "train.warmup_steps": 4,
+    # Else the curves of a right training part after some steps (docs/decisions.md, 40).
+    "train.exact": True,
     "train.precision": "fp32",
     "train.augment": "flip_shift",
     "train.threads_per_rank": 1,
@@ -118,26 +120,3 @@ def test_what_would_be_published_is_the_trained_network(digits: Workspace) -> No
     trained = torch.load(final, weights_only=True)
     assert all(torch.equal(part, trained[name]) for name, part in published.state_dict().items())
     assert "pipeline_tag: image-classification" in (digits.folder / "reports/hub/README.md").read_text()
-
-
-def test_one_more_epoch_trains_only_that_one(digits: Workspace, tmp_path: Path) -> None:
-    longer = digits.copy(tmp_path / "project")
-    longer.change({"train.epochs": 3})
-    said = longer.repro("train@1proc").stdout
-    assert "2 of 3 segments are finished already" in said
-
-
-def test_photographs_of_hands_are_learned(real_data: Path, project: Path, tmp_path: Path) -> None:
-    changes = {
-        "dataset.source": f"path:{real_data / 'images_sign_digits.tar'}",
-        "dataset.image_size": 32,
-        "ranges": ["0-200"],
-        "heldout": "1000-1100",
-        "train.epochs": 1,
-        "cells": {"1proc": {"strategy": "single", "world_size": 1}},
-    }
-    workspace = finished(tmp_path / "project", project, changes)
-    slices = read(workspace, "data/slices/manifest.json")
-    assert slices["class_names"] == [str(digit) for digit in range(10)]
-    models = read(workspace, "data/evaluation/evaluation.json")["models"]
-    assert models["1proc"]["loss"] < models["base"]["loss"]

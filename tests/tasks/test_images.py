@@ -13,7 +13,7 @@ from PIL import Image
 from tasks.builtin.digits import NUM_IMAGES
 from tasks.download import download_rows
 from tasks.params import Params
-from tasks.slicing.image_classification import stored_slice
+from tasks.slicing.image_classification import stored_slice, write_slices
 from tasks.sources import image_rows
 from tasks.sources.image_models import stored_image_model
 from tasks.sources.image_policy import MAX_PIXELS
@@ -260,3 +260,35 @@ def test_a_model_of_other_classes_or_of_no_images_is_refused(tmp_path: Path) -> 
         stored_image_model(model, class_names=CLASS_NAMES)
     with pytest.raises(ConfigurationError, match=r"builtin:tiny-qwen2.*for images; allowed: builtin:resnet18"):
         stored_image_model(ModelParams(source="builtin:tiny-qwen2", name="x"), class_names=CLASS_NAMES)
+
+
+@pytest.mark.slow
+def test_photographs_of_hands_are_read_from_their_tar_and_learned(real_data: Path) -> None:
+    import torch
+
+    from training.image_rows import open_images
+    from training.workloads import image_classification as workload
+
+    params = params_for(f"path:{real_data / 'images_sign_digits.tar'}", ranges=["0-1000"], heldout="1000-1300", size=32)
+    manifest = downloaded(params)
+    assert manifest["class_names"] == [str(digit) for digit in range(10)]
+    assert manifest["quarantined"] == {}
+    names = [file.name for file in image_files(real_data / "images_sign_digits.tar")]
+    assert all("/train/" in name for name in names[:1000])
+    assert all("/val/" in name for name in names[1000:])
+    write_slices(params, raw=Path("raw"), base_model=Path("base_model"), slices=Path("slices"))
+    train, heldout = open_images(Path("slices/0-1000")), open_images(Path("slices/1000-1300"))
+    assert heldout.labels.tolist() == [int(Path(name).parent.name) for name in names[1000:]]
+    assert np.bincount(train.labels).min() > 80
+    model = workload.load_model(stored_image_model(params.model, class_names=manifest["class_names"]))
+    unseen = heldout.collate(range(60), seq_len=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    with torch.no_grad():
+        before = float(workload.loss_sum(model, unseen))
+    for step in range(12):
+        workload.loss_sum(model, train.collate(range(20 * step, 20 * step + 20), seq_len=2)).div(20).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        assert float(workload.loss_sum(model, unseen)) < before
