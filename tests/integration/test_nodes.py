@@ -70,7 +70,7 @@ class Cluster:
         command = shlex.split(str(stages[name].get("do", stages[name])["cmd"]).replace("${key}", cell))
         return self.hosts.alpha.popen(
             command, cwd=self.head.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=self.head.environment(DDP_COMPARE_NODES_KEY=self.key, **self.mark, **environment),
+            env=self.head.environment(DDP_COMPARE_NODES_SECRET=self.key, **self.mark, **environment),
         )  # fmt: skip
 
     def join(self) -> "subprocess.Popen[str]":
@@ -79,7 +79,7 @@ class Cluster:
         with (self.node.folder / "join.log").open("ab") as log:
             return self.hosts.beta.popen(
                 command, cwd=self.node.folder, stdout=log, stderr=log,
-                env=self.node.environment(DDP_COMPARE_NODES_KEY=self.key, **self.mark),
+                env=self.node.environment(DDP_COMPARE_NODES_SECRET=self.key, **self.mark),
             )  # fmt: skip
 
     def run_facts(self) -> dict[str, Any]:
