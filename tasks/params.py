@@ -301,8 +301,9 @@ def load_params(path: Path = Path("params.yaml"), *, is_for_dvc: bool = False) -
     try:
         content = read_strict_yaml(path)
         params = Params.model_validate(content)
-        for section in Params.model_fields.keys() - {"nodes"}:  # which no stage depends on
-            if is_for_dvc and section not in content:
+        for section in Params.model_fields:
+            # No stage depends on `nodes`.
+            if is_for_dvc and section not in content and section != "nodes":
                 raise ValueError(f"{section}: missing, and DVC asks for it; write `{section}: {{}}` for its defaults")
         check_paths(
             params.model, params.dataset, ranges=params.ranges, heldout=params.heldout, base=path.resolve().parent

@@ -19,10 +19,11 @@ from tasks.reporting.measurement import Measurement
 from tests.flows.toy_project import wait_for
 from tests.integration.hosts import TwoHosts, two_hosts
 from tests.processes import left_of, new_mark, none_left_of
+from tests.tiny import make_tiny_model
 from tests.training.conftest import events_in
 from tests.workspace import SMALL, Workspace
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 _PORT = 29400
 _SECONDS_OF_A_STAGE = 240
@@ -38,7 +39,7 @@ _CHANGES = SMALL | {
     },
     "nodes": {"rendezvous": f"10.77.0.1:{_PORT}"},
 }
-"""12 steps with checkpoints after 4 and 8. The model has a million parameters: 4 MB of gradient cross the link."""
+"""12 steps with checkpoints after 4 and 8."""
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Cluster:
         command = shlex.split(str(stages[name].get("do", stages[name])["cmd"]).replace("${key}", cell))
         return self.hosts.alpha.popen(
             command, cwd=self.head.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=self.head.environment(DDP_COMPARE_NODES_KEY=self.key, **self.mark, **environment),
+            env=self.head.environment(DDP_COMPARE_NODES_SECRET=self.key, **self.mark, **environment),
         )  # fmt: skip
 
     def join(self) -> "subprocess.Popen[str]":
@@ -78,7 +79,7 @@ class Cluster:
         with (self.node.folder / "join.log").open("ab") as log:
             return self.hosts.beta.popen(
                 command, cwd=self.node.folder, stdout=log, stderr=log,
-                env=self.node.environment(DDP_COMPARE_NODES_KEY=self.key, **self.mark),
+                env=self.node.environment(DDP_COMPARE_NODES_SECRET=self.key, **self.mark),
             )  # fmt: skip
 
     def run_facts(self) -> dict[str, Any]:
@@ -100,6 +101,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Iterator
         cluster = Cluster(hosts, head, head, "a key of this test", mark)
         for stage in ("fingerprint", "download", "slice"):
             cluster.stage(stage)
+        # Smaller than the built-in one: 2.2 MB of gradient cross the link, 0.02 s at 1 Gbit/s, 0.2 s at 100 Mbit/s.
+        vocab_size = json.loads((head.folder / "data/base_model/config.json").read_bytes())["vocab_size"]
+        make_tiny_model(head.folder / "data/base_model", vocab_size=vocab_size, hidden_size=128)
         cluster.node = head.copy(folder / "elsewhere")
         joined = cluster.join()
         yield cluster
@@ -144,9 +148,8 @@ def test_a_tenth_of_the_link_shows_in_speedup_waterfall_and_prediction(measured:
     speedups = [next(arm.speedup for arm in one.arms if arm.cell == "2nodes") for one in (fast, slow)]
     assert speedups[0] is not None
     assert speedups[1] is not None
-    assert speedups[1].high < speedups[0].low
-    # 4 MB take 0.03 s at 1 Gbit/s and 0.3 s at 100 Mbit/s; less what the backward covers.
-    assert exposed(slow) > exposed(fast) + 0.1
+    assert speedups[1].value < 0.8 * speedups[0].value
+    assert exposed(slow) > exposed(fast) + 0.05
     assert predicted(slow, 2) < predicted(fast, 2)
     assert predicted(slow, 8) < predicted(fast, 8)
 

@@ -205,9 +205,10 @@ def test_every_preset_is_valid(name: str, project: Path) -> None:
     assert load_params(project / "presets" / f"{name}.yaml", is_for_dvc=True).name == name
 
 
-def test_the_preset_of_images_is_valid_and_asks_for_its_folder(project: Path) -> None:
-    preset = project / "presets" / "resnet18-imagefolder.yaml"
-    assert Params.model_validate(read_strict_yaml(preset)).name == "resnet18-imagefolder"
+@pytest.mark.parametrize("name", ["resnet18-imagefolder", "resnet18-2nodes"])
+def test_a_preset_of_images_is_valid_and_asks_for_its_folder(name: str, project: Path) -> None:
+    preset = project / "presets" / f"{name}.yaml"
+    assert Params.model_validate(read_strict_yaml(preset)).name == name
     with pytest.raises(
         ConfigurationError, match=r"dataset\.source: got 'imagenette2-320' .*; allowed: a folder of class"
     ):

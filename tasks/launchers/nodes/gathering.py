@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +19,37 @@ from tasks.stage.failure import ConfigurationError, ResourceError
 
 _log = logging.getLogger(__name__)
 
+_LOGS = Path(".work/nodes")
 _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_BEFORE_ASKING = 2.0
 """Nodes that wait already come at once."""
-_SECONDS_TO_END = 5.0
+_PATIENCE_SECONDS = 30
+"""How long a node that was started by a command waits for another launch: the stages follow one another."""
 
 Waiting = tuple[Line, dict[str, Any]]
 """A node's line, and what it said of itself."""
 
 
+@dataclass(frozen=True)
+class _Started:
+    """A node that a command has started."""
+
+    log: Path
+    process: "subprocess.Popen[bytes]"
+
+
+_starting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="start nodes")
+"""Lasts as long as this process: what ends with its parent ends with the thread that started it."""
+_started: dict[int, _Started] = {}
+"""By the number of the node. They serve all launches of this process, several of which may run at a time."""
+
+
 class Gathering:
     """The nodes beside the head that one launch needs."""
 
-    def __init__(self, nodes: Nodes, *, cell: str, log_folder: Path) -> None:
+    def __init__(self, nodes: Nodes, *, cell: str) -> None:
         self._nodes = nodes
         self._cell = cell
-        self._log_folder = log_folder
-        self._started: list[tuple[Path, subprocess.Popen[bytes]]] = []
 
     def lines(self, lobby: Lobby, *, is_over: Callable[[], bool]) -> list[Waiting]:
         """Return the lines of all nodes but the head, by their numbers; fewer if it is over before.
@@ -48,7 +64,7 @@ class Gathering:
                 found.append(taken)
                 continue
             missing, waited = self._nodes.num_nodes - 1 - len(found), time.monotonic() - began_at
-            if not has_asked and (waited > _SECONDS_BEFORE_ASKING or self._nodes.start_command is not None):
+            if not has_asked and waited > _SECONDS_BEFORE_ASKING:
                 has_asked = True
                 self._ask_for(missing)
             if waited > self._nodes.wait_seconds:
@@ -56,18 +72,10 @@ class Gathering:
                     f"cell {self._cell}: {missing} of {self._nodes.num_nodes} nodes did not come to "
                     f"{self._nodes.rendezvous} in {waited:.0f} s; on each of them: {join_command(self._nodes)}"
                 )
-            self._look_at_started()
+            if has_asked:
+                self._look_at_started()
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         return list(_in_order(found))
-
-    def close(self) -> None:
-        """End what was started; a node has ended by itself, unless it never came."""
-        for _, process in self._started:
-            try:
-                process.wait(timeout=_SECONDS_TO_END)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
     def _ask_for(self, missing: int) -> None:
         if self._nodes.start_command is None:
@@ -77,31 +85,37 @@ class Gathering:
             )  # fmt: skip
             return
         for node_rank in range(1, self._nodes.num_nodes):
+            if node_rank in _started and _started[node_rank].process.poll() is None:
+                continue
             command = f"cd {shlex.quote(str(Path.cwd()))} && exec {join_command(self._nodes, node_rank=node_rank)}"
             words = shlex.split(self._nodes.start_command)
             words = [word.replace("{node_rank}", str(node_rank)).replace("{command}", command) for word in words]
-            file = self._log_folder / f"start-{node_rank}.log"
-            with file.open("wb") as log:
-                process = subprocess.Popen(
-                    words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                )
-            self._started.append((file, process))
+            file = _LOGS / f"start-{node_rank}.log"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _started[node_rank] = _starting.submit(_start, words, file).result()
 
     def _look_at_started(self) -> None:
-        for file, process in self._started:
-            if process.poll():
-                said = " ".join(file.read_text(errors="replace").strip().splitlines()[-1:])
+        for node_rank, started in list(_started.items()):
+            if started.process.poll():
+                del _started[node_rank]
+                said = " ".join(started.log.read_text(errors="replace").strip().splitlines()[-1:])
                 raise ConfigurationError(
-                    f"nodes.start_command ended with exit code {process.returncode}: {said or 'it said nothing'}; "
-                    f"its log: {file}"
+                    f"nodes.start_command ended with exit code {started.process.returncode}: "
+                    f"{said or 'it said nothing'}; its log: {started.log}"
                 )
+
+
+def _start(words: list[str], log: Path) -> _Started:
+    with log.open("wb") as file:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+    return _Started(log=log, process=process)
 
 
 def join_command(nodes: Nodes, *, node_rank: int | None = None) -> str:
-    """Return the command that makes another machine a node; with a number, for one launch and as that node."""
+    """Return the command that makes another machine a node; with a number, as that one, and until the head is gone."""
     words = ["python" if node_rank is None else sys.executable, "-m", "tasks.launchers.nodes.join", nodes.rendezvous]
     if node_rank is not None:
-        words += ["--node-rank", str(node_rank), "--once"]
+        words += ["--node-rank", str(node_rank), "--patience", str(_PATIENCE_SECONDS)]
     # A key of the environment is a secret of its owner's, and is in the other machine's as well.
     words += [] if os.environ.get(KEY) else ["--key", key_of_head()]
     return shlex.join(words)

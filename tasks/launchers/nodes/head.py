@@ -64,7 +64,7 @@ class SeveralNodes:
         self._arguments = list(arguments)
         self._launch_id = uuid.uuid4().hex
         self._cell: str = json.loads(config.read_bytes())["cell"]
-        self._gathering = Gathering(nodes, cell=self._cell, log_folder=log_folder)
+        self._gathering = Gathering(nodes, cell=self._cell)
         self._words = _whereabouts(self._arguments)
         self._others: list[OtherNode] = []
         self._own: Launch | None = None
@@ -211,11 +211,12 @@ class SeveralNodes:
     def _pump(self, silence_seconds: float) -> None:
         """Take in what the nodes say, and say that the head is there."""
         self._say_alive()
+        if self._is_asked_for_stacks.is_set():
+            self._is_asked_for_stacks.clear()
+            for other in self._others:
+                other.ask_for_stacks()
         for other in self._others:
             other.listen(self._config.parent, silence_seconds)
-            if self._is_asked_for_stacks.is_set():
-                other.ask_for_stacks()
-        self._is_asked_for_stacks.clear()
 
     def _say_alive(self) -> None:
         if time.monotonic() - self._signed_at > _SECONDS_BETWEEN_SIGNS:
@@ -240,7 +241,6 @@ class SeveralNodes:
                 self._own.stop(grace_seconds=0.0)
             for other in self._others:
                 other.gather(self._log_folder_of(other.node_rank), seconds=_SECONDS_FOR_LOGS)
-            self._gathering.close()
         if self._own is not None:
             own = {**self._own_facts, "gpu_energy_joules": energy_since(self._own_energy)}
             facts = [own, *(other.facts for other in self._others)]

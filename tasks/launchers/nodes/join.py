@@ -38,9 +38,6 @@ def _main() -> None:
         _log.info("node %d of %d, %d ranks here", told["node_rank"], told["num_nodes"], told["ranks_per_node"])
         me["node_rank"] = told["node_rank"]
         member = Member(line, told, head=head, key=key)
-        if arguments.once:
-            member.serve()
-            return
         # Meanwhile another cell's ranks may be wanted here as well: they wait side by side while they are measured.
         threading.Thread(target=member.serve, name="member", daemon=True).start()
 
@@ -75,7 +72,6 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--key", help=f"what the head prints; or {KEY}")
     parser.add_argument("--node-rank", type=int, help="the number to have, from 1; else the next that is free")
     parser.add_argument("--patience", type=float, default=86_400.0, help="seconds to wait for a head (default a day)")
-    parser.add_argument("--once", action="store_true", help="take part in one launch and end")
     return parser.parse_args()
 
 

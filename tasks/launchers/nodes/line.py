@@ -18,7 +18,7 @@ from typing import Any
 
 from tasks.stage.failure import ConfigurationError
 
-KEY = "DDP_COMPARE_NODES_KEY"
+KEY = "DDP_COMPARE_NODES_SECRET"
 """Environment variable with the key of the door, on all nodes; without it the head makes one."""
 _KEY_FILE = Path(".work/nodes.key")
 _SECONDS_TO_CONNECT = 10.0

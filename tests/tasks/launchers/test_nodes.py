@@ -41,25 +41,25 @@ def _knocked(address: str, node: str, node_rank: int | None = None) -> Line:
     return line
 
 
-def _nodes(address: str, *, num_nodes: int = 3, start_command: str | None = None) -> Nodes:
+def _nodes(address: str, *, wait_seconds: float = 0.3, start_command: str | None = None) -> Nodes:
     return Nodes(
-        num_nodes=num_nodes, rendezvous=address, start_command=start_command, wait_seconds=0.3, silence_seconds=1.0
+        num_nodes=3, rendezvous=address, start_command=start_command, wait_seconds=wait_seconds, silence_seconds=1.0
     )
 
 
-def test_nodes_that_wait_get_the_numbers_that_they_ask_for(lobby: Lobby, address: str, tmp_path: Path) -> None:
+def test_nodes_that_wait_get_the_numbers_that_they_ask_for(lobby: Lobby, address: str) -> None:
     lines = [_knocked(address, "a"), _knocked(address, "b", 1)]
-    gathered = Gathering(_nodes(address), cell="x", log_folder=tmp_path).lines(lobby, is_over=lambda: False)
+    gathered = Gathering(_nodes(address), cell="x").lines(lobby, is_over=lambda: False)
     assert [said["node"] for _, said in gathered] == ["b", "a"]
     gathered[0][0].say(hello=1)
     assert lines[1].hear(5) == {"hello": 1}
 
 
-def test_a_node_that_has_gone_or_is_there_twice_is_not_taken(lobby: Lobby, address: str, tmp_path: Path) -> None:
+def test_a_node_that_has_gone_or_is_there_twice_is_not_taken(lobby: Lobby, address: str) -> None:
     _knocked(address, "gone").close()
     twice = [_knocked(address, "a"), _knocked(address, "a")]
     with pytest.raises(ResourceError, match=r"1 of 3 nodes did not come to .*python -m tasks.launchers.nodes.join"):
-        Gathering(_nodes(address), cell="x", log_folder=tmp_path).lines(lobby, is_over=lambda: False)
+        Gathering(_nodes(address), cell="x").lines(lobby, is_over=lambda: False)
     assert len(twice) == 2
 
 
@@ -72,11 +72,12 @@ def test_who_has_another_key_does_not_get_in(lobby: Lobby, address: str) -> None
 
 
 def test_a_command_that_cannot_start_a_node_is_named_with_its_last_words(
-    lobby: Lobby, address: str, tmp_path: Path
+    lobby: Lobby, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = _nodes(address, start_command="sh -c 'echo no route to {node_rank}; exit 3' {command}")
+    monkeypatch.chdir(tmp_path)
+    nodes = _nodes(address, wait_seconds=20.0, start_command="sh -c 'echo no route to {node_rank}; exit 3' {command}")
     with pytest.raises(ConfigurationError, match=r"exit code 3: no route to 1; its log: .*start-1.log"):
-        Gathering(nodes, cell="x", log_folder=tmp_path).lines(lobby, is_over=lambda: False)
+        Gathering(nodes, cell="x").lines(lobby, is_over=lambda: False)
 
 
 def test_the_command_for_other_nodes_has_the_key_unless_it_is_in_the_environment(
@@ -90,7 +91,7 @@ def test_the_command_for_other_nodes_has_the_key_unless_it_is_in_the_environment
     assert join_command(_nodes(address)) == f"python -m tasks.launchers.nodes.join {address} --key {made}"
     monkeypatch.setenv(KEY, "a secret")
     assert "a secret" not in join_command(_nodes(address), node_rank=1)
-    assert join_command(_nodes(address), node_rank=1).endswith(f"{address} --node-rank 1 --once")
+    assert join_command(_nodes(address), node_rank=1).endswith(f"{address} --node-rank 1 --patience 30")
 
 
 @pytest.fixture
