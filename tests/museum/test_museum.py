@@ -10,7 +10,7 @@ from tests.museum.exhibit import Exhibit
 from tests.museum.exhibits import EXHIBITS
 from tests.museum.museum import Museum, Outcome
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 NUM_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -18,6 +18,8 @@ from training.emulated_device import EmulatedDevice, expected_step_seconds, writ
 from training.probe import probe_buckets
 from training.sweep import all_reduce_sweep
 
+pytestmark = pytest.mark.alone
+
 _BUCKET_MIB = 0.1
 
 

@@ -9,7 +9,7 @@ from tests.museum.exhibits.published import (
 
 _LOOP = "training/loop.py"
 _REPLICA = "training/replica.py"
-_LOAD = "store.load_finished(config.segments[index - 1], strategy.replica, facts)"
+_LOAD = "store.load_finished(before, strategy.replica, facts)"
 
 EXHIBITS = [
     Exhibit(
