@@ -14,6 +14,7 @@ from tasks.reporting import (
     tables,
     wording,
 )
+from tasks.reporting.compared import compared_facts
 from tasks.reporting.glossary import glossary_for, word_of
 from tasks.reporting.measured import cells_of
 from tasks.reporting.measurement import Estimate, Measurement
@@ -52,7 +53,7 @@ def render_html(results: Results, svgs: dict[str, str]) -> str:
         light=_variables(0),
         dark=_variables(1),
         headline=_headline(results),
-        facts=tables.compared_facts(results),
+        facts=compared_facts(results),
         work=tables.spread_of_work(results),
         nodes=tables.nodes(results),
         equivalence=tables.equivalence(results),

@@ -12,6 +12,7 @@ from tasks.reporting import (
     notes,
     tables,
 )
+from tasks.reporting.compared import compared_facts
 from tasks.reporting.glossary import glossary_for
 from tasks.reporting.results import Results
 from tasks.reporting.tables import Table
@@ -30,7 +31,7 @@ def render_markdown(results: Results) -> str:
         *([f"> {escaped(results.label)}"] if results.label else []),
         f"**{escaped(results.verdict)}**",
         "## What was compared",
-        "\n".join(f"- {name}: {escaped(value)}" for name, value in tables.compared_facts(results)),
+        "\n".join(f"- {name}: {escaped(value)}" for name, value in compared_facts(results)),
         _table(tables.spread_of_work(results)),
         *([_table(nodes)] if (nodes := tables.nodes(results)) else []),
         "## Gates",

@@ -1,14 +1,10 @@
 """The tables of the report as words, for the page and the markdown alike."""
 
-from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tasks.reporting import wording
-from tasks.reporting.facts import ComparisonFacts
 from tasks.reporting.quality import ModelQuality, Sample
 from tasks.reporting.results import CellResults, Figures, Results
-from tasks.sources import row_policy
 
 _MAX_EPOCH_ROWS = 40
 
@@ -190,79 +186,6 @@ def equivalence(results: Results) -> Table | None:
     return Table("Updates of the ranks against those of one process", headings, rows, num_row_headings=2)
 
 
-def compared_facts(results: Results) -> list[tuple[str, str]]:
-    """Return (fact, value) of what was compared, on what and when."""
-    facts, machine = results.comparison, results.comparison.machine
-    model, dataset, train = facts.model, facts.dataset, facts.train
-    weights = "random start weights" if model.is_random_weights else "pretrained"
-    rows = sum(part.num_rows for part in facts.ranges)
-    tokens = sum(part.num_tokens for part in facts.ranges)
-    gpus = wording.listed([f"{gpu.name} ({gpu.memory_gib:g} GiB)" for gpu in machine.gpus])
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items() if version)
-    return [
-        ("Model", f"{model.label}; {model.model_type}, {wording.count(model.num_parameters)} parameters, {weights}"),
-        ("Model source", _source(model.source, model.revision, model.commit, model.digest)),
-        ("Data", f"{dataset.label}; {wording.count(dataset.num_rows)} rows read"),
-        ("Data source", _source(dataset.source, dataset.revision, dataset.commit, dataset.digest)),
-        (
-            "Ranges",
-            f"{', '.join(part.range for part in facts.ranges)} ({wording.count(rows)} rows"
-            f"{'' if facts.unit == 'image' else f', {wording.count(tokens)} tokens'}); held out: {facts.heldout.range}",
-        ),
-        ("Rows", _rows(facts)),
-        (
-            "Work",
-            f"{facts.workload}, {wording.counted(int(train['epochs']), 'epoch')}, {train['global_batch_size']} "
-            f"samples per step, {_sample(facts)}, {_optimizer(train)}, {train['precision']}, seed {train['seed']}; "
-            f"{_scaling(results)}",
-        ),
-        (
-            "Machine",
-            f"{gpus + ', ' if gpus else 'no GPU, '}{machine.cpu}, {wording.counted(machine.num_cpus, 'CPU')}, "
-            f"{machine.os}" + (f", driver {machine.driver}" if machine.driver else ""),
-        ),
-        ("Versions", versions),
-        ("Trained", f"from {_utc(facts.trained_at)}; figures put together {_utc(results.created_at)}"),
-    ]
-
-
-def _sample(facts: ComparisonFacts) -> str:
-    """Return how large a sample is, or what is done to it."""
-    if facts.unit != "image":
-        return f"{facts.train['seq_len']} tokens per sample at most"
-    changes = {"flip": "mirrored at random", "flip_shift": "mirrored and shifted at random"}
-    return f"images {changes.get(str(facts.train['augment']), 'as they are')}"
-
-
-def _optimizer(train: dict[str, Any]) -> str:
-    # Results of an earlier version name none: there was but one.
-    is_sgd = train.get("optimizer") == "sgd"
-    name = f"SGD with momentum {train['momentum']:g}" if is_sgd else "AdamW"
-    return f"{name}, learning rate {train['learning_rate']:g} ({train['schedule']})"
-
-
-def _rows(facts: ComparisonFacts) -> str:
-    """Return what became of rows that are no good, of repeated ones and of those that name special tokens."""
-    parts = [*facts.ranges, facts.heldout]
-    left_out: Counter[str] = Counter()
-    for part in parts:
-        left_out.update(part.quarantined)
-    why = f" ({row_policy.in_words(left_out)})" if left_out else ""
-    dataset = facts.dataset
-    repeated = (
-        f"of the rows read {wording.count(dataset.num_duplicate_rows)} repeat an earlier one, and "
-        f"{wording.count(dataset.num_heldout_rows_seen)} held-out rows also stand elsewhere"
-    )
-    if facts.unit == "image":
-        return f"{wording.count(left_out.total())} left out as no good image{why}; {repeated}"
-    return (
-        f"{wording.count(left_out.total())} left out as no good text{why}, "
-        f"{wording.count(sum(part.num_cut_rows for part in parts))} cut to {wording.count(row_policy.MAX_CHARACTERS)} "
-        f"characters, {wording.count(sum(part.num_special_token_rows for part in parts))} name a special token, which "
-        f"stayed text; {repeated}"
-    )
-
-
 def sample_texts(sample: Sample) -> list[tuple[str, str]]:
     """Return (whose, text): how the row goes on, and what the models wrote; those that wrote the same are one."""
     writers: dict[str, list[str]] = {}
@@ -270,13 +193,6 @@ def sample_texts(sample: Sample) -> list[tuple[str, str]]:
         writers.setdefault(text.strip(), []).append("base model" if model == "base" else model)
     written = [(wording.listed(models), text) for text, models in writers.items()]
     return [("the text itself", sample.reference.strip()), *written]
-
-
-def _scaling(results: Results) -> str:
-    measurement = results.measurement
-    if measurement is not None and measurement.scaling == "weak":
-        return "strong scaling: the same in every cell; speed was measured at weak scaling, with a batch per rank"
-    return "strong scaling: the same in every cell"
 
 
 def _rates(part: Figures) -> list[str]:
@@ -305,14 +221,3 @@ def karp_flatt(results: Results, cell: CellResults) -> str:
 
 def _memory(gib: float | None) -> str:
     return wording.NOT_AVAILABLE if gib is None else f"{wording.three_digits(gib)} GiB"
-
-
-def _source(source: str, revision: str | None, commit: str | None, digest: str) -> str:
-    asked = f", revision {revision}" if revision else ""
-    resolved = f", commit {commit[:12]}" if commit and commit != revision else ""
-    return f"{source}{asked}{resolved}, content {digest[:12]}"
-
-
-def _utc(moment: str) -> str:
-    """Return `2026-11-21 02:41 UTC` of an ISO time in UTC."""
-    return f"{moment[:10]} {moment[11:16]} UTC"
