@@ -64,8 +64,10 @@ class Hang:
 class Watchdog:
     """Looks at the memory in which the ranks say where they are; a context that owns it."""
 
-    def __init__(self, *, world_size: int, step_seconds: float) -> None:
+    def __init__(self, *, world_size: int, step_seconds: float, ranks_heard: int | None = None) -> None:
+        """`ranks_heard`: how many of the ranks will say where they are; all of them unless told otherwise."""
         self._world_size = world_size
+        self._ranks_heard = world_size if ranks_heard is None else ranks_heard
         self._step_seconds = step_seconds
         handle, name = tempfile.mkstemp(prefix="ddp-whereabouts-", dir=_MEMORY if _MEMORY.is_dir() else None)
         self.file = Path(name)
@@ -99,7 +101,7 @@ class Watchdog:
         for pid in self._pids:
             if pid > 0 and pid not in self._born:
                 self._born[pid] = _born(pid)
-        if all(self._pids):
+        if sum(map(bool, self._pids)) == self._ranks_heard:
             # Every rank has it open. A stage that is killed leaves none behind.
             self.file.unlink(missing_ok=True)
         if self._still_seconds < self._patience(places.index(hindmost)):

@@ -56,7 +56,10 @@ class Member:
         name = f"node {self._told['node_rank']} of a comparison on {self._head[0]}"
         self._work.mkdir(parents=True)
         try:
-            with machine_lock(name), Watchdog(world_size=self._told["world_size"], step_seconds=_LONGEST_STEP) as dog:
+            watchdog = Watchdog(
+                world_size=self._told["world_size"], step_seconds=_LONGEST_STEP, ranks_heard=len(self._ranks_here)
+            )
+            with machine_lock(name), watchdog as dog:
                 try:
                     self._take_part(dog)
                 finally:
