@@ -70,8 +70,10 @@ audit: $(READY)  ## Licences of requirements.lock, and known vulnerabilities whe
 
 test: $(READY)  ## Everything: check and all tests
 	@$(MAKE) --no-print-directory check
-	pytest -n 2 --dist loadfile -m "not alone"
-	pytest -m alone
+	failed=0
+	pytest -n 2 --dist loadfile -m "not alone" || failed=$$?
+	pytest -m alone || failed=$$?
+	exit $$failed
 
 test-fast: $(READY)  ## The quick answer: tests that take seconds
 	@pytest -n 2 --dist loadfile -m "not slow and not alone"
