@@ -21,9 +21,9 @@ pytestmark = pytest.mark.slow
 DDP, REPLICA = "training/strategies/ddp.py", "training/replica.py"
 CLIP = "grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)"
 LAST = "self.replica.add(self._wrapped, last, weight=weight)"
-WEIGHT = "weight = self._world_size / max(num_tokens, 1)"
+WEIGHT = "weight = self._world_size / max(num_targets, 1)"
 WRONG = {
-    "gradient divided by the ranks twice": Mutation(DDP, WEIGHT, "weight = 1 / max(num_tokens, 1)"),
+    "gradient divided by the ranks twice": Mutation(DDP, WEIGHT, "weight = 1 / max(num_targets, 1)"),
     "mean of the ranks' means": Mutation(
         DDP, WEIGHT, "weight = 1 / max(sum(part.num_tokens for part in micro_batches), 1)"
     ),

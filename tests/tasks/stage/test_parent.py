@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 # A stand-in for DVC: it runs a shell that runs the stage and does not replace itself by it.
 STAGE = (
     "import time; from tasks.stage.parent import end_with_parent; end_with_parent(); "
