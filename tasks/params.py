@@ -236,8 +236,8 @@ class Params(Section):
         return self.train.global_batch_size // per_forward
 
 
-def load_params(path: Path = Path("params.yaml"), *, is_for_dvc: bool = False) -> Params:
-    """Return the comparison that the file describes.
+def load_params(path: Path = Path("params.yaml"), *, is_for_dvc: bool = False, looks_at_data: bool = True) -> Params:
+    """Return the comparison that the file describes; local data and models have to be there if it `looks_at_data`.
 
     With `is_for_dvc`, sections whose keys all have defaults have to stand there too: DVC would miss them, hours later.
     Raises ConfigurationError (exit code 2) with one line that names the key, the value and what is allowed.
@@ -249,9 +249,9 @@ def load_params(path: Path = Path("params.yaml"), *, is_for_dvc: bool = False) -
             # No stage depends on `nodes`.
             if is_for_dvc and section not in content and section != "nodes":
                 raise ValueError(f"{section}: missing, and DVC asks for it; write `{section}: {{}}` for its defaults")
-        check_paths(
-            params.model, params.dataset, ranges=params.ranges, heldout=params.heldout, base=path.resolve().parent
-        )
+        if looks_at_data:
+            base = path.resolve().parent
+            check_paths(params.model, params.dataset, ranges=params.ranges, heldout=params.heldout, base=base)
     except ValidationError as error:
         raise ConfigurationError(f"{path}: {first_complaint(error, Params)}") from None
     except ValueError as error:

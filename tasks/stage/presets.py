@@ -13,20 +13,24 @@ _SAVED = Path("params.yaml.saved")
 
 
 def use_preset(name: str) -> str:
-    """Write presets/<name>.yaml into params.yaml and return what was done.
+    """Write presets/<name>.yaml into params.yaml and return what was done, and what it still lacks.
 
     A params.yaml of one's own making is kept as params.yaml.saved first. Raises ConfigurationError for an unknown name.
     """
     presets = {file.stem: file for file in sorted(_PRESETS.glob("*.yaml"))}
     if name not in presets:
         raise ConfigurationError(f"PRESET: got {name!r}; allowed: {', '.join(presets)}")
-    load_params(presets[name])
+    load_params(presets[name], looks_at_data=False)
     said = f"params.yaml is now {presets[name]}"
     active = _ACTIVE.read_bytes() if _ACTIVE.is_file() else None
     if active is not None and active not in [file.read_bytes() for file in presets.values()]:
         shutil.copyfile(_ACTIVE, _SAVED)
         said += f"; yours was saved as {_SAVED}"
     shutil.copyfile(presets[name], _ACTIVE)
+    try:
+        load_params(_ACTIVE)
+    except ConfigurationError as error:
+        said += f"; before it can run: {error}"
     return said
 
 
