@@ -43,7 +43,7 @@ class MeasureParams(Section):
     """Whether to measure it so; false: the only speedup is that of the whole training, without an interval."""
     half_width: Finite | None = Field(default=None, gt=0, le=0.5)
     """Measuring ends once every speedup's 95 % interval is within +- this share; null: 0.02 on GPU, 0.03 on CPU."""
-    max_seconds: Finite = Field(default=40.0, gt=0, le=86_400)
+    max_seconds: Finite = Field(default=30.0, gt=0, le=86_400)
     """Seconds after which it ends, narrow enough or not; the fewest rounds that an interval needs are run anyway."""
     block_seconds: Finite = Field(default=0.2, gt=0, le=600)
     """Seconds of one block of the baseline, about: long enough that a moment's interruption does not decide it."""
@@ -51,7 +51,7 @@ class MeasureParams(Section):
     """strong: every cell has the same global batch; weak: a cell's global batch grows with its number of ranks."""
     advice: bool = True
     """Whether to try the knobs that could make a cell faster, and to advise those that do."""
-    advice_seconds: Finite = Field(default=15.0, gt=0, le=86_400)
+    advice_seconds: Finite = Field(default=12.0, gt=0, le=86_400)
     """Seconds that trying them may take."""
 
 

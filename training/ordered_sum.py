@@ -58,7 +58,7 @@ class OrderedSum:
         )
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
-        """Run forward, backward and gather twice, change nothing."""
+        """Run forward, backward and gather, change nothing."""
         for part in self.replica.to_warm_up(micro_batch):
             self.replica.add(self.replica.module, part, weight=0.0)
             self._added([], self.replica.take_gradient(), range(self._ranks.world_size))

@@ -56,7 +56,7 @@ class Replica:
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.head_weight: Tensor | None = None
         """What the head multiplies by in place of its own weight: the same numbers with a gradient of their own."""
-        self._is_compiled = config.compile
+        self._is_compiled, self._is_warm = config.compile, False
         self._seq_len = config.seq_len
         self.on_gradient: Callable[[Mapping[str, Tensor]], None] | None = None
         """Given the reduced gradient of every step before it is clipped; nobody listens while a training is timed."""
@@ -69,7 +69,10 @@ class Replica:
         return self._scaler.is_enabled() and self._scaler.get_scale() >= 1.0
 
     def to_warm_up(self, micro_batch: MicroBatch) -> list[MicroBatch]:
-        """Return what to run before the first step: the micro-batch twice, and what else has to be compiled for."""
+        """Return what to run before a step: the micro-batch; the first time twice, and what else is compiled for."""
+        if self._is_warm:
+            return [micro_batch]
+        self._is_warm = True
         if not self._is_compiled:
             return [micro_batch] * 2
         # A single sequence is compiled for by itself; a dummy is one.

@@ -47,5 +47,8 @@ class Strategy(Protocol):
         ...
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
-        """Run forward, backward and communication, change nothing: first times cost more and are not timed."""
+        """Run forward, backward and communication, change nothing: first times cost more and are not timed.
+
+        The first call does it twice; a later one is the lead-in of a timed block.
+        """
         ...

@@ -137,7 +137,7 @@ class Ddp:
         )
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
-        """Run forward, backward and all-reduce twice, change nothing; DDP fixes its buckets in between."""
+        """Run forward, backward and all-reduce, at first twice: DDP fixes its buckets in between. Change nothing."""
         for part in self.replica.to_warm_up(micro_batch):
             self._begin_exchange()
             self.replica.add(self._wrapped, part, weight=0.0)
