@@ -67,7 +67,8 @@ class Bench:
         seconds = time.perf_counter() - started
         self.seconds_inside[arm] = self.seconds_inside.get(arm, 0.0) + inside
         # Nothing may grow from block to block.
-        self.record.__dict__.update(lines=[], _consumed=[])
+        self.record.lines.clear()
+        del self.record._consumed[:]
         return float(self.ranks.gather(np.array([seconds])).max())
 
     def pairs(self, arm: str, number: int) -> list[tuple[float, float]]:

@@ -88,14 +88,15 @@ class Ranks:
         return [row.astype(np.uint8).tobytes().decode() for row in codes]
 
     def gather_rows(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Return every rank's (n, width) int64 rows, in rank order; n may differ between ranks."""
+        """Return every rank's (n, width) rows of integers, in rank order; n may differ between ranks."""
         if self.world_size == 1:
             return [rows]
         sizes = self.gather(np.array([len(rows)])).astype(int)[:, 0]
-        padded = torch.zeros((int(sizes.max()), rows.shape[1]), dtype=torch.int64)
-        padded[: len(rows)] = torch.from_numpy(rows)
-        parts = [torch.empty_like(padded) for _ in range(self.world_size)]
-        dist.all_gather(parts, padded)
+        padded = np.zeros((int(sizes.max()), rows.shape[1]), dtype=rows.dtype)
+        padded[: len(rows)] = rows
+        mine = torch.from_numpy(padded)
+        parts = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(parts, mine)
         return [part[:size].numpy() for part, size in zip(parts, sizes, strict=True)]
 
 

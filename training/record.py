@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ from training.strategies import StepResult
 from training.window import StepFacts
 
 LEDGER_COLUMNS = ("rank", "step", "row_id", "num_tokens")
+LEDGER_DTYPE = np.dtype(np.int32)
+"""16 bytes per sample: the ledger of an epoch is the one thing that grows with it in memory."""
 _SUMMED = (
     "loss_sum", "num_samples", "num_tokens", "num_targets", "num_padding_tokens", "data_wait_seconds", "other_seconds",
 )  # fmt: skip
@@ -91,9 +94,9 @@ class SegmentRecord:
     """Running totals."""
     lines: list[dict[str, Any]] = field(default_factory=list)
     """The lines of its steps.jsonl, every step once."""
-    earlier_ledger: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), dtype=np.int64))
-    """(n, 4) int64, LEDGER_COLUMNS: what all ranks consumed in earlier launches; empty on other ranks than 0."""
-    _consumed: list[np.ndarray] = field(default_factory=list)
+    earlier_ledger: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), dtype=LEDGER_DTYPE))
+    """(n, 4), LEDGER_COLUMNS: what all ranks consumed in earlier launches; empty on other ranks than 0."""
+    _consumed: "array[int]" = field(default_factory=lambda: array(LEDGER_DTYPE.char))
     _span_started: float = 0.0
 
     def start_span(self) -> None:
@@ -109,9 +112,9 @@ class SegmentRecord:
         for name in ("num_all_reduces", "num_all_reduce_bytes", "num_gathers", "num_gather_bytes"):
             setattr(self.counters, name, getattr(self.counters, name) + getattr(result, name))
         for part in micro_batches:
-            rows = np.empty((part.num_samples, len(LEDGER_COLUMNS)), dtype=np.int64)
+            rows = np.empty((part.num_samples, len(LEDGER_COLUMNS)), dtype=LEDGER_DTYPE)
             rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] = rank, step, part.row_ids, part.sample_num_tokens
-            self._consumed.append(rows)
+            self._consumed.frombytes(rows.tobytes())
 
     def add(self, facts: Sequence[StepFacts]) -> list[dict[str, Any]]:
         """Count the steps of a window; return their lines."""
@@ -126,8 +129,8 @@ class SegmentRecord:
         return lines
 
     def whole_ledger(self, ranks: Ranks) -> np.ndarray:
-        """Return, on rank 0, all that all ranks consumed: (n, 4) int64, LEDGER_COLUMNS, by step and rank."""
-        mine = np.concatenate([np.zeros((0, len(LEDGER_COLUMNS)), dtype=np.int64), *self._consumed])
+        """Return, on rank 0, all that all ranks consumed: (n, 4), LEDGER_COLUMNS, by step and rank."""
+        mine = np.frombuffer(self._consumed, dtype=LEDGER_DTYPE).reshape(-1, len(LEDGER_COLUMNS))
         everything = np.concatenate([self.earlier_ledger, *ranks.gather_rows(mine)])
         return everything[np.lexsort((everything[:, 0], everything[:, 1]))]
 

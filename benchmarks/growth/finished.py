@@ -9,6 +9,7 @@ import numpy as np
 from tasks.params import Params
 from tasks.reporting.outputs import Outputs, read_outputs
 from training.files import write_json
+from training.record import LEDGER_DTYPE
 
 _ROWS_PER_STEP = 16
 _HELDOUT_ROWS = 20
@@ -86,10 +87,10 @@ def _write_run(folder: Path, world_size: int, num_rows: int, epochs: int) -> Non
         lines = (_line(world_size, num_rows, epoch, num_steps, first_step, number) for number in range(num_steps))
         with (path / "steps.jsonl").open("w") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
-        place_of = np.arange(num_rows)
+        place_of = np.arange(num_rows, dtype=LEDGER_DTYPE)
         np.savez(
             path / "ledger.npz", rank=place_of % world_size, step=first_step + place_of // _ROWS_PER_STEP,
-            row_id=place_of, num_tokens=np.full(num_rows, _TOKENS - 1),
+            row_id=place_of, num_tokens=np.full_like(place_of, _TOKENS - 1),
         )  # fmt: skip
         entries.append({"folder": place})
     write_json(

@@ -133,6 +133,7 @@ def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
     from training.config import read_config
     from training.distributed import joined_ranks
     from training.events import EventStream
+    from training.record import LEDGER_DTYPE
     from training.strategies import single
     from training.workloads import causal_lm
 
@@ -140,7 +141,7 @@ def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
     with joined_ranks(config) as ranks:
         strategy = single.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
     record = _record_of(work, num_rows)
-    ledger = np.zeros((num_rows, 4), dtype=np.int64)
+    ledger = np.zeros((num_rows, 4), dtype=LEDGER_DTYPE)
     ledger[:, 2] = np.arange(num_rows)
     line = {"event": "step", "range": f"0-{num_rows}", "epoch": 1, "loss": 3.25, "num_tokens": 512, "seconds": 0.125}
     record.lines = [{**line, "step": step} for step in range(1, record.num_steps + 1)]

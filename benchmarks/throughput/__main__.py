@@ -64,7 +64,7 @@ class Size:
 
 SIZES = (
     Size(name="small vocabulary", vocab_size=2_048, global_batch_size=16, steps_per_block=1),
-    Size(name="large vocabulary", vocab_size=32_768, global_batch_size=16, steps_per_block=1),
+    Size(name="large vocabulary", vocab_size=8_192, global_batch_size=16, steps_per_block=1),
 )
 _SPREAD_BATCH = 32
 

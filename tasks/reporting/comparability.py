@@ -78,17 +78,16 @@ def same_rows_per_step(outputs: Outputs) -> Finding:
             key = (segment.facts.range, segment.facts.epoch)
             if key not in reference:
                 continue
-            mine, its = _rows_by_step(segment.ledger), _rows_by_step(reference[key].ledger)
+            base = 1 + max(int(part.ledger.row_id.max(initial=0)) for part in (segment, reference[key]))
+            mine, its = _placed(segment.ledger, base), _placed(reference[key].ledger, base)
             num_steps += segment.facts.num_steps
             if np.array_equal(mine, its):
                 continue
             num_others[cell] = (num_others[cell] or 0) + _num_unmatched(mine, its)
-            if mine.shape != its.shape:
-                problems.append(
-                    f"{cell} {key[0]} epoch {key[1]}: {mine.shape[1]} samples, {its.shape[1]} in the baseline"
-                )
-            elif (differing := np.flatnonzero((mine != its).any(axis=0))).size:
-                step, row = mine[:, differing[0]]
+            if mine.size != its.size:
+                problems.append(f"{cell} {key[0]} epoch {key[1]}: {mine.size} samples, {its.size} in the baseline")
+            else:
+                step, row = divmod(int(mine[np.argmax(mine != its)]), base)
                 problems.append(f"{cell} {key[0]} epoch {key[1]}: other rows from step {step} on (first: row {row})")
     return finding(
         problems,
@@ -97,17 +96,19 @@ def same_rows_per_step(outputs: Outputs) -> Finding:
     )
 
 
-def _rows_by_step(ledger: Ledger) -> NDArray[np.int64]:
-    """Return (2, num_samples): step and row of each sample, ordered by both."""
-    order = np.lexsort((ledger.row_id, ledger.step))
-    return np.stack([ledger.step[order], ledger.row_id[order]])
+def _placed(ledger: Ledger, base: int) -> NDArray[np.int64]:
+    """Return step x `base` + row of each sample in ascending order: (num_samples,)."""
+    placed = ledger.step.astype(np.int64)
+    placed *= base
+    placed += ledger.row_id
+    placed.sort()
+    return placed
 
 
 def _num_unmatched(mine: NDArray[np.int64], its: NDArray[np.int64]) -> int:
-    """Return how many (step, row) pairs are in one of the two and not in the other, counted as often as they occur."""
-    steps, rows = np.concatenate([mine, its], axis=1)
-    _, places = np.unique(steps * (rows.max(initial=0) + 1) + rows, return_inverse=True)
-    signs = np.concatenate([np.ones(mine.shape[1]), -np.ones(its.shape[1])])
+    """Return how many samples are in one of the two and not in the other, counted as often as they occur."""
+    _, places = np.unique(np.concatenate([mine, its]), return_inverse=True)
+    signs = np.concatenate([np.ones(mine.size), -np.ones(its.size)])
     return int(np.abs(np.bincount(places, signs)).sum())
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +88,19 @@ def _validated(results: Results, cell: CellResults, part: Figures) -> list[float
 
 def write_losses(path: Path, outputs: Outputs) -> None:
     """Write losses.csv: one line per cell and optimizer step."""
-    rows = [
+    rows = (
         [cell, step, loss]
         for cell, run in outputs.runs.items()
         for step, loss in zip(run.steps.step.tolist(), run.steps.loss.tolist(), strict=True)
-    ]
+    )
     _write_csv(path, ["cell", "step", "loss"], rows)
 
 
-def _write_csv(path: Path, names: list[str], rows: list[list[Any]]) -> None:
+def _write_csv(path: Path, names: list[str], rows: Iterable[list[Any]]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([[no_formula(value) for value in row] for row in rows])
+    writer.writerows([no_formula(value) for value in row] for row in rows)
     write_text(path, text.getvalue())
 
 

@@ -56,10 +56,10 @@ class Steps:
 class Ledger:
     """ledger.npz: one entry per sample that was learned from."""
 
-    rank: NDArray[np.int64]
-    step: NDArray[np.int64]
-    row_id: NDArray[np.int64]
-    num_tokens: NDArray[np.int64]
+    rank: NDArray[np.integer]
+    step: NDArray[np.integer]
+    row_id: NDArray[np.integer]
+    num_tokens: NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,7 @@ class SegmentOutputs:
         try:
             require_plain_archive(path)
             with np.load(path, allow_pickle=False) as arrays:
-                return Ledger(
-                    **{name: arrays[name].astype(np.int64) for name in ("rank", "step", "row_id", "num_tokens")}
-                )
+                return Ledger(**{name: arrays[name] for name in ("rank", "step", "row_id", "num_tokens")})
         except (OSError, ValueError, KeyError, EOFError, MemoryError) as error:
             raise _damaged(path, error) from None
 

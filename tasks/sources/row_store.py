@@ -128,15 +128,16 @@ def repeated_rows(keys: np.ndarray, is_kept: np.ndarray, *, heldout: RowRange) -
     """Return `num_duplicate_rows` and `num_heldout_rows_seen` of rows with these hashes: (num_rows,) uint64."""
     is_inside = np.zeros(len(keys), dtype=bool)
     is_inside[heldout.start : heldout.end] = True
-    inside, outside = keys[is_kept & is_inside], np.sort(keys[is_kept & ~is_inside])
-    # Sorted, not hashed as np.unique and np.isin do: that takes no more room than the keys.
+    # Sorted in place, not hashed as np.unique and np.isin do: that takes no more room than the keys.
+    inside, outside = keys[is_kept & is_inside], keys[is_kept & ~is_inside]
+    outside.sort()
     places = np.searchsorted(outside, inside)
     seen = outside[np.minimum(places, len(outside) - 1)] == inside if len(outside) else np.zeros(0, dtype=bool)
-    kept = np.sort(keys[is_kept])
-    return {
-        "num_duplicate_rows": int((kept[1:] == kept[:-1]).sum()),
-        "num_heldout_rows_seen": int(seen.sum()),
-    }
+    num_seen = int(seen.sum())
+    del outside
+    kept = keys[is_kept]
+    kept.sort()
+    return {"num_duplicate_rows": int((kept[1:] == kept[:-1]).sum()), "num_heldout_rows_seen": num_seen}
 
 
 def _checked_classes(classes: Counter[str]) -> list[str]:

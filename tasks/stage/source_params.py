@@ -25,6 +25,8 @@ BUILTIN_DATASETS = ("docstrings", *BUILTIN_IMAGES)
 BUILTIN_LABELS = ("package",)
 BUILTIN_MAX_ROWS = 6_000
 """Rows that the built-in texts can give at most, on any install of the pinned packages."""
+_MOST_ROWS = 2**31 - 1
+"""What the work ledger can number (training/record.py)."""
 _BUILTIN_ROWS = {"docstrings": BUILTIN_MAX_ROWS, "digits": 1_797}
 
 
@@ -56,6 +58,8 @@ def _parse_range(value: Any) -> RowRange:
     if match is None:
         raise ValueError("must be start-end, two row numbers such as 0-5000")
     parsed = RowRange(start=int(match[1]), end=int(match[2]))
+    if parsed.end > _MOST_ROWS:
+        raise ValueError(f"must end by row {_MOST_ROWS:,}")
     if parsed.start >= parsed.end:
         raise ValueError("must start before it ends (the end is exclusive), such as 0-5000")
     return parsed
