@@ -51,7 +51,7 @@ params: $(READY)  ## Check params.yaml
 mlflow: $(READY)  ## Open the MLflow UI on http://127.0.0.1:5000
 	@python -m tasks.services.tracker_ui
 
-serve: $(READY)  ## Serve the deployment ddp-compare with its weekly schedule, until Ctrl-C
+serve: $(READY)  ## Serve the deployments ddp-compare and rebench (weekly), until Ctrl-C
 	@python -m flows.serve
 
 check: lint types imports audit  ## Lint, types, import rules, licences and known vulnerabilities
@@ -81,7 +81,7 @@ test-fast: $(READY)  ## The quick answer: tests that take seconds
 emulate: $(READY)  ## How 1, 2, 4 and 8 emulated devices scale, where the time goes, what was predicted; no GPU
 	@python -m tasks.measuring.emulate
 
-museum: $(READY)  ## Wrong speedups, each built on purpose, and the gate that catches it (docs/museum.md)
+museum: $(READY)  ## Wrong speedups, each built on purpose, and who catches it (docs/museum.md)
 	@python -m tests.museum
 
 chaos: $(READY)  ## Kills, crashes, flipped bits and more, each many times; about 20 minutes (docs/faults.md)
@@ -121,5 +121,5 @@ lock: $(READY)  ## Resolve requirements.lock anew from pyproject.toml
 	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock
 
 clean:  ## Remove everything that a comparison made; asks first
-	@read -r -p "Remove data/, reports/, .work/, mlflow.db, mlruns/ and DVC's cache? [y/N] " answer
+	@read -r -p "Remove data/, reports/ with its history, .work/, mlflow.db, mlruns/, dvc.lock and DVC's cache? [y/N] " answer
 	[ "$$answer" = y ] && rm -rf data reports .work mlflow.db mlruns .dvc/cache dvc.lock

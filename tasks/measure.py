@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.measuring import RANK_FILES
-from tasks.measuring.certificate import NUM_ORDERS, Subject, certify
+from tasks.measuring.certificate import NUM_ORDERS, Subject, certified_as, certify
 from tasks.measuring.differences import MARGIN
 from tasks.measuring.sample import Sample, take_sample
 from tasks.measuring.session import measure_cells
@@ -143,7 +143,11 @@ def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
         sample.write(folder / "sample")
         told = told_to_ranks(cell, params, device=device, base_model=inputs.base_model, work=work)
         segment = {"range": sample.range, "epoch": 1, "fingerprint": inputs.key(cell)}
-        config = {**told, "segments": [{**segment, "slice_dir": str(folder / "sample")}], "log_every_steps": 1}
+        config = {
+            **certified_as(told),
+            "segments": [{**segment, "slice_dir": str(folder / "sample")}],
+            "log_every_steps": 1,
+        }
         subject = Subject(
             config=config, launcher=params.cells[cell].launcher, nodes=nodes_of(cell, params),
             num_steps=sample.num_steps, stop=stop,

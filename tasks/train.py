@@ -219,7 +219,8 @@ def _assemble(run: CellRun, output: Path) -> None:
     nodes = run.work / NODES_FILE
     facts = {
         **run.facts(),
-        "nodes": _read(nodes) if nodes.exists() else [],
+        # One that is left from when the cell was on several says nothing of this one.
+        "nodes": _read(nodes) if run.params.cells[run.cell].num_nodes > 1 and nodes.exists() else [],
         "backend": described[0]["backend"],
         "segments": described,
         "final_checkpoint": final,

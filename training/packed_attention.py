@@ -5,7 +5,9 @@ document. On a CPU that is 2 to 10 times as fast as one call with a block-diagon
 nobody looks at, and twice as fast as a call on documents padded to one length (docs/performance.md).
 """
 
+import inspect
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -68,11 +70,22 @@ def _all_at_once(
     # The kernel is not one that autocast knows.
     dtype = torch.get_autocast_dtype("cuda")
     q, k, v = (part.squeeze(0).transpose(0, 1).to(dtype) for part in (query, key, value))
-    attended: Any = varlen_attn(
-        q, k, v, boundaries, boundaries, longest, longest,
-        scale=scaling, window_size=(-1, 0), enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
+    options: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
+    if (groups := q.shape[1] // k.shape[1]) > 1:
+        if _knows_groups():
+            options["enable_gqa"] = True
+        else:
+            k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
+    attended: Any = varlen_attn(q, k, v, boundaries, boundaries, longest, longest, **options)
     return attended.unsqueeze(0)
+
+
+@cache
+def _knows_groups() -> bool:
+    """Return whether the kernel takes fewer heads of keys than of queries, which torch 2.11's does not."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None) -> Tensor:

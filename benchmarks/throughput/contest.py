@@ -71,7 +71,7 @@ class Found:
     def as_json(self) -> dict[str, Any]:
         """Return everything, round by round."""
         return {
-            "setup": {name: str(v) if isinstance(v, Path) else v for name, v in vars(self.setup).items()},
+            "setup": {name: value for name, value in vars(self.setup).items() if not isinstance(value, Path)},
             "settings": self.settings,
             "tried": self.tried,
             "tokens_per_second": {peer: self.tokens_per_second(peer) for peer in self.blocks},

@@ -17,6 +17,7 @@ from tasks.measuring.intervals import least_trials, ratio_of_medians
 from tasks.measuring.speed import Comparison
 from tasks.params import Params
 from tasks.reporting.measurement import Advice, Advised
+from tasks.stage.choices import unit_of
 from tasks.stage.failure import ResourceError
 
 _log = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ def _cuda_knobs(params: Params) -> list[Knob]:
             )
             for precision in ("bf16", "fp16")
         ]
-    if not params.train.compile and params.workload != "emulated":
+    if not params.train.compile and unit_of(params.workload) == "token" and params.workload != "emulated":
         knobs.append(
             Knob(
                 key="train.compile",

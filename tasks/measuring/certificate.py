@@ -6,6 +6,7 @@ gradients up, and in a few other orders, whose spread is what re-ordering alone 
 stays within a few times the floor, a wrong one does not: in fp32 they are five orders of magnitude apart.
 """
 
+import gc
 import importlib
 import importlib.util
 import logging
@@ -86,6 +87,16 @@ class Compared:
     """Weights: L2 norm of what the updates changed / L2 norm of the weights."""
 
 
+def certified_as(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what the ranks are told for the certificate: in fp32 where 16 bit would compare kernels, not updates.
+
+    Compiled layers, and packed rows on a GPU, run in other kernels than those of the one process. In 16 bit these round
+    otherwise by far more than re-ordering sums makes; in fp32 they do not.
+    """
+    has_kernels_of_its_own = config["compile"] or (config["packing"] and config["device"] == "cuda")
+    return {**config, "precision": "fp32"} if has_kernels_of_its_own else config
+
+
 def certify(subject: Subject) -> dict[str, Any]:
     """Run the ranks and the one process, and return the cell's certificate.
 
@@ -164,6 +175,8 @@ def _compute(
     subject: Subject, advance: Callable[[int], None]
 ) -> tuple["Updated", list["Updated"], dict[str, "Tensor"]]:
     """Return the updates of one process in the ranks' order, in other orders, and the weights before them."""
+    import torch
+
     from tasks.reference.update import OneProcess, as_ranks, other_orders
 
     config = read_config(Path(subject.config["work_dir"]) / "config.json")
@@ -177,7 +190,13 @@ def _compute(
     expected = process.update(as_ranks(config), on_step=on_step)
     others = [process.update(order, on_step=on_step) for order in other_orders(config)]
     assert len(others) == NUM_ORDERS
-    return expected, others, process.start_weights
+    start_weights = process.start_weights
+    if config.device == "cuda":
+        # This process goes on to measure, beside ranks that need the memory.
+        del process
+        gc.collect()
+        torch.cuda.empty_cache()
+    return expected, others, start_weights
 
 
 def _stopped() -> PreemptedError:

@@ -49,6 +49,7 @@ class Workers:
         self.cell: str = config["cell"]
         self.world_size: int = config["world_size"]
         self._stop = stop
+        self._seconds_to_start = _SECONDS_TO_START + (0.0 if nodes is None else nodes.wait_seconds)
         work = Path(config["work_dir"])
         work.mkdir(parents=True, exist_ok=True)
         write_json(work / "config.json", dict(config))
@@ -72,7 +73,7 @@ class Workers:
 
     def wait_until_ready(self) -> None:
         """Wait until every rank is there. Raises DistributedError or ResourceError if one ends before."""
-        deadline = time.monotonic() + _SECONDS_TO_START
+        deadline = time.monotonic() + self._seconds_to_start
         while len(self._lines) < self.world_size:
             self._check(deadline, doing="starting")
             with contextlib.suppress(TimeoutError):

@@ -74,5 +74,6 @@ def loss_sum(model: Any, micro_batch: MicroBatch, *, chunk_rows: int) -> torch.T
 
 def _channels(images: torch.Tensor) -> torch.Tensor:
     """Return bytes as numbers around 0, channel by channel."""
-    mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in (_MEAN, _STD))
-    return (images.float() / 255 - mean) / std
+    # Plain numbers: on CUDA a division by a tensor is rounded otherwise.
+    channels = [(images[:, index].float() / 255 - _MEAN[index]) / _STD[index] for index in range(3)]
+    return torch.stack(channels, dim=1)

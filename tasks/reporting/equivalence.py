@@ -65,7 +65,7 @@ def update_equivalence(outputs: Outputs) -> Finding:
         return not_checked("; ".join(gaps))
     return finding(
         problems,
-        otherwise="; ".join(_in_words(one) for one in found.values())
+        otherwise="; ".join(_in_words(one, outputs.params.train.precision) for one in found.values())
         + f". Allowed is {certificate.margin:g} times what re-ordering the sums alone makes, at least that many fp32 "
         "roundings",
         numbers={
@@ -105,7 +105,7 @@ def _parts(one: CertifiedCell) -> list[Equivalence]:
     return parts
 
 
-def _in_words(one: CertifiedCell) -> str:
+def _in_words(one: CertifiedCell, precision: str) -> str:
     places = {"gradient": "of the first update", "weights": f"after {one.num_steps} updates"}
     parts = [
         f"{part.compared} {places[part.compared]} "
@@ -113,7 +113,10 @@ def _in_words(one: CertifiedCell) -> str:
         f"(noise floor {wording.difference(part.noise_floor)}, {part.tolerance:.1e} allowed)"
         for part in _parts(one)
     ]
-    return f"{one.cell} against one process: {', '.join(parts)}"
+    where = ""
+    if one.precision not in (None, precision):
+        where = f", both in {one.precision} (in {precision} their kernels round differently)"
+    return f"{one.cell} against one process{where}: {', '.join(parts)}"
 
 
 def _number(one: CertifiedCell | None, what: str, name: str) -> Number:

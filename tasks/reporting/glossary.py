@@ -91,7 +91,7 @@ GLOSSARY: dict[str, str] = {
     "Gain": "Seconds per step of the same cell without the change / with it, with its 95 % interval; above 1 is "
     "faster.",
     "Advice": "recommended only if the whole interval is above 1.",
-    "Note": "What else the change brings, or why it was not possible.",
+    "Note": "What else the change brings.",
     "Predicted speedup": "What the model of computing and communicating gives for this number of ranks, with its 90 % "
     "interval.",
     "Measured speedup": "What was measured on that number of ranks, with its 95 % interval.",

@@ -166,8 +166,7 @@ def advice(results: Results) -> Table | None:
 
 
 def _advised(one: Advised, change: str) -> list[str]:
-    gain = wording.NOT_AVAILABLE if one.verdict == "not possible" else wording.ratio_with_interval(one.gain)
-    return [change, one.cell, gain, one.verdict, one.note or ""]
+    return [change, one.cell, wording.ratio_with_interval(one.gain), one.verdict, one.note or ""]
 
 
 def patches(results: Results) -> list[tuple[str, str]]:

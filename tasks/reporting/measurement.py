@@ -170,10 +170,10 @@ class Advised(Record):
     """What to write into params.yaml, as YAML."""
     gain: Estimate
     """Seconds per step without it / with it: above 1 is faster. All intervals of a cell together hold at 95 %."""
-    verdict: Literal["recommended", "no clear gain", "slower", "not possible"]
+    verdict: Literal["recommended", "no clear gain", "slower"]
     """`recommended` only if the whole interval is above 1."""
     note: str | None
-    """What else it changes, or why it was not possible."""
+    """What else it changes."""
 
 
 class Advice(Record):

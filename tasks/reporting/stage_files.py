@@ -177,6 +177,7 @@ class CertifiedCell(StageFile):
     cell: str
     world_size: int
     num_steps: int
+    precision: str | None = None
     gradient: DifferenceFile | None = None
     weights: DifferenceFile | None = None
     noise_floor: NoiseFloorFile | None = None

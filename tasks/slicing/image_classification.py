@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -90,6 +91,9 @@ def _write(part: RowRange, rows: Path, folder: Path, *, class_names: list[str], 
     images = np.lib.format.open_memmap(
         folder / "images.npy", mode="w+", dtype=np.uint8, shape=(part.end - part.start, 3, size, size)
     )
+    with (folder / "images.npy").open("r+b") as file:
+        # On a full disk this says so; a mapped page without room would kill the process.
+        os.posix_fallocate(file.fileno(), 0, file.seek(0, os.SEEK_END))
     for row_id, label, pixels, fault in _rows(rows, part):
         if fault is not None:
             faults[fault] += 1

@@ -110,7 +110,7 @@ def class_names(labels: Iterable[str]) -> list[str]:
     """Return the distinct classes in order: whole numbers by size, else by the alphabet."""
     names = set(labels)
     if all(name.removeprefix("-").isdecimal() for name in names):
-        return sorted(names, key=int)
+        return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from tasks.stage.source_digest import files_in
+
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _MAX_CLASS_NAME = 100
 
@@ -58,9 +60,8 @@ def image_files(source: Path) -> list[ImageFile]:
 
 
 def _in_folder(source: Path) -> Iterator[ImageFile]:
-    for path in source.rglob("*"):
-        if path.is_file():
-            yield ImageFile(path.relative_to(source).as_posix(), path.stat().st_size, None)
+    for path in files_in(source):
+        yield ImageFile(path.relative_to(source).as_posix(), path.stat().st_size, None)
 
 
 def _in_tar(source: Path) -> Iterator[ImageFile]:

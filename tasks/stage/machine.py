@@ -10,7 +10,7 @@ from typing import Any
 from tasks.stage.gpus import open_gpus
 from training.files import digest_of_json
 
-_PACKAGES = ("torch", "transformers", "numpy", "safetensors")
+_PACKAGES = ("torch", "torchvision", "transformers", "numpy", "safetensors")
 
 
 def machine_facts() -> dict[str, Any]:

@@ -134,7 +134,8 @@ def run_ranks(
     write_json(work / "config.json", config)
     shutil.rmtree(work / FAILURES, ignore_errors=True)
     stream = EventStream(work / "steps.jsonl")
-    with Watchdog(world_size=config["world_size"], step_seconds=watchdog_seconds) as watchdog:
+    waits = 0.0 if nodes is None else nodes.wait_seconds
+    with Watchdog(world_size=config["world_size"], step_seconds=watchdog_seconds, more_start_seconds=waits) as watchdog:
         launch = importlib.import_module(f"tasks.launchers.{launcher}").start(
             work / "config.json",
             world_size=config["world_size"],

@@ -64,11 +64,17 @@ class Hang:
 class Watchdog:
     """Looks at the memory in which the ranks say where they are; a context that owns it."""
 
-    def __init__(self, *, world_size: int, step_seconds: float, ranks_heard: int | None = None) -> None:
-        """`ranks_heard`: how many of the ranks will say where they are; all of them unless told otherwise."""
+    def __init__(
+        self, *, world_size: int, step_seconds: float, ranks_heard: int | None = None, more_start_seconds: float = 0.0
+    ) -> None:
+        """`ranks_heard`: how many of the ranks will say where they are; all of them unless told otherwise.
+
+        `more_start_seconds`: how long other machines may take to come, before any rank starts.
+        """
         self._world_size = world_size
         self._ranks_heard = world_size if ranks_heard is None else ranks_heard
         self._step_seconds = step_seconds
+        self._start_seconds = _START_SECONDS + more_start_seconds
         handle, name = tempfile.mkstemp(prefix="ddp-whereabouts-", dir=_MEMORY if _MEMORY.is_dir() else None)
         self.file = Path(name)
         """What every rank is told on its command line."""
@@ -148,7 +154,7 @@ class Watchdog:
         words = self._words[rank * NUM_WORDS : (rank + 1) * NUM_WORDS]
         _, section = described(words[POSITION])
         if section is Section.START:
-            return max(self._step_seconds, _START_SECONDS)
+            return max(self._step_seconds, self._start_seconds)
         if section is Section.CHECKPOINT:
             return self._step_seconds + words[CHECKPOINT_PATIENCE_MS] / 1000
         return max(self._step_seconds, words[STEP_PATIENCE_MS] / 1000)

@@ -80,6 +80,19 @@ def test_the_order_is_that_of_the_names_alone_with_all_classes_everywhere_and_tr
     assert [file.name for file in image_files(folder)] == [name for name in names if name != "train/top/039.png"]
 
 
+def test_class_folders_that_are_links_are_followed_and_no_circle_is(tmp_path: Path) -> None:
+    folder = write_image_folder(tmp_path / "images", num_per_class=2)
+    names = [file.name for file in image_files(folder)]
+    digest = digest_of_source(folder)
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for name in CLASS_NAMES:
+        (linked / name).symlink_to(folder / name)
+    (folder / CLASS_NAMES[0] / "circle").symlink_to(linked)
+    assert [file.name for file in image_files(linked)] == names
+    assert digest_of_source(linked) == digest
+
+
 @pytest.mark.parametrize("kind", ["folder", "tar"])
 def test_a_slice_holds_the_pixels_and_classes_of_its_rows(tmp_path: Path, kind: str) -> None:
     folder = write_image_folder(tmp_path / "images", num_per_class=10)

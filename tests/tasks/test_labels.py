@@ -141,6 +141,7 @@ def test_params_that_do_not_fit_together_are_refused_before_anything_starts(
 def test_numbers_are_ordered_by_size_and_texts_by_the_alphabet() -> None:
     assert class_names(["10", "-1", "9"]) == ["-1", "9", "10"]
     assert class_names(["10", "9", "b"]) == ["10", "9", "b"]
+    assert class_names(["1", "01", "001"]) == class_names(["001", "1", "01"]) == ["001", "01", "1"]
 
 
 @pytest.fixture(scope="module")

@@ -109,6 +109,12 @@ def test_every_way_to_be_faster_is_certified(copied: Path, changes: dict[str, An
         assert found[what]["is_bitwise_equal"] == ("train.packing" in changes)
 
 
+def test_compiled_layers_are_certified_in_fp32_where_their_kernels_do_not_round_otherwise(copied: Path) -> None:
+    change_params(copied, {"train.compile": True, "train.precision": "bf16"})
+    found = certificate_of(copied)
+    assert (found["verdict"], found["problem"], found["precision"]) == ("passed", None, "fp32")
+
+
 def test_what_is_certified_is_not_measured_again_when_only_the_extent_grows(certified: Path, tmp_path: Path) -> None:
     project = copy_project(certified, tmp_path / "project")
     change_params(project, {"train.epochs": 3, "train.log_every_steps": 7, "ranges": ["0-61"]})

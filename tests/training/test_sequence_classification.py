@@ -9,6 +9,7 @@ import torch
 from tasks.sources.heads import give_head
 from tests.tiny import make_config, make_slice, make_tiny_classifier, make_tiny_model, write_slice
 from tests.training.conftest import parsed
+from training.config import TrainingConfig
 from training.failure import BadCheckpointError, UnfitModelError
 from training.workloads import sequence_classification as workload
 
@@ -85,6 +86,35 @@ def test_what_the_model_cannot_do_is_refused_in_one_line(
     model = workload.load_model(folder / "model")
     with pytest.raises(UnfitModelError, match=message):
         workload.prepare(model, parsed(config, tmp_path))
+
+
+def _fresh(kind: str, *, positions: int) -> Any:
+    """Return a model with random weights whose position of a token depends on whether it is padding, or on its end."""
+    from transformers import BartConfig, BartForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
+
+    if kind == "bart":
+        sizes = dict.fromkeys(["encoder_attention_heads", "decoder_attention_heads"], 2)
+        sizes |= dict.fromkeys(["encoder_ffn_dim", "decoder_ffn_dim", "d_model"], 16)
+        sizes |= dict.fromkeys(["encoder_layers", "decoder_layers"], 1)
+        return BartForSequenceClassification(BartConfig(vocab_size=99, max_position_embeddings=positions, **sizes))
+    # Two of its positions are never anybody's.
+    config = RobertaConfig(
+        vocab_size=99, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=positions + 2,
+    )  # fmt: skip
+    return RobertaForSequenceClassification(config)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "bart"])
+def test_the_longest_text_that_a_model_takes_is_found_by_trying(folder: Path, tmp_path: Path, kind: str) -> None:
+    def config(seq_len: int) -> TrainingConfig:
+        workload_ = {"workload": "sequence_classification", "seq_len": seq_len}
+        return parsed(make_config(tmp_path / "work", folder / "model", [folder / "rows"], **workload_), tmp_path)
+
+    model = _fresh(kind, positions=64)
+    workload.prepare(model, config(64))
+    with pytest.raises(UnfitModelError, match="use fewer tokens"):
+        workload.prepare(model, config(65))
 
 
 def test_a_slice_without_its_labels_is_refused(tmp_path: Path) -> None:

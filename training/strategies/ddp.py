@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -76,6 +77,22 @@ def _hook(model: nn.Module, workload: Workload, *, communicates: bool) -> Gradie
     return hook
 
 
+@dataclass
+class _Sent:
+    """What was exchanged in the present step; apart from Ddp, which DDP's hook would otherwise keep alive for ever."""
+
+    num_bytes: int = 0
+
+    def counting(self, hook: GradientHook) -> GradientHook:
+        """Return the hook, with what it is given counted."""
+
+        def count(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+            self.num_bytes += bucket.buffer().nbytes
+            return hook(group, bucket)
+
+        return count
+
+
 class Ddp:
     """Micro-batches are shared out over the ranks; only the last one of a step communicates."""
 
@@ -104,19 +121,19 @@ class Ddp:
             **_NO_BUFFER_SYNC,
         )
         self._rebuilt_bucket_bytes: list[int] = []
-        self._num_sent_bytes: int | None = None
+        self._sent: _Sent | None = None
         if gradient_hook in _IN_16_BIT:
-            self._num_sent_bytes = 0
+            self._sent = _Sent()
             # Inside the conversion: what is counted is what the all-reduce is given.
-            hook = _IN_16_BIT[gradient_hook](self._counting(hook or default_hooks.allreduce_hook))
+            hook = _IN_16_BIT[gradient_hook](self._sent.counting(hook or default_hooks.allreduce_hook))
         if hook is not None:
             self._wrapped.register_comm_hook(self._group, hook)
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
         before = self._num_collectives()
-        if self._num_sent_bytes is not None:
-            self._num_sent_bytes = 0
+        if self._sent is not None:
+            self._sent.num_bytes = 0
         # DDP averages over ranks, the loss is a mean over labels: undo the division by the number of ranks.
         weight = self._world_size / max(num_targets, 1)
         *earlier, last = micro_batches
@@ -170,18 +187,10 @@ class Ddp:
         """Return the bytes that were exchanged beside DDP's buckets."""
         return 0 if self._tied_head is None else self._tied_head.finish(micro_batch)
 
-    def _counting(self, hook: GradientHook) -> GradientHook:
-        def count(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-            assert self._num_sent_bytes is not None
-            self._num_sent_bytes += bucket.buffer().nbytes
-            return hook(group, bucket)
-
-        return count
-
     def _num_bucket_bytes(self, num_all_reduces: int) -> int:
         """Return the bytes that were exchanged in DDP's buckets."""
-        if self._num_sent_bytes is not None:
-            return self._num_sent_bytes
+        if self._sent is not None:
+            return self._sent.num_bytes
         num_early = 0 if self._tied_head is None else self._tied_head.num_exchanges
         return _bytes_of(num_all_reduces - num_early, self._ddp_bucket_bytes)
 

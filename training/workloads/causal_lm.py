@@ -136,9 +136,16 @@ def _where_documents_are(model: Any, micro_batch: MicroBatch) -> dict[str, Any]:
     if documents is None:
         return {}
     where: dict[str, Any] = {"position_ids": documents.position_ids}
-    if micro_batch.input_ids.is_cuda and torch.is_autocast_enabled("cuda") and not has_dropout(model):
+    if _takes_all_at_once(micro_batch.input_ids.device) and not has_dropout(model):
         return where | {"document_boundaries": documents.boundaries, "longest_document": max(documents.lengths)}
     return where | {"document_lengths": documents.lengths}
+
+
+def _takes_all_at_once(device: torch.device) -> bool:
+    """Return whether the variable-length kernel runs there: in 16 bit, on NVIDIA's Ampere and later."""
+    if device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @contextlib.contextmanager

@@ -164,7 +164,12 @@ def _require_positions(model: Any, seq_len: int) -> None:
     most = getattr(model.config, "max_position_embeddings", None)
     if most is None:
         return
-    ids = torch.ones((1, seq_len), dtype=torch.int64, device=next(model.parameters()).device)
+    # Padding has no position in some models, and some ask for an end of text.
+    token = 0 if model.config.pad_token_id == 1 else 1
+    end = getattr(model.config, "eos_token_id", None)
+    ids = torch.full((1, seq_len), token, dtype=torch.int64, device=next(model.parameters()).device)
+    if isinstance(end, int):
+        ids[0, -1] = end
     was_training = model.training
     model.eval()
     try:

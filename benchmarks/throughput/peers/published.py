@@ -37,7 +37,8 @@ def run(job: Job, turns: Turns) -> None:
     with joined_ranks(training) as ranks:
         log.addHandler(logging.FileHandler(training.work_dir / f"log-{ranks.rank}.txt"))
         while (setting := turns.setting()) is not None:
-            model = DistributedDataParallel(load_model(training.model_dir).to(ranks.device).train())
+            plain = load_model(training.model_dir).to(ranks.device).train()
+            model = DistributedDataParallel(plain, process_group=ranks.gradient_group)
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=training.weight_decay)
             precision = setting.get("precision", training.precision)
             autocast = torch.autocast(ranks.device.type, _DTYPES[precision], enabled=precision != "fp32")

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +153,16 @@ class SeveralNodes:
             lobby.ways[self._launch_id] = self._arguments[self._arguments.index("--serve") + 1]
         host, port = parse_address(self._nodes.rendezvous)
         address, interface = way_to(host, port)
+        if ip_address(address).is_loopback:
+            _log.warning("%s is this machine's own loopback %s, to which no other machine can come", host, address)
         self._own_facts = node_facts(node_rank=0, address=address, interface=interface)
         lines = self._gathering.lines(lobby, is_over=lambda: self._grace_seconds is not None)
         parcel = pack(json.loads(self._config.read_bytes()))
         for node_rank, (line, said) in enumerate(lines, start=1):
-            other = OtherNode(node_rank, line, host=said["host"], cell=self._cell, words=self._words)
+            other = OtherNode(
+                node_rank, line, host=said["host"], cell=self._cell, ranks_per_node=self._ranks_per_node,
+                words=self._words,
+            )  # fmt: skip
             self._others.append(other)
             other.tell(
                 parcel, launch=self._launch_id, num_nodes=self._nodes.num_nodes, ranks_per_node=self._ranks_per_node,

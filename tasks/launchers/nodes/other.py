@@ -22,9 +22,14 @@ _REFUSALS: dict[int, type[StageError]] = {
 class OtherNode:
     """One node's line, and what came over it."""
 
-    def __init__(self, node_rank: int, line: Line, *, host: str, cell: str, words: memoryview | None) -> None:
+    def __init__(
+        self, node_rank: int, line: Line, *, host: str, cell: str, ranks_per_node: int, words: memoryview | None
+    ) -> None:
         self.node_rank = node_rank
+        self._ranks_per_node = ranks_per_node
         self._line = line
+        # It may have knocked long ago; its silence counts from here.
+        line.heard_at = time.monotonic()
         self._host = host
         self._cell = cell
         self._words = words
@@ -121,12 +126,12 @@ class OtherNode:
             self._clock_ahead = message["clock"] - (self._clock_asked_at + now) / 2
         for rank, words in message.get("at", {}).items():
             if self._words is not None:
-                start = int(rank) * NUM_WORDS
+                start = self._own_rank(rank) * NUM_WORDS
                 for index, word in enumerate(words):
                     self._words[start + index] = word
         for failure in message.get("failures", []):
-            ahead = self._clock_ahead or 0.0
-            write_json(work / FAILURES / f"rank-{failure['rank']}.json", {**failure, "at": failure["at"] - ahead})
+            at = failure["at"] - (self._clock_ahead or 0.0)
+            write_json(work / FAILURES / f"rank-{self._own_rank(failure['rank'])}.json", {**failure, "at": at})
         if "ended" in message:
             self.exit_code = message["ended"]
 
@@ -139,6 +144,13 @@ class OtherNode:
     @property
     def _name(self) -> str:
         return f"node {self.node_rank} ({self._host})"
+
+    def _own_rank(self, said: Any) -> int:
+        """Return the number of a rank of its own, as it said it."""
+        size = self._ranks_per_node
+        if str(said).isdecimal() and self.node_rank * size <= int(said) < (self.node_rank + 1) * size:
+            return int(said)
+        raise self._lost(f"it spoke of rank {str(said)[:20]}, which is none of its own")
 
     def _lost(self, why: str) -> DistributedError:
         self._is_lost = True

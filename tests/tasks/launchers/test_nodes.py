@@ -15,11 +15,11 @@ from tasks.launchers import Nodes
 from tasks.launchers.nodes.gathering import Gathering, join_command
 from tasks.launchers.nodes.line import KEY, Line, LostError, key_of_head, knock, parse_address
 from tasks.launchers.nodes.lobby import Lobby, lobby_at
-from tasks.launchers.nodes.other import _write
+from tasks.launchers.nodes.other import OtherNode, _write
 from tasks.launchers.nodes.parcel import pack, send_files, unpack
 from tasks.launchers.nodes.route import free_port, way_to
 from tasks.params import Params
-from tasks.stage.failure import ConfigurationError, DataError, ResourceError
+from tasks.stage.failure import ConfigurationError, DataError, DistributedError, ResourceError
 from tasks.stage.ranks import nodes_of
 from tests.tiny import make_config, make_slice
 
@@ -162,6 +162,24 @@ def test_an_end_that_hangs_up_is_noticed(lines: tuple[Line, Line]) -> None:
     lines[1].close()
     with pytest.raises(LostError):
         lines[0].hear(5)
+
+
+def test_a_node_speaks_of_its_own_ranks_only_and_its_silence_counts_from_when_it_is_taken(
+    lines: tuple[Line, Line], tmp_path: Path
+) -> None:
+    lines[0].heard_at = 0.0  # it knocked long ago
+    node = OtherNode(1, lines[0], host="b", cell="2nodes", ranks_per_node=2, words=memoryview(bytearray(800)).cast("q"))
+    node.listen(tmp_path, 60.0)
+    for rank in ("0", "4", "-1", "../x"):
+        lines[1].say(failures=[{"rank": rank, "at": 0.0}])
+        with pytest.raises(DistributedError, match="none of its own"):
+            node.listen(tmp_path, 60.0)
+        lines[1].say(at={rank: [1]})
+        with pytest.raises(DistributedError, match="none of its own"):
+            node.listen(tmp_path, 60.0)
+    lines[1].say(failures=[{"rank": 3, "at": 0.0}])
+    node.listen(tmp_path, 60.0)
+    assert [file.name for file in tmp_path.rglob("*.json")] == ["rank-3.json"]
 
 
 def test_no_node_writes_outside_the_folder_of_its_logs(tmp_path: Path) -> None:

@@ -32,6 +32,13 @@ def test_a_passed_certificate_passes_with_its_numbers(tmp_path: Path, params: di
     assert results.cells[1].whole.speedup is not None
 
 
+def test_another_precision_than_the_trainings_is_said(tmp_path: Path, params: dict[str, Any]) -> None:
+    _, gate = results_of(tmp_path, params)
+    assert "2proc against one process: gradient" in gate.compared
+    _, gate = results_of(tmp_path, params | {"train": params["train"] | {"precision": "bf16"}})
+    assert "against one process, both in fp32 (in bf16 their kernels round differently): gradient" in gate.compared
+
+
 def test_bitwise_equal_is_said(tmp_path: Path, params: dict[str, Any]) -> None:
     equal = {"max_abs": 0.0, "relative_l2": 0.0, "is_bitwise_equal": True, "largest_in": None}
     write_certificate(tmp_path, params, gradient=equal, weights=equal)
