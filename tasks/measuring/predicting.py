@@ -17,7 +17,9 @@ from training.probe import probe_buckets
 
 _log = logging.getLogger(__name__)
 
-_NUM_ROUNDS = 6
+_NUM_ROUNDS = 4
+_REPEATS_PER_ROUND = 2
+"""One alone would always be a first step, in which the same rank may be late each time."""
 _SWEEP_SECONDS = 3.0
 """For the sweep of one number of ranks."""
 
@@ -55,13 +57,15 @@ def probe_cells(
     # A little of each number of ranks after another, so that what drifts is in all of them.
     for turn in range(_NUM_ROUNDS):
         for cell in groups:
-            compute[cell.world_size].append(_first(workers[cell.name], "probe", cell, num_repeats=1))
+            compute[cell.world_size].append(_first(workers[cell.name], "probe", cell, num_repeats=_REPEATS_PER_ROUND))
             if probed.has_copy:
                 difference = _difference(bench, *data_arms(cell, has_copy=True), is_turned=turn % 2 > 0)
                 copying[cell.world_size].append(difference / compute[cell.world_size][-1]["num_micro_batches"])
         wrapper.append(_difference(bench, silent(largest), copies(largest), is_turned=turn % 2 > 0))
     sweeps = {
-        cell.world_size: _first(workers[cell.name], "sweep", cell, num_repeats=_NUM_ROUNDS, seconds_budget=seconds)
+        cell.world_size: _first(
+            workers[cell.name], "sweep", cell, num_repeats=_NUM_ROUNDS * _REPEATS_PER_ROUND, seconds_budget=seconds
+        )
         for cell in probed.cells
     }
     alone = _joined(compute[1])

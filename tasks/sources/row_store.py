@@ -125,7 +125,10 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
 
 
 def repeated_rows(keys: np.ndarray, is_kept: np.ndarray, *, heldout: RowRange) -> dict[str, int]:
-    """Return `num_duplicate_rows` and `num_heldout_rows_seen` of rows with these hashes: (num_rows,) uint64."""
+    """Return `num_duplicate_rows` and `num_heldout_rows_seen` of rows with these hashes: (num_rows,) uint64.
+
+    The hashes may be in another order afterwards.
+    """
     is_inside = np.zeros(len(keys), dtype=bool)
     is_inside[heldout.start : heldout.end] = True
     # Sorted in place, not hashed as np.unique and np.isin do: that takes no more room than the keys.
@@ -135,7 +138,7 @@ def repeated_rows(keys: np.ndarray, is_kept: np.ndarray, *, heldout: RowRange) -
     seen = outside[np.minimum(places, len(outside) - 1)] == inside if len(outside) else np.zeros(0, dtype=bool)
     num_seen = int(seen.sum())
     del outside
-    kept = keys[is_kept]
+    kept = keys if is_kept.all() else keys[is_kept]
     kept.sort()
     return {"num_duplicate_rows": int((kept[1:] == kept[:-1]).sum()), "num_heldout_rows_seen": num_seen}
 
