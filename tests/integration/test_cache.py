@@ -14,7 +14,7 @@ import torch
 from tests.integration.conftest import processes_in
 from tests.workspace import SMALL, Workspace
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 STAGES = ["fingerprint", "download", "slice", "measure", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
 CELLS = ["1proc", "2proc"]
@@ -158,6 +158,7 @@ def _wait_for_steps(
     pytest.fail(f"{cell} did not reach step {steps} of {range_}")
 
 
+@pytest.mark.alone
 def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(tmp_path: Path, project: Path) -> None:
     changes = {
         **SMALL, "ranges": ["0-64", "64-464"], "heldout": "464-480", "train.checkpoint_every_steps": 5,

@@ -8,7 +8,7 @@ import pytest
 from tests.canaries import SECRETS, WORD, CommandLines, files_with_a_secret
 from tests.workspace import Workspace
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 RAISING = """
 import os
