@@ -70,13 +70,15 @@ audit: $(READY)  ## Licences of requirements.lock, and known vulnerabilities whe
 
 test: $(READY)  ## Everything: check and all tests
 	@$(MAKE) --no-print-directory check
+	export DDP_COMPARE_FINISHED="$$(mktemp -d)"
+	trap 'rm -rf "$$DDP_COMPARE_FINISHED"' EXIT
 	failed=0
-	pytest -n 2 --dist loadfile -m "not alone" || failed=$$?
+	pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" || failed=$$?
 	pytest -m alone || failed=$$?
 	exit $$failed
 
 test-fast: $(READY)  ## The quick answer: tests that take seconds
-	@pytest -n 2 --dist loadfile -m "not slow and not alone"
+	@pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
 
 emulate: $(READY)  ## How 1, 2, 4 and 8 emulated devices scale, where the time goes, what was predicted; no GPU
 	@python -m tasks.measuring.emulate

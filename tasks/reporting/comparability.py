@@ -116,7 +116,7 @@ def every_sample_once(outputs: Outputs) -> Finding:
     """Check in the work ledgers that each segment learned from each row of its range exactly once."""
     problems = []
     counted: dict[str, list[Number]] = {"samples": [], "left_out": [], "repeated": [], "of_no_such_range": []}
-    rows_of = {name: np.unique(part.row_ids) for name, part in outputs.slices.items()}
+    rows_of = {str(part): np.unique(outputs.slices[str(part)].row_ids) for part in outputs.params.ranges}
     for cell, run in outputs.runs.items():
         sums = np.zeros(len(counted), dtype=np.int64)
         found = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]

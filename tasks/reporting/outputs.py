@@ -69,9 +69,9 @@ class SliceOutputs:
     folder: Path
     manifest: SliceManifest
 
-    @cached_property
+    @property
     def row_ids(self) -> NDArray[np.int64]:
-        """Positions of the rows in the data set."""
+        """Positions of the rows in the data set; read at each call, not kept."""
         return _array(self.folder / "row_ids.npy")
 
     def num_units(self, seq_len: int, *, workload: str) -> NDArray[np.int64]:
@@ -81,8 +81,12 @@ class SliceOutputs:
         """
         if unit_of(workload) != "token":
             return np.ones(len(self.row_ids), dtype=np.int64)
-        lengths = np.minimum(np.diff(_array(self.folder / "offsets.npy")), seq_len)
-        return lengths if has_labels(workload) else np.maximum(lengths - 1, 0)
+        lengths = np.diff(_array(self.folder / "offsets.npy"))
+        np.minimum(lengths, seq_len, out=lengths)
+        if not has_labels(workload):
+            lengths -= 1
+            np.maximum(lengths, 0, out=lengths)
+        return lengths
 
 
 @dataclass(frozen=True)

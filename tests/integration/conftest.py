@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.canaries import SECRETS, CommandLines
@@ -17,13 +18,24 @@ def finished(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspa
     """A workspace in which the flow has run from nothing to the end, with its output in `first-run.log`.
 
     It ran with secrets in its environment (tests/canaries.py); command lines that held one are in command-lines.txt.
+    `make test` has it made once for all processes of its tests. Nobody changes it.
     """
-    workspace = Workspace.create(tmp_path_factory.mktemp("finished") / "project", project=project, changes=SMALL)
+    shared = os.environ.get("DDP_COMPARE_FINISHED")
+    folder = Path(shared) / "finished" if shared else tmp_path_factory.mktemp("finished")
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "command-lines.txt").exists():
+            _finish(folder, project)
+    return Workspace(folder / "project")
+
+
+def _finish(folder: Path, project: Path) -> None:
+    # One that failed before may have left a half of it.
+    shutil.rmtree(folder, ignore_errors=True)
+    workspace = Workspace.create(folder / "project", project=project, changes=SMALL)
     with CommandLines() as command_lines:
         (workspace.folder / "first-run.log").write_text(workspace.flow(**SECRETS))
     found = "\n".join([str(command_lines.num_looks), *command_lines.found])
-    (workspace.folder.parent / "command-lines.txt").write_text(found)
-    return workspace
+    (folder / "command-lines.txt").write_text(found)
 
 
 @pytest.fixture

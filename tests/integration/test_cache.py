@@ -158,7 +158,6 @@ def _wait_for_steps(
     pytest.fail(f"{cell} did not reach step {steps} of {range_}")
 
 
-@pytest.mark.alone
 def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(tmp_path: Path, project: Path) -> None:
     changes = {
         **SMALL, "ranges": ["0-64", "64-464"], "heldout": "464-480", "train.checkpoint_every_steps": 5,
