@@ -242,7 +242,7 @@ def write(found: Everything, plan: Plan, *, load_before: float, folder: Path) ->
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.throughput", description=__doc__)
     parser.add_argument("--data", type=Path, help=f"folder with abstracts and tokenizer (else ${DATA_VARIABLE})")
-    parser.add_argument("--seconds", type=float, default=240.0, help="time budget of a contest")
+    parser.add_argument("--seconds", type=float, default=150.0, help="time budget of a contest")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     console, load_before = Console(), os.getloadavg()[0]

@@ -24,7 +24,7 @@ TOKEN = SECRETS["HF_TOKEN"]
         ("postgresql://me:pw@host/db", "postgresql://***@host/db"),
         ("//me:pw@host", "//***@host"),
         ("mail me@host", "mail me@host"),
-        ("sqlite:////work/mlflow.db", "sqlite:////work/mlflow.db"),
+        ("sqlite:////srv/mlflow.db", "sqlite:////srv/mlflow.db"),
         ("http://127.0.0.1:5000/#/experiments/1", "http://127.0.0.1:5000/#/experiments/1"),
         ("is it 1 // 2 or 1 @ 2?", "is it 1 // 2 or 1 @ 2?"),
     ],

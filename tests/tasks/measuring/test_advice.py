@@ -38,6 +38,8 @@ def test_16_bit_and_compiled_layers_are_tried_on_gpus_only() -> None:
     assert keys.count("train.precision") == 2
     assert keys.count("train.compile") == 1
     assert "train.compile" not in _keys(_params(compile=True), device="cuda")
+    images = _params().model_copy(update={"workload": "image_classification"})
+    assert "train.compile" not in _keys(images, device="cuda"), "it refuses compiled layers"
 
 
 def test_every_change_is_written_so_that_params_yaml_takes_it() -> None:
