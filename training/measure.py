@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any
@@ -24,7 +23,7 @@ from training.data import MicroBatch
 from training.distributed import Ranks
 from training.probe import probe_compute
 from training.sweep import all_reduce_sweep
-from training.variants import Made, Variant, emulated_of, loaded, make, micro_batches_of
+from training.variants import Made, Variant, emulated_link, emulated_of, loaded, make, micro_batches_of
 
 _log = logging.getLogger(__name__)
 
@@ -136,8 +135,7 @@ class BlockRunner:
 
     def sweep(self, variant: Variant, *, num_repeats: int, seconds_budget: float) -> dict[str, Any]:
         """Return the all-reduce of the ranks' link by size (training/sweep.py)."""
-        emulated = emulated_of(self._get(variant))
-        link = None if emulated is None else partial(emulated.link_seconds, world_size=self._ranks.world_size)
+        link = emulated_link(variant, self._config, world_size=self._ranks.world_size)
         return all_reduce_sweep(
             self._ranks, num_repeats=num_repeats, seconds_budget=seconds_budget, seconds_of_link=link
         )

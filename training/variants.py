@@ -6,14 +6,16 @@ Only the stage `measure` uses this; a training never does.
 import dataclasses
 import importlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from training.config import TrainingConfig
 from training.data import MicroBatch
 from training.distributed import Ranks
+from training.emulated_device import read_device
 from training.plan import SegmentPlan, micro_batches_for, plan_of
 from training.prefetch import prefetched
 from training.rows import Rows, training_rows
@@ -118,3 +120,12 @@ def emulated_of(made: Made) -> Any:
     if not hasattr(workload, "emulated_device"):
         return None
     return workload.emulated_device(made.strategy.replica.module)
+
+
+def emulated_link(variant: Variant, config: TrainingConfig, *, world_size: int) -> Callable[[int], float] | None:
+    """Return the seconds of an emulated link by bytes; None for a real one. No variant needs to be built for it."""
+    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
+    if not hasattr(workload, "emulated_device"):
+        return None
+    device = read_device(Path(variant.overrides.get("model_dir", config.model_dir)))
+    return partial(device.link_seconds, world_size=world_size)

@@ -6,11 +6,15 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.prediction.points import Point
+from benchmarks.prediction.points import KNOWN, Point
 from tasks.reporting.measurement import Estimate
 
-_MARKERS = {2: "o", 4: "s"}
-_COLORS = {2: "#0072b2", 4: "#d55e00"}
+_KINDS = {
+    (2, KNOWN[0]): ("o", "#0072b2", "2 ranks, probed"),
+    (4, KNOWN[1]): ("s", "#d55e00", "4 ranks, their link measured"),
+    (4, KNOWN[2]): ("^", "#cc79a7", "4 ranks, nothing of them measured"),
+}
+"""Number of ranks and what was measured of them -> marker, colour, words."""
 _INK, _MUTED = "#1a1f26", "#a4adb8"
 
 
@@ -25,12 +29,14 @@ def draw(points: Sequence[Point], file: Path, *, others: Sequence[Point] = ()) -
         [least, most], [least * 0.8, most * 0.8], [least * 1.2, most * 1.2], color=_MUTED, alpha=0.15, linewidth=0,
         label="within 20 %",
     )  # fmt: skip
-    for size, marker in _MARKERS.items():
-        mine, theirs = ([one for one in some if one.world_size == size] for some in (points, others))
-        how = "probed" if size == min(_MARKERS) else "extrapolated"
+    for (size, known), (marker, color, words) in _KINDS.items():
+        mine, theirs = (
+            [one for one in some if (one.world_size, one.known) == (size, known)] for some in (points, others)
+        )
+        name = f"point-{size}-{known.replace(' ', '-')}"
         # Those that calibrated lie behind.
-        _scatter(axes, theirs, _MUTED, name=f"point-{size}-calibrates", marker=marker, label=None)
-        _scatter(axes, mine, _COLORS[size], name=f"point-{size}", marker=marker, label=f"{size} ranks, {how}")
+        _scatter(axes, theirs, _MUTED, name=f"{name}-calibrates", marker=marker, label=None)
+        _scatter(axes, mine, color, name=name, marker=marker, label=words)
     axes.set_xlim(least, most)
     axes.set_ylim(least, most)
     axes.set_aspect("equal")

@@ -1,4 +1,4 @@
-"""One device after another: probed on one and two ranks, predicted and measured on two and four."""
+"""One device after another: probed on one and two ranks, its link on four; predicted and measured on two and four."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.emulation import emulated_params, write_rows
 from tasks.measuring.interleaving import rounds
 from tasks.measuring.intervals import ratio_of_medians
-from tasks.measuring.predicting import Probed, probe_cells
+from tasks.measuring.predicting import Probed, probe_cells, sweep_link
 from tasks.measuring.prediction import ModelError, predict
 from tasks.measuring.probe import Probe
 from tasks.measuring.workers import Workers, working
@@ -25,7 +25,9 @@ from tasks.stage.ranks import told_to_ranks
 from training.emulated_device import EmulatedDevice, write_device
 
 WORLD_SIZES = (2, 4)
-"""What is predicted and measured; four ranks are never probed."""
+"""What is predicted and measured; of four ranks the link is measured, no step."""
+KNOWN = ("steps and link", "link only", "nothing")
+"""What a prediction was told of the number of ranks that it is for."""
 
 _MOST_MICRO_BATCHES = 16
 _STEPS_PER_BLOCK = 2
@@ -41,17 +43,24 @@ class Tried:
     configuration: Configuration
     """Which device."""
     probe: Probe
-    """From one and two ranks."""
+    """From one and two ranks; the link's sweep from four as well."""
     measured: Mapping[int, Estimate]
     """Number of ranks -> speedup in interleaved blocks, with a 95 % interval."""
 
     def points(self, model_error: ModelError | None) -> list["Point"]:
-        """Return what is foretold beside what was measured."""
-        foretold = predict(self.probe, WORLD_SIZES, seed=_SEED, model_error=model_error)
-        return [
-            Point(configuration=self.configuration.name, world_size=size, predicted=foretold[size], measured=measured)
-            for size, measured in self.measured.items()
-        ]
+        """Return what is foretold beside what was measured: for four ranks with their link known and without."""
+        points = []
+        for probe in (self.probe, self.probe.without_link_only()):
+            foretold = predict(probe, WORLD_SIZES, seed=_SEED, model_error=model_error)
+            points += [
+                Point(
+                    configuration=self.configuration.name, world_size=size, known=_known(probe, size),
+                    predicted=foretold[size], measured=measured,
+                )
+                for size, measured in self.measured.items()
+            ]  # fmt: skip
+        # Two ranks are probed in both.
+        return list(dict.fromkeys(points))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +71,8 @@ class Point:
     """Its name."""
     world_size: int
     """Number of ranks."""
+    known: str
+    """What of these many ranks the prediction knew, one of KNOWN."""
     predicted: Estimate
     """Speedup, with a 90 % interval."""
     measured: Estimate
@@ -119,16 +130,25 @@ def score(points: Sequence[Point]) -> Score:
 
 
 def calibrated(tried: Sequence[Tried], *, date: str) -> ModelError:
-    """Return how far the model is off on these, two ranks having been probed and four not."""
+    """Return how far the model is off on these, by what it knew of the ranks."""
     points = [point for one in tried for point in one.points(None)]
 
-    def relative(world_size: int) -> float:
-        logs = [math.log1p(point.error) for point in points if point.world_size == world_size]
+    def relative(known: str) -> float:
+        logs = [math.log1p(point.error) for point in points if point.known == known]
         return math.sqrt(sum(log**2 for log in logs) / len(logs))
 
+    probed, link_only, nothing = (relative(known) for known in KNOWN)
     return ModelError(
-        relative=relative(2), relative_extrapolated=relative(4), calibrated_on=date, num_configurations=len(tried)
-    )
+        relative=probed, relative_link_only=link_only, relative_extrapolated=nothing,
+        calibrated_on=date, num_configurations=len(tried),
+    )  # fmt: skip
+
+
+def _known(probe: Probe, world_size: int) -> str:
+    probed, link_only, nothing = KNOWN
+    if world_size not in probe.all_reduce:
+        return nothing
+    return link_only if world_size in probe.link_only else probed
 
 
 @contextlib.contextmanager
@@ -154,7 +174,7 @@ def emulated_ranks(folder: Path) -> Iterator[Mapping[str, Workers]]:
 def try_configuration(
     configuration: Configuration, workers: Mapping[str, Workers], *, folder: Path, num_rounds: int
 ) -> Tried:
-    """Probe one and two ranks, then measure one, two and four; `folder`: a new one for the device's files."""
+    """Probe one and two ranks and the link of four, then measure one, two and four; `folder`: new, for its files."""
     changes: dict[str, Any] = {}
     if configuration.contention > 0:
         changes = {"contention": configuration.contention, "shared_folder": str(folder / "board")}
@@ -167,12 +187,13 @@ def try_configuration(
         for n, one in params.cells.items()
     ]
     bench = Bench(workers, seed=_SEED)
-    baseline, pair, _ = cells
+    baseline, pair, four = cells
     probing = [arm for cell in (baseline, pair) for arm in (copies(cell), *data_arms(cell, has_copy=True))]
     bench.build([*map(as_trained, cells), *probing, silent(pair)])
     probed = Probed(
         baseline=baseline, cells=[pair], has_copy=True, is_weak=False,
         bytes_per_real_byte=device.bytes_per_real_byte, ranks_per_machine=None,
+        more_sweeps={four.world_size: sweep_link(workers[four.name], four, seconds=_SWEEP_SECONDS)},
     )  # fmt: skip
     probe = probe_cells(probed, bench, workers, seconds=_SWEEP_SECONDS)
     bench.steps_per_block = _STEPS_PER_BLOCK

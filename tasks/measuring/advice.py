@@ -18,7 +18,8 @@ from tasks.measuring.speed import Comparison
 from tasks.params import Params
 from tasks.reporting.measurement import Advice, Advised
 from tasks.stage.choices import unit_of
-from tasks.stage.failure import ResourceError
+from tasks.stage.failure import DistributedError, ResourceError, StageError
+from training.redaction import shortened
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ _ERROR_RATE = 0.05
 """Of all intervals of one cell together: the more knobs are tried, the wider each interval."""
 _COMPILED = "layers compiled"
 _BUCKETS_MIB = (5.0, 100.0)
+_MAX_REASON_CHARACTERS = 300
 _LARGEST_BUCKET_MIB = 512
 """One bucket for all gradients is not tried beyond: nothing of it could be hidden behind the backward."""
 
@@ -158,7 +160,7 @@ def advise(
 ) -> Advice | None:
     """Try the knobs on the cell with the most ranks; None if there is nothing to try.
 
-    Raises ResourceError where memory has no room for them.
+    One whose ranks fail is left out, with the reason. Raises ResourceError where memory has no room for them.
     """
     cell = max(comparison.cells, key=lambda one: one.world_size)
     plain = as_trained(cell)
@@ -172,7 +174,9 @@ def advise(
     if not has_room([plain, *(_arm(cell, [knob]) for knob in knobs)]):
         raise ResourceError("memory has no room for the changes beside each other")
     _log.info("trying %d changes on %s", len(knobs), cell.name)
-    bench.build([_arm(cell, [knob]) for knob in knobs])
+    knobs, failed = _built(knobs, cell, bench)
+    if not knobs:
+        return Advice(tried=[], combined=None, failed=failed)
     seconds = params.measure.advice_seconds
     found = _try(cell, [[knob] for knob in knobs], comparison, bench, seconds=seconds * (1 - _SHARE_OF_COMBINED))
     chosen: dict[str, tuple[Advised, Knob]] = {}
@@ -183,12 +187,36 @@ def advise(
     combined = None
     if len(chosen) > 1:
         together = [knob for _, knob in chosen.values()]
-        bench.build([_arm(cell, together)])
-        (combined,) = _try(cell, [together], comparison, bench, seconds=seconds * _SHARE_OF_COMBINED)
+        try:
+            bench.build([_arm(cell, together)])
+            (combined,) = _try(cell, [together], comparison, bench, seconds=seconds * _SHARE_OF_COMBINED)
+        except (DistributedError, ResourceError) as error:
+            failed.append(_why_failed("all of the recommended together", error))
     best = sorted(found, key=lambda one: -one.gain.value)
     for one in [*best, *([combined] if combined else [])]:
         _log.info("%s: %.3fx (%.3f to %.3f): %s", one.change, one.gain.value, one.gain.low, one.gain.high, one.verdict)
-    return Advice(tried=best, combined=combined)
+    return Advice(tried=best, combined=combined, failed=failed)
+
+
+def _built(knobs: Sequence[Knob], cell: Cell, bench: Bench) -> tuple[list[Knob], list[str]]:
+    """Build the knobs' variants, which runs a few steps of each; return those that work, and why the others do not."""
+    works: list[Knob] = []
+    failed: list[str] = []
+    for knob in knobs:
+        try:
+            bench.build([_arm(cell, [knob])])
+        except (DistributedError, ResourceError) as error:
+            failed.append(_why_failed(knob.change, error))
+            bench.restart(cell.name, [as_trained(cell), *(_arm(cell, [one]) for one in works)])
+        else:
+            works.append(knob)
+    return works, failed
+
+
+def _why_failed(change: str, error: StageError) -> str:
+    why = shortened(str(error).removesuffix("; run again"), limit=_MAX_REASON_CHARACTERS)
+    _log.warning("left out: %s: %s", change, why)
+    return f"{change}: {why}"
 
 
 def _try(

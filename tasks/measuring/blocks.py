@@ -131,6 +131,11 @@ class Bench:
         self._facts.clear()
         self._held = None
 
+    def restart(self, cell: str, arms: Iterable[Arm]) -> None:
+        """Start the ranks of a cell anew, which have ended, and build these of its arms."""
+        self._workers[cell].restart()
+        self.build(arms)
+
     def ddp_timers(self, arm: Arm) -> dict[str, float]:
         """Return what DDP timed itself on the slowest rank, in seconds; {} if it timed nothing."""
         if not self._holds_all:

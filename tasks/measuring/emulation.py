@@ -49,12 +49,18 @@ def emulated_params(
     )
 
 
-def measure_device(device: EmulatedDevice, params: Params, *, folder: Path, stop: threading.Event) -> Measurement:
-    """Measure the comparison on ranks that have such a device each; files go to the new `folder`."""
+def measure_device(
+    device: EmulatedDevice, params: Params, *, folder: Path, stop: threading.Event, num_devices: int = 0
+) -> Measurement:
+    """Measure the comparison on ranks that have such a device each; files go to the new `folder`.
+
+    `num_devices`: of the machine; by default those of the largest cell.
+    """
     write_device(folder / "device", device)
     rows = folder / str(params.ranges[0])
     write_rows(rows, num_rows=params.ranges[0].end)
-    machine = {"gpus": [], "num_gpus": 0, "num_cpus": sum(cell.world_size for cell in params.cells.values())}
+    num_devices = num_devices or max(cell.world_size for cell in params.cells.values())
+    machine = {"gpus": [], "num_gpus": 0, "num_cpus": num_devices}
     return measure_cells(
         params, machine=machine, base_model=folder / "device", rows=rows, work=folder / "ranks", stop=stop
     )

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,8 @@ class Probed:
     """Bytes that an emulated link carries for one real byte of gradient; 1 otherwise."""
     ranks_per_machine: int | None
     """Devices of this machine; None: not known."""
+    more_sweeps: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Number of ranks, more than any cell has -> the sweep of their link (sweep_link); they ran nothing else."""
 
 
 def probe_cells(
@@ -62,18 +64,13 @@ def probe_cells(
                 difference = _difference(bench, *data_arms(cell, has_copy=True), is_turned=turn % 2 > 0)
                 copying[cell.world_size].append(difference / compute[cell.world_size][-1]["num_micro_batches"])
         wrapper.append(_difference(bench, silent(largest), copies(largest), is_turned=turn % 2 > 0))
-    sweeps = {
-        cell.world_size: _first(
-            workers[cell.name], "sweep", cell, num_repeats=_NUM_ROUNDS * _REPEATS_PER_ROUND, seconds_budget=seconds
-        )
-        for cell in probed.cells
-    }
+    sweeps = {cell.world_size: sweep_link(workers[cell.name], cell, seconds=seconds) for cell in probed.cells}
     alone = _joined(compute[1])
     variant = dict(as_trained(largest).variant)
     facts = workers[largest.name].ask("facts", variant=variant, doing="asking for buckets")[0]
     return probe_from(
         {1: alone, **{size: _joined(answers) for size, answers in compute.items() if size > 1}},
-        sweeps,
+        {**sweeps, **probed.more_sweeps},
         buckets=probe_buckets(facts["gradient_bucket_bytes"], alone["gradients"]),
         wrapper_seconds=wrapper,
         copy_seconds=copying if probed.has_copy else None,
@@ -81,6 +78,11 @@ def probe_cells(
         scaling="weak" if probed.is_weak else "strong",
         ranks_per_machine=probed.ranks_per_machine,
     )
+
+
+def sweep_link(workers: Workers, cell: Cell, *, seconds: float = _SWEEP_SECONDS) -> dict[str, Any]:
+    """Return the all-reduce of the ranks' link by size (training/sweep.py), in about so many seconds."""
+    return _first(workers, "sweep", cell, num_repeats=_NUM_ROUNDS * _REPEATS_PER_ROUND, seconds_budget=seconds)
 
 
 def predict_cells(

@@ -34,8 +34,10 @@ class ModelError:
 
     relative: float
     """Root mean square of log(measured / predicted speedup) at measured numbers of ranks."""
+    relative_link_only: float
+    """The same beyond them, where their link was measured."""
     relative_extrapolated: float
-    """The same beyond them."""
+    """The same beyond them, where nothing was."""
     calibrated_on: str
     """Day, YYYY-MM-DD."""
     num_configurations: int
@@ -192,7 +194,9 @@ def _nearest(measured: Mapping[int, Draws], world_size: int) -> Draws:
 def _relative_error(model_error: ModelError | None, probe: Probe, world_size: int) -> float:
     if model_error is None or world_size == 1:
         return 0.0
-    return model_error.relative_extrapolated if _is_extrapolated(probe, world_size) else model_error.relative
+    if not _is_extrapolated(probe, world_size):
+        return model_error.relative
+    return model_error.relative_link_only if world_size <= max(probe.all_reduce) else model_error.relative_extrapolated
 
 
 def _is_extrapolated(probe: Probe, world_size: int) -> bool:
@@ -200,16 +204,17 @@ def _is_extrapolated(probe: Probe, world_size: int) -> bool:
 
 
 def _assumptions(probe: Probe, model_error: ModelError | None) -> list[str]:
-    measured = " and ".join(str(world_size) for world_size in probe.measured_world_sizes)
+    swept = " and ".join(str(world_size) for world_size in sorted(probe.all_reduce))
     if model_error is None:
         error = "The intervals hold the noise of the measurements only: the model's own error has not been calibrated."
     else:
         error = (
             f"The intervals hold the noise of the measurements and the model's own error, {model_error.relative:.1%} "
-            f"at measured numbers of ranks and {model_error.relative_extrapolated:.1%} beyond, found on emulated "
-            f"devices of {model_error.num_configurations} configurations on {model_error.calibrated_on}."
+            f"at measured numbers of ranks, {model_error.relative_link_only:.1%} where only the link was measured and "
+            f"{model_error.relative_extrapolated:.1%} beyond, found on emulated devices of "
+            f"{model_error.num_configurations} configurations on {model_error.calibrated_on}."
         )
-    link = f"All-reduce was measured with {measured} ranks; for more it is scaled as a ring over links like these."
+    link = f"All-reduce was measured with {swept} ranks; for more it is scaled as a ring over links like these."
     if len(probe.all_reduce) == 1:
         link += " How its latency grows with them, one number cannot tell: not at all to with every hop, as likely."
     contention = "Contention goes on growing with every rank, all on one machine."

@@ -73,11 +73,18 @@ class Probe:
     """strong: the micro-batches are shared out over the ranks; weak: every rank has as many as one has alone."""
     ranks_per_machine: int | None = None
     """Ranks that share a machine at most; beyond, contention grows no more. None: it is not known, and it grows."""
+    link_only: frozenset[int] = frozenset()
+    """Those numbers of ranks in `all_reduce` that ran the sweep and nothing else."""
 
     @property
     def measured_world_sizes(self) -> list[int]:
-        """Numbers of ranks whose communication was measured."""
-        return sorted(self.all_reduce)
+        """Numbers of ranks whose steps and communication were measured."""
+        return sorted(self.all_reduce.keys() - self.link_only)
+
+    def without_link_only(self) -> Self:
+        """Return it without the sweeps of numbers of ranks that ran nothing else."""
+        swept = {n: points for n, points in self.all_reduce.items() if n not in self.link_only}
+        return replace(self, all_reduce=swept, link_only=frozenset())
 
     def share_of(self, world_size: int) -> tuple[int, float, float]:
         """Return the busiest rank's part of a step: number of micro-batches, their work, the work of its last one.
@@ -157,7 +164,8 @@ def probe_from(
 ) -> Probe:
     """Return the probe from what the ranks measured, by number of ranks; `compute` must have that of one rank.
 
-    `compute`: probe_compute's answers; `sweeps`: those of all_reduce_sweep; `buckets`: probe_buckets' answer;
+    `compute`: probe_compute's answers; `sweeps`: those of all_reduce_sweep, of at least as many numbers of ranks;
+    `buckets`: probe_buckets' answer;
     `in_flight`: that of probe_slowdown_in_flight. An emulated link carries `link_bytes_per_byte` bytes for each real
     byte of gradient; its sweep is in bytes of the link.
     """
@@ -189,6 +197,7 @@ def probe_from(
         spread_seconds={n: _spread(answer) for n, answer in together.items()},
         scaling=scaling,
         ranks_per_machine=ranks_per_machine,
+        link_only=frozenset(sweeps.keys() - compute.keys()),
     )
 
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ from tasks.measuring.blocks import Bench
 from tasks.measuring.gpu_meter import gpu_meter
 from tasks.measuring.host_checks import BYTES_PER_PARAMETER
 from tasks.measuring.host_facts import free_memory_bytes
-from tasks.measuring.predicting import Probed, predict_cells
+from tasks.measuring.predicting import Probed, predict_cells, sweep_link
 from tasks.measuring.preflight import preflight
 from tasks.measuring.speed import Comparison, Measured, measure_speed
 from tasks.measuring.workers import Workers, working
 from tasks.params import Params
 from tasks.reporting.measurement import Advice, Measurement, Prediction, Preflight
 from tasks.stage.choices import unit_of
-from tasks.stage.failure import DataError, PreemptedError
+from tasks.stage.failure import DataError, DistributedError, PreemptedError, ResourceError
 from tasks.stage.progress import counting
 from tasks.stage.ranks import choose_device, nodes_of, told_to_ranks
 
@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 _SHARE_OF_MEMORY = 0.6
 """Of the memory, for weights, gradients and optimizer states; activations and buckets need the rest."""
 _NO_ROOM = "Prediction and advice were left out: memory has no room for several variants of a step."
+_MORE_RANKS = (4, 8)
+"""Whose link is measured though no cell has so many, where there are devices for them."""
 _HALF_WIDTHS = {"cuda": 0.02, "cpu": 0.03}
 
 
@@ -55,6 +57,8 @@ class Session:
     """cpu or cuda."""
     num_gpus: int
     """GPUs of this machine."""
+    num_devices: int
+    """Ranks that this machine has a device of their own for: its GPUs, or its cores by the threads of a rank."""
 
 
 @dataclass
@@ -97,7 +101,7 @@ def measure_cells(
         with counting("measuring, blocks", None) as advance:
             measured = measure_speed(session.comparison, bench, advance=advance)
         arms = account(session.comparison, bench, measured, session.arithmetic)
-        more = _more(session, bench, workers, measured, fits) if holds_all else _Further(left_out=[_NO_ROOM])
+        more = _more(session, bench, workers, measured, fits, stop) if holds_all else _Further(left_out=[_NO_ROOM])
     return Measurement(
         scaling=params.measure.scaling,
         preflight=Preflight.model_validate(found),
@@ -115,12 +119,17 @@ def measure_cells(
 
 
 def _more(
-    session: Session, bench: Bench, workers: Mapping[str, Workers], measured: Measured, fits: Callable[..., bool]
+    session: Session,
+    bench: Bench,
+    workers: Mapping[str, Workers],
+    measured: Measured,
+    fits: Callable[..., bool],
+    stop: threading.Event,
 ) -> "_Further":
     """Return the prediction and the advice; the speedups are measured, and what fails here must not cost them."""
     more = _Further()
     try:
-        more.prediction = _predict(session, bench, workers, measured)
+        more.prediction = _predict(session, bench, workers, measured, stop)
     except PreemptedError:
         raise
     except ValueError as error:
@@ -200,6 +209,7 @@ def _session(params: Params, *, machine: Mapping[str, Any], base_model: Path, ro
         ),
         device=device,
         num_gpus=machine["num_gpus"],
+        num_devices=machine["num_gpus"] if device == "cuda" else machine["num_cpus"] // params.train.threads_per_rank,
     )
 
 
@@ -222,7 +232,9 @@ def _advise(session: Session, bench: Bench, fits: Callable[..., bool]) -> Advice
     return advise(session.params, session.comparison, bench, device=session.device, has_room=fits)
 
 
-def _predict(session: Session, bench: Bench, workers: Mapping[str, Workers], measured: Measured) -> Prediction | None:
+def _predict(
+    session: Session, bench: Bench, workers: Mapping[str, Workers], measured: Measured, stop: threading.Event
+) -> Prediction | None:
     comparison = session.comparison
     largest = max(cell.world_size // cell.num_nodes for cell in comparison.cells)
     has_several_machines = any(cell.num_nodes > 1 for cell in comparison.cells)
@@ -235,6 +247,33 @@ def _predict(session: Session, bench: Bench, workers: Mapping[str, Workers], mea
         bytes_per_real_byte=bench.facts(as_trained(baseline))[0]["bytes_per_real_byte"],
         # Ranks may share devices, and then as many as there were do.
         ranks_per_machine=max(session.num_gpus, largest) if session.num_gpus or has_several_machines else None,
+        more_sweeps={} if has_several_machines else _links_of_more(session, stop),
     )
     speedups = {arm: estimate(interval) for arm, interval in measured.speedups.items()}
     return predict_cells(probed, bench, workers, speedups, seed=comparison.seed)
+
+
+def _links_of_more(session: Session, stop: threading.Event) -> dict[int, dict[str, Any]]:
+    """Return the sweep of the link for each number of ranks beyond the cells' that the machine has devices for.
+
+    How an all-reduce grows with the ranks cannot be told from one number of them. A group that fails costs its sweep.
+    """
+    spreading = session.comparison.spreading
+    if not spreading:
+        return {}
+    largest = max(spreading, key=lambda cell: cell.world_size)
+    sweeps = {}
+    for num_ranks in (n for n in _MORE_RANKS if largest.world_size < n <= session.num_devices):
+        cell = replace(largest, name=f"link of {num_ranks} ranks", world_size=num_ranks)
+        told = session.configs[largest.name]
+        config = {
+            **told, "cell": cell.name, "world_size": num_ranks, "work_dir": f"{told['work_dir']}-link-{num_ranks}"
+        }  # fmt: skip
+        launchers = {cell.name: session.params.cells[largest.name].launcher}
+        _log.info("measuring the link of %d ranks, for the prediction", num_ranks)
+        try:
+            with working({cell.name: config}, launchers=launchers, stop=stop) as workers:
+                sweeps[num_ranks] = sweep_link(workers[cell.name], cell)
+        except (ResourceError, DistributedError) as error:
+            _log.warning("the link of %d ranks is not known: %s", num_ranks, error)
+    return sweeps

@@ -48,8 +48,13 @@ class Workers:
         """Start the ranks; `module` is what each of them runs."""
         self.cell: str = config["cell"]
         self.world_size: int = config["world_size"]
+        self._config, self._launcher, self._nodes, self._module = config, launcher, nodes, module
         self._stop = stop
         self._seconds_to_start = _SECONDS_TO_START + (0.0 if nodes is None else nodes.wait_seconds)
+        self._start()
+
+    def _start(self) -> None:
+        config, nodes = self._config, self._nodes
         work = Path(config["work_dir"])
         work.mkdir(parents=True, exist_ok=True)
         write_json(work / "config.json", dict(config))
@@ -61,13 +66,13 @@ class Workers:
         self._door.listen(self.world_size)
         self._door.settimeout(_SECONDS_BETWEEN_LOOKS)
         self._lines: dict[int, Connection] = {}
-        self._launch = importlib.import_module(f"tasks.launchers.{launcher}").start(
+        self._launch = importlib.import_module(f"tasks.launchers.{self._launcher}").start(
             work / "config.json",
             world_size=self.world_size,
             threads_per_rank=config["threads_per_rank"],
             log_folder=work / "logs" / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f"),
             arguments=["--serve", address],
-            module=module,
+            module=self._module,
             **({} if nodes is None else {"nodes": nodes}),
         )
 
@@ -110,6 +115,15 @@ class Workers:
         self._door.close()
         self._launch.stop(grace_seconds=0.0)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def restart(self) -> None:
+        """End what is left of the ranks and start them anew; they have built nothing then.
+
+        Raises what `wait_until_ready` does.
+        """
+        self.close()
+        self._start()
+        self.wait_until_ready()
 
     def _heard(self, line: Connection, deadline: float, *, doing: str) -> dict[str, Any]:
         while True:

@@ -41,13 +41,13 @@ def render_markdown(results: Results) -> str:
         *([withheld] if withheld else []),
         *_speed(results),
         "## Why not more?",
-        *([nothing["losses"]] if "losses" in nothing else [_list(measured_notes.losses(results))]),
+        *([escaped(nothing["losses"])] if "losses" in nothing else [_list(measured_notes.losses(results))]),
         *[_titled(table) for table in measured_tables.waterfalls(results)],
         *_charts(results, "losses"),
         "## What to change",
-        *([nothing["advice"]] if "advice" in nothing else _advice(results)),
+        *([escaped(nothing["advice"])] if "advice" in nothing else _advice(results)),
         "## What at 4, 8, 64?",
-        *([nothing["prediction"]] if "prediction" in nothing else []),
+        *([escaped(nothing["prediction"])] if "prediction" in nothing else []),
         *_prediction(results),
         "## Is the model as good?",
         notes.heldout_rows(results),
@@ -107,7 +107,7 @@ def _speed(results: Results) -> list[str]:
 
 
 def _advice(results: Results) -> list[str]:
-    blocks = [measured_notes.advised(results) or ""]
+    blocks = [escaped(measured_notes.advised(results) or "")]
     if (table := measured_tables.advice(results)) is not None:
         blocks.append(_table(table))
     for title, patch in measured_tables.patches(results):

@@ -2,7 +2,7 @@
 
 from tasks.reporting import wording
 from tasks.reporting.measured import largest_part
-from tasks.reporting.measurement import Measurement
+from tasks.reporting.measurement import Advice, Measurement
 from tasks.reporting.results import Results
 
 _UNMEASURED = "Not measured: the stage measure left no speed.json for this comparison."
@@ -69,7 +69,8 @@ def nothing(results: Results) -> dict[str, str]:
         off = "No change was tried: none can be here, or measure.advice in params.yaml is off."
         told["advice"] = _left_out(measurement, "advice") or off
     elif not measurement.advice.tried:
-        told["advice"] = "No change was tried: none of those that are known can matter here."
+        none = "No change was tried: none of those that are known can matter here."
+        told["advice"] = _could_not_run(measurement.advice) or none
     if results.is_speedup_withheld:
         told["prediction"] = "Withheld with the speedup, from which it follows."
     elif measurement.prediction is None or not measurement.prediction.curves:
@@ -89,12 +90,17 @@ def advised(results: Results) -> str | None:
     if advice is None or not advice.tried:
         return None
     recommended = sum(one.verdict == "recommended" for one in advice.tried)
-    if not recommended:
-        return "None of these changes is recommended: of none is the whole interval of the gain above 1."
-    return (
+    found = (
         f"{recommended} of {wording.counted(len(advice.tried), 'change')} made the cell faster beyond doubt: the whole "
         "interval of the gain is above 1."
+        if recommended
+        else "None of these changes is recommended: of none is the whole interval of the gain above 1."
     )
+    return " ".join([found, *filter(None, [_could_not_run(advice)])])
+
+
+def _could_not_run(advice: Advice) -> str | None:
+    return f"Could not be run: {'; '.join(advice.failed)}." if advice.failed else None
 
 
 def fitness(results: Results) -> str | None:

@@ -183,6 +183,8 @@ class Advice(Record):
     """The best first."""
     combined: Advised | None
     """All recommended changes at once, measured again; null if there are fewer than two."""
+    failed: list[str] = Field(default_factory=list)
+    """Changes that could not be run, each with the reason."""
 
 
 class PreflightCheck(Record):

@@ -9,15 +9,18 @@ import pytest
 
 from benchmarks.prediction.chart import draw
 from benchmarks.prediction.configurations import FITTING, VALIDATION
-from benchmarks.prediction.points import WORLD_SIZES, Point, Tried, calibrated, score
+from benchmarks.prediction.points import KNOWN, WORLD_SIZES, Point, Tried, calibrated, score
 from tasks.measuring.probe import AllReduce, Gradient, Probe
 from tasks.reporting.measurement import Estimate
 
 
-def _point(predicted: float, measured: float, *, half: float = 0.1, world_size: int = 2) -> Point:
+def _point(
+    predicted: float, measured: float, *, half: float = 0.1, world_size: int = 2, known: str = KNOWN[0]
+) -> Point:
     return Point(
         configuration="some",
         world_size=world_size,
+        known=known,
         predicted=Estimate(value=predicted, low=predicted - half, high=predicted + half),
         measured=Estimate(value=measured, low=measured - 0.01, high=measured + 0.01),
     )
@@ -51,7 +54,7 @@ def _tried(*, measured: dict[int, float]) -> Tried:
     probe = Probe(
         forward_seconds=(1.0,), backward_seconds=(2.0,), optimizer_seconds=(0.0,), fixed_seconds={1: (0.0,)},
         micro_batches=(1.0,) * 4, gradients=buckets, buckets=buckets, contention={}, update_contention={},
-        all_reduce={2: (AllReduce(num_bytes=1.0, seconds=(1e-15,)),)},
+        all_reduce={size: (AllReduce(num_bytes=1.0, seconds=(1e-15,)),) for size in (2, 4)}, link_only=frozenset([4]),
     )  # fmt: skip
     speedups = {size: Estimate(value=value, low=value, high=value) for size, value in measured.items()}
     return Tried(configuration=FITTING[0], probe=probe, measured=speedups)
@@ -60,6 +63,7 @@ def _tried(*, measured: dict[int, float]) -> Tried:
 def test_the_models_error_is_the_root_mean_square_of_the_logarithms_by_number_of_ranks() -> None:
     error = calibrated([_tried(measured={2: 2.2, 4: 4.0}), _tried(measured={2: 1.8, 4: 2.0})], date="2026-01-31")
     assert error.relative == pytest.approx(math.sqrt((math.log(1.1) ** 2 + math.log(0.9) ** 2) / 2))
+    assert error.relative_link_only == pytest.approx(math.sqrt(math.log(2) ** 2 / 2))
     assert error.relative_extrapolated == pytest.approx(math.sqrt(math.log(2) ** 2 / 2))
     assert (error.calibrated_on, error.num_configurations) == ("2026-01-31", 2)
 
@@ -73,16 +77,25 @@ def test_no_configuration_is_judged_by_that_calibrates_and_enough_are_judged_by(
 
 
 def test_the_chart_shows_every_point(tmp_path: Path) -> None:
-    points = [_point(1.5, 1.4), _point(1.7, 1.9), _point(2.5, 2.4, world_size=4)]
-    draw(points, tmp_path / "chart.svg", others=[_point(1.2, 1.1), _point(2.0, 2.2, world_size=4)])
+    _, link_only, nothing = KNOWN
+    points = [_point(1.5, 1.4), _point(1.7, 1.9), _point(2.5, 2.4, world_size=4, known=link_only)]
+    others = [_point(1.2, 1.1), *(_point(2.0, 2.2, world_size=4, known=known) for known in (link_only, nothing))]
+    draw(points, tmp_path / "chart.svg", others=others)
     tree = ElementTree.parse(tmp_path / "chart.svg")
     # A marker is drawn once and used for each point; those of the legend are uses as well, one per number of ranks.
     groups = [group for group in tree.iter("{http://www.w3.org/2000/svg}g") if group.get("id", "").startswith("point-")]
     assert sorted(group.get("id", "") for group in groups) == [
-        "point-2",
-        "point-2-calibrates",
-        "point-4",
-        "point-4-calibrates",
+        "point-2-steps-and-link",
+        "point-2-steps-and-link-calibrates",
+        "point-4-link-only",
+        "point-4-link-only-calibrates",
+        "point-4-nothing-calibrates",
     ]
     uses = {group.get("id"): len(list(group.iter("{http://www.w3.org/2000/svg}use"))) for group in groups}
-    assert uses == {"point-2": 2, "point-4": 1, "point-2-calibrates": 1, "point-4-calibrates": 1}
+    assert sorted(uses.values()) == [1, 1, 1, 1, 2]
+    assert uses["point-2-steps-and-link"] == 2
+
+
+def test_four_ranks_are_foretold_with_their_link_and_without_and_two_once() -> None:
+    points = _tried(measured={2: 2.0, 4: 4.0}).points(None)
+    assert [(point.world_size, point.known) for point in points] == [(2, KNOWN[0]), (4, KNOWN[1]), (4, KNOWN[2])]

@@ -224,6 +224,25 @@ def test_latency_measured_on_two_ranks_only_is_uncertain_on_four_and_not_on_two(
     assert found[4].low == pytest.approx(12 / (3 + 0.6 * 3**0.95), rel=1e-2)
 
 
+@pytest.mark.parametrize("hops", [1, 3])
+def test_a_sweep_of_more_ranks_than_any_cell_has_tells_how_latency_grows(hops: int) -> None:
+    sizes = (_MIB / 8, _MIB, 8 * _MIB)
+    swept = {
+        n: tuple(AllReduce(num_bytes=size, seconds=(0.6 * times,)) for size in sizes)
+        for n, times in ((2, 1), (4, hops))
+    }
+    last = (Gradient(num_bytes=_MIB, ready=1.0),)
+    probe = _probe(buckets=last, all_reduce=swept, link_only=frozenset([4]))
+    found = predict(probe, [4], seed=1)[4]
+    assert found.low == found.high == pytest.approx(12 / (3 + 0.6 * hops), rel=1e-9)
+    assert probe.measured_world_sizes == [2]
+    unknown = predict(probe.without_link_only(), [4], seed=1)[4]
+    assert unknown.low < 12 / (3 + 0.6 * 2) < unknown.high
+    record = as_prediction(probe, measured={}, seed=1, model_error=None)
+    assert [point.is_extrapolated for point in record.curves[0].points] == [False, True, True, True, True]
+    assert "measured with 2 and 4 ranks" in " ".join(record.assumptions)
+
+
 def test_the_same_seed_gives_the_same_interval() -> None:
     repeats = tuple(np.random.default_rng(1).normal(2.0, 0.1, 20).tolist())
     probe = _probe(seconds_per_byte=0.5 / _MIB, backward_seconds=repeats)
@@ -231,23 +250,38 @@ def test_the_same_seed_gives_the_same_interval() -> None:
 
 
 def test_the_models_own_error_widens_the_interval_and_more_so_beyond_what_was_measured() -> None:
-    error = ModelError(relative=0.05, relative_extrapolated=0.1, calibrated_on="2025-11-21", num_configurations=12)
+    error = ModelError(
+        relative=0.05, relative_link_only=0.07, relative_extrapolated=0.1,
+        calibrated_on="2025-11-21", num_configurations=12,
+    )  # fmt: skip
     found = predict(_probe(), [1, 2, 4], seed=1, num_draws=20_000, model_error=error)
     # 90 % of Student's t with 12 degrees of freedom: the table's 1.782.
     assert math.log(found[2].high / 2) == pytest.approx(1.782 * 0.05, rel=0.05)
     assert math.log(found[2].low / 2) == pytest.approx(-1.782 * 0.05, rel=0.05)
     assert math.log(found[4].high / 4) == pytest.approx(1.782 * 0.1, rel=0.05)
     assert found[1] == Estimate(value=1.0, low=1.0, high=1.0)
+    swept = predict(
+        _probe(seconds_per_byte={2: 0.0, 4: 0.0}, link_only=frozenset([4])), [4, 8], seed=1, num_draws=20_000,
+        model_error=error,
+    )  # fmt: skip
+    assert math.log(swept[4].high / 4) == pytest.approx(1.782 * 0.07, rel=0.05)
+    assert math.log(swept[8].high / 4) == pytest.approx(1.782 * 0.1, rel=0.05)
 
 
 def test_an_error_that_nobody_calibrated_is_not_made_up(tmp_path: Path) -> None:
     assert read_model_error(tmp_path / "none.json") is None
     record = as_prediction(_probe(), measured={}, seed=1, model_error=None)
     assert "has not been calibrated" in record.assumptions[-1]
-    figures = {"relative": 0.05, "relative_extrapolated": 0.1, "calibrated_on": "2025-11-21", "num_configurations": 12}
+    figures = {
+        "relative": 0.05, "relative_link_only": 0.07, "relative_extrapolated": 0.1,
+        "calibrated_on": "2025-11-21", "num_configurations": 12,
+    }  # fmt: skip
     (tmp_path / "some.json").write_text(json.dumps(figures))
     calibrated = as_prediction(_probe(), measured={}, seed=1, model_error=read_model_error(tmp_path / "some.json"))
-    assert "5.0% at measured numbers of ranks and 10.0% beyond" in calibrated.assumptions[-1]
+    assert (
+        "5.0% at measured numbers of ranks, 7.0% where only the link was measured and 10.0% beyond"
+        in calibrated.assumptions[-1]
+    )
     assert "12 configurations on 2025-11-21" in calibrated.assumptions[-1]
 
 
