@@ -49,18 +49,18 @@ class Tried:
 
     def points(self, model_error: ModelError | None) -> list["Point"]:
         """Return what is foretold beside what was measured: for four ranks with their link known and without."""
-        points = []
-        for probe in (self.probe, self.probe.without_link_only()):
-            foretold = predict(probe, WORLD_SIZES, seed=_SEED, model_error=model_error)
-            points += [
-                Point(
-                    configuration=self.configuration.name, world_size=size, known=_known(probe, size),
-                    predicted=foretold[size], measured=measured,
-                )
-                for size, measured in self.measured.items()
-            ]  # fmt: skip
-        # Two ranks are probed in both.
-        return list(dict.fromkeys(points))
+        told = [(self.probe, size) for size in self.measured]
+        told += [(self.probe.without_link_only(), size) for size in sorted(self.probe.link_only)]
+        return [
+            Point(
+                configuration=self.configuration.name,
+                world_size=size,
+                known=_known(probe, size),
+                predicted=predict(probe, [size], seed=_SEED, model_error=model_error)[size],
+                measured=self.measured[size],
+            )
+            for probe, size in told
+        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

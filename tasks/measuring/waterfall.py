@@ -5,11 +5,12 @@ the difference of two neighbours is what that one thing costs. Data, copies and 
 well; of them only what does not shrink with the number of ranks is lost.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from tasks.measuring.arms import Cell, as_trained, data_name, spreading_arms
 from tasks.measuring.blocks import Timed, Trials
@@ -45,12 +46,9 @@ def waterfall(
         interval = paired_bootstrap(figures, statistic, seed=seed)
         return Estimate(value=interval.value, low=interval.low, high=interval.high)
 
-    parts = []
-    for link in _chain(share, has_copy=has_copy):
-        found = estimate(link.lost)
-        # A part below 0 is no loss: noise, or an effect that the chain does not know. It stays unexplained.
-        value, low, high = (max(end, 0.0) for end in (found.value, found.low, found.high))
-        parts.append(Part(name=link.name, seconds=Estimate(value=value, low=low, high=high), how=link.how))
+    chain = _chain(share, has_copy=has_copy)
+    seconds = _losses([estimate(link.lost) for link in chain])
+    parts = [Part(name=link.name, seconds=one, how=link.how) for link, one in zip(chain, seconds, strict=True)]
     measured = estimate(lambda at: at["measured"]).value
     ideal = estimate(lambda at: at["baseline"] * share).value
     unexplained = measured - ideal - sum(part.seconds.value for part in parts)
@@ -69,6 +67,26 @@ def waterfall(
         is_data_bound=_waits_for_data(trials, baseline, cell) > LARGEST_DATA_WAIT_SHARE
         or data_wait > LARGEST_DATA_WAIT_SHARE,
     )
+
+
+def _losses(found: Sequence[Estimate]) -> list[Estimate]:
+    """Return the parts as losses, none below 0.
+
+    Neighbours in the chain share an arm: noise in it makes one part too small and the other too large by as much. Where
+    a part is below 0 and may be noise, the arms around it are levelled out, so that the parts still add up (isotonic
+    regression; Barlow et al. 1972). One that is below 0 beyond doubt is an effect that the chain does not know; it is
+    no loss, and stays unexplained.
+    """
+    values = np.array([0.0 if one.high < 0 else one.value for one in found])
+    levels = isotonic_regression(np.concatenate([[0.0], values]).cumsum(), increasing=True).x
+    return [
+        Estimate(
+            value=float(loss),
+            low=max(one.low + float(loss) - one.value, 0.0) if one.high >= 0 else 0.0,
+            high=max(one.high + float(loss) - one.value, 0.0) if one.high >= 0 else 0.0,
+        )
+        for one, loss in zip(found, np.diff(levels), strict=True)
+    ]
 
 
 def _figures(trials: Trials, baseline: Cell, cell: Cell, *, has_copy: bool) -> dict[str, list[float]]:

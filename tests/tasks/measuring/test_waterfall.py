@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from tasks.measuring import waterfall as waterfall_module
 from tasks.measuring.arms import Cell, as_trained, data_name, spreading_arms
 from tasks.measuring.blocks import Timed, Trials
 from tasks.measuring.waterfall import waterfall
-from tasks.reporting.measurement import Waterfall
+from tasks.reporting.measurement import Estimate, Waterfall
 
 ONE = Cell(name="1gpu", strategy="single", world_size=1, global_batch_size=8)
 FOUR = Cell(name="4gpu", strategy="ddp", world_size=4, global_batch_size=8)
@@ -93,6 +94,25 @@ def test_a_part_below_zero_is_no_loss_and_stays_unexplained() -> None:
     part = next(part for part in found.parts if part.name == "DDP overhead")
     assert (part.seconds.value, part.seconds.low, part.seconds.high) == (0, 0, 0)
     assert found.unexplained_seconds == pytest.approx(-0.004)
+
+
+def test_noise_in_one_arm_is_levelled_out_between_the_two_parts_that_share_it() -> None:
+    # The lone copy had bad luck for half of the time: contention seems below 0, and what is fixed too large by as much.
+    def noisy(name: str, seconds: float) -> Estimate:
+        return Estimate(value=seconds, low=seconds - 0.010, high=seconds + 0.010)
+
+    found = waterfall_module._losses([noisy("straggler", 0.009), noisy("contention", -0.006), noisy("fixed", 0.008)])
+    assert [one.value for one in found] == pytest.approx([0.006, 0.0, 0.005])
+    assert sum(one.value for one in found) == pytest.approx(0.009 - 0.006 + 0.008)
+    assert [(one.low, one.high) for one in found] == [
+        pytest.approx(ends) for ends in [(0.0, 0.016), (0.0, 0.010), (0.0, 0.015)]
+    ]
+
+
+def test_parts_that_are_losses_are_left_as_they_were_found() -> None:
+    found = [Estimate(value=value, low=value - 0.001, high=value + 0.002) for value in (0.004, 0.003, 0.009)]
+    for one, loss in zip(found, waterfall_module._losses(found), strict=True):
+        assert (loss.value, loss.low, loss.high) == pytest.approx((one.value, one.low, one.high))
 
 
 @pytest.mark.parametrize(("waits", "is_bound"), [(0.0087, False), (0.0090, True)])
