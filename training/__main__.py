@@ -29,6 +29,7 @@ from training.failure import (
 from training.lifeline import end_with_parent
 from training.redaction import formatted, redact_logs, redacted, shortened
 from training.safe_loading import require_safe_torch
+from training.stopping import StopRequest
 from training.whereabouts import Whereabouts
 
 _MAX_REASON_CHARACTERS = 2_000
@@ -36,6 +37,8 @@ _MAX_REASON_CHARACTERS = 2_000
 
 def main() -> int:
     """Train what the config file describes; return the exit code."""
+    # First: Python makes an exception of a SIGINT, which the import of a large package may swallow.
+    stop = StopRequest()
     end_with_parent()
     _append_to_logs()
     _number_by_node()
@@ -62,7 +65,7 @@ def main() -> int:
         sys.stderr.write(f"training: {error}\n")
         return EXIT_FAILED
     try:
-        _run(config, events, arguments)
+        _run(config, events, arguments, stop)
     except Exception as error:
         return _fail(error, config, events, rank=rank)
     return 0
@@ -104,7 +107,7 @@ def _fail(error: Exception, config: TrainingConfig, events: EventStream, *, rank
     return exit_code
 
 
-def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namespace) -> None:
+def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namespace, stop: StopRequest) -> None:
     # Before torch is imported: it reads the number of threads once.
     os.environ["OMP_NUM_THREADS"] = str(config.threads_per_rank)
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -125,9 +128,7 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
         return
 
     from training.loop import train
-    from training.stopping import StopRequest
 
-    stop = StopRequest()
     with joined_ranks(config) as ranks, whereabouts.counting(ranks.num_collectives):
         train(
             config, ranks, stop=stop, events=events,

@@ -1,11 +1,17 @@
 """Being asked to stop."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.flows.toy_project import wait_for
+from tests.tiny import make_config
 from training.stopping import StopRequest
 
 
@@ -37,6 +43,32 @@ def _exit_code_after(*signals: signal.Signals, is_listening: bool) -> int:
             signal.raise_signal(number)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_kills_a_rank_whose_imports_would_swallow_an_exception(
+    number: signal.Signals, tiny_model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "config.json").write_text(json.dumps(make_config(tmp_path / "work", tiny_model, slices)))
+    torch = tmp_path / "first" / "torch" / "__init__.py"
+    torch.parent.mkdir(parents=True)
+    torch.write_text(
+        "import pathlib, time\n"
+        f"pathlib.Path({str(tmp_path / 'imported')!r}).touch()\n"
+        "try:\n    time.sleep(60)\nexcept BaseException:\n    pass\n"
+    )
+    path = os.pathsep.join([str(torch.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with subprocess.Popen(
+        [sys.executable, "-m", "training", "--config", str(tmp_path / "config.json")],
+        env={**os.environ, "PYTHONPATH": path},
+    ) as rank:
+        try:
+            wait_for((tmp_path / "imported").exists, seconds=30, what="torch is imported")
+            rank.send_signal(number)
+            assert rank.wait(timeout=10) == -number
+        finally:
+            rank.kill()
 
 
 def test_a_second_sigint_ends_the_process_at_once() -> None:
