@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.chaos import crash_points, damage, hangs, kills, soak, starts
+from tests.chaos import crash_points, damage, hangs, kills, soak, starts, stragglers
 from tests.chaos.course import Size
 from tests.chaos.saved import Saved
 from tests.chaos.torchrun import Torchrun
@@ -65,6 +65,20 @@ PARTS = [
         survives="rank, step and section named, stacks of every rank, all ended; seconds until then, 4 of them waited",
         trials=_hangs,
         num_trials=len(hangs.all_trials()),
+    ),
+    Part(
+        key="stragglers",
+        fault="one of two ranks takes two or three times as long for everything",
+        survives="it, and no other, is called a straggler in the report",
+        trials=_with_forked_ranks(stragglers.straggler_trials, 10),
+        num_trials=10,
+    ),
+    Part(
+        key="equal-ranks",
+        fault="none: two ranks that are as fast as each other",
+        survives="none of them is called a straggler",
+        trials=_with_forked_ranks(stragglers.equal_trials, 20),
+        num_trials=20,
     ),
     Part(
         key="crash-points",

@@ -1,15 +1,11 @@
 """What all ranks do when one of them goes wrong in mid-training: together, and with its name."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.reporting.lag import SlowestRank, slowest_rank
-from tasks.reporting.outputs import SegmentOutputs
-from tasks.reporting.stage_files import SegmentFile
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.failure import FAILURES, recorded_failures
@@ -72,25 +68,3 @@ def test_a_bad_step_between_log_points_is_named_as_well(
     reasons = {failure["reason"] for failure in recorded_failures(tmp_path / "work" / FAILURES)}
     assert len(reasons) == 1
     assert reasons.pop().startswith("diverged at step 7: loss is nan on rank 0; ")
-
-
-def _slowest(config: dict[str, Any]) -> SlowestRank:
-    folder = Path(config["work_dir"]) / "segments" / config["segments"][0]["fingerprint"]
-    segment = SegmentOutputs(folder, SegmentFile.model_validate(json.loads((folder / "segment.json").read_bytes())))
-    slowest = slowest_rank(segment.steps)
-    assert slowest is not None
-    return slowest
-
-
-@pytest.mark.parametrize(("rank", "log_every_steps"), [(0, 1), (1, 4)])
-def test_a_rank_of_a_third_of_the_speed_is_called_a_straggler(
-    rank: int, log_every_steps: int, forked: ForkedRanks, inputs: tuple[Path, Path], tmp_path: Path
-) -> None:
-    model, _ = inputs
-    long = make_slice(tmp_path / "slice", num_rows=1600, min_len=8)
-    changes = {"checkpoint_every_steps": 0, "log_every_steps": log_every_steps}
-    config = _config(tmp_path / "work", (model, long), **changes)
-    assert forked.launch(config, fault=f"rank={rank},step=1,kind=slow:3") == [0, 0], last_words(config)
-    found = _slowest(config)
-    assert (found.rank, found.is_straggler) == (rank, True), found
-    assert found.waiting_share > 0.1
