@@ -15,7 +15,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-levers bench bench-gpu bench-growth retrain lock clean
+.PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu bench-growth retrain lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -100,6 +100,9 @@ bench-prediction: $(READY)  ## Predicted against measured speedups of emulated d
 
 bench-bookkeeping: $(READY)  ## What the gates' bookkeeping costs per optimizer step
 	@python -m benchmarks.bookkeeping
+
+bench-trackers: $(READY)  ## What MLflow and Prefect cost a training, healthy or not; about an hour
+	@python -m benchmarks.trackers
 
 bench-levers: $(READY)  ## What each lever brings: packing, chunks of the loss, options of ddp, compiled layers
 	@python -m benchmarks.levers
