@@ -183,7 +183,7 @@ def _main() -> None:
             "Ratio: seconds per step, as the training counts them, with the tracker / without any, mean of a block; "
             "medians over the rounds, 95 % interval by a paired bootstrap. CPU: seconds per second, beyond those "
             "without a tracker, of the process that tells MLflow and Prefect and of Prefect's server; ranks that "
-            "have every core lose about that share at most. A block has one flush to MLflow, or two looks for "
+            "have every core lose about that share at most. A block has one flush to MLflow, or one look for "
             "Prefect, as have 10 s of a training; MLflow waits 1 s for an answer instead of 10."
         ),
         headings=["ranks", "tracker", "ms per step", "ratio", f"at most {_TARGET:.0%} slower", "CPU"],

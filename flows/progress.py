@@ -12,7 +12,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from flows.outage import unless_prefect_is_gone
 
-SECONDS_BETWEEN_LOOKS = 5.0
+SECONDS_BETWEEN_LOOKS = 10.0
 _RUNS = Path(".work/runs")
 _BYTES_OF_LAST_LINES = 8_192
 
