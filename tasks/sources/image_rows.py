@@ -1,7 +1,6 @@
 """Rows of images: decoded and resized once, when they arrive, and kept in .work/download/images/ from then on."""
 
 import contextlib
-import hashlib
 import importlib.metadata
 import json
 import logging
@@ -20,8 +19,9 @@ import pyarrow.parquet as pq
 
 from tasks.builtin.digits import digits_version, write_digits
 from tasks.sources import image_policy
+from tasks.sources.parquet import open_parquet
+from tasks.sources.repeated_rows import RepeatedRows
 from tasks.sources.row_policy import MAX_QUARANTINED_SHARE, QUARANTINED_IMAGES, class_names
-from tasks.sources.row_store import repeated_rows
 from tasks.stage.failure import ConfigurationError, DataError
 from tasks.stage.image_files import ImageFile, image_files
 from tasks.stage.kept import MANIFEST, keeping, kept_manifest
@@ -102,16 +102,18 @@ def facts_of_images(stored: StoredImages, num_rows: int, *, heldout: RowRange, s
             f"params.yaml: ranges and heldout: they need {num_rows} rows, and {source} has {stored.num_rows}; "
             f"allowed: 0-{stored.num_rows}"
         )
-    keys, is_kept = np.empty(num_rows, dtype=np.uint64), np.ones(num_rows, dtype=bool)
     faults: Counter[str] = Counter()
-    for row_id, pixels, fault in _first_rows(stored.file, num_rows):
-        keys[row_id] = int.from_bytes(hashlib.blake2b(pixels, digest_size=8).digest(), "big")
-        is_kept[row_id] = fault is None
-        faults.update([fault] if fault is not None else [])
+    with RepeatedRows(heldout) as repeated:
+        for row_id, pixels, fault in _first_rows(stored.file, num_rows):
+            if fault is None:
+                repeated.add(row_id, pixels)
+            else:
+                faults[fault] += 1
+        counted = repeated.counted()
     return {
         "num_rows": num_rows,
         "digest": stored.digest,
-        **repeated_rows(keys, is_kept, heldout=heldout),
+        **counted,
         "quarantined": {fault: faults[fault] for fault in QUARANTINED_IMAGES if faults[fault]},
         "num_cut_rows": 0,
         "class_names": stored.class_names,
@@ -119,7 +121,7 @@ def facts_of_images(stored: StoredImages, num_rows: int, *, heldout: RowRange, s
 
 
 def _first_rows(file: Path, num_rows: int) -> Iterator[tuple[int, bytes, str | None]]:
-    with pq.ParquetFile(file) as rows:
+    with open_parquet(file) as rows:
         for batch in rows.iter_batches(256, columns=["row_id", "pixels", "fault"]):
             for row_id, pixels, fault in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 if row_id >= num_rows:

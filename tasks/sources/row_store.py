@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 
 from tasks.builtin import corpus
 from tasks.services import hub
+from tasks.sources.parquet import open_parquet
+from tasks.sources.repeated_rows import RepeatedRows
 from tasks.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, class_names
 from tasks.sources.rows import BATCH_ROWS, values_of
 from tasks.stage.failure import ConfigurationError, DataError
@@ -53,7 +55,7 @@ class StoredRows:
     def batches(self, num_rows: int) -> Iterator[list[Row]]:
         """Yield the first `num_rows` rows, in batches."""
         left = num_rows
-        with pq.ParquetFile(self.file) as file:
+        with open_parquet(self.file) as file:
             names = [name for name in Row._fields if name in file.schema_arrow.names]
             for batch in file.iter_batches(BATCH_ROWS, columns=names):
                 if left <= 0:
@@ -95,12 +97,14 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
     Raises DataError unless there are 2 to 10,000 of them.
     """
     digest = hashlib.sha256()
-    keys = np.empty(num_rows, dtype=np.uint64)
-    is_kept = np.ones(num_rows, dtype=bool)
     faults: Counter[str] = Counter()
     classes: Counter[str] = Counter()
     schema = pq.read_schema(stored.file)
-    with replacing(target) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+    with (
+        RepeatedRows(heldout) as repeated,
+        replacing(target) as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+    ):
         first = 0
         for rows in stored.batches(num_rows):
             writer.write_table(_table(first, rows, schema))
@@ -110,37 +114,20 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
                 if label is not None:
                     digest.update(label.encode() + b"\0")
                     classes[label] += 1
-                keys[index] = int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
-                is_kept[index] = fault not in QUARANTINED
-                faults.update([fault] if fault is not None else [])
+                if fault is not None:
+                    faults[fault] += 1
+                if fault not in QUARANTINED:
+                    repeated.add(index, raw)
             first += len(rows)
+        counted = repeated.counted()
     return {
         "num_rows": num_rows,
         "digest": digest.hexdigest(),
-        **repeated_rows(keys, is_kept, heldout=heldout),
+        **counted,
         "quarantined": {fault: faults[fault] for fault in QUARANTINED if faults[fault]},
         "num_cut_rows": faults[CUT],
         **({"class_names": _checked_classes(classes)} if "label" in schema.names else {}),
     }
-
-
-def repeated_rows(keys: np.ndarray, is_kept: np.ndarray, *, heldout: RowRange) -> dict[str, int]:
-    """Return `num_duplicate_rows` and `num_heldout_rows_seen` of rows with these hashes: (num_rows,) uint64.
-
-    The hashes may be in another order afterwards.
-    """
-    is_inside = np.zeros(len(keys), dtype=bool)
-    is_inside[heldout.start : heldout.end] = True
-    # Sorted in place, not hashed as np.unique and np.isin do: that takes no more room than the keys.
-    inside, outside = keys[is_kept & is_inside], keys[is_kept & ~is_inside]
-    outside.sort()
-    places = np.searchsorted(outside, inside)
-    seen = outside[np.minimum(places, len(outside) - 1)] == inside if len(outside) else np.zeros(0, dtype=bool)
-    num_seen = int(seen.sum())
-    del outside
-    kept = keys if is_kept.all() else keys[is_kept]
-    kept.sort()
-    return {"num_duplicate_rows": int((kept[1:] == kept[:-1]).sum()), "num_heldout_rows_seen": num_seen}
 
 
 def _checked_classes(classes: Counter[str]) -> list[str]:

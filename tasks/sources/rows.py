@@ -9,6 +9,7 @@ from typing import Any
 
 from tasks.builtin.corpus import corpus_rows, corpus_rows_by_package
 from tasks.services.network import is_transient, reason, status_code
+from tasks.sources.parquet import open_parquet
 from tasks.stage.failure import ConfigurationError, DataError, ResourceError, StageError
 from tasks.stage.source_params import DatasetParams
 
@@ -70,12 +71,11 @@ def _columns(dataset: DatasetParams) -> list[str]:
 
 def _parquet_texts(path: Path, num_rows: int, dataset: DatasetParams) -> Generator[list[Any], None, None]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     columns = _columns(dataset)
     first = 0
     try:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             schema = file.schema_arrow
             if not set(columns) <= set(schema.names):
                 raise _missing_column(dataset, schema.names)

@@ -1,13 +1,16 @@
 """The benchmark of growth: its fit by hand, its made-up comparison, and every part at a small size."""
 
+import random
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.growth import __main__ as growth
 from benchmarks.growth.finished import outputs_of, write_finished
 from benchmarks.growth.fit import exponent
-from benchmarks.growth.parts import PARTS
+from benchmarks.growth.parts import PARTS, rows_file
 from tasks.reporting.collect import collect_results
 from training.data import open_slice
 
@@ -55,3 +58,16 @@ def test_every_part_runs_at_a_small_size_and_is_measured_in_a_process_of_its_own
     assert (tmp_path / "reports" / "index.html").is_file()
     growth.draw(points, growth._LABELS, tmp_path / "chart.svg", over=["report_epochs"])
     assert "<svg" in (tmp_path / "chart.svg").read_text()
+
+
+@pytest.mark.slow
+def test_a_file_of_a_hundred_megabytes_is_placed_in_the_memory_of_a_small_one(tmp_path: Path) -> None:
+    memory = {}
+    for num_rows in (1_000, 100_000):
+        work = tmp_path / str(num_rows)
+        work.mkdir()
+        # One row group, as whoever saves a table at once writes it.
+        texts = pa.table({"text": [random.randbytes(500).hex() for _ in range(num_rows)]})
+        pq.write_table(texts, rows_file(work), row_group_size=num_rows, compression="none", use_dictionary=False)
+        memory[num_rows] = growth.measure("download", work, num_rows)["memory_mib"]
+    assert memory[100_000] < memory[1_000] + 16, memory

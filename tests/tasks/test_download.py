@@ -2,6 +2,7 @@ import hashlib
 import json
 import logging
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tasks.download import download_model, download_rows
 from tasks.params import Params, load_params
 from tasks.sources import models, row_store
 from tasks.sources.row_policy import MAX_CHARACTERS
+from tasks.stage import sorted_numbers
 from tasks.stage.failure import ConfigurationError, DataError
 from training.files import digest_of_file, digest_of_json
 
@@ -211,6 +213,17 @@ def test_repeated_texts_are_kept_and_counted(defaults: dict[str, Any]) -> None:
     rows, manifest = rows_and_manifest(ask(defaults, jsonl(as_lines(texts))))
     assert [row["text"] for row in rows] == texts[:30]
     assert (manifest["num_duplicate_rows"], manifest["num_heldout_rows_seen"]) == (3, 1)
+
+
+def test_repeated_texts_are_counted_whatever_fits_into_memory(
+    defaults: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_RUN", 4), ("_SAMPLE_EVERY", 2), ("_WINDOW", 4)):
+        monkeypatch.setattr(sorted_numbers, name, value)
+    texts = [f"Text {number}" for number in random.Random(1).choices(range(70), k=100)]
+    _, manifest = rows_and_manifest(ask(defaults, jsonl(as_lines(texts)), ranges=["0-60"], heldout="60-90"))
+    assert manifest["num_duplicate_rows"] == 90 - len(set(texts[:90])) > 10
+    assert manifest["num_heldout_rows_seen"] == sum(text in texts[:60] for text in texts[60:90]) > 10
 
 
 def test_rows_that_have_arrived_are_not_read_again_and_fewer_are_an_exact_prefix(
