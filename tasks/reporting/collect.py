@@ -206,7 +206,5 @@ def _quality(outputs: Outputs) -> Quality:
 
 
 def _loss_curve(cell: str, run: RunOutputs) -> LossCurve:
-    per_point, steps, losses = statistics.thinned(
-        run.steps.step.tolist(), run.steps.loss.tolist(), max_points=_MAX_CURVE_POINTS
-    )
+    per_point, steps, losses = statistics.thinned(run.steps.step, run.steps.loss, max_points=_MAX_CURVE_POINTS)
     return LossCurve(cell=cell, steps_per_point=per_point, steps=steps, losses=losses)

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tasks.reporting import wording
 from tasks.reporting.gate import Finding, Number, finding, not_checked
+from tasks.reporting.ledger import compare_rows, compare_steps, digest_of_rows
 from tasks.reporting.measured import efficiency
-from tasks.reporting.outputs import Ledger, Outputs, RunOutputs
+from tasks.reporting.outputs import Outputs, RunOutputs
 from tasks.reporting.stage_files import RunFile
 from tasks.stage.choices import unit_of
 
@@ -78,17 +78,17 @@ def same_rows_per_step(outputs: Outputs) -> Finding:
             key = (segment.facts.range, segment.facts.epoch)
             if key not in reference:
                 continue
-            base = 1 + max(int(part.ledger.row_id.max(initial=0)) for part in (segment, reference[key]))
-            mine, its = _placed(segment.ledger, base), _placed(reference[key].ledger, base)
+            mine, its = segment.ledger, reference[key].ledger
             num_steps += segment.facts.num_steps
-            if np.array_equal(mine, its):
+            if mine.steps_digest == its.steps_digest:
                 continue
-            num_others[cell] = (num_others[cell] or 0) + _num_unmatched(mine, its)
-            if mine.size != its.size:
-                problems.append(f"{cell} {key[0]} epoch {key[1]}: {mine.size} samples, {its.size} in the baseline")
+            other = compare_steps(segment.samples(), reference[key].samples())
+            num_others[cell] = (num_others[cell] or 0) + other.num_samples
+            if mine.num_samples != its.num_samples:
+                found = f"{mine.num_samples} samples, {its.num_samples} in the baseline"
             else:
-                step, row = divmod(int(mine[np.argmax(mine != its)]), base)
-                problems.append(f"{cell} {key[0]} epoch {key[1]}: other rows from step {step} on (first: row {row})")
+                found = f"other rows from step {other.first_step} on (first: row {other.first_row})"
+            problems.append(f"{cell} {key[0]} epoch {key[1]}: {found}")
     return finding(
         problems,
         otherwise=f"the rows of each of {num_steps:,} steps are the baseline's",
@@ -96,49 +96,31 @@ def same_rows_per_step(outputs: Outputs) -> Finding:
     )
 
 
-def _placed(ledger: Ledger, base: int) -> NDArray[np.int64]:
-    """Return step x `base` + row of each sample in ascending order: (num_samples,)."""
-    placed = ledger.step.astype(np.int64)
-    placed *= base
-    placed += ledger.row_id
-    placed.sort()
-    return placed
-
-
-def _num_unmatched(mine: NDArray[np.int64], its: NDArray[np.int64]) -> int:
-    """Return how many samples are in one of the two and not in the other, counted as often as they occur."""
-    _, places = np.unique(np.concatenate([mine, its]), return_inverse=True)
-    signs = np.concatenate([np.ones(mine.size), -np.ones(its.size)])
-    return int(np.abs(np.bincount(places, signs)).sum())
-
-
 def every_sample_once(outputs: Outputs) -> Finding:
     """Check in the work ledgers that each segment learned from each row of its range exactly once."""
     problems = []
     counted: dict[str, list[Number]] = {"samples": [], "left_out": [], "repeated": [], "of_no_such_range": []}
-    rows_of = {str(part): np.unique(outputs.slices[str(part)].row_ids) for part in outputs.params.ranges}
+    slices = {str(part): outputs.slices[str(part)] for part in outputs.params.ranges}
+    expected = {name: digest_of_rows(part.row_ids()) for name, part in slices.items()}
     for cell, run in outputs.runs.items():
         sums = np.zeros(len(counted), dtype=np.int64)
         found = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
         if found != outputs.segments:
             problems.append(f"{cell}: trained {_listed(found)}, asked for {_listed(outputs.segments)}")
         for segment in run.segments:
-            if segment.facts.range not in rows_of:
+            name, ledger = segment.facts.range, segment.ledger
+            if name not in slices:
                 continue
-            expected = rows_of[segment.facts.range]
-            if np.array_equal(np.sort(segment.ledger.row_id), expected):
-                sums[0] += expected.size
+            sums[0] += ledger.num_samples
+            if ledger.rows_digest == expected[name]:
                 continue
-            rows, counts = np.unique(segment.ledger.row_id, return_counts=True)
-            missing, foreign = np.setdiff1d(expected, rows).size, np.setdiff1d(rows, expected).size
-            repeated = int((counts > 1).sum())
-            sums += [int(counts.sum()), missing, repeated, foreign]
-            if missing or foreign or repeated:
-                problems.append(
-                    f"{cell} {segment.facts.range} epoch {segment.facts.epoch}: of {expected.size} rows {missing} "
-                    f"were left out and {repeated} used more than once; {foreign} rows of no such range "
-                    f"({int(counts.sum())} samples in all)"
-                )
+            other = compare_rows(segment.samples(), slices[name].row_ids())
+            sums[1:] += [other.num_left_out, other.num_repeated, other.num_foreign]
+            problems.append(
+                f"{cell} {name} epoch {segment.facts.epoch}: of {other.num_expected} rows {other.num_left_out} were "
+                f"left out and {other.num_repeated} used more than once; {other.num_foreign} rows of no such range "
+                f"({ledger.num_samples} samples in all)"
+            )
         for name, number in zip(counted, sums.tolist(), strict=True):
             counted[name].append(number)
     return finding(
@@ -158,15 +140,13 @@ def equal_tokens(outputs: Outputs) -> Finding:
     """Check the tokens that each segment learned from against what its range holds, and so across the cells."""
     seq_len = outputs.params.train.seq_len
     slices = {str(part): outputs.slices[str(part)] for part in outputs.params.ranges}
-    per_range = {
-        name: int(part.num_units(seq_len, workload=outputs.params.workload).sum()) for name, part in slices.items()
-    }
+    per_range = {name: part.num_units(seq_len, workload=outputs.params.workload) for name, part in slices.items()}
     expected_in_all = sum(per_range.values()) * outputs.params.train.epochs
     problems, totals, unit = [], {}, unit_of(outputs.params.workload)
     for cell, run in outputs.runs.items():
-        totals[cell] = sum(int(segment.ledger.num_tokens.sum()) for segment in run.segments)
+        totals[cell] = sum(segment.ledger.num_tokens for segment in run.segments)
         for segment in run.segments:
-            facts, counted = segment.facts, int(segment.ledger.num_tokens.sum())
+            facts, counted = segment.facts, segment.ledger.num_tokens
             expected = per_range.get(facts.range)
             if expected is not None and not counted == facts.num_tokens == expected:
                 problems.append(

@@ -1,7 +1,6 @@
 """Figures for machines: metrics.json for `dvc metrics`, epochs.csv and losses.csv for plots and spreadsheets."""
 
 import csv
-import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -91,17 +90,17 @@ def write_losses(path: Path, outputs: Outputs) -> None:
     rows = (
         [cell, step, loss]
         for cell, run in outputs.runs.items()
-        for step, loss in zip(run.steps.step.tolist(), run.steps.loss.tolist(), strict=True)
+        for step, loss in zip(run.steps.step, run.steps.loss, strict=True)
     )
     _write_csv(path, ["cell", "step", "loss"], rows)
 
 
 def _write_csv(path: Path, names: list[str], rows: Iterable[list[Any]]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([no_formula(value) for value in row] for row in rows)
-    write_text(path, text.getvalue())
+    """Write the lines one by one, whole or not at all."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows([no_formula(value) for value in row] for row in rows)
 
 
 def no_formula(value: Any) -> Any:

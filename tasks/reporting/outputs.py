@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import zipfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from tasks.params import Params
+from tasks.reporting.arrays import Numbers, parts_of_array
 from tasks.reporting.gate import Number
+from tasks.reporting.ledger import Ledger, Samples, ledger_of, samples_of
 from tasks.reporting.measurement import Measurement
 from tasks.reporting.stage_files import (
     BaseModelManifest,
@@ -28,7 +31,6 @@ from tasks.reporting.stage_files import (
 )
 from tasks.stage.choices import has_labels, unit_of
 from tasks.stage.failure import DataError
-from training.safe_loading import require_plain_archive
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -53,40 +55,29 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """ledger.npz: one entry per sample that was learned from."""
-
-    rank: NDArray[np.integer]
-    step: NDArray[np.integer]
-    row_id: NDArray[np.integer]
-    num_tokens: NDArray[np.integer]
-
-
-@dataclass(frozen=True)
 class SliceOutputs:
     """One slice of the data set: its manifest and the rows that it holds."""
 
     folder: Path
     manifest: SliceManifest
 
-    @property
-    def row_ids(self) -> NDArray[np.int64]:
-        """Positions of the rows in the data set; read at each call, not kept."""
-        return _array(self.folder / "row_ids.npy")
+    def row_ids(self) -> Iterator[Numbers]:
+        """Yield the positions of the rows in the data set, part by part."""
+        return _parts(self.folder / "row_ids.npy")
 
-    def num_units(self, seq_len: int, *, workload: str) -> NDArray[np.int64]:
-        """Return per row what learning from it counts when rows are cut to `seq_len`.
+    def num_units(self, seq_len: int, *, workload: str) -> int:
+        """Return what learning from all rows once counts when they are cut to `seq_len`.
 
-        Text: the tokens that can be predicted, or all where it is to be classified; what is no text: 1.
+        Of a text: the tokens that can be predicted, or all where it is to be classified; of what is no text: 1.
         """
         if unit_of(workload) != "token":
-            return np.ones(len(self.row_ids), dtype=np.int64)
-        lengths = np.diff(_array(self.folder / "offsets.npy"))
-        np.minimum(lengths, seq_len, out=lengths)
-        if not has_labels(workload):
-            lengths -= 1
-            np.maximum(lengths, 0, out=lengths)
-        return lengths
+            return sum(len(part) for part in self.row_ids())
+        num_unseen, total, before = 0 if has_labels(workload) else 1, 0, np.zeros(0, dtype=np.int64)
+        for part in _parts(self.folder / "offsets.npy"):
+            lengths = np.minimum(np.diff(np.concatenate([before, part])), seq_len)
+            total += int(np.maximum(lengths - num_unseen, 0).sum())
+            before = part[-1:].astype(np.int64)
+        return total
 
 
 @dataclass(frozen=True)
@@ -101,9 +92,8 @@ class SegmentOutputs:
         """What messages call it: `2proc 0-800 epoch 1`."""
         return f"{self.facts.cell} {self.facts.range} epoch {self.facts.epoch}"
 
-    @cached_property
-    def steps(self) -> Steps:
-        """Every optimizer step of the segment."""
+    def read_steps(self) -> Steps:
+        """Return every optimizer step of the segment; RunOutputs keeps those of the run."""
         path = self.folder / "steps.jsonl"
         try:
             with path.open(encoding="utf-8") as lines:
@@ -117,13 +107,15 @@ class SegmentOutputs:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Every sample that the segment learned from."""
+        """What all samples that the segment learned from come to."""
+        return ledger_of(self.samples())
+
+    def samples(self) -> Iterator[Samples]:
+        """Yield every sample that the segment learned from, part by part."""
         path = self.folder / "ledger.npz"
         try:
-            require_plain_archive(path)
-            with np.load(path, allow_pickle=False) as arrays:
-                return Ledger(**{name: arrays[name] for name in ("rank", "step", "row_id", "num_tokens")})
-        except (OSError, ValueError, KeyError, EOFError, MemoryError) as error:
+            yield from samples_of(path)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise _damaged(path, error) from None
 
 
@@ -147,7 +139,7 @@ class RunOutputs:
     @cached_property
     def steps(self) -> Steps:
         """Every optimizer step of the run."""
-        parts = [segment.steps for segment in self.segments]
+        parts = [segment.read_steps() for segment in self.segments]
         names = [column.name for column in dataclasses.fields(Steps)]
         return Steps(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
@@ -278,10 +270,10 @@ def _read(path: Path, model: type[Model]) -> Model:
         raise _damaged(path, error) from None
 
 
-def _array(path: Path) -> NDArray[np.int64]:
+def _parts(path: Path) -> Iterator[Numbers]:
     try:
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False), dtype=np.int64)
-    except (OSError, ValueError, EOFError) as error:
+        yield from parts_of_array(path)
+    except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
 
 

@@ -1,7 +1,6 @@
 """The arithmetic of a comparison: ratios of seconds and what they mean."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,11 +52,13 @@ def relative_differences(values: NDArray[np.float64], baseline: NDArray[np.float
     return np.divide(difference, scale, out=np.where(difference == 0, 0.0, np.inf), where=scale > 0)
 
 
-def thinned(steps: Sequence[int], losses: Sequence[float], *, max_points: int) -> tuple[int, list[int], list[float]]:
+def thinned(
+    steps: NDArray[np.int64], losses: NDArray[np.float64], *, max_points: int
+) -> tuple[int, list[int], list[float]]:
     """Return (steps per point, last step of each point, mean loss of each point), at most `max_points` points."""
     per_point = max(1, math.ceil(len(steps) / max_points))
     if per_point == 1:
-        return 1, list(steps), list(losses)
+        return 1, steps.tolist(), losses.tolist()
     ends = [min(start + per_point, len(steps)) for start in range(0, len(steps), per_point)]
     means = [float(np.mean(losses[start:end])) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    return per_point, [steps[end - 1] for end in ends], means
+    return per_point, [int(steps[end - 1]) for end in ends], means
