@@ -46,6 +46,6 @@ def _slowest(root: Path, ranks: ForkedRanks, *, fault: str | None, log_every_ste
     assert codes == [0, 0], last_words(config)
     folder = root / "work" / "segments" / config["segments"][0]["fingerprint"]
     segment = SegmentFile.model_validate(json.loads((folder / "segment.json").read_bytes()))
-    found = slowest_rank(SegmentOutputs(folder, segment).steps)
+    found = slowest_rank(SegmentOutputs(folder, segment).read_steps())
     shutil.rmtree(root)
     return found
