@@ -57,8 +57,12 @@ class Training:
         self._end = ThreadPoolExecutor(max_workers=1).submit(run_ranks, config, stop=self._stop, **options)
 
     def __enter__(self) -> "Training":
-        while len(self._seconds) < 5 and not self._end.done():
-            time.sleep(0.1)
+        try:
+            while len(self._seconds) < 5 and not self._end.done():
+                time.sleep(0.1)
+        except BaseException:
+            self._stop.set()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,8 +81,9 @@ class Training:
         return float(np.mean(self._seconds[first:])), share
 
     def _follow(self, events: list[dict[str, Any]]) -> None:
-        if self.follower is not None:
-            self.follower.send(events)
+        follower = self.follower
+        if follower is not None:
+            follower.send(events)
         self._seconds += [event["seconds"] for event in events if event["event"] == "step"]
 
 

@@ -86,13 +86,15 @@ def _in_prefect(training: Any, condition: str, server: Any) -> Iterator[None]:
     # Not before the folder is the one of the benchmark: Prefect reads its settings there.
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from flows.progress import shown_in_prefect
+    from flows import progress
 
     closed = door(condition)
     url = f"http://127.0.0.1:{closed.getsockname()[1]}/api" if closed else server.url
     with (
         temporary_settings({PREFECT_API_URL: url}),
-        shown_in_prefect(f"train@{training.run.cell}"),
+        # One look in a block of 10 s, as in 10 s of a training.
+        mock.patch.object(progress, "SECONDS_BETWEEN_LOOKS", following.FLUSH_SECONDS),
+        progress.shown_in_prefect(f"train@{training.run.cell}"),
         closed or contextlib.nullcontext(),
     ):
         yield

@@ -86,7 +86,10 @@ class Inputs:
                 "base_model": self.base_model_digest,
                 "rows": self.rows_digest,
                 "code": self.code_digest,
-                "sources": [digest_of_file(file) for file in [*sorted(_MEASURING.glob("*.py")), *_BLOCKS]],
+                "sources": [
+                    digest_of_file(file)
+                    for file in [*sorted(_MEASURING.glob("*.py")), _MEASURING / "model_error.json", *_BLOCKS]
+                ],
                 "machine": self.machine["digest"],
                 "trial": self.trial,
             }

@@ -40,6 +40,9 @@ def all_reduce_sweep(
         raise ValueError("world_size=1: nothing to all-reduce; allowed: at least 2 ranks")
     ascending = sorted(set(sizes))
     points: list[dict[str, Any]] = []
+    # The first exchange of a group connects it, which NCCL may take seconds for.
+    _exchange(ranks, ascending[0], seconds_of_link)()
+    ranks.synchronize()
     started = time.perf_counter()
     stopped_because = None
     for index, num_bytes in enumerate(ascending):

@@ -193,7 +193,7 @@ def try_configuration(
     probed = Probed(
         baseline=baseline, cells=[pair], has_copy=True, is_weak=False,
         bytes_per_real_byte=device.bytes_per_real_byte, ranks_per_machine=None,
-        more_sweeps={four.world_size: sweep_link(workers[four.name], four, seconds=_SWEEP_SECONDS)},
+        sweeps_beyond_cells={four.world_size: sweep_link(workers[four.name], four, seconds=_SWEEP_SECONDS)},
     )  # fmt: skip
     probe = probe_cells(probed, bench, workers, seconds=_SWEEP_SECONDS)
     bench.steps_per_block = _STEPS_PER_BLOCK

@@ -15,6 +15,7 @@ from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.interleaving import rounds
 from tasks.measuring.intervals import least_trials, ratio_of_medians
 from tasks.measuring.speed import Comparison
+from tasks.measuring.workers import RanksEndedError
 from tasks.params import Params
 from tasks.reporting.measurement import Advice, Advised
 from tasks.stage.choices import unit_of
@@ -178,7 +179,11 @@ def advise(
     if not knobs:
         return Advice(tried=[], combined=None, failed=failed)
     seconds = params.measure.advice_seconds
-    found = _try(cell, [[knob] for knob in knobs], comparison, bench, seconds=seconds * (1 - _SHARE_OF_COMBINED))
+    try:
+        found = _try(cell, [[knob] for knob in knobs], comparison, bench, seconds=seconds * (1 - _SHARE_OF_COMBINED))
+    except (DistributedError, ResourceError) as error:
+        # Its steps were built and ran: which of them failed later is not known.
+        return Advice(tried=[], combined=None, failed=[*failed, _why_failed("all others, taking turns", error)])
     chosen: dict[str, tuple[Advised, Knob]] = {}
     for advised, knob in zip(found, knobs, strict=True):
         is_better = knob.key not in chosen or advised.gain.value > chosen[knob.key][0].gain.value
@@ -207,16 +212,18 @@ def _built(knobs: Sequence[Knob], cell: Cell, bench: Bench) -> tuple[list[Knob],
             bench.build([_arm(cell, [knob])])
         except (DistributedError, ResourceError) as error:
             failed.append(_why_failed(knob.change, error))
-            bench.restart(cell.name, [as_trained(cell), *(_arm(cell, [one]) for one in works)])
+            if works or knob is not knobs[-1]:
+                bench.restart(cell.name, [as_trained(cell), *(_arm(cell, [one]) for one in works)])
         else:
             works.append(knob)
     return works, failed
 
 
 def _why_failed(change: str, error: StageError) -> str:
-    why = shortened(str(error).removesuffix("; run again"), limit=_MAX_REASON_CHARACTERS)
+    why = "out of memory" if isinstance(error, ResourceError) else str(error)
+    why = shortened(error.reason if isinstance(error, RanksEndedError) else why, limit=_MAX_REASON_CHARACTERS)
     _log.warning("left out: %s: %s", change, why)
-    return f"{change}: {why}"
+    return f"{change} ({why})"
 
 
 def _try(

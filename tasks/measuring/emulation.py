@@ -50,7 +50,7 @@ def emulated_params(
 
 
 def measure_device(
-    device: EmulatedDevice, params: Params, *, folder: Path, stop: threading.Event, num_devices: int = 0
+    device: EmulatedDevice, params: Params, *, folder: Path, stop: threading.Event, num_devices: int | None = None
 ) -> Measurement:
     """Measure the comparison on ranks that have such a device each; files go to the new `folder`.
 

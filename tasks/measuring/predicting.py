@@ -40,7 +40,7 @@ class Probed:
     """Bytes that an emulated link carries for one real byte of gradient; 1 otherwise."""
     ranks_per_machine: int | None
     """Devices of this machine; None: not known."""
-    more_sweeps: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    sweeps_beyond_cells: Mapping[int, dict[str, Any]] = field(default_factory=dict)
     """Number of ranks, more than any cell has -> the sweep of their link (sweep_link); they ran nothing else."""
 
 
@@ -65,12 +65,15 @@ def probe_cells(
                 copying[cell.world_size].append(difference / compute[cell.world_size][-1]["num_micro_batches"])
         wrapper.append(_difference(bench, silent(largest), copies(largest), is_turned=turn % 2 > 0))
     sweeps = {cell.world_size: sweep_link(workers[cell.name], cell, seconds=seconds) for cell in probed.cells}
+    reach = min(_reach(sweep) for sweep in sweeps.values())
+    # One that ended early says nothing of large buckets.
+    sweeps |= {size: sweep for size, sweep in probed.sweeps_beyond_cells.items() if _reach(sweep) >= reach}
     alone = _joined(compute[1])
     variant = dict(as_trained(largest).variant)
     facts = workers[largest.name].ask("facts", variant=variant, doing="asking for buckets")[0]
     return probe_from(
         {1: alone, **{size: _joined(answers) for size, answers in compute.items() if size > 1}},
-        {**sweeps, **probed.more_sweeps},
+        sweeps,
         buckets=probe_buckets(facts["gradient_bucket_bytes"], alone["gradients"]),
         wrapper_seconds=wrapper,
         copy_seconds=copying if probed.has_copy else None,
@@ -104,6 +107,11 @@ def predict_cells(
     measured = {cell.world_size: speedups[cell.name] for cell in probed.cells if cell.name in speedups}
     sizes = sorted({*WORLD_SIZES, *measured})
     return as_prediction(probe, measured=measured, seed=seed, model_error=read_model_error(), world_sizes=sizes)
+
+
+def _reach(sweep: Mapping[str, Any]) -> float:
+    """Return the bytes of the largest all-reduce of a sweep; 0 if it has none."""
+    return max((point["num_bytes"] for point in sweep["points"]), default=0)
 
 
 def _first(workers: Workers, command: str, cell: Cell, **asked: Any) -> dict[str, Any]:

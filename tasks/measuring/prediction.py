@@ -15,6 +15,7 @@ import numpy as np
 from tasks.measuring.link import Draws, Link
 from tasks.measuring.probe import Probe, Repeats, expected_maximum
 from tasks.reporting.measurement import Estimate, PredictedCurve, PredictedPoint, Prediction
+from tasks.reporting.wording import listed
 
 WORLD_SIZES = (2, 4, 8, 16, 64)
 """Numbers of ranks that a prediction is made for."""
@@ -204,7 +205,7 @@ def _is_extrapolated(probe: Probe, world_size: int) -> bool:
 
 
 def _assumptions(probe: Probe, model_error: ModelError | None) -> list[str]:
-    swept = " and ".join(str(world_size) for world_size in sorted(probe.all_reduce))
+    swept = listed([str(world_size) for world_size in sorted(probe.all_reduce)])
     if model_error is None:
         error = "The intervals hold the noise of the measurements only: the model's own error has not been calibrated."
     else:

@@ -18,8 +18,8 @@ from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, as_trained
 from tasks.measuring.blocks import Bench
 from tasks.measuring.gpu_meter import gpu_meter
-from tasks.measuring.host_checks import BYTES_PER_PARAMETER
-from tasks.measuring.host_facts import free_memory_bytes
+from tasks.measuring.host_checks import BYTES_PER_PARAMETER, GIB_PER_RANK
+from tasks.measuring.host_facts import cpu_quota, free_memory_bytes
 from tasks.measuring.predicting import Probed, predict_cells, sweep_link
 from tasks.measuring.preflight import preflight
 from tasks.measuring.speed import Comparison, Measured, measure_speed
@@ -209,8 +209,13 @@ def _session(params: Params, *, machine: Mapping[str, Any], base_model: Path, ro
         ),
         device=device,
         num_gpus=machine["num_gpus"],
-        num_devices=machine["num_gpus"] if device == "cuda" else machine["num_cpus"] // params.train.threads_per_rank,
+        num_devices=machine["num_gpus"] if device == "cuda" else _num_cores(machine) // params.train.threads_per_rank,
     )
+
+
+def _num_cores(machine: Mapping[str, Any]) -> int:
+    quota = cpu_quota()
+    return int(machine["num_cpus"]) if quota is None else min(int(machine["num_cpus"]), int(quota))
 
 
 def _cell(params: Params, name: str, *, is_weak: bool) -> Cell:
@@ -247,23 +252,26 @@ def _predict(
         bytes_per_real_byte=bench.facts(as_trained(baseline))[0]["bytes_per_real_byte"],
         # Ranks may share devices, and then as many as there were do.
         ranks_per_machine=max(session.num_gpus, largest) if session.num_gpus or has_several_machines else None,
-        more_sweeps={} if has_several_machines else _links_of_more(session, stop),
+        sweeps_beyond_cells={} if has_several_machines else _sweeps_beyond_cells(session, stop),
     )
     speedups = {arm: estimate(interval) for arm, interval in measured.speedups.items()}
     return predict_cells(probed, bench, workers, speedups, seed=comparison.seed)
 
 
-def _links_of_more(session: Session, stop: threading.Event) -> dict[int, dict[str, Any]]:
+def _sweeps_beyond_cells(session: Session, stop: threading.Event) -> dict[int, dict[str, Any]]:
     """Return the sweep of the link for each number of ranks beyond the cells' that the machine has devices for.
 
     How an all-reduce grows with the ranks cannot be told from one number of them. A group that fails costs its sweep.
     """
     spreading = session.comparison.spreading
-    if not spreading:
+    if not spreading or session.comparison.baseline.world_size != 1:
         return {}
     largest = max(spreading, key=lambda cell: cell.world_size)
     sweeps = {}
     for num_ranks in (n for n in _MORE_RANKS if largest.world_size < n <= session.num_devices):
+        if num_ranks * GIB_PER_RANK * 2**30 > _SHARE_OF_MEMORY * free_memory_bytes()[0]:
+            _log.warning("the link of %d ranks is not measured: memory has no room for them", num_ranks)
+            break
         cell = replace(largest, name=f"link of {num_ranks} ranks", world_size=num_ranks)
         told = session.configs[largest.name]
         config = {
@@ -275,5 +283,5 @@ def _links_of_more(session: Session, stop: threading.Event) -> dict[int, dict[st
             with working({cell.name: config}, launchers=launchers, stop=stop) as workers:
                 sweeps[num_ranks] = sweep_link(workers[cell.name], cell)
         except (ResourceError, DistributedError) as error:
-            _log.warning("the link of %d ranks is not known: %s", num_ranks, error)
+            _log.warning("the prediction goes without the link of %d ranks: %s", num_ranks, error)
     return sweeps

@@ -21,6 +21,9 @@ COPY, WRAPPER = "host-to-device copy", "DDP overhead"
 LARGEST_DATA_WAIT_SHARE = 0.05
 """Above it a cell is data-bound, and its ratio is not called GPU scaling."""
 
+_STANDS = 1e9
+"""Weight of a level that the others, which have 1, cannot move."""
+
 _Medians = Mapping[str, np.ndarray]
 
 
@@ -47,13 +50,14 @@ def waterfall(
         return Estimate(value=interval.value, low=interval.low, high=interval.high)
 
     chain = _chain(share, has_copy=has_copy)
-    seconds = _losses([estimate(link.lost) for link in chain])
+    found = [estimate(link.lost) for link in chain]
+    seconds = _losses(found)
     parts = [Part(name=link.name, seconds=one, how=link.how) for link, one in zip(chain, seconds, strict=True)]
     measured = estimate(lambda at: at["measured"]).value
     ideal = estimate(lambda at: at["baseline"] * share).value
     unexplained = measured - ideal - sum(part.seconds.value for part in parts)
     largest = max(parts, key=lambda part: part.seconds.value)
-    data_wait = parts[0].seconds.value / measured
+    data_wait = found[0].value / measured
     return Waterfall(
         cell=cell.name,
         ideal_seconds=ideal,
@@ -74,19 +78,19 @@ def _losses(found: Sequence[Estimate]) -> list[Estimate]:
 
     Neighbours in the chain share an arm: noise in it makes one part too small and the other too large by as much. Where
     a part is below 0 and may be noise, the arms around it are levelled out, so that the parts still add up (isotonic
-    regression; Barlow et al. 1972). One that is below 0 beyond doubt is an effect that the chain does not know; it is
-    no loss, and stays unexplained.
+    regression; Barlow et al. 1972); the interval then reaches over both values. One that is below 0 beyond doubt is an
+    effect that the chain does not know; it is no loss, and stays unexplained.
     """
     values = np.array([0.0 if one.high < 0 else one.value for one in found])
-    levels = isotonic_regression(np.concatenate([[0.0], values]).cumsum(), increasing=True).x
-    return [
-        Estimate(
-            value=float(loss),
-            low=max(one.low + float(loss) - one.value, 0.0) if one.high >= 0 else 0.0,
-            high=max(one.high + float(loss) - one.value, 0.0) if one.high >= 0 else 0.0,
-        )
-        for one, loss in zip(found, np.diff(levels), strict=True)
-    ]
+    # The two ends are the ideal step and the measured one, which stand.
+    weights = np.concatenate([[_STANDS], np.ones(len(values) - 1), [_STANDS]])
+    levels = isotonic_regression(np.concatenate([[0.0], values]).cumsum(), weights=weights).x
+    losses = []
+    for one, loss in zip(found, np.diff(levels).tolist(), strict=True):
+        moved = 0.0 if one.high < 0 else loss - one.value
+        low, high = min(one.low, one.low + moved), max(one.high, one.high + moved)
+        losses.append(Estimate(value=loss, low=max(low, 0.0), high=max(high, 0.0)))
+    return losses
 
 
 def _figures(trials: Trials, baseline: Cell, cell: Cell, *, has_copy: bool) -> dict[str, list[float]]:

@@ -5,6 +5,7 @@ import datetime
 import importlib
 import json
 import logging
+import re
 import shutil
 import tempfile
 import threading
@@ -28,6 +29,15 @@ _SECONDS_TO_ANSWER = 600.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
 """What torch says on CUDA, and on the CPU."""
+
+
+class RanksEndedError(DistributedError):
+    """The ranks of a cell ended though nobody asked them to."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """What the rank that caused it said last."""
 
 
 class Workers:
@@ -159,7 +169,14 @@ class Workers:
                 f"cell {self.cell}: out of memory while {doing}: the ranks of all cells wait side by side; use a "
                 "smaller micro_batch_size, fewer cells, or measure.speed: false"
             )
-        return DistributedError(f"cell {self.cell}: ended while {doing}: {first}; run again")
+        message = f"cell {self.cell}: ended while {doing}: {first}; run again"
+        return RanksEndedError(message, reason=_error_in(words) or first)
+
+
+def _error_in(words: str) -> str | None:
+    """Return the line of a traceback that names the error; None if there is none."""
+    named = [line.strip() for line in words.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line.strip())]
+    return named[-1] if named else None
 
 
 @contextlib.contextmanager

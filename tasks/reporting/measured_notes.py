@@ -85,7 +85,7 @@ def _left_out(measurement: Measurement, what: str) -> str | None:
 
 
 def advised(results: Results) -> str | None:
-    """Return in one sentence how many changes are recommended; None if none was tried."""
+    """Return how many changes are recommended, and which could not be run; None if none was tried."""
     advice = None if results.measurement is None else results.measurement.advice
     if advice is None or not advice.tried:
         return None

@@ -116,7 +116,7 @@ def test_a_link_that_cannot_be_measured_costs_nothing_but_its_sweep(
         arithmetic=Arithmetic(base_model=tmp_path, lengths=None, precision="fp32", gpu_name=None), device="cpu",
         num_gpus=0, num_devices=8,
     )  # fmt: skip
-    assert session._links_of_more(asked, threading.Event()) == {}
+    assert session._sweeps_beyond_cells(asked, threading.Event()) == {}
     assert tried == [4, 8]
     assert caplog.text.count("no memory for more ranks") == 2
 
@@ -215,6 +215,7 @@ def test_a_change_that_cannot_run_is_left_out_with_the_reason_and_the_others_are
     knobs = [
         knob("one bucket", bucket_mib=75.0),
         advice.Knob(key="train.larger", change="a larger model", overrides=too_large),
+        knob("seven layers", layers=7.0),
         knob("two", bucket_mib=50.0),
     ]
     monkeypatch.setattr(advice, "knobs_for", lambda *_, **__: knobs)
@@ -227,8 +228,9 @@ def test_a_change_that_cannot_run_is_left_out_with_the_reason_and_the_others_are
     found = advice.advise(PARAMS, comparison, bench, device="cpu", has_room=lambda _: True)
     assert found is not None
     assert {one.change for one in found.tried} == {"one bucket", "two"}
-    (why,) = found.failed
-    assert why.startswith("a larger model: cell 2dev: out of memory while building 2dev, a larger model: ")
+    memory, why = found.failed
+    assert memory == "a larger model (out of memory)"
+    assert why == "seven layers (TypeError: Ddp.__init__() got an unexpected keyword argument 'layers')"
     # Fewer all-reduces of 15 ms each: what works is still told apart.
     assert found.tried[0].change == "one bucket"
 

@@ -105,8 +105,26 @@ def test_noise_in_one_arm_is_levelled_out_between_the_two_parts_that_share_it() 
     assert [one.value for one in found] == pytest.approx([0.006, 0.0, 0.005])
     assert sum(one.value for one in found) == pytest.approx(0.009 - 0.006 + 0.008)
     assert [(one.low, one.high) for one in found] == [
-        pytest.approx(ends) for ends in [(0.0, 0.016), (0.0, 0.010), (0.0, 0.015)]
+        pytest.approx(ends) for ends in [(0.0, 0.019), (0.0, 0.010), (0.0, 0.018)]
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "losses"), [([-0.002, 0.0, 0.010, 0.0], [0, 0, 0.008, 0]), ([0.005, 0.003, -0.004], [0.004, 0, 0])]
+)
+def test_ideal_and_measured_stand_where_the_first_or_the_last_part_is_noise(
+    values: list[float], losses: list[float]
+) -> None:
+    found = [Estimate(value=value, low=value - 0.010, high=value + 0.010) for value in values]
+    assert [one.value for one in waterfall_module._losses(found)] == pytest.approx(losses, abs=1e-9)
+
+
+def test_noise_in_the_copy_does_not_hide_that_a_cell_waits_for_data() -> None:
+    lost = {**LOST, "data wait": 0.015, "host-to-device copy": -0.012}
+    part, *_ = fall(lost).parts
+    assert part.seconds.value / fall(lost).measured_seconds > 0.05
+    noisy = [Estimate(value=value, low=value - 0.02, high=value + 0.02) for value in (0.015, -0.012)]
+    assert waterfall_module._losses(noisy)[0].value == pytest.approx(0.003)
 
 
 def test_parts_that_are_losses_are_left_as_they_were_found() -> None:
