@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 _NUM_ROUNDS = 4
 _REPEATS_PER_ROUND = 2
 """One alone would always be a first step, in which the same rank may be late each time."""
+_SHORTER_REACH = 4
 _SWEEP_SECONDS = 3.0
 """For the sweep of one number of ranks."""
 
@@ -65,8 +66,8 @@ def probe_cells(
                 copying[cell.world_size].append(difference / compute[cell.world_size][-1]["num_micro_batches"])
         wrapper.append(_difference(bench, silent(largest), copies(largest), is_turned=turn % 2 > 0))
     sweeps = {cell.world_size: sweep_link(workers[cell.name], cell, seconds=seconds) for cell in probed.cells}
-    reach = min(_reach(sweep) for sweep in sweeps.values())
-    # One that ended early says nothing of large buckets.
+    # More ranks get less far in the same time; one that ended far earlier says nothing of large buckets.
+    reach = min(_reach(sweep) for sweep in sweeps.values()) / _SHORTER_REACH
     sweeps |= {size: sweep for size, sweep in probed.sweeps_beyond_cells.items() if _reach(sweep) >= reach}
     alone = _joined(compute[1])
     variant = dict(as_trained(largest).variant)
