@@ -1,6 +1,7 @@
 """Whole numbers in .npy and .npz files, read a part at a time, so that memory does not grow with them."""
 
 import contextlib
+import tokenize
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,7 +24,10 @@ class _Column:
         version = np.lib.format.read_magic(stream)
         if version != (1, 0):
             raise ValueError(f"array of version {version}; allowed: (1, 0)")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        try:
+            shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        except (SyntaxError, tokenize.TokenError) as error:
+            raise ValueError(f"header: {error}") from None
         if len(shape) != 1 or dtype.kind not in "iu":
             raise ValueError(f"array of {dtype}, shape {shape}; allowed: whole numbers in one dimension")
         self._stream, self._dtype, self.length = stream, dtype, shape[0]

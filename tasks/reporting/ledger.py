@@ -91,7 +91,7 @@ def compare_steps(mine: Iterable[Samples], its: Iterable[Samples]) -> OtherSteps
         for one, other in windows(ours, theirs):
             values, places = np.unique(np.concatenate([one, other]), return_inverse=True)
             signs = np.concatenate([np.ones(one.size), -np.ones(other.size)])
-            excess = np.abs(np.bincount(places, signs, minlength=values.size))
+            excess = np.abs(np.bincount(places, signs))
             num_samples += int(excess.sum())
             if first is None and excess.any():
                 first = divmod(int(values[np.argmax(excess > 0)]), 2**_ROW_BITS)

@@ -74,8 +74,10 @@ class SliceOutputs:
             return sum(len(part) for part in self.row_ids())
         num_unseen, total, before = 0 if has_labels(workload) else 1, 0, np.zeros(0, dtype=np.int64)
         for part in _parts(self.folder / "offsets.npy"):
-            lengths = np.minimum(np.diff(np.concatenate([before, part])), seq_len)
-            total += int(np.maximum(lengths - num_unseen, 0).sum())
+            lengths = np.diff(np.concatenate([before, part]))
+            if (lengths < 0).any():
+                raise _damaged(self.folder / "offsets.npy", ValueError("offsets that fall; allowed: ones that rise"))
+            total += int(np.maximum(np.minimum(lengths, seq_len) - num_unseen, 0).sum())
             before = part[-1:].astype(np.int64)
         return total
 
@@ -115,7 +117,7 @@ class SegmentOutputs:
         path = self.folder / "ledger.npz"
         try:
             yield from samples_of(path)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
             raise _damaged(path, error) from None
 
 

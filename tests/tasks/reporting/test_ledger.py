@@ -26,7 +26,7 @@ rows = st.lists(st.integers(0, 12), max_size=30)
 @pytest.fixture(scope="module", autouse=True)
 def small_windows() -> Iterator[None]:
     """As if a few numbers were many."""
-    with patch.multiple(sorted_numbers, _RUN=8, _SAMPLE_EVERY=2, _WINDOW=4):
+    with patch.multiple(sorted_numbers, _RUN=8, _MARK_EVERY=2, _WINDOW=4):
         yield
 
 

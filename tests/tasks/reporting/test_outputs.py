@@ -118,3 +118,22 @@ def test_an_array_that_ends_elsewhere_than_it_says_is_refused(
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(DataError, match=r"row_ids.npy: ValueError: (ends within|goes on after) its 8 numbers"):
         collect_results(outputs_of(tmp_path, params))
+
+
+def test_a_header_that_python_cannot_read_is_refused(tmp_path: Path, params: dict[str, Any]) -> None:
+    path = tmp_path / "slices/0-8/row_ids.npy"
+    path.write_bytes(path.read_bytes().replace(b"}", b"|", 1))
+    with pytest.raises(DataError, match=r"row_ids.npy: ValueError: header: "):
+        collect_results(outputs_of(tmp_path, params))
+
+
+@pytest.mark.parametrize("workload", ["causal_lm", "sequence_classification"])
+def test_offsets_that_fall_are_refused_whatever_the_rows_count(
+    tmp_path: Path, params: dict[str, Any], workload: str
+) -> None:
+    path = tmp_path / "slices/0-8/offsets.npy"
+    offsets = np.load(path)
+    offsets[3], offsets[4] = offsets[4], offsets[3]
+    np.save(path, offsets)
+    with pytest.raises(DataError, match=r"offsets.npy: ValueError: offsets that fall"):
+        outputs_of(tmp_path, params).slices["0-8"].num_units(128, workload=workload)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.stage import sorted_numbers
+from tasks.stage.failure import ResourceError
 from tasks.stage.sorted_numbers import SortedNumbers, windows
 
 few = st.integers(-4, 4) | st.sampled_from([-(2**63), 2**63 - 1]) | st.integers(-(2**63), 2**63 - 1)
@@ -21,7 +22,7 @@ few = st.integers(-4, 4) | st.sampled_from([-(2**63), 2**63 - 1]) | st.integers(
 @given(every=st.lists(st.lists(few, max_size=60), min_size=1, max_size=3), chunk=st.integers(1, 9))
 @settings(max_examples=150, deadline=None)
 def test_windows_hold_all_numbers_in_order_and_the_same_span_of_each(every: list[list[int]], chunk: int) -> None:
-    with patch.multiple(sorted_numbers, _RUN=8, _SAMPLE_EVERY=2, _WINDOW=4):
+    with patch.multiple(sorted_numbers, _RUN=8, _MARK_EVERY=2, _WINDOW=4):
         many = [SortedNumbers() for _ in every]
         for numbers, one in zip(every, many, strict=True):
             for first in range(0, len(numbers), chunk):
@@ -45,9 +46,16 @@ def test_numbers_wait_in_a_file_without_a_name(tmp_path: Path, monkeypatch: pyte
         for number in range(100_000, 0, -1):
             numbers.add(number)
         assert len(os.listdir("/proc/self/fd")) == opened + 1
-        assert list(tmp_path.iterdir()) == []
+        assert list((tmp_path / ".work").iterdir()) == []
         assert np.concatenate([window for (window,) in windows(numbers)]).tolist() == list(range(1, 100_001))
     assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_where_nothing_can_be_written_the_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".work").touch()
+    with SortedNumbers() as numbers, pytest.raises(ResourceError, match=r"/.work: .*; numbers are sorted there"):
+        numbers.extend(np.arange(100_000))
 
 
 _TEN_MILLION = """
