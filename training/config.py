@@ -12,6 +12,10 @@ from typing import Any, Literal
 GRADIENT_FILE = "gradient.pt"
 """In the work folder, if asked for on the command line: the first step's gradient (training/gradient.py)."""
 
+LOSS_CHUNK_ROWS = {"cpu": 384, "cuda": 2048}
+"""Device -> rows of logits that exist at once unless params.yaml says so. A CPU's cache holds no more; with fewer on a
+GPU the matrix products become too small to be fast."""
+
 FIRST_RANK = "DDP_COMPARE_FIRST_RANK"
 """Environment variable, where ranks are on several machines: the number of the first one on this machine."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.throughput.job import JOB_FILE, TRAINING_FILE, Job, read_job
 from tasks.measuring.workers import Workers
+from training.config import LOSS_CHUNK_ROWS
 from training.files import write_json
 
 
@@ -69,7 +70,7 @@ class Setup:
             "seq_len": self.seq_len,
             "augment": "none",
             "packing": False,
-            "loss_chunk_rows": 2_048,
+            "loss_chunk_rows": LOSS_CHUNK_ROWS[self.device],
             "compile": False,
             "seed": 1,
             "exact": False,

@@ -28,6 +28,7 @@ from tasks.stage.failure import (
 )
 from tasks.stage.live import EventStream
 from tasks.stage.watchdog import Hang, Watchdog
+from training.config import LOSS_CHUNK_ROWS
 from training.failure import FAILURES, recorded_failures
 from training.files import write_json
 
@@ -76,6 +77,7 @@ def told_to_ranks(cell: str, params: Params, *, device: str, base_model: Path, w
     spread = params.cells[cell]
     return {
         **params.train.model_dump(exclude={"epochs", "watchdog_seconds"}),
+        "loss_chunk_rows": params.train.loss_chunk_rows or LOSS_CHUNK_ROWS[device],
         "cell": cell,
         "strategy": spread.strategy,
         "options": spread.options,

@@ -45,8 +45,11 @@ class TrainParams(Section):
     The same update as without, to the rounding of sums, in fewer positions. The rows of a step are then shared out over
     as many micro-batches as before by tokens, so that `micro_batch_size` is the number of rows in one on average.
     """
-    loss_chunk_rows: int = Field(default=2048, ge=1, le=2**31)
-    """Label positions whose logits are in memory at once; the same loss for any number, to the rounding of sums."""
+    loss_chunk_rows: int | None = Field(default=None, ge=1, le=2**31)
+    """Label positions whose logits are in memory at once; the same loss for any number, to the rounding of sums.
+
+    null: 2,048 on a GPU, 384 on a CPU, whose cache holds the logits of no more.
+    """
     compile: bool = False
     """Compile the model's layers (torch.compile) before the first step; needs a C++ compiler on CPU."""
     seed: int = Field(default=0, ge=0, lt=2**31)

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from tasks.params import Params
 from tasks.stage.failure import ExitCode, ResourceError
-from tasks.stage.ranks import choose_device, run_ranks
+from tasks.stage.ranks import choose_device, run_ranks, told_to_ranks
 from tests.tiny import make_config, make_slice, make_tiny_model
 
 
@@ -60,3 +60,16 @@ def test_a_disk_that_takes_neither_a_checkpoint_nor_a_word_about_it_is_still_exi
         run_ranks(config, launcher="torchrun", stop=threading.Event(), follow=fill)
     assert caught.value.exit_code == ExitCode.RESOURCES == 4
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "told"), [(None, "cpu", 384), (None, "cuda", 2048), (1000, "cpu", 1000), (64, "cuda", 64)]
+)
+def test_a_chunk_of_the_loss_is_as_large_as_its_device_likes_unless_params_say_so(
+    asked: int | None, device: str, told: int, project: Path, tmp_path: Path
+) -> None:
+    raw = YAML(typ="safe", pure=True).load(project / "params.yaml")
+    params = Params.model_validate(raw)
+    params = params.model_copy(update={"train": params.train.model_copy(update={"loss_chunk_rows": asked})})
+    config = told_to_ranks("2proc", params, device=device, base_model=tmp_path, work=tmp_path)
+    assert config["loss_chunk_rows"] == told
