@@ -164,6 +164,7 @@ def _main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.trackers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=8, help="rounds of two blocks of each state; at least 6")
     parser.add_argument("--cells", nargs="+", default=["1proc", "2proc"], help="of presets/embedded.yaml")
+    parser.add_argument("--states", nargs="+", choices=STATES[1:], default=STATES[1:], help="of the trackers")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if arguments.rounds < least_trials(0.95):
@@ -172,9 +173,10 @@ def _main() -> None:
     # Every block that goes wrong on purpose would warn of it.
     logging.disable(logging.WARNING)
     load_before, params = os.getloadavg()[0], load_params(_PROJECT / "presets" / "embedded.yaml")
-    most_seconds = 2 * arguments.rounds * len(STATES) * (_BLOCK_SECONDS + _MOST_SECONDS_BETWEEN_BLOCKS)
+    states = [NONE, *arguments.states]
+    most_seconds = 2 * arguments.rounds * len(states) * (_BLOCK_SECONDS + _MOST_SECONDS_BETWEEN_BLOCKS)
     num_rows = int(most_seconds / _LEAST_STEP_SECONDS) * params.train.global_batch_size
-    asked = {"states": STATES, "num_rows": num_rows, "num_rounds": arguments.rounds, "seconds": _BLOCK_SECONDS}
+    asked = {"states": states, "num_rows": num_rows, "num_rounds": arguments.rounds, "seconds": _BLOCK_SECONDS}
     with tempfile.TemporaryDirectory() as scratch:
         prepare(Path(scratch), params, num_rows=num_rows)
         found = {cell: measure(Path(scratch), params, cell, **asked) for cell in arguments.cells}
@@ -192,7 +194,9 @@ def _main() -> None:
             "Prefect, as have 10 s of a training; MLflow waits 1 s for an answer instead of 10."
         ),
         headings=["ranks", "tracker", "ms per step", "ratio", f"at most {_TARGET:.0%} slower", "CPU"],
-        rows=[row_of(params.cells[cell].world_size, state, found[cell]) for cell in found for state in STATES[1:]],
+        rows=[
+            row_of(params.cells[cell].world_size, state, found[cell]) for cell in found for state in arguments.states
+        ],
         summary=(
             "Not claimed: anything about GPUs, the seconds before the first step and after the last, or what the flow "
             "says in Prefect's log."

@@ -219,15 +219,15 @@ def tables(found: Everything) -> list[Table]:
     return printed
 
 
-def write(found: Everything, plan: Plan, *, load_before: float, folder: Path) -> Path:
-    """Write both result files; return the markdown."""
+def write(found: Everything, plan: Plan, *, load_before: float, folder: Path, only: str = "") -> Path:
+    """Write both result files; return the markdown. Of some models `only`, they have a name of their own."""
     targets = [
         f"| {' | '.join(_TARGET_HEADINGS)} |",
         "| --- | --- | --- | --- |",
         *(f"| {' | '.join(one.row())} |" for one in found.judged()),
     ]
     return write_results(
-        "throughput",
+        "throughput" + f"_{only}" * bool(only),
         title="Throughput beside other ways to train",
         method=method_of(found, plan),
         headings=HEADINGS,
@@ -243,15 +243,18 @@ def _main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.throughput", description=__doc__)
     parser.add_argument("--data", type=Path, help=f"folder with abstracts and tokenizer (else ${DATA_VARIABLE})")
     parser.add_argument("--seconds", type=float, default=150.0, help="time budget of a contest")
+    parser.add_argument("--only", choices=["small", "large"], default="", help="the model with this vocabulary alone")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     console, load_before = Console(), os.getloadavg()[0]
-    plan = Plan(sizes=SIZES, world_sizes=(1, 2), seconds=arguments.seconds)
+    sizes = [size for size in SIZES if size.name.startswith(arguments.only)]
+    plan = Plan(sizes=sizes, world_sizes=(1, 2), seconds=arguments.seconds)
     with tempfile.TemporaryDirectory() as scratch:
         found = run(plan, Path(scratch), data=data_folder(arguments.data), console=console)
     for table in tables(found):
         console.print(table)
-    console.print(f"written: {write(found, plan, load_before=load_before, folder=arguments.results)}")
+    path = write(found, plan, load_before=load_before, folder=arguments.results, only=arguments.only)
+    console.print(f"written: {path}")
 
 
 if __name__ == "__main__":
