@@ -74,7 +74,7 @@ def _comparison(outputs: Outputs) -> ComparisonFacts:
         heldout=_slice(outputs, str(params.heldout)),
         workload=params.workload,
         unit=unit_of(params.workload),
-        train=params.train.model_dump(),
+        train=params.train.model_dump(exclude_none=True),
         machine=MachineFacts(
             **machine.model_dump(include=set(MachineFacts.model_fields) - {"gpus"}),
             gpus=[GpuFacts(name=gpu["name"], memory_gib=gpu["memory_gib"]) for gpu in machine.gpus],
