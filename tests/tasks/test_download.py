@@ -218,7 +218,7 @@ def test_repeated_texts_are_kept_and_counted(defaults: dict[str, Any]) -> None:
 def test_repeated_texts_are_counted_whatever_fits_into_memory(
     defaults: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("_RUN", 4), ("_SAMPLE_EVERY", 2), ("_WINDOW", 4)):
+    for name, value in (("_RUN", 4), ("_MARK_EVERY", 2), ("_WINDOW", 4)):
         monkeypatch.setattr(sorted_numbers, name, value)
     texts = [f"Text {number}" for number in random.Random(1).choices(range(70), k=100)]
     _, manifest = rows_and_manifest(ask(defaults, jsonl(as_lines(texts)), ranges=["0-60"], heldout="60-90"))
