@@ -55,7 +55,8 @@ def waterfall(
     parts = [Part(name=link.name, seconds=one, how=link.how) for link, one in zip(chain, seconds, strict=True)]
     measured = estimate(lambda at: at["measured"]).value
     ideal = estimate(lambda at: at["baseline"] * share).value
-    unexplained = measured - ideal - sum(part.seconds.value for part in parts)
+    # To the nanosecond: what is less is rounding, which would be shown as -0.
+    unexplained = round(measured - ideal - sum(part.seconds.value for part in parts), 9) + 0.0
     largest = max(parts, key=lambda part: part.seconds.value)
     data_wait = found[0].value / measured
     return Waterfall(
