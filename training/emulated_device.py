@@ -55,8 +55,10 @@ class EmulatedDevice:
     straggler_ms: float = 0.0
     """By how much one rank is later than the others in every step, before its first forward.
 
-    Which one is drawn anew in every step; a rank that is the only one of its process group never is.
+    A rank that is the only one of its process group never is.
     """
+    straggler_rank: int | None = None
+    """Which one; None: it is drawn anew in every step."""
     jitter: float = 0.0
     """Spread of everything above: standard deviation / mean, which stays what is said; lognormal.
 
@@ -77,6 +79,8 @@ class EmulatedDevice:
             raise ValueError("gradient_mib_per_layer=0.0; allowed: more than 0; a link of null costs nothing")
         if self.link_gib_per_second == 0:
             raise ValueError("link_gib_per_second=0.0; allowed: more than 0, or null for a link that costs no time")
+        if self.straggler_rank is not None and self.straggler_rank < 0:
+            raise ValueError(f"straggler_rank={self.straggler_rank}; allowed: from 0, or null for any")
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}; allowed: from 0")
         if self.contention > 0 and self.shared_folder is None:

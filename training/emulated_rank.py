@@ -127,6 +127,8 @@ class EmulatedRank:
     def _is_straggler(self) -> bool:
         if self.device.straggler_ms == 0 or self._world_size == 1:
             return False
+        if self.device.straggler_rank is not None:
+            return self.device.straggler_rank == self._rank
         drawn = np.random.default_rng([self.device.seed, 0, self._num_steps]).integers(self._world_size)
         return bool(drawn == self._rank)
 

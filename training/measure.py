@@ -21,7 +21,7 @@ import torch.distributed as dist
 from training.config import TrainingConfig
 from training.data import MicroBatch
 from training.distributed import Ranks
-from training.probe import probe_compute
+from training.probe import probe_compute, probe_slowdown_in_flight
 from training.sweep import all_reduce_sweep
 from training.variants import Made, Variant, emulated_link, emulated_of, loaded, make, micro_batches_of
 
@@ -140,6 +140,19 @@ class BlockRunner:
             self._ranks, num_repeats=num_repeats, seconds_budget=seconds_budget, seconds_of_link=link
         )
 
+    def in_flight(self, variant: Variant, *, num_bytes: int, num_repeats: int) -> dict[str, Any]:
+        """Return a backward with and without all-reduces beside it (training/probe.py).
+
+        Without repeats for an emulated device, whose link is no work for anybody.
+        """
+        made = self._get(variant)
+        if emulated_of(made) is not None:
+            return {"alone_seconds": [], "in_flight_seconds": []}
+        longest = micro_batches_of(made, self._ranks, 1)[-1].to(self._ranks.device)
+        return probe_slowdown_in_flight(
+            made.strategy, self._ranks, longest, num_bytes=num_bytes, num_repeats=num_repeats
+        )
+
     def _timed(self, made: Made, block: Block, run: Iterator[tuple[list[MicroBatch], int, float]]) -> dict[str, Any]:
         """Run the lead-in, then the block's steps under the clock: caches and loader are as in mid-training."""
         ranks = self._ranks
@@ -240,12 +253,14 @@ def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[st
         return runner.ddp_timers(variant)
     if command == "probe":
         return runner.probe(variant, num_repeats=asked["num_repeats"])
+    if command == "in_flight":
+        return runner.in_flight(variant, num_bytes=asked["num_bytes"], num_repeats=asked["num_repeats"])
     if command == "sweep":
         return runner.sweep(variant, num_repeats=asked["num_repeats"], seconds_budget=asked["seconds_budget"])
     if command == "forget":
         runner.forget()
         return {}
-    raise ValueError(f"command {command!r}; allowed: run, facts, timers, probe, sweep, forget")
+    raise ValueError(f"command {command!r}; allowed: run, facts, timers, probe, in_flight, sweep, forget")
 
 
 def _say(line: Connection, answer: Mapping[str, Any]) -> None:

@@ -39,8 +39,9 @@ def probe_compute(
     On several ranks all run at once, as independent copies: against the same on one rank that is contention. Lists go
     by rank, then by repeat: `forward_seconds` and `backward_seconds` then by micro-batch; `optimizer_seconds` (clipping
     included); `step_seconds`: the whole of it; `fixed_seconds`: that - its micro-batches - its optimizer, below 0 where
-    timing the parts one by one costs more. `gradients`: per parameter, in the order in which they are ready in the
-    backward of the last micro-batch, its `name`, `num_bytes` and `ready`, the share of that backward after which it is.
+    timing the parts one by one costs more; `num_positions` by micro-batch. `gradients`: per parameter, in the order in
+    which they are ready in the backward of the last micro-batch, its `name`, `num_bytes` and `ready`, the share of that
+    backward after which it is.
     """
     replica = strategy.replica
     weight = 1 / max(sum(part.num_targets for part in micro_batches), 1)
@@ -69,6 +70,7 @@ def probe_compute(
         "optimizer_seconds": optimizer_seconds.tolist(),
         "step_seconds": step_seconds.tolist(),
         "fixed_seconds": fixed_seconds.tolist(),
+        "num_positions": ranks.gather(np.array([part.num_positions for part in micro_batches])).tolist(),
         "gradients": _gradients(replica, ranks, micro_batches[-1], weight=weight, num_repeats=num_repeats, meet=meet),
     }
 

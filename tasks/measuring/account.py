@@ -88,7 +88,8 @@ def _speed(comparison: Comparison, bench: Bench, measured: Measured, arithmetic:
         mfu=mfu,
         mfu_palm=mfu_palm,
         peak_memory_gib=max(memories, default=None),
-        **_metered(blocks),
+        # Only the head's GPUs are asked.
+        **_metered(blocks if cell.num_nodes == 1 else []),
         speedup=_found(measured.speedups, arm),
         speedup_over_wrapped=_found(measured.over_wrapped, arm),
     )

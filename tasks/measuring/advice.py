@@ -124,6 +124,15 @@ def _ddp_knobs(params: Params, cell: str, *, buckets: Sequence[float], can: Sequ
             words = "one bucket for all gradients" if size >= gradient_mib else f"buckets of {size:g} MiB"
             options = {**spread.options, "bucket_mib": size}
             knobs.append(Knob(key="options.bucket_mib", change=words, overrides={"options": options}))
+        if not spread.options.get("bucket_view", True):
+            options = {**spread.options, "bucket_view": True}
+            knobs.append(
+                Knob(
+                    key="options.bucket_view",
+                    change="gradients that live in the buckets",
+                    overrides={"options": options},
+                )
+            )
         if not spread.options.get("static_graph"):
             options = {**spread.options, "static_graph": True}
             knobs.append(
@@ -176,16 +185,10 @@ def advise(
         raise ResourceError("memory has no room for the changes beside each other")
     _log.info("trying %d changes on %s", len(knobs), cell.name)
     knobs, failed = _built(knobs, cell, bench)
-    if not knobs:
-        return Advice(tried=[], combined=None, failed=failed)
     seconds = params.measure.advice_seconds
-    try:
-        found = _try(cell, [[knob] for knob in knobs], comparison, bench, seconds=seconds * (1 - _SHARE_OF_COMBINED))
-    except (DistributedError, ResourceError) as error:
-        # Its steps were built and ran: which of them failed later is not known.
-        return Advice(tried=[], combined=None, failed=[*failed, _why_failed("all others, taking turns", error)])
+    found = _timed(knobs, cell, comparison, bench, failed, seconds=seconds * (1 - _SHARE_OF_COMBINED))
     chosen: dict[str, tuple[Advised, Knob]] = {}
-    for advised, knob in zip(found, knobs, strict=True):
+    for knob, advised in found:
         is_better = knob.key not in chosen or advised.gain.value > chosen[knob.key][0].gain.value
         if advised.verdict == "recommended" and is_better:
             chosen[knob.key] = (advised, knob)
@@ -194,10 +197,11 @@ def advise(
         together = [knob for _, knob in chosen.values()]
         try:
             bench.build([_arm(cell, together)])
-            (combined,) = _try(cell, [together], comparison, bench, seconds=seconds * _SHARE_OF_COMBINED)
+            deadline = time.perf_counter() + seconds * _SHARE_OF_COMBINED
+            (combined,) = _try(cell, [together], comparison, bench, deadline=deadline)
         except (DistributedError, ResourceError) as error:
             failed.append(_why_failed("all of the recommended together", error))
-    best = sorted(found, key=lambda one: -one.gain.value)
+    best = sorted((advised for _, advised in found), key=lambda one: -one.gain.value)
     for one in [*best, *([combined] if combined else [])]:
         _log.info("%s: %.3fx (%.3f to %.3f): %s", one.change, one.gain.value, one.gain.low, one.gain.high, one.verdict)
     return Advice(tried=best, combined=combined, failed=failed)
@@ -219,6 +223,28 @@ def _built(knobs: Sequence[Knob], cell: Cell, bench: Bench) -> tuple[list[Knob],
     return works, failed
 
 
+def _timed(
+    knobs: Sequence[Knob], cell: Cell, comparison: Comparison, bench: Bench, failed: list[str], *, seconds: float
+) -> list[tuple[Knob, Advised]]:
+    """Time each knob; one whose ranks end meanwhile goes to `failed`, and the others are timed anew."""
+    plain, lasting = as_trained(cell), list(knobs)
+    deadline = time.perf_counter() + seconds
+    while lasting:
+        try:
+            advised = _try(cell, [[knob] for knob in lasting], comparison, bench, deadline=deadline)
+            return list(zip(lasting, advised, strict=True))
+        except (DistributedError, ResourceError) as error:
+            guilty = [knob for knob in lasting if _arm(cell, [knob]).name == bench.timed]
+            if not guilty:
+                failed.append(_why_failed("all others, taking turns", error))
+                break
+            failed.append(_why_failed(guilty[0].change, error))
+            lasting.remove(guilty[0])
+            if lasting:
+                bench.restart(cell.name, [plain, *(_arm(cell, [knob]) for knob in lasting)])
+    return []
+
+
 def _why_failed(change: str, error: StageError) -> str:
     why = "out of memory" if isinstance(error, ResourceError) else str(error)
     why = shortened(error.reason if isinstance(error, RanksEndedError) else why, limit=_MAX_REASON_CHARACTERS)
@@ -227,12 +253,12 @@ def _why_failed(change: str, error: StageError) -> str:
 
 
 def _try(
-    cell: Cell, sets: Sequence[Sequence[Knob]], comparison: Comparison, bench: Bench, *, seconds: float
+    cell: Cell, sets: Sequence[Sequence[Knob]], comparison: Comparison, bench: Bench, *, deadline: float
 ) -> list[Advised]:
-    """Time each set of knobs against the cell as it is."""
+    """Time each set of knobs against the cell as it is, until then."""
     plain, arms = as_trained(cell), [_arm(cell, knobs) for knobs in sets]
     confidence = 1 - _ERROR_RATE / len(arms)
-    trials, deadline, num_rounds = Trials(), time.perf_counter() + seconds, 0
+    trials, num_rounds = Trials(), 0
     order = rounds([plain.name, *(arm.name for arm in arms)], seed=comparison.seed + 3)
     while 2 * num_rounds < least_trials(confidence) or time.perf_counter() < deadline:
         bench.run_round([plain, *arms], order, trials)

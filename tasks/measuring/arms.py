@@ -23,7 +23,7 @@ class Arm:
     part: str = "step"
     """Which part of a step: step or update."""
     is_alone: bool = False
-    """Whether one rank runs and the others stand still; the ranks take turns from block to block."""
+    """Whether the first rank runs while the others stand still: the baseline's device is its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

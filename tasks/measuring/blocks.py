@@ -26,8 +26,8 @@ class Timed:
     """Seconds per step of the rank that waited longest for data."""
     num_tokens: int
     """Tokens learned from, all ranks and steps."""
-    num_positions: int
-    """Positions computed, padding included."""
+    positions_by_rank: Sequence[int]
+    """Positions computed by each rank that ran, padding included."""
     num_samples: int
     """Samples."""
     gpus: Sequence[GpuFigures] = ()
@@ -36,9 +36,26 @@ class Timed:
     """Seconds that those figures are of."""
 
     @property
+    def num_positions(self) -> int:
+        """Positions computed by all ranks."""
+        return sum(self.positions_by_rank)
+
+    @property
+    def first_rank_share(self) -> float:
+        """The first rank's positions against the mean rank's; 1 where none were computed."""
+        return (
+            self.positions_by_rank[0] * len(self.positions_by_rank) / self.num_positions if self.num_positions else 1.0
+        )
+
+    @property
     def slowest_rank_seconds(self) -> float:
         """Mean over the steps of each step's slowest rank."""
         return float(self.step_seconds.max(axis=0).mean())
+
+    @property
+    def first_rank_seconds(self) -> float:
+        """Mean over the first rank's steps."""
+        return float(self.step_seconds[0].mean())
 
     @property
     def mean_rank_seconds(self) -> float:
@@ -81,9 +98,10 @@ class Bench:
         self._rng = np.random.default_rng(seed)
         self._num_steps = 1
         self._facts: dict[str, list[dict[str, Any]]] = {}
-        self._turns: dict[str, int] = {}
         self.steps_per_block = 1
         """Optimizer steps of a block."""
+        self.timed: str | None = None
+        """Name of the arm whose block runs or was the last to."""
 
     def build(self, arms: Iterable[Arm]) -> None:
         """Have every group build its arms' variants, all groups at once, so that no block pays for it."""
@@ -158,13 +176,11 @@ class Bench:
 
     def run(self, arm: Arm, steps: Sequence[int]) -> Timed:
         """Run one block."""
+        self.timed = arm.name
         if not self._holds_all:
             self._hold(arm)
         group = self._workers[arm.cell]
-        ranks = None
-        if arm.is_alone:
-            turn = self._turns[arm.name] = self._turns.get(arm.name, -1) + 1
-            ranks = [turn % group.world_size]
+        ranks = [0] if arm.is_alone else None
         block = {"steps": list(steps), "data": arm.data, "part": arm.part, "is_alone": arm.is_alone}
         asked: dict[str, Any] = {"variant": dict(arm.variant), "block": block, "doing": f"timing {arm.name}"}
         figures = None
@@ -180,7 +196,7 @@ class Bench:
             seconds=max(one["seconds"] for one in found) / len(steps),
             data_wait_seconds=max(one["data_wait_seconds"] for one in found) / len(steps),
             num_tokens=sum(one["num_tokens"] for one in found),
-            num_positions=sum(one["num_positions"] for one in found),
+            positions_by_rank=[one["num_positions"] for one in found],
             num_samples=sum(one["num_samples"] for one in found),
             gpus=figures.gpus[: group.world_size] if figures else (),
             metered_seconds=figures.seconds if figures else 0.0,

@@ -41,6 +41,8 @@ class Probed:
     """Bytes that an emulated link carries for one real byte of gradient; 1 otherwise."""
     ranks_per_machine: int | None
     """Devices of this machine; None: not known."""
+    is_16_bit: bool = False
+    """Whether the ranks exchange gradients in 16 bits."""
     sweeps_beyond_cells: Mapping[int, dict[str, Any]] = field(default_factory=dict)
     """Number of ranks, more than any cell has -> the sweep of their link (sweep_link); they ran nothing else."""
 
@@ -56,7 +58,10 @@ def probe_cells(
     largest = max(probed.cells, key=lambda cell: cell.world_size)
     compute: dict[int, list[dict[str, Any]]] = {cell.world_size: [] for cell in groups}
     copying: dict[int, list[float]] = {cell.world_size: [] for cell in groups}
-    wrapper = []
+    wrapper, in_flight = list[float](), list[dict[str, Any]]()
+    facts = workers[largest.name].ask("facts", variant=dict(as_trained(largest).variant), doing="asking for buckets")[0]
+    bucket_bytes = facts["gradient_bucket_bytes"]
+    exchanged = 0.5 if probed.is_16_bit else 1.0
     # A little of each number of ranks after another, so that what drifts is in all of them.
     for turn in range(_NUM_ROUNDS):
         for cell in groups:
@@ -65,20 +70,22 @@ def probe_cells(
                 difference = _difference(bench, *data_arms(cell, has_copy=True), is_turned=turn % 2 > 0)
                 copying[cell.world_size].append(difference / compute[cell.world_size][-1]["num_micro_batches"])
         wrapper.append(_difference(bench, silent(largest), copies(largest), is_turned=turn % 2 > 0))
+        beside = {"num_bytes": round(exchanged * max(bucket_bytes)), "num_repeats": 1}
+        in_flight.append(_first(workers[largest.name], "in_flight", largest, **beside))
     sweeps = {cell.world_size: sweep_link(workers[cell.name], cell, seconds=seconds) for cell in probed.cells}
     # More ranks get less far in the same time; one that ended far earlier says nothing of large buckets.
     reach = min(_reach(sweep) for sweep in sweeps.values()) / _SHORTER_REACH
     sweeps |= {size: sweep for size, sweep in probed.sweeps_beyond_cells.items() if _reach(sweep) >= reach}
     alone = _joined(compute[1])
-    variant = dict(as_trained(largest).variant)
-    facts = workers[largest.name].ask("facts", variant=variant, doing="asking for buckets")[0]
     return probe_from(
         {1: alone, **{size: _joined(answers) for size, answers in compute.items() if size > 1}},
         sweeps,
-        buckets=probe_buckets(facts["gradient_bucket_bytes"], alone["gradients"]),
+        buckets=probe_buckets(bucket_bytes, alone["gradients"]),
+        in_flight=_beside(in_flight),
         wrapper_seconds=wrapper,
         copy_seconds=copying if probed.has_copy else None,
-        link_bytes_per_byte=probed.bytes_per_real_byte,
+        link_bytes_per_byte=probed.bytes_per_real_byte * exchanged,
+        is_16_bit=probed.is_16_bit,
         scaling="weak" if probed.is_weak else "strong",
         ranks_per_machine=probed.ranks_per_machine,
     )
@@ -98,7 +105,7 @@ def predict_cells(
     seed: int,
 ) -> Prediction | None:
     """Return what other numbers of ranks would give; None without a cell that exchanges gradients."""
-    if not probed.cells or probed.baseline.world_size != 1:
+    if not probed.cells:
         return None
     by_size = {cell.world_size: cell for cell in reversed(probed.cells)}
     # One cell per number of ranks, the first: others spread the same work otherwise.
@@ -129,6 +136,14 @@ def _difference(bench: Bench, one: Arm, other: Arm, *, is_turned: bool) -> float
     order = (other, one) if is_turned else (one, other)
     seconds = {arm.name: bench.run(arm, steps).mean_rank_seconds for arm in order}
     return seconds[one.name] - seconds[other.name]
+
+
+def _beside(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return several answers of probe_slowdown_in_flight as one."""
+    return {
+        name: np.concatenate([np.asarray(answer[name]) for answer in answers], axis=-1)
+        for name in ("alone_seconds", "in_flight_seconds")
+    }
 
 
 def _joined(answers: list[dict[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 from tasks.measuring.link import Draws, Link
 from tasks.measuring.probe import Probe, Repeats, expected_maximum
 from tasks.reporting.measurement import Estimate, PredictedCurve, PredictedPoint, Prediction
-from tasks.reporting.wording import listed
+from tasks.reporting.wording import counted, listed
 
 WORLD_SIZES = (2, 4, 8, 16, 64)
 """Numbers of ranks that a prediction is made for."""
@@ -102,7 +102,7 @@ def levers(probe: Probe) -> list[tuple[str, Probe]]:
     """Return the changes that could help, in plain words, each with the probe as it would then be."""
     changes = [
         ("twice the micro-batches per step, so twice the global batch", probe.with_accumulation(2)),
-        ("gradients exchanged in 16 bits", probe.with_gradient_bytes(0.5)),
+        *([] if probe.is_16_bit else [("gradients exchanged in 16 bits", probe.with_gradient_bytes(0.5))]),
         ("a link twice as fast", probe.with_link_seconds(0.5)),
     ]
     at = max(probe.measured_world_sizes)
@@ -110,7 +110,7 @@ def levers(probe: Probe) -> list[tuple[str, Probe]]:
     others = [(mib, other) for mib, other in others if other.buckets != probe.buckets]
     if others:
         mib, best = max(others, key=lambda other: predict(other[1], [at], num_draws=1, seed=0)[at].value)
-        changes.insert(2, (f"gradient buckets of {mib} MiB", best))
+        changes.insert(-1, (f"gradient buckets of {mib} MiB", best))
     return changes
 
 
@@ -221,11 +221,18 @@ def _assumptions(probe: Probe, model_error: ModelError | None) -> list[str]:
     contention = "Contention goes on growing with every rank, all on one machine."
     if probe.ranks_per_machine is not None:
         contention = f"Contention grows up to {probe.ranks_per_machine} ranks, which share a machine, and no further."
-    batch = "the global batch stays" if probe.scaling == "strong" else "the batch of each rank stays"
+    scaling = "Weak scaling: the batch of each rank stays as it is, except where a change says otherwise."
+    if probe.scaling == "strong":
+        busy = counted(len(probe.micro_batches), "rank")
+        scaling = (
+            "Strong scaling: the global batch and its micro-batches' size stay as they are, except where a change says "
+            f"otherwise; more than {busy} would find no micro-batch."
+        )
     return [
-        f"{probe.scaling.capitalize()} scaling: {batch} as it is, except where a change says otherwise.",
+        scaling,
         link,
         contention,
+        "Every rank is as fast as their mean: one that is always slower is in the waterfall.",
         "Loading data keeps up with any number of ranks.",
         "Converting gradients to 16 bits costs nothing.",
         error,

@@ -41,6 +41,9 @@ def preflight(
         checks.append(
             Check.not_checked("GPUs", f"the cells run on the CPU; this machine has {machine['num_gpus']} GPUs")
         )
+    num_nodes = max(params.cells[cell].num_nodes for cell in cells)
+    if num_nodes > 1:
+        checks.append(Check.not_checked("other nodes", f"all this is of the head, one of {num_nodes} nodes"))
     return verdict_on(checks)
 
 

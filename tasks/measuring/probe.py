@@ -73,6 +73,8 @@ class Probe:
     """strong: the micro-batches are shared out over the ranks; weak: every rank has as many as one has alone."""
     ranks_per_machine: int | None = None
     """Ranks that share a machine at most; beyond, contention grows no more. None: it is not known, and it grows."""
+    is_16_bit: bool = False
+    """Whether gradients are exchanged in 16 bits."""
     link_only: frozenset[int] = frozenset()
     """Those numbers of ranks in `all_reduce` that ran the sweep and nothing else."""
 
@@ -161,13 +163,14 @@ def probe_from(
     link_bytes_per_byte: float = 1.0,
     scaling: Literal["strong", "weak"] = "strong",
     ranks_per_machine: int | None = None,
+    is_16_bit: bool = False,
 ) -> Probe:
     """Return the probe from what the ranks measured, by number of ranks; `compute` must have that of one rank.
 
     `compute`: probe_compute's answers; `sweeps`: those of all_reduce_sweep, of at least as many numbers of ranks;
-    `buckets`: probe_buckets' answer;
-    `in_flight`: that of probe_slowdown_in_flight. An emulated link carries `link_bytes_per_byte` bytes for each real
-    byte of gradient; its sweep is in bytes of the link.
+    `buckets`: probe_buckets' answer; `in_flight`: that of probe_slowdown_in_flight, without repeats where there is
+    none. An emulated link carries `link_bytes_per_byte` bytes for each real byte of gradient; its sweep is in bytes of
+    the link.
     """
     alone = compute[1]
     together = {world_size: answer for world_size, answer in compute.items() if world_size > 1}
@@ -186,7 +189,10 @@ def probe_from(
             )
             for world_size, sweep in sweeps.items()
         },
-        contention={n: _ratios(_computing(answer).mean(axis=2), _computing(alone)) for n, answer in together.items()},
+        contention={
+            n: _ratios(_computing(answer).mean(axis=2) / _work(answer, alone), _computing(alone))
+            for n, answer in together.items()
+        },
         update_contention={
             n: _ratios(np.asarray(answer["optimizer_seconds"]), np.asarray(alone["optimizer_seconds"]))
             for n, answer in together.items()
@@ -197,6 +203,7 @@ def probe_from(
         spread_seconds={n: _spread(answer) for n, answer in together.items()},
         scaling=scaling,
         ranks_per_machine=ranks_per_machine,
+        is_16_bit=is_16_bit,
         link_only=frozenset(sweeps.keys() - compute.keys()),
     )
 
@@ -212,6 +219,11 @@ def _gradients(parts: Sequence[Mapping[str, Any]], factor: float) -> tuple[Gradi
 def _computing(answer: Mapping[str, Any]) -> np.ndarray:
     """Return the seconds of forward and backward: (world_size, num_repeats, num_micro_batches)."""
     return np.asarray(answer["forward_seconds"], dtype=float) + np.asarray(answer["backward_seconds"], dtype=float)
+
+
+def _work(answer: Mapping[str, Any], alone: Mapping[str, Any]) -> float:
+    """Return the positions of a mean micro-batch against those of one rank: in weak scaling rows differ."""
+    return float(np.mean(answer["num_positions"]) / np.mean(alone["num_positions"]))
 
 
 def _works(seconds: np.ndarray) -> tuple[float, ...]:
@@ -234,7 +246,7 @@ def _ratios(together: np.ndarray, alone: np.ndarray) -> Repeats:
 
 
 def _slowdown(in_flight: Mapping[str, Any] | None) -> Repeats:
-    if in_flight is None:
+    if in_flight is None or np.size(in_flight["alone_seconds"]) == 0:
         return (1.0,)
     alone = np.asarray(in_flight["alone_seconds"]).mean(axis=0)
     return _repeats(np.asarray(in_flight["in_flight_seconds"]).mean(axis=0) / alone)

@@ -114,8 +114,18 @@ def measure_cells(
         waterfalls=measured.waterfalls,
         prediction=more.prediction,
         advice=more.advice,
-        left_out=more.left_out,
+        left_out=_without_waterfall(comparison) + more.left_out,
     )
+
+
+def _without_waterfall(comparison: Comparison) -> list[str]:
+    baseline = comparison.baseline
+    if baseline.world_size == 1:
+        return []
+    return [
+        f"Waterfall and prediction were left out: the baseline {baseline.name} has {baseline.world_size} ranks, and "
+        "what is lost is counted from one."
+    ]
 
 
 def _more(
@@ -241,6 +251,9 @@ def _predict(
     session: Session, bench: Bench, workers: Mapping[str, Workers], measured: Measured, stop: threading.Event
 ) -> Prediction | None:
     comparison = session.comparison
+    options = [session.params.cells[cell.name].options for cell in comparison.spreading]
+    if any(one.get("early_tied_head") for one in options):
+        raise ValueError("with early_tied_head a gradient is exchanged in two parts, which its model does not know")
     largest = max(cell.world_size // cell.num_nodes for cell in comparison.cells)
     has_several_machines = any(cell.num_nodes > 1 for cell in comparison.cells)
     baseline = comparison.baseline
@@ -252,6 +265,7 @@ def _predict(
         bytes_per_real_byte=bench.facts(as_trained(baseline))[0]["bytes_per_real_byte"],
         # Ranks may share devices, and then as many as there were do.
         ranks_per_machine=max(session.num_gpus, largest) if session.num_gpus or has_several_machines else None,
+        is_16_bit=any(one.get("gradient_hook", "none") != "none" for one in options),
         sweeps_beyond_cells={} if has_several_machines else _sweeps_beyond_cells(session, stop),
     )
     speedups = {arm: estimate(interval) for arm, interval in measured.speedups.items()}
@@ -264,7 +278,7 @@ def _sweeps_beyond_cells(session: Session, stop: threading.Event) -> dict[int, d
     How an all-reduce grows with the ranks cannot be told from one number of them. A group that fails costs its sweep.
     """
     spreading = session.comparison.spreading
-    if not spreading or session.comparison.baseline.world_size != 1:
+    if not spreading:
         return {}
     largest = max(spreading, key=lambda cell: cell.world_size)
     sweeps = {}

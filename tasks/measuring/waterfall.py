@@ -1,8 +1,9 @@
 """Where the time of a cell goes: from the ideal step to the measured one, each part by a counterfactual run.
 
-The arms form a chain in which each leaves out one thing more than the one before (tasks/measuring/arms.py), so that
-the difference of two neighbours is what that one thing costs. Data, copies and the update are there on one rank as
-well; of them only what does not shrink with the number of ranks is lost.
+The arms form a chain in which each leaves out one thing more than the one before (tasks/measuring/arms.py), so that the
+difference of two neighbours is what that one thing costs. "One rank" is the first, whose device is the baseline's, with
+its even share of the work: by how much another one is slower, or has more to do, is the straggler. Data, copies and the
+update are there on one rank as well; of them only what does not shrink with the number of ranks is lost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from tasks.measuring.arms import Cell, as_trained, data_name, spreading_arms
-from tasks.measuring.blocks import Timed, Trials
+from tasks.measuring.blocks import Trials
 from tasks.measuring.intervals import paired_bootstrap
 from tasks.reporting.measurement import Estimate, Part, Waterfall
 
@@ -41,7 +42,7 @@ def waterfall(
     seed: int,
 ) -> Waterfall:  # fmt: skip
     """Return what the cell loses against the ideal, in seconds per step; `ddp_timers`: what DDP timed itself."""
-    figures = _figures(trials, baseline, cell, has_copy=has_copy)
+    figures = _figures(trials, baseline, cell, has_copy=has_copy, is_weak=is_weak)
     ranks_ratio = cell.world_size / baseline.world_size
     share = 1.0 if is_weak else 1 / ranks_ratio
 
@@ -94,27 +95,41 @@ def _losses(found: Sequence[Estimate]) -> list[Estimate]:
     return losses
 
 
-def _figures(trials: Trials, baseline: Cell, cell: Cell, *, has_copy: bool) -> dict[str, list[float]]:
+def _figures(trials: Trials, baseline: Cell, cell: Cell, *, has_copy: bool, is_weak: bool) -> dict[str, list[float]]:
     """Return, turn by turn, the seconds per step that the chain is made of."""
     silent, copies, alone, update = (arm.name for arm in spreading_arms(cell))
     host = "host" if has_copy else "device"
+    # Rows differ in length: the first rank has an even share of the work in the mean of many steps only, or never.
+    share = np.array(trials.by_turn(copies, lambda block: block.first_rank_share))
+    work = _work(trials, baseline, cell) if is_weak else np.ones(1)
+
+    def of_baseline(arm: str) -> list[float]:
+        return list(np.array(trials.by_turn(arm)) * work)
+
+    def of_first(arm: str, share: np.ndarray = share) -> list[float]:
+        return list(np.array(trials.by_turn(arm, lambda block: block.first_rank_seconds)) / share)
+
     return {
-        "baseline": trials.by_turn(as_trained(baseline).name),
-        "baseline_host": trials.by_turn(data_name(baseline, host)),
-        "baseline_device": trials.by_turn(data_name(baseline, "device")),
+        "baseline": of_baseline(as_trained(baseline).name),
+        "baseline_host": of_baseline(data_name(baseline, host)),
+        "baseline_device": of_baseline(data_name(baseline, "device")),
         "measured": trials.by_turn(as_trained(cell).name),
         "host": trials.by_turn(data_name(cell, host)),
         "device": trials.by_turn(data_name(cell, "device")),
         "silent_slowest": trials.by_turn(silent, lambda block: block.slowest_rank_seconds),
-        "silent_mean": trials.by_turn(silent, _mean),
-        "copies": trials.by_turn(copies, _mean),
-        "alone": trials.by_turn(alone, _mean),
-        "update": trials.by_turn(update, _mean),
+        "silent": of_first(silent),
+        "copies": of_first(copies),
+        "alone": of_first(alone),
+        "update": of_first(update, np.ones(1)),
     }
 
 
-def _mean(block: Timed) -> float:
-    return block.mean_rank_seconds
+def _work(trials: Trials, baseline: Cell, cell: Cell) -> np.ndarray:
+    """Return, turn by turn, the tokens of a rank of the cell against the baseline's: in weak scaling rows differ."""
+    of_cell, of_baseline = (
+        np.array(trials.by_turn(as_trained(one).name, lambda block: block.num_tokens)) for one in (cell, baseline)
+    )
+    return np.asarray(of_cell * baseline.world_size / (of_baseline * cell.world_size))
 
 
 def _chain(share: float, *, has_copy: bool) -> list[_Link]:
@@ -138,17 +153,17 @@ def _chain(share: float, *, has_copy: bool) -> list[_Link]:
         ),
         _Link(
             name="straggler",
-            how="the slowest rank of each step against the mean of the ranks, without communication",
-            lost=lambda at: at["silent_slowest"] - at["silent_mean"],
+            how="the slowest rank of each step against the first, without communication",
+            lost=lambda at: at["silent_slowest"] - at["silent"],
         ),
         _Link(
             name=WRAPPER,
-            how="ranks inside the wrapper, without communication, against plain copies",
-            lost=lambda at: at["silent_mean"] - at["copies"],
+            how="the first rank inside the wrapper, without communication, against its plain copy",
+            lost=lambda at: at["silent"] - at["copies"],
         ),
         _Link(
             name="contention",
-            how="all copies at once against one copy while the others stand still",
+            how="the first rank's copy beside the others against the same while they stand still",
             lost=lambda at: at["copies"] - at["alone"],
         ),
         _Link(

@@ -82,6 +82,9 @@ def usd_per_million_tokens(price_per_hour: float, num_devices: int, tokens_per_s
 def cost_of(outputs: Outputs, cells: "list[CellResults]", measurement: Measurement | None) -> Cost:
     """Return what every cell costs; not to be shown where the speedup is withheld."""
     price = outputs.params.cost
+    if measurement is not None and measurement.scaling == "weak":
+        # The batch of its cells grew with their ranks; that of the training, whose cost this is, does not.
+        measurement = None
     arms = {cell.cell: None if measurement is None else arm_of(measurement, cell.cell) for cell in cells}
     first = cells[0]
     alone = _result_seconds(first, _tokens_per_second(first, arms[first.cell]))

@@ -202,13 +202,13 @@ def test_jitter_has_the_mean_and_the_spread_it_says_and_is_drawn_by_seed_and_str
     assert (seconds != drawn(1, 2)).all()
 
 
-def test_in_every_step_one_rank_is_the_straggler_and_each_rank_is_one_at_times(
+def test_in_every_step_one_rank_is_the_straggler_and_each_is_one_at_times_or_the_one_that_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import torch.distributed as dist
 
     device = dataclasses.replace(_DEVICE, straggler_ms=1.0, seed=3)
-    late = []
+    late, always = [], []
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     for index in range(4):
@@ -219,8 +219,10 @@ def test_in_every_step_one_rank_is_the_straggler_and_each_rank_is_one_at_times(
             rank._num_steps = step
             mine.append(rank._is_straggler())
         late.append(mine)
+        always.append(EmulatedRank(dataclasses.replace(device, straggler_rank=2))._is_straggler())
     assert (np.sum(late, axis=0) == 1).all()
     assert (np.sum(late, axis=1) > 10).all()
+    assert always == [False, False, True, False]
 
 
 def test_a_trained_loop_runs_on_an_emulated_device(

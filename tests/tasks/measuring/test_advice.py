@@ -29,6 +29,8 @@ def test_levers_are_tried_where_the_cell_and_its_model_make_them_possible() -> N
     assert _keys(_params(), can=[]).count("options.exchange") == 1
     assert "options.exchange" not in _keys(_params(options={"gradient_hook": "fp16"}))
     assert "options.exchange" not in _keys(_params(exact=True))
+    assert "options.bucket_view" in _keys(_params(options={"bucket_view": False}))
+    assert "options.bucket_view" not in _keys(_params())
     assert not any(key.startswith("options.") for key in _keys(_params(), cell="1proc"))
 
 
@@ -49,7 +51,7 @@ def test_every_change_is_written_so_that_params_yaml_takes_it() -> None:
         patch = yaml.safe_load(knob.patch("2proc"))
         train = patch.get("train", {})
         options = patch.get("cells", {}).get("2proc", {}).get("options", {"bucket_view": False})
-        assert options["bucket_view"] is False
+        assert options["bucket_view"] is (knob.key == "options.bucket_view")
         changed = _params(options=options, **train)
         for name, value in train.items():
             assert getattr(changed.train, name) == value == knob.overrides[name]

@@ -28,6 +28,7 @@ def _answer(*parts: Any) -> dict[str, Any]:
     forward, backward, optimizer, fixed = (np.array(part, dtype=float) for part in parts)
     return {
         "num_micro_batches": forward.shape[2],
+        "num_positions": np.full(forward.shape[::2], 8).tolist(),
         "forward_seconds": forward.tolist(),
         "backward_seconds": backward.tolist(),
         "optimizer_seconds": optimizer.tolist(),
@@ -56,6 +57,15 @@ def test_a_probe_is_built_from_the_answers_of_the_ranks() -> None:
     assert probe.contention == {2: (1.5, 1.5)}
     assert probe.update_contention == {2: (2.0, 2.0)}
     assert probe.in_flight_slowdown == pytest.approx((1.2, 1.4))
+    # In weak scaling the ranks' rows are others: half as long again here, which is no contention.
+    longer = probe_from(
+        {1: alone, 2: {**pair, "num_positions": [[12], [12]]}},
+        {2: {"points": [{"num_bytes": 64, "seconds": [0.1, 0.2]}]}},
+        buckets=[{"num_bytes": 12, "ready": 1.0, "parameters": ["a", "b"]}],
+        in_flight={"alone_seconds": [], "in_flight_seconds": []},
+    )
+    assert longer.contention == {2: (1.0, 1.0)}
+    assert longer.in_flight_slowdown == (1.0,)
     assert probe.gradients == (Gradient(num_bytes=80.0, ready=0.5), Gradient(num_bytes=40.0, ready=1.0))
     assert probe.buckets == (Gradient(num_bytes=120.0, ready=1.0),)
     assert probe.all_reduce == {2: (AllReduce(num_bytes=64, seconds=(0.1, 0.2)),)}

@@ -1,5 +1,7 @@
 """The chain of counterfactuals, on seconds made up so that every part is known."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -26,27 +28,33 @@ LOST = {
 """Seconds per step that each part is to take away."""
 
 
-def trials(lost: dict[str, float], *, waits: float = 0.0) -> Trials:
-    """Return eight rounds without noise, of ranks that lose this much."""
+def trials(
+    lost: dict[str, float], *, waits: float = 0.0, positions: Sequence[int] = (2, 2, 2, 2), shorter: float = 1.0
+) -> Trials:
+    """Return eight rounds without noise, of ranks that lose this much.
+
+    `positions`: of each rank, whose seconds are as many times the even share's; `shorter`: the baseline's rows.
+    """
     optimizer, fixed = lost["optimizer"] / 0.75, lost["fixed"] / 0.75
     alone = COMPUTE / 4 + optimizer + fixed
     copies = alone + lost["contention"]
-    silent_mean = copies + lost["DDP overhead"]
-    # One rank of four is later than their mean by what the straggler costs.
-    silent = [silent_mean + lost["straggler"]] + [silent_mean - lost["straggler"] / 3] * 3
+    wrapped = copies + lost["DDP overhead"]
+    # One rank of four is slower than the others, always and at everything.
+    late = lost["straggler"]
+    silent = [wrapped * own / np.mean(positions) for own in positions]
+    silent[3] += late
     device = max(silent) + lost["exposed communication"]
     host = device + lost["host-to-device copy"]
+    whole = COMPUTE + optimizer + fixed
     no_communication, together, lone, update = (arm.name for arm in spreading_arms(FOUR))
     seconds = {
-        as_trained(ONE).name: [COMPUTE + optimizer + fixed],
-        data_name(ONE, "host"): [COMPUTE + optimizer + fixed],
-        data_name(ONE, "device"): [COMPUTE + optimizer + fixed],
+        **{name: [whole * shorter] for name in (ONE.name, data_name(ONE, "host"), data_name(ONE, "device"))},
         as_trained(FOUR).name: [host + lost["data wait"]] * 4,
         data_name(FOUR, "host"): [host] * 4,
         data_name(FOUR, "device"): [device] * 4,
         no_communication: silent,
-        together: [copies] * 4,
-        lone: [alone],
+        together: [copies * own / np.mean(positions) for own in positions[:3]] + [copies + late],
+        lone: [alone * positions[0] / np.mean(positions)],
         update: [optimizer],
     }
     found = Trials()
@@ -58,8 +66,8 @@ def trials(lost: dict[str, float], *, waits: float = 0.0) -> Trials:
                     arm=name,
                     step_seconds=steps,
                     seconds=float(max(ranks)),
-                    num_tokens=8,
-                    num_positions=8,
+                    num_tokens=round(8 * shorter) if name.startswith(ONE.name) else 8 * FOUR.world_size,
+                    positions_by_rank=list(positions),
                     num_samples=8,
                     data_wait_seconds=waits if name == FOUR.name else 0.0,
                 )
@@ -135,6 +143,26 @@ def test_waiting_for_data_in_more_than_a_twentieth_of_the_step_is_data_bound(wai
 def test_in_weak_scaling_the_optimizer_is_no_loss() -> None:
     found = fall(LOST, is_weak=True)
     assert next(part for part in found.parts if part.name == "optimizer").seconds.value == 0
+
+
+def test_a_first_rank_with_more_than_its_share_of_the_work_is_the_straggler_and_nothing_else() -> None:
+    found = waterfall(
+        trials({**LOST, "straggler": 0.0}, positions=[3, 2, 2, 1]), baseline=ONE, cell=FOUR, has_copy=True,
+        is_weak=False, ddp_timers={}, seed=1,
+    )  # fmt: skip
+    alone = COMPUTE / 4 + LOST["optimizer"] / 0.75 + LOST["fixed"] / 0.75
+    more = 0.5 * (alone + LOST["contention"] + LOST["DDP overhead"])
+    assert {part.name: part.seconds.value for part in found.parts} == pytest.approx({**LOST, "straggler": more})
+
+
+def test_in_weak_scaling_a_baseline_of_shorter_rows_is_held_against_as_many_tokens() -> None:
+    def ideal(shorter: float) -> float:
+        given = trials(LOST, shorter=shorter)
+        return waterfall(
+            given, baseline=ONE, cell=FOUR, has_copy=True, is_weak=True, ddp_timers={}, seed=1
+        ).ideal_seconds
+
+    assert ideal(0.5) == pytest.approx(ideal(1.0))
 
 
 def test_what_ddp_timed_itself_stands_beside() -> None:

@@ -88,6 +88,18 @@ def test_where_speed_was_measured_the_cost_follows_from_the_measurement(tmp_path
     assert two.kwh_per_epoch == pytest.approx(63 * 0.0128 / 3.6e6)
 
 
+def test_in_weak_scaling_a_training_costs_what_it_took_itself(tmp_path: Path) -> None:
+    # The cells were measured with batches that grow with their ranks; the training's does not.
+    arms = [arm("1proc", 1), arm("2proc", 2), arm("1proc in a DDP wrapper", 1)]
+    given = measurement(arms=arms)
+    results = results_of(tmp_path, measured=given.model_copy(update={"scaling": "weak"}))
+    assert results.cost is not None
+    assert results.cost.basis == "trained"
+    assert [one.tokens_per_second for one in results.cost.cells] == [
+        cell.whole.tokens_per_second for cell in results.cells
+    ]
+
+
 def test_more_jobs_than_one_are_told_by_devices_of_the_baseline(tmp_path: Path) -> None:
     cells = {f"{size}proc": {"strategy": "ddp", "world_size": size} for size in (2, 4, 1)}
     params = PARAMS | {"cells": cells, "cost": PRICE}
