@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from socket import AF_UNIX, SOCK_STREAM, socket
@@ -77,13 +78,17 @@ class BlockRunner:
         self._config = config
         self._ranks = ranks
         self._made: dict[str, Made] = {}
+        self._computing: dict[str, float] = {}
+        """Variant -> seconds of its step without the wait for data, in its last block."""
 
     def run(self, block: Block) -> dict[str, Any]:
         """Run a block; return this rank's seconds and counts."""
         made = self._get(block.variant)
         if block.part == "update":
             return self._timed(made, block, self._updates(made, block))
-        return self._timed(made, block, self._steps(made, block))
+        found = self._timed(made, block, self._steps(made, block))
+        self._computing[_key(block.variant)] = (found["seconds"] - found["data_wait_seconds"]) / len(block.steps)
+        return found
 
     def forget(self) -> None:
         """Drop every variant, and its memory on the device."""
@@ -185,9 +190,15 @@ class BlockRunner:
 
     def _steps(self, made: Made, block: Block) -> Iterator[tuple[list[MicroBatch], int, float]]:
         """Yield the micro-batches of every step after it has run; first those of the lead-in, one of which has."""
-        steps = loaded(made, self._ranks, [block.steps[0], *block.steps], block.data)
+        ahead: list[Future[list[MicroBatch]]] = []
+        steps = loaded(made, self._ranks, [block.steps[0], *block.steps], block.data, on_ahead=ahead.append)
         micro_batches, step, waited = next(steps)
+        began = time.perf_counter()
         made.strategy.warm_up(micro_batches[-1])
+        # In a training the loader has a whole step's time for the next one, not that of a micro-batch.
+        left = self._computing.get(_key(block.variant), 0.0) - (time.perf_counter() - began)
+        if ahead and left > 0:
+            wait(ahead, timeout=left)
         yield micro_batches, step, waited
         for micro_batches, step, waited in steps:
             num_targets = made.plan.step(step).num_targets
@@ -204,10 +215,14 @@ class BlockRunner:
             yield [], step, 0.0
 
     def _get(self, variant: Variant) -> Made:
-        key = json.dumps(dataclasses.asdict(variant), sort_keys=True, default=str)
+        key = _key(variant)
         if key not in self._made:
             self._made[key] = make(variant, self._config, self._ranks)
         return self._made[key]
+
+
+def _key(variant: Variant) -> str:
+    return json.dumps(dataclasses.asdict(variant), sort_keys=True, default=str)
 
 
 def _levers(made: Made) -> list[str]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -15,11 +15,13 @@ def prefetched(
     device: torch.device,
     *,
     on_wait: Callable[[int], None] = lambda _: None,
+    on_ahead: Callable[[Future[list[MicroBatch]]], None] = lambda _: None,
 ) -> Iterator[tuple[int, list[MicroBatch], float]]:
     """Yield (step, its micro-batches on the device, seconds waited for them) for every step.
 
     `make` runs in one background thread, one step ahead. For CUDA it hands over pinned memory, so that the copy to the
-    device runs beside the host and the computation. `on_wait` is told each step before it is waited for.
+    device runs beside the host. `on_wait` is told each step before it is waited for, `on_ahead` what will be the
+    micro-batches of each further step when they are begun.
     """
 
     def make_ready(step: int) -> list[MicroBatch]:
@@ -36,4 +38,5 @@ def prefetched(
             data_wait_seconds = time.perf_counter() - started
             if step + 1 in steps:
                 ahead = thread.submit(make_ready, step + 1)
+                on_ahead(ahead)
             yield step, [part.to(device) for part in micro_batches], data_wait_seconds

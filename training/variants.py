@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,8 +92,18 @@ def micro_batches_of(made: Made, ranks: Ranks, step: int) -> list[MicroBatch]:
     return parts
 
 
-def loaded(made: Made, ranks: Ranks, steps: list[int], data: str) -> Iterator[tuple[list[MicroBatch], int, float]]:
-    """Yield (micro-batches on the device, step, seconds waited for the loader) for every step."""
+def loaded(
+    made: Made,
+    ranks: Ranks,
+    steps: list[int],
+    data: str,
+    *,
+    on_ahead: Callable[[Future[list[MicroBatch]]], None] = lambda _: None,
+) -> Iterator[tuple[list[MicroBatch], int, float]]:
+    """Yield (micro-batches on the device, step, seconds waited for the loader) for every step.
+
+    `on_ahead`: training/prefetch.py, where there is a loader.
+    """
     emulated = emulated_of(made)
 
     def copied(parts: list[MicroBatch]) -> list[MicroBatch]:
@@ -102,7 +113,9 @@ def loaded(made: Made, ranks: Ranks, steps: list[int], data: str) -> Iterator[tu
         return parts
 
     if data == "loader":
-        ahead = prefetched(lambda turn: micro_batches_of(made, ranks, steps[turn]), range(len(steps)), ranks.device)
+        ahead = prefetched(
+            lambda turn: micro_batches_of(made, ranks, steps[turn]), range(len(steps)), ranks.device, on_ahead=on_ahead
+        )
         for turn, parts, waited in ahead:
             yield copied(parts), steps[turn], waited
         return

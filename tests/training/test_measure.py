@@ -1,5 +1,6 @@
 """Blocks of real steps on one rank: what they run, count and leave as it was."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.tiny import make_config
 from tests.training.conftest import parsed
 from training.data import open_slice
 from training.distributed import Ranks
+from training.emulated_device import EmulatedDevice, write_device
 from training.measure import Block, BlockRunner
 from training.plan import plan_segment
 from training.variants import Variant
@@ -55,6 +57,25 @@ def test_measuring_leaves_the_weights_of_the_base_model(
 
     runner.run(Block(variant=variant, steps=STEPS, data="device", part=part))
     assert runner._get(variant).strategy.replica.parameter_checksum() == parameter_checksum(load_model(tiny_model))
+
+
+@pytest.mark.alone
+def test_a_loader_that_is_faster_than_a_step_keeps_no_block_waiting(
+    tmp_path: Path, slices: list[Path], alone: Ranks
+) -> None:
+    # Four micro-batches of 10 ms; loading them takes 36 ms.
+    device = EmulatedDevice(num_layers=2, forward_ms=2.0, backward_ms=3.0, data_ms=9.0)
+    told = make_config(tmp_path, write_device(tmp_path / "device", device), slices[:1], workload="emulated")
+    runner = BlockRunner(parsed(told, tmp_path), alone)
+    block = Block(variant=Variant(), steps=[2], data="loader")
+    runner.run(block)
+    waited = min(runner.run(block)["data_wait_seconds"] for _ in range(5))
+    assert waited < 0.01
+    slow = write_device(tmp_path / "slow", dataclasses.replace(device, data_ms=20.0))
+    block = Block(variant=Variant(overrides={"model_dir": str(slow)}), steps=[2], data="loader")
+    runner.run(block)
+    # Of 80 ms, 40 are waited for.
+    assert min(runner.run(block)["data_wait_seconds"] for _ in range(5)) > 0.03
 
 
 def test_an_update_alone_runs_no_micro_batch(runner: BlockRunner) -> None:
