@@ -63,6 +63,7 @@ GLOSSARY: dict[str, str] = {
     "sides pay for the wrapper.",
     "Step time": "Seconds of one optimizer step, the slowest rank's: median over the timed blocks, with its 95 % "
     "interval. Without logging, checkpoints and evaluation.",
+    "Step p50": "Median of single steps, of the rank where it is highest.",
     "Step p95": "95th percentile of single steps, of the rank where it is highest.",
     "Padded tokens/s": "Positions computed per second, padding included, all ranks together.",
     "MFU": "Model FLOPs utilisation: share of the device's peak that the model's own arithmetic used, attention "

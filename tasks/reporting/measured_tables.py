@@ -36,9 +36,13 @@ def _speedups(results: Results, measurement: Measurement) -> Table:
 
 
 def _rates(measurement: Measurement, unit: str) -> Table:
-    """Return what each arm got done per second; memory and power only where an arm has them."""
+    """Return what each arm got done per second, its percentiles those of the rank that has the highest.
+
+    Memory and power only where an arm has them.
+    """
     columns: _Columns = [
         ("Arm", lambda arm: arm.arm),
+        ("Step p50", lambda arm: wording.span(max(arm.step_p50_seconds, default=arm.step_seconds.value))),
         ("Step p95", lambda arm: wording.span(max(arm.step_p95_seconds, default=arm.step_seconds.value))),
         ("Tokens/s", lambda arm: wording.three_digits(arm.tokens_per_second)),
         *([("Padded tokens/s", _padded)] if unit == "token" else []),
