@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training import packed_attention
+from training import attention_masks, packed_attention
 from training.compiled_layers import compile_layers
 from training.config import TrainingConfig
 from training.data import Documents, MicroBatch, dummy_micro_batch, open_slice
@@ -106,7 +106,7 @@ def loss_sum(
 ) -> Tensor:
     """Return the summed cross-entropy (nats) of the micro-batch's label tokens: () float32.
 
-    No attention mask is passed: attention is causal and the padding stands last, so the fast kernels stay open. Only
+    Nothing is masked: attention is causal and the padding stands last, so the fast kernels stay open. Only
     positions with a label go through the head, `chunk_rows` of them at a time where the head is a plain matrix; `scale`
     as in linear_cross_entropy. `head_weight` stands in for the head's own weight.
     """
@@ -114,12 +114,18 @@ def loss_sum(
     inputs = {"input_ids": micro_batch.input_ids, "use_cache": False, **_where_documents_are(whole, micro_batch)}
     targets = micro_batch.labels.flatten().index_select(0, micro_batch.label_places)
     if not _has_plain_head(whole):
-        logits = model(**inputs).logits.flatten(0, 1).index_select(0, micro_batch.label_places)
+        logits = _logits(model, inputs).flatten(0, 1).index_select(0, micro_batch.label_places)
         return F.cross_entropy(logits.float(), targets, reduction="sum")
     with _without_head(whole) as head:
-        hidden = model(**inputs).logits.flatten(0, 1).index_select(0, micro_batch.label_places)
+        hidden = _logits(model, inputs).flatten(0, 1).index_select(0, micro_batch.label_places)
     weight = head.weight if head_weight is None else head_weight
     return linear_cross_entropy(hidden, weight, targets, chunk_rows=chunk_rows, scale=scale)
+
+
+def _logits(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    with attention_masks.made_without_looking(is_padded=False):
+        logits: Tensor = model(**inputs).logits
+    return logits
 
 
 def tied_weight(model: nn.Module) -> nn.Parameter | None:
@@ -131,10 +137,11 @@ def tied_weight(model: nn.Module) -> nn.Parameter | None:
 
 
 def _where_documents_are(model: Any, micro_batch: MicroBatch) -> dict[str, Any]:
-    """Return what packed_attention.attend is to know, which the models of transformers hand on to it."""
+    """Return what attention is to know, which the models of transformers hand on to it."""
     documents = micro_batch.documents
     if documents is None:
-        return {}
+        # Without a mask the models would look for documents in the positions.
+        return {"attention_mask": torch.ones_like(micro_batch.input_ids)}
     where: dict[str, Any] = {"position_ids": documents.position_ids}
     if _takes_all_at_once(micro_batch.input_ids.device) and not has_dropout(model):
         return where | {"document_boundaries": documents.boundaries, "longest_document": max(documents.lengths)}

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training import data
+from training import attention_masks, data
 from training.compiled_layers import compile_layers
 from training.config import TrainingConfig
 from training.data import IGNORED_LABEL, MicroBatch, Slice
@@ -195,20 +195,25 @@ def loss_sum(
 
     Attention goes both ways, so that the mask is needed wherever something is padded.
     """
-    logits = _logits(model, micro_batch.input_ids, micro_batch.attention_mask)
+    logits = _logits_of(model, micro_batch)
     return F.cross_entropy(logits.float(), micro_batch.labels, ignore_index=IGNORED_LABEL, reduction="sum")
 
 
 def metrics(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
     """Return the summed loss (nats) and how many texts were put into the right class: each () float64."""
-    logits = _logits(model, micro_batch.input_ids, micro_batch.attention_mask).float()
+    logits = _logits_of(model, micro_batch).float()
     loss = F.cross_entropy(logits, micro_batch.labels, ignore_index=IGNORED_LABEL, reduction="sum")
     return {"loss": loss.double(), "correct": (logits.argmax(1) == micro_batch.labels).sum().double()}
 
 
-def _logits(model: Any, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+def _logits_of(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+    assert micro_batch.attention_mask is not None
+    with attention_masks.made_without_looking(is_padded=micro_batch.num_padding_tokens > 0):
+        return _logits(model, micro_batch.input_ids, micro_batch.attention_mask)
+
+
+def _logits(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Return the logits: (num_samples, num_classes)."""
-    assert attention_mask is not None
     # Some models find the last token of a text by what pads it.
     padding = getattr(model, "module", model).config.pad_token_id
     if padding:
