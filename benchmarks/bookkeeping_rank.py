@@ -60,7 +60,7 @@ class Bench:
                 step, result, micro_batches, planned=planned, learning_rate=0.0, data_wait_seconds=0.0
             )  # fmt: skip
             if arm == "logged":
-                for line in self.record.add(window.close(forgives_overflow=False)):
+                for line in self.record.add(window.close(forgives_overflow=lambda: False)):
                     self.events.send(**line)
                 window.open()
             inside += time.perf_counter() - counted
@@ -104,7 +104,7 @@ class Bench:
             window.add(
                 1, result, micro_batches, planned=planned, learning_rate=0.0, data_wait_seconds=0.0
             )  # fmt: skip
-            for line in self.record.add(window.close(forgives_overflow=False)):
+            for line in self.record.add(window.close(forgives_overflow=lambda: False)):
                 self.events.send(**line)
             window.open()
 

@@ -20,8 +20,8 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Replica:
     """Gradients are added up by `add`, one micro-batch at a time, and applied by `step`.
 
-    Weights, gradients and optimizer state are fp32 whatever the precision of forward and backward. Nothing here waits
-    for the device.
+    Weights, gradients and optimizer state are fp32 whatever the precision of forward and backward. No step waits for
+    the device.
     """
 
     def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, device: torch.device) -> None:
@@ -63,9 +63,11 @@ class Replica:
         self.on_section: Callable[[Section], None] = lambda _: None
         """Told what comes next: forward, backward, update."""
 
-    @property
     def forgives_overflow(self) -> bool:
-        """Whether a step with a non-finite gradient is a normal event: under fp16, until scaling cannot help."""
+        """Return whether a step with a non-finite gradient is a normal event: under fp16, until scaling cannot help.
+
+        Waits for the device under fp16.
+        """
         return self._scaler.is_enabled() and self._scaler.get_scale() >= 1.0
 
     def to_warm_up(self, micro_batch: MicroBatch) -> list[MicroBatch]:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,11 +98,11 @@ class Window:
             )
         )
 
-    def close(self, *, forgives_overflow: bool) -> list[StepFacts]:
+    def close(self, *, forgives_overflow: Callable[[], bool]) -> list[StepFacts]:
         """Stop the clock on all ranks and return the steps since `open`.
 
         Raises DivergedError, on all ranks alike, if a loss is not finite, and GradientNotFiniteError for the norm of a
-        gradient; a norm may be where `forgives_overflow`.
+        gradient; a norm may be where `forgives_overflow`, which is asked when the clock stands, since it may wait.
         """
         waited_from = time.perf_counter()
         self._ranks.synchronize()
@@ -117,7 +117,8 @@ class Window:
         noted = zip(losses, norms, self._others, own, self._counts, strict=True)
         mine = [(loss, norm, seconds, other, alone, *counts) for loss, norm, other, alone, counts in noted]
         everyones = self._ranks.gather(np.array(mine))
-        return [self._facts(*step, everyones[:, index], forgives_overflow) for index, step in enumerate(self._steps)]
+        forgives = forgives_overflow()
+        return [self._facts(*step, everyones[:, index], forgives) for index, step in enumerate(self._steps)]
 
     def _note_others(self, data_wait_seconds: float) -> None:
         """Split what has passed since the step before into what is known of it and the rest."""

@@ -167,7 +167,7 @@ def test_an_fp16_step_that_overflows_is_skipped_and_the_scale_halved(
     before = strategy.replica.parameter_checksum()
     result = strategy.train_step(parts, num_targets=num_tokens, learning_rate=1e-3)
     assert not result.grad_norm.isfinite()
-    assert strategy.replica.forgives_overflow
+    assert strategy.replica.forgives_overflow()
     assert strategy.replica.parameter_checksum() == before
     assert strategy.replica.state()["scaler"]["scale"] == 2.0**59
 

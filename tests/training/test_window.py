@@ -47,7 +47,7 @@ def _window(ranks: Ranks, slice_dir: Path, *, loss: float, grad_norm: float, mis
 def test_fewer_tokens_than_planned_are_refused_with_both_numbers(alone: Ranks, slices: list[Path]) -> None:
     window = _window(alone, slices[0], loss=1.0, grad_norm=1.0, missing_tokens=1)
     with pytest.raises(RanksDisagreeError, match=r"step 7: the ranks learned from \[\d+\] tokens, the plan has \d+"):
-        window.close(forgives_overflow=False)
+        window.close(forgives_overflow=lambda: False)
 
 
 def test_labels_that_the_plan_does_not_have_are_refused_though_the_tokens_are_right(
@@ -59,18 +59,31 @@ def test_labels_that_the_plan_does_not_have_are_refused_though_the_tokens_are_ri
     planned = _planned(batch.num_tokens, num_targets=4)
     window.add(7, result, [batch], planned=planned, learning_rate=1e-3, data_wait_seconds=0.0)
     with pytest.raises(RanksDisagreeError, match=r"step 7: the ranks learned from \[\d+\] labels, the plan has 4"):
-        window.close(forgives_overflow=False)
+        window.close(forgives_overflow=lambda: False)
 
 
 def test_a_gradient_norm_that_is_not_finite_is_divergence_unless_fp16_skips_it(
     alone: Ranks, slices: list[Path]
 ) -> None:
     with pytest.raises(DivergedError, match="step 7: gradient norm is inf"):
-        _window(alone, slices[0], loss=1.0, grad_norm=float("inf")).close(forgives_overflow=False)
-    (fact,) = _window(alone, slices[0], loss=1.0, grad_norm=float("inf")).close(forgives_overflow=True)
+        _window(alone, slices[0], loss=1.0, grad_norm=float("inf")).close(forgives_overflow=lambda: False)
+    (fact,) = _window(alone, slices[0], loss=1.0, grad_norm=float("inf")).close(forgives_overflow=lambda: True)
     assert fact.grad_norm is None
     with pytest.raises(DivergedError, match="step 7: loss is nan"):
-        _window(alone, slices[0], loss=float("nan"), grad_norm=1.0).close(forgives_overflow=True)
+        _window(alone, slices[0], loss=float("nan"), grad_norm=1.0).close(forgives_overflow=lambda: True)
+
+
+def test_whether_an_overflow_is_forgiven_is_asked_when_the_clock_stands(alone: Ranks, slices: list[Path]) -> None:
+    asked_at = []
+
+    def forgives() -> bool:
+        asked_at.append(time.perf_counter())
+        return True
+
+    window = _window(alone, slices[0], loss=1.0, grad_norm=float("inf"))
+    window.close(forgives_overflow=forgives)
+    assert len(asked_at) == 1
+    assert asked_at[0] >= window.closed_at
 
 
 def test_seconds_in_which_no_step_ran_are_told_from_those_of_the_step(alone: Ranks, slices: list[Path]) -> None:
@@ -86,7 +99,7 @@ def test_seconds_in_which_no_step_ran_are_told_from_those_of_the_step(alone: Ran
             planned=_planned(batch.num_tokens), learning_rate=1e-3, data_wait_seconds=0.03 * (step == 2),
         )  # fmt: skip
     time.sleep(0.3)  # such as an upload, before the clock stops
-    first, second = window.close(forgives_overflow=False)
+    first, second = window.close(forgives_overflow=lambda: False)
     assert 0 <= first.other_seconds < 0.1
     assert second.other_seconds >= 0.37  # 0.1 s before it and 0.3 s after it, 0.03 s of them without data
     computed = first.seconds + second.seconds - first.other_seconds - second.other_seconds - 0.03
@@ -101,7 +114,7 @@ def test_a_clock_that_was_started_too_late_leaves_less_than_no_seconds(alone: Ra
     window._started = time.perf_counter()
     result = StepResult(torch.zeros(()).double(), torch.ones(()), num_all_reduces=0, num_all_reduce_bytes=0)
     window.add(1, result, [batch], planned=_planned(batch.num_tokens), learning_rate=1e-3, data_wait_seconds=0.0)
-    (fact,) = window.close(forgives_overflow=False)
+    (fact,) = window.close(forgives_overflow=lambda: False)
     assert fact.other_seconds == pytest.approx(-0.2, abs=0.1)
 
 
