@@ -149,6 +149,8 @@ class Replica:
     def forget_gradient(self) -> None:
         """Drop what was added up."""
         self._optimizer.zero_grad(set_to_none=True)
+        if self.head_weight is not None:
+            self.head_weight.grad = None
         self._loss_sum = torch.zeros_like(self._loss_sum)
 
     def _named(self) -> list[tuple[str, nn.Parameter]]:
@@ -163,7 +165,10 @@ class Replica:
         self.forget_gradient()
         for micro_batch in micro_batches:
             self.add_backward(self.forward(self.module, micro_batch, weight=weight), weight=weight)
-        is_finite = all(bool(part.isfinite().all()) for part in self._gradient().values())
+        parts = list(self._gradient().values())
+        if self.head_weight is not None and self.head_weight.grad is not None:
+            parts.append(self.head_weight.grad)
+        is_finite = all(bool(part.isfinite().all()) for part in parts)
         self.forget_gradient()
         return is_finite
 

@@ -155,6 +155,20 @@ def test_a_gradient_that_is_not_finite_changes_no_parameter_and_no_optimizer_sta
     assert all(torch.equal(one, other) for one, other in zip(_moments(strategy), moments, strict=True))
 
 
+def test_the_gradient_of_an_early_head_is_searched_for_what_is_not_finite(
+    tiny_model: Path, slices: list[Path], tmp_path: Path, alone: Ranks
+) -> None:
+    config = make_config(tmp_path, tiny_model, slices[:1], strategy="ddp", options={"early_tied_head": True})
+    replica = _build(config, tmp_path, alone).replica
+    parts, num_tokens = _first_micro_batches(config, slices[0])
+    assert replica.gives_finite_gradient(parts, weight=1 / num_tokens)
+    assert replica.head_weight is not None
+    assert replica.head_weight.grad is None
+    replica.head_weight.register_hook(lambda gradient: gradient * float("nan"))
+    assert not replica.gives_finite_gradient(parts, weight=1 / num_tokens)
+    assert replica.head_weight.grad is None
+
+
 def test_an_fp16_step_that_overflows_is_skipped_and_the_scale_halved(
     tiny_model: Path, slices: list[Path], tmp_path: Path, alone: Ranks
 ) -> None:
