@@ -25,6 +25,17 @@ def register() -> None:
     AttentionInterface.register(NAME, attend)
 
 
+@cache
+def kernel_takes_groups() -> bool:
+    """Return whether the kernel takes fewer heads of keys than of queries, which torch 2.11's does not.
+
+    To be asked outside of what is compiled.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
 def attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -37,18 +48,23 @@ def attend(
     document_lengths: Sequence[int] | None = None,
     document_boundaries: Tensor | None = None,
     longest_document: int = 0,
+    takes_groups: bool = False,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Return (batch, length, heads, head_dim) for transformers; query: (batch, heads, length, head_dim).
 
     The one sequence of a packed batch is described by the lengths of its documents, in order; or for the
-    variable-length kernel by `document_boundaries`, (num_documents + 1,) int32 on the device, and the longest one's
-    length. Without either every sequence is one document.
+    variable-length kernel by `document_boundaries`, (num_documents + 1,) int32 on the device, the longest one's length
+    and what `kernel_takes_groups` said. Without either every sequence is one document.
     """
     assert attention_mask is None, "a mask would be ignored"
     if document_boundaries is not None:
         assert dropout == 0.0, "the variable-length kernel has no dropout"
-        return _all_at_once(query, key, value, document_boundaries, longest=longest_document, scaling=scaling), None
+        attended = _all_at_once(
+            query, key, value, document_boundaries,
+            longest=longest_document, scaling=scaling, takes_groups=takes_groups,
+        )  # fmt: skip
+        return attended, None
     if document_lengths is not None:
         return _one_by_one(query, key, value, document_lengths, dropout, scaling), None
     return _causal(query, key, value, dropout=dropout, scaling=scaling).transpose(1, 2).contiguous(), None
@@ -63,7 +79,14 @@ def _one_by_one(
 
 
 def _all_at_once(
-    query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, *, longest: int, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    boundaries: Tensor,
+    *,
+    longest: int,
+    scaling: float | None,
+    takes_groups: bool,
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
@@ -72,20 +95,12 @@ def _all_at_once(
     q, k, v = (part.squeeze(0).transpose(0, 1).to(dtype) for part in (query, key, value))
     options: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
     if (groups := q.shape[1] // k.shape[1]) > 1:
-        if _knows_groups():
+        if takes_groups:
             options["enable_gqa"] = True
         else:
             k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
     attended: Any = varlen_attn(q, k, v, boundaries, boundaries, longest, longest, **options)
     return attended.unsqueeze(0)
-
-
-@cache
-def _knows_groups() -> bool:
-    """Return whether the kernel takes fewer heads of keys than of queries, which torch 2.11's does not."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None) -> Tensor:

@@ -206,6 +206,20 @@ def test_one_process_with_code_of_its_own_computes_the_same_packed_updates(
     assert relative_l2(weights_at_end(config), expected.weights) < 1e-6
 
 
+def test_what_a_model_is_like_is_found_out_once_and_not_at_every_micro_batch(
+    tiny_model: Path, slices: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, asked = causal_lm.load_model(tiny_model), []
+    to_dict = type(model.config).to_dict
+    monkeypatch.setattr(type(model.config), "to_dict", lambda config: asked.append(config) or to_dict(config))
+    # As on a GPU: there it matters whether the model has dropout.
+    monkeypatch.setattr(causal_lm, "_takes_all_at_once", lambda device: True)
+    packed = collate(open_slice(slices[0]), range(4), seq_len=32, is_packed=True)
+    told = [causal_lm._where_documents_are(model, packed) for _ in range(3)]
+    assert all("document_boundaries" in each for each in told)
+    assert len(asked) == 1
+
+
 def _sha256(config: dict[str, Any]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(weights_at_end(config).items()):

@@ -1,8 +1,9 @@
 """Causal language modelling: predict the next token of every position, as transformers' own models do."""
 
 import contextlib
+import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,18 @@ __all__ = ["UNIT", "dummy_micro_batch", "has_dropout", "load_model", "loss_sum",
 
 UNIT = "token"
 
-_PLAIN_HEADS: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
+
+def _asked_once(ask: Callable[[nn.Module], bool]) -> Callable[[nn.Module], bool]:
+    """Return the same question, whose answer is kept for every model that it was asked of."""
+    answers: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(ask)
+    def answer(model: nn.Module) -> bool:
+        if model not in answers:
+            answers[model] = ask(model)
+        return answers[model]
+
+    return answer
 
 
 def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
@@ -55,6 +67,9 @@ def has_dropout(model: nn.Module) -> bool:
     rates = [value for name, value in config.to_dict().items() if "drop" in name]
     rates += [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
     return any(isinstance(rate, int | float) and rate > 0 for rate in rates)
+
+
+_has_dropout = _asked_once(has_dropout)
 
 
 def prepare(model: nn.Module, config: TrainingConfig) -> None:
@@ -143,8 +158,12 @@ def _where_documents_are(model: Any, micro_batch: MicroBatch) -> dict[str, Any]:
         # Without a mask the models would look for documents in the positions.
         return {"attention_mask": torch.ones_like(micro_batch.input_ids)}
     where: dict[str, Any] = {"position_ids": documents.position_ids}
-    if _takes_all_at_once(micro_batch.input_ids.device) and not has_dropout(model):
-        return where | {"document_boundaries": documents.boundaries, "longest_document": max(documents.lengths)}
+    if _takes_all_at_once(micro_batch.input_ids.device) and not _has_dropout(model):
+        return where | {
+            "document_boundaries": documents.boundaries,
+            "longest_document": max(documents.lengths),
+            "takes_groups": packed_attention.kernel_takes_groups(),
+        }
     return where | {"document_lengths": documents.lengths}
 
 
@@ -170,15 +189,14 @@ def _as_it_is(hidden: Tensor) -> Tensor:
     return hidden
 
 
+@_asked_once
 def _has_plain_head(model: Any) -> bool:
-    """Return whether the logits are the last hidden state times a matrix and nothing else; asked once per model.
+    """Return whether the logits are the last hidden state times a matrix and nothing else.
 
     Some architectures scale or cap them. That is not guessed from names but tried.
     """
-    if model not in _PLAIN_HEADS:
-        head = model.get_output_embeddings()
-        _PLAIN_HEADS[model] = type(head) is nn.Linear and head.bias is None and _is_product(model)
-    return _PLAIN_HEADS[model]
+    head = model.get_output_embeddings()
+    return type(head) is nn.Linear and head.bias is None and _is_product(model)
 
 
 def _is_product(model: Any) -> bool:
