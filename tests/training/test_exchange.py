@@ -101,6 +101,25 @@ def test_buckets_that_gradients_are_copied_to_give_the_same_bits(train: Train) -
     assert relative_l2(*weights) == 0
 
 
+@pytest.mark.parametrize("bucket_view", [True, False])
+def test_exchanged_gradients_stay_in_the_buckets_unless_they_are_to_be_copied_back(
+    bucket_view: bool, model: Path, slices: list[Path], tmp_path: Path, alone: Ranks
+) -> None:
+    told = make_config(tmp_path, model, slices[:1], strategy="ddp", options={"bucket_view": bucket_view})
+    workload: Any = causal_lm
+    strategy = ddp.build(causal_lm.load_model(model), workload, parsed(told, tmp_path), alone)
+    parts = [causal_lm.open_slice(slices[0]).collate(rows, seq_len=32) for rows in ([0, 1], [2, 3])]
+    strategy.warm_up(parts[0])
+    places: list[set[int]] = []
+    strategy.replica.on_gradient = lambda gradient: places.append(
+        {part.untyped_storage().data_ptr() for part in gradient.values()}
+    )
+    strategy.train_step(parts, num_targets=100, learning_rate=1e-3)
+    num_buckets, num_parameters = len(strategy.gradient_bucket_bytes), len(strategy.replica.parameters)
+    assert 1 < num_buckets < num_parameters
+    assert [len(each) for each in places] == [num_buckets if bucket_view else num_parameters]
+
+
 def test_a_model_whose_head_is_not_its_embedding_is_refused(slices: list[Path], tmp_path: Path, alone: Ranks) -> None:
     model_dir = make_tiny_model(tmp_path / "model", tied=False)
     config = make_config(tmp_path, model_dir, slices[:1], strategy="ddp", options={"early_tied_head": True})

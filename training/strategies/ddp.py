@@ -38,7 +38,7 @@ OPTIONS = {
 """What params.yaml may say under `options` of a cell with this strategy, and the defaults, the first of several words.
 
 bucket_mib: how large a bucket of gradients is (MiB; null: 25 and a first one of 1). static_graph: whether DDP may take
-every step for the same graph. bucket_view: whether gradients live in the buckets instead of being copied there.
+every step for the same graph. bucket_view: whether exchanged gradients stay in the buckets or are copied back.
 gradient_hook: the dtype in which gradients are exchanged; none: fp32. early_tied_head: whether the head's part of a
 tied embedding's gradient is exchanged at the beginning of the backward (training/tied_head.py)."""
 
