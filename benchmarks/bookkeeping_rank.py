@@ -67,7 +67,7 @@ class Bench:
         seconds = time.perf_counter() - started
         self.seconds_inside[arm] = self.seconds_inside.get(arm, 0.0) + inside
         # Nothing may grow from block to block.
-        self.record.lines.clear()
+        self.record.steps_text.clear()
         del self.record._consumed[:]
         return float(self.ranks.gather(np.array([seconds])).max())
 

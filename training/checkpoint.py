@@ -118,7 +118,7 @@ class CheckpointStore:
         except (KeyError, TypeError) as error:
             raise BadCheckpointError(f"{folder / _STATE}: no counters of a segment: {error}") from None
         record.counters.num_resumes += 1
-        record.lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+        record.steps_text = bytearray((folder / "steps.jsonl").read_bytes())
         if is_first_rank:
             record.earlier_ledger = _read_ledger(folder / "ledger.npz")
 
@@ -232,6 +232,6 @@ def _read_ledger(file: Path) -> np.ndarray:
 def _write_state(folder: Path, weights_name: str, replica: Replica, record: SegmentRecord, ledger: np.ndarray) -> None:
     save_tensors(replica.weights(), folder / weights_name)
     save_tensors({**replica.state(), "counters": dataclasses.asdict(record.counters)}, folder / _STATE)
-    (folder / "steps.jsonl").write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in record.lines))
+    (folder / "steps.jsonl").write_bytes(record.steps_text)
     columns: Any = {name: ledger[:, index] for index, name in enumerate(LEDGER_COLUMNS)}
     np.savez(folder / "ledger.npz", **columns)

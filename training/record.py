@@ -2,9 +2,11 @@
 
 import dataclasses
 import datetime
+import io
+import json
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +20,7 @@ from training.window import StepFacts
 
 LEDGER_COLUMNS = ("rank", "step", "row_id", "num_tokens")
 LEDGER_DTYPE = np.dtype(np.int32)
-"""16 bytes per sample: the ledger of an epoch is the one thing that grows with it in memory."""
+"""16 bytes per sample. What grows with an epoch in memory is the ledger and, on rank 0, 500 bytes per step."""
 _SUMMED = (
     "loss_sum", "num_samples", "num_tokens", "num_targets", "num_padding_tokens", "data_wait_seconds", "other_seconds",
 )  # fmt: skip
@@ -82,7 +84,10 @@ class Counters:
 
 @dataclass
 class SegmentRecord:
-    """Counters and lines are the same on every rank; of the ledger, each rank has its own part."""
+    """Counters are the same on every rank; of the ledger, each has its own part; lines are kept where they are written.
+
+    That is on rank 0. The others have those of a checkpoint until their next step, for what is to be told of them.
+    """
 
     segment: SegmentConfig
     """Which segment this is the record of."""
@@ -92,12 +97,18 @@ class SegmentRecord:
     """Its number of optimizer steps."""
     counters: Counters
     """Running totals."""
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    """The lines of its steps.jsonl, every step once."""
+    steps_text: bytearray = field(default_factory=bytearray)
+    """Its steps.jsonl, every step once: half of what the same lines take as objects, and a checkpoint copies it."""
     earlier_ledger: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), dtype=LEDGER_DTYPE))
     """(n, 4), LEDGER_COLUMNS: what all ranks consumed in earlier launches; empty on other ranks than 0."""
     _consumed: "array[int]" = field(default_factory=lambda: array(LEDGER_DTYPE.char))
+    _is_first: bool = True
     _span_started: float = 0.0
+
+    @property
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of steps_text."""
+        return map(json.loads, io.BytesIO(self.steps_text))
 
     def start_span(self) -> None:
         """Let span_seconds run on from here, beside the clock of the steps and without knowing of it."""
@@ -109,6 +120,7 @@ class SegmentRecord:
 
     def consume(self, step: int, rank: int, micro_batches: Sequence[MicroBatch], result: StepResult) -> None:
         """Enter what this rank put through the model in a step."""
+        self._is_first = rank == 0
         for name in ("num_all_reduces", "num_all_reduce_bytes", "num_gathers", "num_gather_bytes"):
             setattr(self.counters, name, getattr(self.counters, name) + getattr(result, name))
         for part in micro_batches:
@@ -125,7 +137,10 @@ class SegmentRecord:
                 setattr(self.counters, name, getattr(self.counters, name) + getattr(fact, name))
             self.counters.train_seconds += fact.seconds
             lines.append(self._line(fact))
-        self.lines += lines
+        if self._is_first:
+            self.steps_text += "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
+        else:
+            self.steps_text.clear()
         return lines
 
     def whole_ledger(self, ranks: Ranks) -> np.ndarray:

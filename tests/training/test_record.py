@@ -1,16 +1,24 @@
 """What a segment says of itself: which weights it began with, and where its wall-clock seconds went."""
 
+import gc
+import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.tiny import make_config
 from tests.training.conftest import events_in, facts_of
 from training.checkpoint import CheckpointStore
+from training.config import SegmentConfig
 from training.failure import StoppedError
+from training.record import Counters, SegmentRecord
+from training.strategies import StepResult
 from training.weights import parameter_checksum
+from training.window import StepFacts
 from training.workloads.causal_lm import load_model
 
 Launch = Callable[..., list[dict[str, Any]]]
@@ -52,3 +60,39 @@ def test_steps_log_points_and_checkpoints_make_up_the_span_of_all_launches(
     others = [line["other_seconds"] for line in events_in(folder / "steps.jsonl")]
     assert facts["other_seconds"] == pytest.approx(sum(others))
     assert min(others) >= 0
+
+
+def _facts(step: int) -> StepFacts:
+    return StepFacts(
+        step=step, loss_sum=step / 3, num_tokens=512, num_targets=512, num_samples=16, num_padding_tokens=7,
+        learning_rate=1e-3 / step, grad_norm=1 / step, seconds=step / 7, data_wait_seconds=1e-5 / step,
+        other_seconds=1e-4 / step, rank_own_seconds=[step / 9, step / 11], rank_own_positions=[step, 2 * step],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_lines_take_no_more_than_their_text_and_nothing_on_ranks_that_never_write_them(
+    rank: int, tmp_path: Path
+) -> None:
+    segment = SegmentConfig(range="0-32000", epoch=1, fingerprint="f", slice_dir=tmp_path)
+    record = SegmentRecord(segment=segment, first_step=1, num_steps=2_000, counters=Counters("", ""))
+    nothing, num_bytes = StepResult(torch.zeros(()), torch.zeros(()), 0, 0), 0
+    first = [_facts(1)]
+    # As a checkpoint of one step has left it.
+    record.steps_text = bytearray(b"".join(json.dumps(line).encode() + b"\n" for line in record.add(first)))
+    assert [line["step"] for line in record.lines] == [1]
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for step in range(2, 2_001):
+        record.consume(step, rank, [], nothing)
+        num_bytes += sum(len(json.dumps(line)) + 1 for line in record.add([_facts(step)]))
+    gc.collect()
+    more = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    if rank:
+        assert list(record.lines) == []
+        assert more < 10_000
+    else:
+        assert [line["step"] for line in record.lines] == list(range(1, 2_001))
+        # An eighth is room to grow.
+        assert 0.99 * num_bytes < more < 1.2 * num_bytes
