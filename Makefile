@@ -114,7 +114,7 @@ bench: $(READY)  ## Our training step beside other ways to train, and 2 processe
 bench-gpu:  ## The same on one GPU: make bench-gpu PREPARED=folder (python -m benchmarks.throughput.prepare makes it)
 	@$(PYTHON) -m benchmarks.throughput.gpu --prepared "$(PREPARED)"
 
-bench-growth: $(READY)  ## How time and memory grow with rows and epochs
+bench-growth: $(READY)  ## How time and memory grow with rows, steps and epochs
 	@python -m benchmarks.growth
 
 retrain: $(READY)  ## Train every cell anew, though nothing has changed

@@ -1,4 +1,4 @@
-"""`make bench-growth`: seconds and memory of a comparison's parts against rows and epochs, and two fixed budgets.
+"""`make bench-growth`: seconds and memory of a comparison's parts against rows, steps, epochs; two fixed budgets.
 
 Writes benchmarks/results/<date>_<machine>_growth.{json,md,svg}.
 """
@@ -35,19 +35,24 @@ _LABELS = {
     "slice": "rows tokenised",
     "plan": "epoch planned (set-up of a training)",
     "step": "20 optimizer steps",
-    "ledger": "ledger of an epoch",
+    "record": "record of an epoch: ledger and step lines",
     "checkpoint": "checkpoint at its end",
     "report": "gates and report, 2 cells",
     "report_epochs": "gates and report by epochs, 2 cells",
+    "log_points": "log points, by steps",
 }
-_BY_ROWS = ("download", "slice", "plan", "step", "ledger", "checkpoint", "report")
+_BY_ROWS = ("download", "slice", "plan", "step", "record", "checkpoint", "report")
+_UNITS = {"report_epochs": "epoch", "log_points": "step"}
+"""Of the parts that do not grow with rows."""
 _LINEAR = 1.1
 """An exponent up to which growth is called linear: what is left is for caches and noise."""
-_FLAT_MIB = 64.0
-"""What the largest size may take more than the smallest, to be called flat."""
+_MOST_MIB = 64.0
+"""What the largest size may take more than the smallest."""
 _EPOCHS = (10, 100, 1_000)
+_STEPS = (100, 1_000, 10_000, 100_000)
 _NUM_ABSTRACTS, _MOST_SLICE_SECONDS, _MOST_REPORT_SECONDS = 25_000, 20.0, 10.0
-_HEADINGS = ["part", "size", "seconds", "MiB", "exponent", "last exponent", "linear or better", "memory flat"]
+_HEADINGS = ["part", "size", "seconds", "MiB", "exponent", "last exponent", "linear or better", "more memory"]
+_HEADINGS += [f"at most {_MOST_MIB:.0f} MiB more"]
 Points = dict[str, dict[int, dict[str, float]]]
 """Part -> size -> seconds and memory_mib."""
 
@@ -95,7 +100,7 @@ def _write_manifest(model: Path) -> None:
 
 def measure(part: str, work: Path, size: int) -> dict[str, float]:
     """Return the seconds and memory_mib of a part, from a process of its own. Raises RuntimeError if it fails."""
-    command = [sys.executable, "-m", "benchmarks.growth.parts", part, "--work", str(work), "--rows", str(size)]
+    command = [sys.executable, "-m", "benchmarks.growth.parts", part, "--work", str(work), "--size", str(size)]
     environment = {**os.environ, "PYTHONPATH": str(_PROJECT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -104,8 +109,8 @@ def measure(part: str, work: Path, size: int) -> dict[str, float]:
     return found
 
 
-def grow(folder: Path, *, rows: Sequence[int], epochs: Sequence[int], console: Console) -> Points:
-    """Return every part at every size."""
+def grow(folder: Path, *, rows: Sequence[int], epochs: Sequence[int], steps: Sequence[int], console: Console) -> Points:
+    """Return every part at every size; steps are those of the smallest slice, over and over."""
     points: Points = {part: {} for part in PARTS}
     for size in rows:
         work = folder / f"rows-{size}"
@@ -118,6 +123,9 @@ def grow(folder: Path, *, rows: Sequence[int], epochs: Sequence[int], console: C
         work.mkdir(parents=True)
         points["report_epochs"][number] = measure("report_epochs", work, number)
         console.print(f"{number:,} epochs: {_shown(points['report_epochs'][number])}", highlight=False)
+    for number in steps:
+        points["log_points"][number] = measure("log_points", folder / f"rows-{rows[0]}", number)
+        console.print(f"log points of {number:,} steps: {_shown(points['log_points'][number])}", highlight=False)
     return points
 
 
@@ -143,29 +151,38 @@ def rows_of(points: Points) -> list[list[str]]:
     for part, found in points.items():
         sizes = sorted(found)
         for size in sizes:
-            judged = judgement(found) if size == sizes[-1] and len(sizes) > 1 else [""] * 4
-            unit = "epochs" if part == "report_epochs" else "rows"
-            one = found[size]
+            unit, one = _UNITS.get(part, "row"), found[size]
+            judged = judgement(found, unit) if size == sizes[-1] and len(sizes) > 1 else [""] * 5
             rows.append(
-                [_LABELS[part], f"{size:,} {unit}", f"{one['seconds']:.3f}", f"{one['memory_mib']:.0f}", *judged]
+                [_LABELS[part], f"{size:,} {unit}s", f"{one['seconds']:.3f}", f"{one['memory_mib']:.0f}", *judged]
             )
     return rows
 
 
-def judgement(found: dict[int, dict[str, float]]) -> list[str]:
-    """Return both exponents of the seconds, whether the steeper one is linear, and whether memory is flat."""
+def judgement(found: dict[int, dict[str, float]], unit: str) -> list[str]:
+    """Return both exponents of the seconds and whether the steeper one is linear; what memory grows by and whether
+    that is little."""
     sizes = sorted(found)
     seconds = [found[size]["seconds"] for size in sizes]
     whole, last = exponent(sizes, seconds), exponent(sizes[-2:], seconds[-2:])
     more = found[sizes[-1]]["memory_mib"] - found[sizes[0]]["memory_mib"]
-    is_linear, is_flat = max(whole, last) <= _LINEAR, more <= _FLAT_MIB
-    return [f"{whole:.2f}", f"{last:.2f}", "yes" if is_linear else "no", "yes" if is_flat else f"no: +{more:.0f} MiB"]
+    is_linear, is_little = max(whole, last) <= _LINEAR, more <= _MOST_MIB
+    grown = f"{round(more):+d} MiB, {round(more * 2**20 / (sizes[-1] - sizes[0])):+,d} B per {unit}"
+    return [f"{whole:.2f}", f"{last:.2f}", "yes" if is_linear else "no", grown, "yes" if is_little else "no"]
 
 
 def budgets(points: Points, sliced: dict[str, float] | None) -> list[str]:
-    """Return the two fixed budgets, in a line each."""
+    """Return the two fixed budgets and the most memory that more rows take, in a line each."""
     most = max(points["report_epochs"], default=0)
     lines = []
+    grown = []
+    for part in _BY_ROWS:
+        if len(sizes := sorted(points[part])) > 1:
+            more = points[part][sizes[-1]]["memory_mib"] - points[part][sizes[0]]["memory_mib"]
+            grown.append((more, f"at {sizes[-1]:,} rows than at {sizes[0]:,} ({_LABELS[part]})"))
+    if grown:
+        more, where = max(grown)
+        lines.append(f"- Memory: at most {more:.0f} MiB more {where}.")
     if most:
         seconds = points["report_epochs"][most]["seconds"]
         verdict = "reached" if seconds <= _MOST_REPORT_SECONDS else "missed"
@@ -191,9 +208,10 @@ _METHOD = (
     "Short texts made of the built-in corpus (about 80 characters, each row different), the built-in model, "
     f"{ROWS_PER_STEP} rows per step. Every figure is of one run in a process of its own; imports and what a part needs "
     "from earlier ones are outside its clock, and memory is the most that was resident beyond that. Exponent: slope of "
-    "log seconds over log size, of all sizes and of the last two; up to 1.1 counts as linear. Flat: at most 64 MiB "
-    "more at the largest size than at the smallest. Optimizer steps, ledger and checkpoint are those of one rank; the "
-    "report's comparisons are made up (benchmarks/growth/finished.py), and all of their gates pass."
+    "log seconds over log size, of all sizes and of the last two; up to 1.1 counts as linear. More memory: at the "
+    "largest size than at the smallest; what takes more bytes per row goes on growing beyond them. Optimizer steps, "
+    "record, checkpoint and log points (all that is done for a step outside of it) are those of one rank; "
+    "the report's comparisons are made up (benchmarks/growth/finished.py), and all of their gates pass."
 )
 
 
@@ -202,11 +220,14 @@ def _main() -> None:
     parser.add_argument("--data", type=Path, help=f"folder with abstracts and tokenizer (else ${DATA_VARIABLE})")
     parser.add_argument("--rows", type=int, nargs="*", default=[1_000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--epochs", type=int, nargs="*", default=list(_EPOCHS))
+    parser.add_argument("--steps", type=int, nargs="*", default=list(_STEPS))
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     console, load_before, data = Console(), os.getloadavg()[0], data_folder(arguments.data)
     with tempfile.TemporaryDirectory() as scratch:
-        points = grow(Path(scratch), rows=arguments.rows, epochs=arguments.epochs, console=console)
+        points = grow(
+            Path(scratch), rows=arguments.rows, epochs=arguments.epochs, steps=arguments.steps, console=console
+        )
         sliced = slice_abstracts(data, Path(scratch) / "abstracts") if data else None
     table = Table(*_HEADINGS, title="Growth")
     for row in rows_of(points):
@@ -218,7 +239,7 @@ def _main() -> None:
         summary="\n".join(budgets(points, sliced)), found={"points": points, "abstracts": sliced},
         load_before=load_before, folder=arguments.results,
     )  # fmt: skip
-    draw(points, _LABELS, path.with_suffix(".svg"), over=_BY_ROWS)
+    draw(points, _LABELS, path.with_suffix(".svg"), over=(*_BY_ROWS, "log_points"))
     console.print(f"written: {path}")
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1a1f26")
-_MARKERS = "os^vDPX"
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1a1f26", "#7f6a00")
+_MARKERS = "os^vDPX*"
 
 
 def draw(
@@ -16,7 +16,7 @@ def draw(
     *,
     over: Sequence[str],
 ) -> None:
-    """Write the SVG: the parts that grow with rows (`over`), seconds above and memory below, both axes logarithmic."""
+    """Write the SVG of the parts in `over`, which grow with rows or steps: seconds above, memory below, logarithmic."""
     figure = Figure(figsize=(7.4, 8.4), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     for number, name in enumerate(over):
@@ -30,7 +30,7 @@ def draw(
     above.plot(sizes, [1e-4 * size for size in sizes], color="#a4adb8", linestyle="--", linewidth=1, label="linear")
     above.set_ylabel("seconds")
     below.set_ylabel("memory beyond what the process had, MiB")
-    below.set_xlabel("rows")
+    below.set_xlabel("rows; of log points: optimizer steps")
     for axes in (above, below):
         axes.set_xscale("log")
         axes.grid(alpha=0.3)

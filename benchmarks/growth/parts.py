@@ -1,4 +1,4 @@
-"""One part of a comparison at one size: `python -m benchmarks.growth.parts NAME --work FOLDER --rows N`.
+"""One part of a comparison at one size: `python -m benchmarks.growth.parts NAME --work FOLDER --size N`.
 
 Runs in the work folder, prints the seconds and the memory that the part took beyond what the process had before.
 """
@@ -93,19 +93,30 @@ def _step(work: Path, num_rows: int) -> Callable[[], object]:
     return lambda: [one(number) for number in numbers]
 
 
-def _record_of(work: Path, num_rows: int) -> Any:
-    """Return the record of an epoch that ran to its end, a line per step."""
+def _record_of(work: Path, num_steps: int) -> Any:
+    """Return the empty record of a segment of so many steps."""
     from training.config import read_config
     from training.record import Counters, SegmentRecord, now
 
-    config = read_config(work / "training.json")
     counters = Counters(started_at=now(), start_checksum="")
-    steps = -(-num_rows // ROWS_PER_STEP)
-    return SegmentRecord(segment=config.segments[0], first_step=1, num_steps=steps, counters=counters)
+    segment = read_config(work / "training.json").segments[0]
+    return SegmentRecord(segment=segment, first_step=1, num_steps=num_steps, counters=counters)
 
 
-def _ledger(work: Path, num_rows: int) -> Callable[[], object]:
-    """Enter an epoch into the ledger, step by step, and gather it."""
+def _facts(step: int) -> Any:
+    """Return a step as one rank has it, its numbers with as many digits as those of a real one."""
+    from training.window import StepFacts
+
+    return StepFacts(
+        step=step, loss_sum=1e3 / 3 + step / 7, num_tokens=480, num_targets=480, num_samples=ROWS_PER_STEP,
+        num_padding_tokens=32, learning_rate=1e-3 / (step + 1 / 7), grad_norm=1 / 3 + 1 / step, seconds=0.5 + 1 / step,
+        data_wait_seconds=1e-4 / 3 / step, other_seconds=1e-3 / 3 / step, rank_own_seconds=[0.4 + 1 / step],
+        rank_own_positions=[1_536],
+    )  # fmt: skip
+
+
+def _record(work: Path, num_rows: int) -> Callable[[], object]:
+    """Enter an epoch into its record, step by step: ledger and lines; then gather the ledger."""
     import torch
 
     from training.config import read_config
@@ -113,7 +124,7 @@ def _ledger(work: Path, num_rows: int) -> Callable[[], object]:
     from training.distributed import joined_ranks
     from training.strategies import StepResult
 
-    source, record = open_slice(work / "slice"), _record_of(work, num_rows)
+    source, record = open_slice(work / "slice"), _record_of(work, -(-num_rows // ROWS_PER_STEP))
     parts = [collate(source, range(start, start + 4), seq_len=SEQ_LEN) for start in range(0, ROWS_PER_STEP, 4)]
     result = StepResult(torch.zeros(()), torch.zeros(()), 0, 0)
     with joined_ranks(read_config(work / "training.json")) as ranks:
@@ -122,7 +133,40 @@ def _ledger(work: Path, num_rows: int) -> Callable[[], object]:
     def run() -> None:
         for step in range(1, record.num_steps + 1):
             record.consume(step, 0, parts, result)
+            record.add([_facts(step)])
         record.whole_ledger(ranks_here)
+
+    return run
+
+
+def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
+    """Do for so many optimizer steps all that a training does but the steps, with a log point after each of them."""
+    import torch
+
+    from training.config import read_config
+    from training.distributed import joined_ranks
+    from training.divergence import DivergenceRule
+    from training.events import EventStream
+    from training.plan import micro_batches_for
+    from training.strategies import StepResult
+    from training.window import Window
+
+    source, _, planned = _plan(work, num_steps)()  # type: ignore[misc]
+    record, divergence = _record_of(work, num_steps), DivergenceRule()
+    parts = list(micro_batches_for(source, planned, rank=0, world_size=1, seq_len=SEQ_LEN, seed=(1, 1)))
+    result = StepResult(torch.ones(()), torch.ones(()), 0, 0)
+    events = EventStream(work / "log_points.jsonl", rank=0)
+    with joined_ranks(read_config(work / "training.json")) as ranks:
+        window = Window(ranks)
+
+    def run() -> None:
+        for step in range(1, num_steps + 1):
+            record.consume(step, 0, parts, result)
+            window.add(step, result, parts, planned=planned, learning_rate=1e-3 / step, data_wait_seconds=0.0)
+            for line in record.add(window.close(forgives_overflow=False)):
+                events.send(**line)
+                divergence.take(line["step"], line["loss"])
+            window.open()
 
     return run
 
@@ -140,11 +184,10 @@ def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
     config = read_config(work / "training.json")
     with joined_ranks(config) as ranks:
         strategy = single.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
-    record = _record_of(work, num_rows)
+    record = _record_of(work, -(-num_rows // ROWS_PER_STEP))
+    record.add([_facts(step) for step in range(1, record.num_steps + 1)])
     ledger = np.zeros((num_rows, 4), dtype=LEDGER_DTYPE)
     ledger[:, 2] = np.arange(num_rows)
-    line = {"event": "step", "range": f"0-{num_rows}", "epoch": 1, "loss": 3.25, "num_tokens": 512, "seconds": 0.125}
-    record.lines = [{**line, "step": step} for step in range(1, record.num_steps + 1)]
     events = EventStream(work / "events.jsonl", rank=0)
     store = CheckpointStore(work / "checkpoints", model_name="model", world_size=1, exact=False, events=events)
     return lambda: store.save_finished(strategy.replica, record, ledger, dict)
@@ -187,12 +230,13 @@ PARTS: dict[str, Callable[[Path, int], Callable[[], object]]] = {
     "slice": _slice,
     "plan": _plan,
     "step": _step,
-    "ledger": _ledger,
+    "record": _record,
     "checkpoint": _checkpoint,
+    "log_points": _log_points,
     "report": _report,
     "report_epochs": _report_epochs,
 }
-"""Name -> what readies it and returns what is timed. Those up to `checkpoint` use what the ones before them left."""
+"""Name -> what readies it and returns what is timed. Up to `log_points` each uses what earlier ones left."""
 
 
 def resident_mib(field: str) -> float:
@@ -202,21 +246,26 @@ def resident_mib(field: str) -> float:
     return int(found[1]) / 1024
 
 
-def _main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.growth.parts", description=__doc__)
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--rows", type=int, required=True)
-    arguments = parser.parse_args()
-    os.chdir(arguments.work)
-    run = PARTS[arguments.part](arguments.work, arguments.rows)
-    # From here on the highest mark is that of the part, not of what readied it.
+def measured(run: Callable[[], object]) -> dict[str, float]:
+    """Return the seconds it runs and memory_mib: the most that is resident meanwhile, beyond what was before."""
     Path("/proc/self/clear_refs").write_text("5")
     before = resident_mib("VmRSS")
     started = time.perf_counter()
     run()
     seconds = time.perf_counter() - started
-    print(json.dumps({"seconds": seconds, "memory_mib": max(resident_mib("VmHWM") - before, 0.0)}))
+    return {"seconds": seconds, "memory_mib": max(resident_mib("VmHWM") - before, 0.0)}
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.growth.parts", description=__doc__)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--size", type=int, required=True, help="rows, epochs or steps")
+    arguments = parser.parse_args()
+    os.chdir(arguments.work)
+    run = PARTS[arguments.part](arguments.work, arguments.size)
+    # Not earlier: what readies a part is none of it.
+    print(json.dumps(measured(run)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The benchmark of growth: its fit by hand, its made-up comparison, and every part at a small size."""
 
+import json
 import random
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +12,7 @@ import pytest
 from benchmarks.growth import __main__ as growth
 from benchmarks.growth.finished import outputs_of, write_finished
 from benchmarks.growth.fit import exponent
-from benchmarks.growth.parts import PARTS, rows_file
+from benchmarks.growth.parts import PARTS, measured, rows_file
 from tasks.reporting.collect import collect_results
 from training.data import open_slice
 
@@ -23,14 +25,37 @@ def test_the_exponent_of_a_power_is_that_power() -> None:
         exponent([10, 10], [1.0, 2.0])
 
 
-def test_growth_is_called_linear_by_its_steeper_end_and_flat_by_its_ends() -> None:
+def test_growth_is_called_linear_by_its_steeper_end_and_memory_grows_by_bytes_per_row() -> None:
     def points(seconds: list[float], memory: list[float]) -> dict[int, dict[str, float]]:
         pairs = zip((10, 100, 1_000), seconds, memory, strict=True)
         return {size: {"seconds": one, "memory_mib": other} for size, one, other in pairs}
 
-    assert growth.judgement(points([1, 10, 100], [5, 5, 9])) == ["1.00", "1.00", "yes", "yes"]
+    # 4 MiB over 990 rows.
+    little = ["+4 MiB, +4,237 B per row", "yes"]
+    assert growth.judgement(points([1, 10, 100], [5, 5, 9]), "row") == ["1.00", "1.00", "yes", *little]
     # On the whole linear, in the end quadratic.
-    assert growth.judgement(points([1, 1, 100], [5, 5, 105])) == ["1.00", "2.00", "no", "no: +100 MiB"]
+    much = ["+100 MiB, +105,917 B per step", "no"]
+    assert growth.judgement(points([1, 1, 100], [5, 5, 105]), "step") == ["1.00", "2.00", "no", *much]
+
+
+def test_the_part_whose_memory_grows_most_is_named() -> None:
+    points: growth.Points = {part: {} for part in PARTS}
+    for size, plan, record in ((10, 3.0, 1.0), (100, 9.0, 30.0)):
+        points["plan"][size] = {"seconds": 1.0, "memory_mib": plan}
+        points["record"][size] = {"seconds": 1.0, "memory_mib": record}
+    said = "- Memory: at most 29 MiB more at 100 rows than at 10 (record of an epoch: ledger and step lines)."
+    assert growth.budgets(points, None)[0] == said
+
+
+def test_a_part_is_measured_by_what_it_takes_while_it_runs() -> None:
+    def run() -> None:
+        taken = b"\x01" * (64 << 20)
+        time.sleep(0.05)
+        del taken
+
+    found = measured(run)
+    assert found["seconds"] >= 0.05
+    assert found["memory_mib"] == pytest.approx(64, abs=4)
 
 
 def test_the_made_up_comparison_passes_all_gates(tmp_path: Path) -> None:
@@ -51,10 +76,16 @@ def test_every_part_runs_at_a_small_size_and_is_measured_in_a_process_of_its_own
         PARTS[name](tmp_path, 100)()
     assert len(open_slice(tmp_path / "slice")) == 100
     assert list(tmp_path.glob("checkpoints/segments/*/receipt.json"))
+    (steps,) = tmp_path.glob("checkpoints/segments/*/steps.jsonl")
+    lines = [json.loads(line) for line in steps.read_text().splitlines()]
+    PARTS["log_points"](tmp_path, 7)()
+    told = [json.loads(line) for line in (tmp_path / "log_points.jsonl").read_text().splitlines()]
+    # 100 rows, 16 per step; both are lines of a real training.
+    assert ([line["step"] for line in lines], [line["step"] for line in told]) == ([*range(1, 8)], [*range(1, 8)])
+    assert set(lines[0]) == set(told[0])
+    assert len(lines[0]) == 17
     points = {"report_epochs": {2: growth.measure("report_epochs", tmp_path, 2)}}
-    found = points["report_epochs"][2]
-    assert found["seconds"] > 0
-    assert found["memory_mib"] >= 0
+    assert set(points["report_epochs"][2]) == {"seconds", "memory_mib"}
     assert (tmp_path / "reports" / "index.html").is_file()
     growth.draw(points, growth._LABELS, tmp_path / "chart.svg", over=["report_epochs"])
     assert "<svg" in (tmp_path / "chart.svg").read_text()
