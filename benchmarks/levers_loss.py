@@ -35,10 +35,11 @@ def measure_loss(vocab_size: int) -> dict[str, Any]:
         for name in names:
             started = time.perf_counter()
             arms[name]().backward()
+            taken = time.perf_counter() - started
             hidden.grad = weight.grad = None
             if turn:
-                seconds[name].append(time.perf_counter() - started)
-    gains = {name: ratio_of_medians(seconds["whole logits"], taken, seed=1) for name, taken in seconds.items()}
+                seconds[name].append(taken)
+    gains = {name: ratio_of_medians(seconds["whole logits"], spans, seed=1) for name, spans in seconds.items()}
     return {
         "vocab_size": vocab_size,
         "gains": {name: [gain.value, gain.low, gain.high] for name, gain in gains.items() if name != "whole logits"},

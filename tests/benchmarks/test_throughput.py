@@ -14,7 +14,6 @@ from benchmarks.throughput.groups import Blocks, Setup, write_job
 from benchmarks.throughput.job import Job, padded
 from benchmarks.throughput.rows import small_qwen2, write_random_model, write_rows
 from benchmarks.throughput.spreading import beyond_import, spread
-from tasks.measuring.intervals import Interval
 
 _PEERS = ("ours", "published", "trainer", "accelerated")
 _SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1} | {
@@ -146,7 +145,6 @@ def test_all_peers_do_the_same_work_on_two_processes(setup: Setup, tmp_path: Pat
     )  # fmt: skip
     assert found.losses_agree, found.largest_loss_difference
     assert set(found.ratios) == {"published", "trainer", "accelerated"}
-    assert all(isinstance(ratio, Interval) and ratio.low > 0 for ratio in found.ratios.values())
     assert {len(blocks.seconds) for blocks in found.blocks.values()} == {14}
     assert found.blocks["ours"].num_tokens == found.blocks["trainer"].num_tokens
 

@@ -43,12 +43,12 @@ def test_loss_sum_is_what_transformers_itself_calls_the_loss_times_its_tokens(
         assert float(loss_sum(model, batch)) == pytest.approx(float(loss) * batch.num_tokens, rel=1e-5)
 
 
-def test_a_dummy_micro_batch_has_no_loss_and_no_gradient(tiny_model: Path) -> None:
+def test_a_dummy_micro_batch_has_no_loss_and_gives_every_parameter_a_gradient_of_zero(tiny_model: Path) -> None:
     model = load_model(tiny_model)
     loss = loss_sum(model, dummy_micro_batch(32))
     loss.backward()
     assert float(loss.detach()) == 0.0
-    assert all(float(part.grad.abs().max()) == 0.0 for part in model.parameters() if part.grad is not None)
+    assert all(part.grad is not None and float(part.grad.abs().max()) == 0.0 for part in model.parameters())
 
 
 def test_weights_are_fp32_even_where_the_folder_holds_bf16(tmp_path: Path, tiny_model: Path) -> None:
