@@ -104,7 +104,7 @@ bench-bookkeeping: $(READY)  ## What the gates' bookkeeping costs per optimizer 
 bench-trackers: $(READY)  ## What MLflow and Prefect cost a training, healthy or not; about an hour
 	@python -m benchmarks.trackers
 
-bench-levers: $(READY)  ## What each lever brings: packing, chunks of the loss, options of ddp, compiled layers
+bench-levers: $(READY)  ## What each lever brings: packing, chunks of the loss, the optimizer, options of ddp, compiled layers
 	@python -m benchmarks.levers
 
 bench: $(READY)  ## Our training step beside other ways to train, and 2 processes against 1; about half an hour

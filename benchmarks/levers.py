@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
+from benchmarks.levers_attention import DOCUMENTS, attention_rows, measure_attention
 from benchmarks.levers_loss import ROUNDS, ROWS, VOCABULARIES, loss_rows, measure_loss
 from benchmarks.results_file import RESULTS, write_results
 from tasks.builtin.corpus import corpus_rows
@@ -55,12 +56,14 @@ class Lever:
     """Whether gradients go over the emulated slow link."""
     has_large_head: bool = False
     """Whether the model has a vocabulary of 8,192 instead of 2,048: a tied embedding that is most of its gradient."""
-    is_no_sync: bool = False
-    """Whether the lever is no_sync itself: without it every micro-batch exchanges gradients."""
+    lacks: str | None = None
+    """What every training has and the side without the lever lacks (benchmarks/levers_rank.py), where it is that."""
 
 
 _PACKED = {"packing": True}
 LEVERS = [
+    Lever(name="rows of like length together, micro-batches of 4", ranks=1, overrides={}, lacks="like lengths"),
+    Lever(name="fused optimizer", ranks=1, overrides={}, lacks="fused optimizer"),
     Lever(name="packing, micro-batches of 4", ranks=1, overrides=_PACKED),
     Lever(
         name="packing, micro-batches of 8",
@@ -76,7 +79,7 @@ LEVERS = [
     ),
     Lever(name="compiled layers", ranks=1, overrides={"compile": True}),
     Lever(name="bf16 instead of fp32", ranks=1, overrides={"precision": "bf16"}),
-    Lever(name="no_sync", ranks=2, overrides={}, is_no_sync=True),
+    Lever(name="no_sync", ranks=2, overrides={}, lacks="no_sync"),
     Lever(name="static_graph", ranks=2, overrides={"options": {"static_graph": True}}),
     Lever(name="bucket_view", ranks=2, overrides={}, without={"options": {"bucket_view": False}}),
     Lever(name="gradients in bf16", ranks=2, overrides={"options": {"gradient_hook": "bf16"}}),
@@ -89,7 +92,7 @@ LEVERS = [
             "buckets of 2 MiB": {"bucket_mib": 2.0},
         }.items()
     ),
-    Lever(name="no_sync", ranks=2, overrides={}, has_link=True, has_large_head=True, is_no_sync=True),
+    Lever(name="no_sync", ranks=2, overrides={}, has_link=True, has_large_head=True, lacks="no_sync"),
 ]
 
 
@@ -159,8 +162,8 @@ def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps
     link = _LINK if first.has_link else None
     sides = [
         (
-            {"overrides": lever.without, "link": link, "no_sync": not lever.is_no_sync},
-            {"overrides": lever.overrides, "link": link, "no_sync": True},
+            {"overrides": lever.without, "link": link, "lacks": lever.lacks},
+            {"overrides": lever.overrides, "link": link, "lacks": None},
         )
         for lever in levers
     ]
@@ -223,6 +226,7 @@ def _main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         texts = prepare(Path(scratch))
         losses = [measure_loss(size) for size in VOCABULARIES]
+        attentions = [measure_attention(lengths) for lengths in DOCUMENTS]
         groups = [list(group) for _, group in itertools.groupby(levers, lambda lever: (lever.ranks, lever.has_link))]
         found = [
             one
@@ -240,11 +244,12 @@ def _main() -> None:
             "in mirrored order, all sides of levers of as many ranks in one process group. "
             f"Slow link: gradients are also held back for {_LINK['latency_ms']} ms + bytes / "
             f"{_LINK['mib_per_second']:.0f} MiB/s. Loss in chunks: forward and backward of the loss alone, "
-            f"{ROWS} rows, hidden size 128, {ROUNDS} rounds."
+            f"{ROWS:,} rows, hidden size 128, {ROUNDS} rounds. Attention: the same of attention alone, 4 heads of 32."
         ),
         headings=["lever", "ranks", "link", "gain", "ms per step", "notes"],
         rows=[_row(*pair) for pair in zip(levers, found, strict=True)]
-        + [row for one in losses for row in loss_rows(one)],
+        + [row for one in losses for row in loss_rows(one)]
+        + [row for one in attentions for row in attention_rows(one)],
         summary="Not claimed: anything about GPUs, where 16 bit, compiling and variable-length attention weigh more.",
         found={
             "levers": [
@@ -252,6 +257,7 @@ def _main() -> None:
                 for lever, one in zip(levers, found, strict=True)
             ],
             "losses": losses,
+            "attentions": attentions,
         },
         load_before=load_before,
         folder=arguments.results,

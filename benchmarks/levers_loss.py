@@ -1,7 +1,7 @@
 """The loss alone: whole logits against chunks of rows, forward and backward."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from tasks.measuring.intervals import ratio_of_medians
 from training.linear_loss import linear_cross_entropy
 
 VOCABULARIES = (2_048, 32_768)
-CHUNKS = (64, 256, 1024)
-ROWS = 1024
+CHUNKS = (64, 384, 2_048, 4_096)
+"""The defaults of a CPU and of a GPU (training/config.py) among them; the last is all rows at once."""
+ROWS = 4_096
 ROUNDS = 6
 
 
@@ -29,16 +30,7 @@ def measure_loss(vocab_size: int) -> dict[str, Any]:
     }
     for rows in CHUNKS:
         arms[f"{rows} rows"] = lambda rows=rows: linear_cross_entropy(hidden, weight, targets, chunk_rows=rows)
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for turn in range(ROUNDS + 1):
-        names = list(arms) if turn % 2 else list(reversed(arms))
-        for name in names:
-            started = time.perf_counter()
-            arms[name]().backward()
-            taken = time.perf_counter() - started
-            hidden.grad = weight.grad = None
-            if turn:
-                seconds[name].append(taken)
+    seconds = seconds_in_turns(arms, leaves=[hidden, weight])
     gains = {name: ratio_of_medians(seconds["whole logits"], spans, seed=1) for name, spans in seconds.items()}
     return {
         "vocab_size": vocab_size,
@@ -48,6 +40,22 @@ def measure_loss(vocab_size: int) -> dict[str, Any]:
         },
         "seconds": seconds,
     }
+
+
+def seconds_in_turns(arms: Mapping[str, Callable[[], Tensor]], *, leaves: Sequence[Tensor]) -> dict[str, list[float]]:
+    """Return the seconds of forward and backward of every arm in every round; another round leads in."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for turn in range(ROUNDS + 1):
+        names = list(arms) if turn % 2 else list(reversed(arms))
+        for name in names:
+            started = time.perf_counter()
+            arms[name]().backward()
+            taken = time.perf_counter() - started
+            for leaf in leaves:
+                leaf.grad = None
+            if turn:
+                seconds[name].append(taken)
+    return seconds
 
 
 def loss_rows(found: dict[str, Any]) -> list[list[str]]:

@@ -1,11 +1,12 @@
 """One rank of benchmarks/levers.py: blocks of real optimizer steps, arm by arm, taking turns.
 
-An arm is a variant of the cell (training/variants.py). Where it has a `link`, gradients also wait for an emulated one:
-they are really averaged over gloo, but not before the link would have carried them.
+An arm is a variant of the cell (training/variants.py), or lacks what every cell has. Where it has a `link`, gradients
+also wait for an emulated one: they are really averaged over gloo, but not before the link would have carried them.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -59,9 +60,28 @@ def _made(arm: dict[str, Any], config: Any, ranks: Ranks) -> Made:
         link = SlowLink(ranks, **arm["link"])
         with _exchanging_over(link):
             made = make(Variant(overrides=arm["overrides"]), config, ranks)
+    return _without(made, arm["lacks"])
+
+
+class _UnfusedAdamW(torch.optim.AdamW):
+    """As torch makes it by itself, which refuses to be told of a gradient that is not finite."""
+
+    found_inf = property(lambda _: None, lambda *_: None)
+
+
+def _without(made: Made, lacks: str | None) -> Made:
+    """Take away what every training has: no_sync, the fused optimizer, rows of like length in a micro-batch."""
     strategy: Any = made.strategy
-    if not arm["no_sync"]:
+    if lacks == "no_sync":
         strategy._wrapped.no_sync = contextlib.nullcontext
+    elif lacks == "fused optimizer":
+        old = strategy.replica._optimizer
+        groups = [{name: group[name] for name in ("params", "weight_decay")} for group in old.param_groups]
+        strategy.replica._optimizer = _UnfusedAdamW(groups)
+    elif lacks == "like lengths":
+        # Rows that are as long as each other stay in the order drawn.
+        plan = dataclasses.replace(made.plan, lengths=np.zeros_like(made.plan.lengths))
+        return dataclasses.replace(made, plan=plan)
     return made
 
 
