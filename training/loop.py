@@ -89,6 +89,7 @@ def train(
                 num_steps=num_steps[index],
                 # Of the weights it does begin with, for a gate to hold against those it should begin with.
                 counters=Counters(started_at=now(), start_checksum=strategy.replica.parameter_checksum()),
+                keeps_lines=ranks.is_first,
             )
             _resume(launch, strategy, record, version_drift=drift)
             finished = train_segment(launch, strategy, record)

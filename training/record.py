@@ -97,12 +97,13 @@ class SegmentRecord:
     """Its number of optimizer steps."""
     counters: Counters
     """Running totals."""
+    keeps_lines: bool = True
+    """Whether this rank is the first, which writes them."""
     steps_text: bytearray = field(default_factory=bytearray)
     """Its steps.jsonl, every step once: half of what the same lines take as objects, and a checkpoint copies it."""
     earlier_ledger: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), dtype=LEDGER_DTYPE))
     """(n, 4), LEDGER_COLUMNS: what all ranks consumed in earlier launches; empty on other ranks than 0."""
     _consumed: "array[int]" = field(default_factory=lambda: array(LEDGER_DTYPE.char))
-    _is_first: bool = True
     _span_started: float = 0.0
 
     @property
@@ -120,7 +121,6 @@ class SegmentRecord:
 
     def consume(self, step: int, rank: int, micro_batches: Sequence[MicroBatch], result: StepResult) -> None:
         """Enter what this rank put through the model in a step."""
-        self._is_first = rank == 0
         for name in ("num_all_reduces", "num_all_reduce_bytes", "num_gathers", "num_gather_bytes"):
             setattr(self.counters, name, getattr(self.counters, name) + getattr(result, name))
         for part in micro_batches:
@@ -137,7 +137,7 @@ class SegmentRecord:
                 setattr(self.counters, name, getattr(self.counters, name) + getattr(fact, name))
             self.counters.train_seconds += fact.seconds
             lines.append(self._line(fact))
-        if self._is_first:
+        if self.keeps_lines:
             self.steps_text += "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
         else:
             self.steps_text.clear()

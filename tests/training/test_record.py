@@ -75,7 +75,9 @@ def test_lines_take_no_more_than_their_text_and_nothing_on_ranks_that_never_writ
     rank: int, tmp_path: Path
 ) -> None:
     segment = SegmentConfig(range="0-32000", epoch=1, fingerprint="f", slice_dir=tmp_path)
-    record = SegmentRecord(segment=segment, first_step=1, num_steps=2_000, counters=Counters("", ""))
+    record = SegmentRecord(
+        segment=segment, first_step=1, num_steps=2_000, counters=Counters("", ""), keeps_lines=rank == 0
+    )
     nothing, num_bytes = StepResult(torch.zeros(()), torch.zeros(()), 0, 0), 0
     first = [_facts(1)]
     # As a checkpoint of one step has left it.
