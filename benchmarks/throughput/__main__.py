@@ -137,13 +137,14 @@ def run(plan: Plan, work: Path, *, data: Path | None, console: Console) -> Every
         write_rows(folder / "rows", texts.rows, vocab_size=size.vocab_size)
         write_random_model(folder / "model", small_qwen2(size.vocab_size, **size.shape))
         setups = [_setup(plan, size, folder, world_size) for world_size in plan.world_sizes]
-        settings: dict[str, dict[str, Any]] = {}
+        tried_on_one: dict[str, list[dict[str, Any]]] | None = None
         for setup in setups:
             found = contest(
                 setup, PEERS, folder / setup.name, max_seconds=plan.seconds, half_width=plan.half_width,
-                min_rounds=plan.min_rounds, say=say, settings=settings,
+                min_rounds=plan.min_rounds, say=say, tried_on_one=tried_on_one,
             )  # fmt: skip
-            settings |= found.tried_settings
+            if setup.world_size == 1:
+                tried_on_one = found.tried
             contests.append(found)
             say(f"{setup.name}: {found.stopped_because}")
         spreads[size.name] = _spread(plan, setups[-1], contests[-1].settings[OURS], folder)
@@ -191,11 +192,14 @@ def method_of(found: Everything, plan: Plan) -> str:
         "per process, gloo. Ids above a model's vocabulary are folded into it by their remainder, so that lengths are "
         "the real ones. Each peer runs in processes of its own, which wait idle between its blocks. A round is a block "
         "of each peer in random order and then a block of each in the reverse order; all blocks of a half have the "
-        "same rows, and the learning rate is 0, so that weights stay what they are. Of every peer the settings were "
-        "tried first, on one process, and the one with the least CPU seconds taken (the JSON file has all). Ratios: "
-        "medians of levelled rounds, paired bootstrap. By CPU seconds: the same of what processes computed, without "
-        "waiting, which load by others hardly changes. Lengths are grouped within the rows of a block. Ours includes "
-        "ledger, window and a log point per block; checkpoints, evaluation and tracking are outside the clock for "
+        "same rows, and the learning rate is 0, so that weights stay what they are. Settings of every peer, ours among "
+        "them, were tried first in turns on the same three blocks (the JSON file has all): on one process all of them, "
+        "by CPU seconds; on several the few best of one and those that load the processes more evenly, by seconds of "
+        "the slowest. The best by the median is taken; of those within 1 % of it, the one with the smallest "
+        "micro-batches. Ratios: medians of levelled rounds, paired bootstrap. By CPU seconds: the same of what "
+        "processes computed, without waiting, which load by others hardly changes. Lengths are grouped within the rows "
+        "of a block. Ours includes ledger, window and a log point per block; checkpoints, evaluation and tracking are "
+        "outside the clock for "
         f"everybody. Load average of five minutes at the end of each contest, its own included: {loads}."
     )
 

@@ -1,7 +1,6 @@
 """Peers against each other: the best setting of each, then blocks in turns until the intervals are narrow."""
 
 import dataclasses
-import importlib
 import os
 import statistics
 import time
@@ -10,16 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.throughput.groups import Blocks, Group, Setup, groups, write_job
+from benchmarks.throughput.groups import Blocks, Setup, groups
+from benchmarks.throughput.trying import best_of, settings_of, tried_settings, worth_trying
 from tasks.measuring.interleaving import MIN_ROUNDS, Stopping, rounds, trial
 from tasks.measuring.intervals import Interval, ratio_of_medians
-from tasks.stage.failure import DistributedError, ResourceError
 
 OURS = "ours"
 LOSS_TOLERANCE = 1e-4
 """Largest relative difference of a block's loss from ours, in fp32: the same rows, other orders of summing."""
 _LOSS_TOLERANCES = {"fp32": LOSS_TOLERANCE, "bf16": 2e-2, "fp16": 2e-2}
-_TRIAL_BLOCKS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +29,7 @@ class Found:
     settings: dict[str, dict[str, Any]]
     """The setting of every peer."""
     tried: dict[str, list[dict[str, Any]]]
-    """Every peer's settings with the seconds per block that they took when tried."""
+    """Every peer's settings with the seconds of each block that they took when tried."""
     blocks: dict[str, Blocks]
     """Of every peer."""
     ratios: dict[str, Interval]
@@ -46,11 +44,6 @@ class Found:
     """In words."""
     load: float
     """Load average of five minutes when it ended, its own processes included."""
-
-    @property
-    def tried_settings(self) -> dict[str, dict[str, Any]]:
-        """Return the settings of the peers that had a choice."""
-        return {peer: self.settings[peer] for peer, found in self.tried.items() if len(found) > 1}
 
     @property
     def losses_agree(self) -> bool:
@@ -87,50 +80,6 @@ class Found:
         }
 
 
-def tried_settings(
-    setup: Setup, peer: str, work: Path, *, say: Callable[[str], None], num_blocks: int = _TRIAL_BLOCKS
-) -> list[dict[str, Any]]:
-    """Return the peer's settings, the fastest first, each with the least `seconds` of a block; on a CPU CPU seconds.
-
-    They are tried one after another, where CPU seconds are compared more fairly than those of a clock.
-
-    A setting that does not run, as where memory is too small for it, stands last with its reason (`failed`). Raises
-    the StageError of the last one if none runs.
-    """
-    left = settings_of(setup, peer, work)
-    if len(left) == 1:
-        return [{"setting": left[0], "seconds": None}]
-    tried: list[dict[str, Any]] = []
-    failed: list[dict[str, Any]] = []
-    while left:
-        with groups(setup, [peer], work) as found:
-            try:
-                while left:
-                    seconds = _least_seconds(found[peer], left[0], num_blocks)
-                    tried.append({"setting": left.pop(0), "seconds": seconds})
-                    say(f"{setup.name}, {peer}: {tried[-1]['setting']} takes {seconds:.2f} s")
-            except (ResourceError, DistributedError) as error:
-                failed.append({"setting": left.pop(0), "failed": str(error)})
-                say(f"{setup.name}, {peer}: {failed[-1]['setting']} does not run: {error}")
-                if not left and not tried:
-                    raise
-    return sorted(tried, key=lambda one: float(one["seconds"])) + failed
-
-
-def settings_of(setup: Setup, peer: str, work: Path) -> list[dict[str, Any]]:
-    """Return the settings worth trying."""
-    module: Any = importlib.import_module(f"benchmarks.throughput.peers.{peer}")
-    return list(module.settings(write_job(setup, peer, work / peer)))
-
-
-def _least_seconds(group: Group, setting: Mapping[str, Any], num_blocks: int) -> float:
-    group.use(setting)
-    blocks = Blocks()
-    for _ in range(num_blocks):
-        group.run(blocks)
-    return min(blocks.cpu_seconds if group.job.training.device == "cpu" else blocks.seconds)
-
-
 def contest(
     setup: Setup,
     peers: Sequence[str],
@@ -141,21 +90,24 @@ def contest(
     say: Callable[[str], None],
     min_rounds: int = MIN_ROUNDS,
     is_trying: bool = True,
-    settings: Mapping[str, dict[str, Any]] | None = None,
+    tried_on_one: Mapping[str, list[dict[str, Any]]] | None = None,
     seed: int = 1,
 ) -> Found:
     """Return how our tokens per second compare with the peers'.
 
-    Peers that `settings` names take that one, others the fastest of theirs or, without trying, the first.
+    Each peer takes the best of its settings or, without trying, the first. `tried_on_one`: what was tried on one
+    process, for a contest on several.
     """
     tried: dict[str, list[dict[str, Any]]] = {}
-    chosen: dict[str, dict[str, Any]] = dict(settings or {})
+    chosen: dict[str, dict[str, Any]] = {}
     for peer in peers:
-        if peer in chosen:
-            continue
+        offered = settings_of(setup, peer, work / "trying")
+        chosen[peer] = offered[0]
         if is_trying:
-            tried[peer] = tried_settings(setup, peer, work / "trying", say=say)
-        chosen[peer] = tried[peer][0]["setting"] if is_trying else settings_of(setup, peer, work / "trying")[0]
+            if tried_on_one is not None:
+                offered = worth_trying(offered, tried_on_one[peer])
+            tried[peer] = tried_settings(setup, peer, work / "trying", settings=offered, say=say)
+            chosen[peer] = best_of(tried[peer])
     blocks = {peer: Blocks() for peer in peers}
     values: dict[str, list[float]] = {peer: [] for peer in peers}
     cpu_values: dict[str, list[float]] = {peer: [] for peer in peers}

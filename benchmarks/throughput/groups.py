@@ -122,10 +122,11 @@ class Group:
         """Wait until its processes are there."""
         self._workers.wait_until_ready()
 
-    def use(self, setting: Mapping[str, Any]) -> None:
-        """Build what the setting asks for; blocks begin anew."""
-        self._workers.ask("use", setting=dict(setting), doing=f"building {dict(setting)}")
-        self._block = 0
+    def use(self, setting: Mapping[str, Any], *, first_block: int = 0) -> None:
+        """Build what the setting asks for; blocks go on from `first_block`."""
+        told = {"setting": dict(setting), "first_block": first_block}
+        self._workers.ask("use", **told, doing=f"building {dict(setting)}")
+        self._block = first_block
 
     def run(self, blocks: Blocks) -> float:
         """Run the next block and enter what it came to; return its seconds."""

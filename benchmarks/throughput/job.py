@@ -14,6 +14,10 @@ from training.plan import plan_segment
 
 JOB_FILE = "config.json"
 TRAINING_FILE = "training.json"
+AS_GIVEN = "as_given"
+"""The order of rows that evens out nothing."""
+BY_LENGTH = "by_length"
+"""Longest first within a block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ class Job:
     def micro_batch_sizes(self) -> list[int]:
         """Rows of a micro-batch that are worth trying: those that split the rank's share, small ones on a CPU."""
         share = self.global_batch_size // self.training.world_size
-        sizes = (2, 4, 8) if self.training.device == "cpu" else (8, 16, 32, 64)
+        sizes = (1, 2, 4, 8) if self.training.device == "cpu" else (8, 16, 32, 64)
         return [size for size in sizes if size <= share and share % size == 0] or [share]
 
     def steps_of(self, block: int) -> list[int]:
@@ -67,14 +71,14 @@ class Job:
         lengths = self.source.lengths(self.training.seq_len)[rows]
         return rows[np.argsort(-lengths, kind="stable")]
 
-    def sequence(self, *, by_length: bool) -> list[int]:
-        """Return all rows of all blocks in order.
+    def sequence(self, *, by_length: bool, first_block: int = 0) -> list[int]:
+        """Return all rows of all blocks in order, from `first_block` on and round to it.
 
         By length: the timed rows of a block are sorted as a whole, so that a micro-batch has rows of like length, and
         a block still has the rows that it has for everybody.
         """
         rows: list[np.ndarray] = []
-        for block in range(self.num_blocks):
+        for block in range(first_block, first_block + self.num_blocks):
             lead_in, *timed = (self.rows_of(step) for step in self.steps_of(block))
             batch = np.concatenate(timed)
             rows += [lead_in, self.rows_by_length(batch) if by_length else batch]

@@ -15,7 +15,9 @@ from torch import Tensor
 
 
 class Turns:
-    """The rank's line to the benchmark. Blocks come in their fixed order, counted anew with every setting."""
+    """The rank's line to the benchmark. Blocks come in their fixed order, with every setting from its `first_block`."""
+
+    first_block = 0
 
     def __init__(self, address: str, *, rank: int, device: torch.device) -> None:
         plug = socket(AF_UNIX, SOCK_STREAM)
@@ -36,6 +38,7 @@ class Turns:
         if asked["command"] != "use":
             raise ValueError(f"command {asked['command']!r} before a setting; allowed: use")
         self._answer_due = True
+        self.first_block = int(asked["first_block"])
         return dict(asked["setting"])
 
     def next(self) -> int | None:

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from benchmarks.throughput import gpu, targets
-from benchmarks.throughput.contest import Found, against_ours, contest, largest_difference
-from benchmarks.throughput.groups import Blocks, Setup, write_job
+from benchmarks.throughput.contest import LOSS_TOLERANCE, Found, against_ours, contest, largest_difference
+from benchmarks.throughput.groups import Blocks, Setup, groups, write_job
 from benchmarks.throughput.job import Job, padded
 from benchmarks.throughput.rows import small_qwen2, write_random_model, write_rows
 from benchmarks.throughput.spreading import beyond_import, spread
+from benchmarks.throughput.trying import best_of, far_behind, settings_of, tried_settings, worth_trying
+from tasks.measuring.intervals import Interval
 
 _PEERS = ("ours", "published", "trainer", "accelerated")
 _SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1} | {
@@ -117,6 +119,57 @@ def test_no_speed_counts_where_the_losses_differ(setup: Setup) -> None:
 
 def test_a_start_is_the_median_of_what_each_turn_takes_beyond_the_import() -> None:
     assert beyond_import({"import torch": [2.0, 3.0, 2.0], "first step": [6.0, 9.0, 7.0]}) == 5.0
+
+
+def test_settings_are_compared_block_by_block_and_the_median_decides() -> None:
+    # The third block has twice as many tokens; the second setting was disturbed in the first.
+    assert far_behind([[1.0, 1.0, 2.2], [5.0, 1.1, 2.0]]) == pytest.approx([1.0, 1.1])
+
+
+def _tried(behind: float, **setting: object) -> dict[str, object]:
+    return {"setting": setting, "behind": behind}
+
+
+def test_of_settings_within_a_hundredth_of_the_fastest_the_smallest_micro_batches_are_taken() -> None:
+    tried = [_tried(1.0, micro_batch_size=8), _tried(1.009, micro_batch_size=4), _tried(1.02, micro_batch_size=2)]
+    assert best_of(tried) == {"micro_batch_size": 4}
+    assert best_of([*tried[::2], {"setting": {"micro_batch_size": 1}, "failed": "no"}]) == {"micro_batch_size": 8}
+
+
+def test_on_several_processes_the_few_best_of_one_are_tried_and_what_loads_them_more_evenly() -> None:
+    sizes = (1, 2, 4, 8, 16)
+    given = [{"order": "as_given", "micro_batch_size": size} for size in sizes]
+    evened = [{"order": "by_length", "micro_batch_size": size} for size in sizes]
+    on_one = [_tried(1.0 + index / 10, **setting) for index, setting in enumerate(given)]
+    assert worth_trying(given + evened, on_one) == given[:4] + evened[:2]
+    # Micro-batches of one process may not split the share of several.
+    assert worth_trying([{"micro_batch_size": 1}], [_tried(1.0, micro_batch_size=2)]) == [{"micro_batch_size": 1}]
+
+
+@pytest.mark.slow
+def test_peers_begin_with_the_block_that_is_asked_for(setup: Setup, tmp_path: Path) -> None:
+    found = {}
+    with groups(setup, _PEERS, tmp_path) as running:
+        for peer in _PEERS:
+            for first_block in (1, 0):
+                running[peer].use(settings_of(setup, peer, tmp_path / "settings")[0], first_block=first_block)
+                running[peer].run(blocks := Blocks())
+                found[peer, first_block] = blocks.losses[0]
+    for peer in _PEERS:
+        assert found[peer, 1] == pytest.approx(found["ours", 1], rel=LOSS_TOLERANCE / 100)
+        assert found[peer, 1] != pytest.approx(found[peer, 0], rel=LOSS_TOLERANCE)
+
+
+@pytest.mark.slow
+def test_settings_take_turns_and_one_that_does_not_run_stands_last(setup: Setup, tmp_path: Path) -> None:
+    good = [{"collator": "padding", "order": "by_length", "micro_batch_size": size} for size in (1, 2)]
+    bad = {"collator": "unknown", "order": "by_length", "micro_batch_size": 4}
+    said: list[str] = []
+    *ran, failed = tried_settings(setup, "accelerated", tmp_path, settings=[good[0], bad, good[1]], say=said.append)
+    assert (failed["setting"], "unknown" in failed["failed"]) == (bad, True)
+    assert sorted(one["setting"]["micro_batch_size"] for one in ran) == [1, 2]
+    assert [len(one["seconds"]) for one in ran] == [3, 3]
+    assert ran[0]["behind"] <= ran[1]["behind"]
 
 
 def test_mfu_is_the_share_of_the_peak_and_unknown_without_a_known_gpu(project: Path) -> None:

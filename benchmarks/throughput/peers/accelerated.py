@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from benchmarks.throughput.job import Job
-from benchmarks.throughput.peers.feeding import InOrder, Rows, collators, feeding_settings
+from benchmarks.throughput.peers.feeding import InOrder, Rows, collators, feeding_settings, rows_in_order
 from benchmarks.throughput.turns import Turns
 from training.workloads.causal_lm import load_model
 
@@ -41,7 +41,7 @@ def _run_setting(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) ->
     loader: Any = DataLoader(
         rows,
         batch_size=setting["micro_batch_size"],
-        sampler=InOrder(job.sequence(by_length=setting["by_length"])),
+        sampler=InOrder(rows_in_order(job, setting, first_block=turns.first_block)),
         collate_fn=collators()[setting["collator"]],
         pin_memory=training.device == "cuda",
     )

@@ -1,12 +1,12 @@
 """What transformers.Trainer and accelerate are fed with: lists of tokens, an order of them, a collator."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
-from benchmarks.throughput.job import Job, padded
+from benchmarks.throughput.job import AS_GIVEN, BY_LENGTH, Job, padded
 
 _LENGTH_MULTIPLE = 8
 
@@ -52,8 +52,17 @@ def collators() -> dict[str, Callable[[Sequence[dict[str, Any]]], dict[str, Any]
 
 def feeding_settings(job: Job) -> list[dict[str, Any]]:
     """Return collator, order and micro-batch sizes worth trying."""
-    sizes = job.micro_batch_sizes
-    grouped = [{"collator": "padding", "by_length": True, "micro_batch_size": size} for size in sizes]
-    flat = [{"collator": "flattening", "by_length": False, "micro_batch_size": size} for size in sizes]
-    # As it comes, rows of all lengths in a micro-batch: larger ones only pad more.
-    return [*grouped, *flat, {"collator": "padding", "by_length": False, "micro_batch_size": sizes[0]}]
+    ways = [("padding", BY_LENGTH), ("flattening", AS_GIVEN)]
+    if job.training.world_size > 1:
+        # Nothing is padded, but processes that are dealt rows of like length wait less for each other.
+        ways.append(("flattening", BY_LENGTH))
+    return [
+        {"collator": collator, "order": order, "micro_batch_size": size}
+        for collator, order in ways
+        for size in job.micro_batch_sizes
+    ]
+
+
+def rows_in_order(job: Job, setting: Mapping[str, Any], *, first_block: int) -> list[int]:
+    """Return all rows in the order of the setting, from the block on that is run first."""
+    return job.sequence(by_length=setting["order"] == BY_LENGTH, first_block=first_block)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.throughput.job import Job
-from benchmarks.throughput.peers.feeding import InOrder, Rows, collators, feeding_settings
+from benchmarks.throughput.peers.feeding import InOrder, Rows, collators, feeding_settings, rows_in_order
 from benchmarks.throughput.turns import Turns
 from training.workloads.causal_lm import load_model
 
@@ -36,7 +36,7 @@ def _train(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) -> None:
         """Its rows come in the order of the blocks, and what a micro-batch lost is kept for the check."""
 
         def _get_train_sampler(self, train_dataset: Any = None) -> InOrder:
-            return InOrder(job.sequence(by_length=setting["by_length"]))
+            return InOrder(rows_in_order(job, setting, first_block=turns.first_block))
 
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
             loss: Tensor = super().training_step(model, inputs, num_items_in_batch)

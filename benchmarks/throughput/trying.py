@@ -1,0 +1,106 @@
+"""The settings of a peer, tried in turns on the same blocks, and which of them it takes into the contest."""
+
+import importlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.throughput.groups import Blocks, Group, Setup, groups, write_job
+from benchmarks.throughput.job import AS_GIVEN
+from tasks.stage.failure import DistributedError, ResourceError
+
+_TRIAL_VISITS = {"cpu": ((0, 1), (2,)), "cuda": ((0, 1, 2),)}
+"""Blocks that a setting runs before the next one's turn. On a GPU all at once: what is compiled is built once."""
+_FEW = 4
+"""Settings of one process that are tried on several."""
+_NEARLY = 1.01
+"""So much longer than the fastest is as good as it, and less memory counts."""
+
+
+def tried_settings(
+    setup: Setup, peer: str, work: Path, *, settings: Sequence[dict[str, Any]], say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Return the peer's settings, the fastest first, with the `seconds` of each block and how far they are `behind`.
+
+    They take turns at the same blocks. On one process of a CPU seconds are CPU seconds, which other load hardly
+    changes; else those of the slowest rank, since how evenly ranks are loaded is part of a setting. `behind` is the
+    median over blocks of seconds / those of the fastest setting in the same block.
+
+    A setting that does not run, as where memory is too small for it, stands last with its reason (`failed`). Raises
+    the StageError of the last one if none runs.
+    """
+    if len(settings) == 1:
+        return [{"setting": settings[0], "seconds": [], "behind": 1.0}]
+    indices = list(range(len(settings)))
+    seconds: dict[int, list[float]] = {index: [] for index in indices}
+    failed: dict[int, str] = {}
+    visits = _TRIAL_VISITS[setup.device]
+    # There and back, so that no setting is always the last.
+    left = [(index, visit) for turn, visit in enumerate(visits) for index in (indices[::-1] if turn % 2 else indices)]
+    while left:
+        with groups(setup, [peer], work) as found:
+            try:
+                while left:
+                    index, visit = left[0]
+                    seconds[index] += _trial_seconds(found[peer], settings[index], visit)
+                    del left[0]
+            except (ResourceError, DistributedError) as error:
+                failed[index] = str(error)
+                say(f"{setup.name}, {peer}: {settings[index]} does not run: {error}")
+                left = [turn for turn in left if turn[0] != index]
+                if len(failed) == len(settings):
+                    raise
+    ran = {index: values for index, values in seconds.items() if index not in failed}
+    behind = dict(zip(ran, far_behind(list(ran.values())), strict=True))
+    for index in sorted(behind, key=lambda index: behind[index]):
+        say(f"{setup.name}, {peer}: {settings[index]} takes {behind[index]:.3f} times the fastest")
+    return [
+        {"setting": settings[index], "seconds": seconds[index], "behind": behind[index]}
+        for index in sorted(behind, key=lambda index: behind[index])
+    ] + [{"setting": settings[index], "failed": reason} for index, reason in failed.items()]
+
+
+def far_behind(seconds: Sequence[Sequence[float]]) -> list[float]:
+    """Return for each row its median ratio to the least of the same block; `seconds`: a row per setting."""
+    least = [min(block) for block in zip(*seconds, strict=True)]
+    return [statistics.median(one / best for one, best in zip(row, least, strict=True)) for row in seconds]
+
+
+def best_of(tried: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the fastest setting, or one within 1 % of it that has smaller micro-batches: memory is judged too."""
+    ran = [one for one in tried if "behind" in one]
+    most = _NEARLY * min(one["behind"] for one in ran)
+    near = [one for one in ran if one["behind"] <= most]
+    best: dict[str, Any] = min(near, key=lambda one: (one["setting"]["micro_batch_size"], one["behind"]))["setting"]
+    return best
+
+
+def worth_trying(settings: Sequence[dict[str, Any]], on_one_process: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the settings that may be the fastest on several processes, by what was tried on one.
+
+    They are the few fastest there, and with the micro-batch sizes of the first two of them every order of rows that
+    evens out what the processes have to do.
+    """
+    few = [one["setting"] for one in on_one_process if "behind" in one][:_FEW]
+    sizes = {setting["micro_batch_size"] for setting in few[:2]}
+    return [
+        setting
+        for setting in settings
+        if setting in few or (setting.get("order", AS_GIVEN) != AS_GIVEN and setting["micro_batch_size"] in sizes)
+    ] or list(settings)
+
+
+def settings_of(setup: Setup, peer: str, work: Path) -> list[dict[str, Any]]:
+    """Return the settings that a peer offers."""
+    module: Any = importlib.import_module(f"benchmarks.throughput.peers.{peer}")
+    return list(module.settings(write_job(setup, peer, work / peer)))
+
+
+def _trial_seconds(group: Group, setting: Mapping[str, Any], visit: Sequence[int]) -> list[float]:
+    group.use(setting, first_block=visit[0])
+    blocks = Blocks()
+    for _ in visit:
+        group.run(blocks)
+    training = group.job.training
+    return blocks.cpu_seconds if training.device == "cpu" and training.world_size == 1 else blocks.seconds
