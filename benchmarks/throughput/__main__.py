@@ -28,7 +28,8 @@ from benchmarks.throughput.rows import (
     write_rows,
 )
 from benchmarks.throughput.spreading import MIN_ACCUMULATION, Spread, beyond_import, spread, start_seconds
-from benchmarks.throughput.targets import Judged, contest_rows, judge_contest, judge_spread, judge_start
+from benchmarks.throughput.targets import Judged, contest_rows, judge_contest, judge_spread, judge_start, judge_wait
+from benchmarks.throughput.waiting import Waited, waited_for_data
 
 PEERS = (OURS, "published", "trainer", "accelerated")
 HEADINGS = [
@@ -103,11 +104,14 @@ class Everything:
     """Model -> two processes against one."""
     starts: dict[str, list[float]]
     """Seconds of starts."""
+    waits: dict[str, Waited]
+    """Setup -> what a training waited for data."""
 
     def judged(self) -> list[Judged]:
         """Return every target."""
         found = [target for one in self.contests for target in judge_contest(one)]
         found += [target for name, one in self.spreads.items() for target in judge_spread(name, one)]
+        found += [judge_wait(name, one) for name, one in self.waits.items()]
         return [*found, judge_start(beyond_import(self.starts))]
 
     def as_json(self) -> dict[str, Any]:
@@ -118,6 +122,7 @@ class Everything:
             "contests": [one.as_json() for one in self.contests],
             "spreads": {name: dataclasses.asdict(one) for name, one in self.spreads.items()},
             "starts": self.starts,
+            "waits": {name: dataclasses.asdict(one) for name, one in self.waits.items()},
         }
 
 
@@ -132,6 +137,7 @@ def run(plan: Plan, work: Path, *, data: Path | None, console: Console) -> Every
     contests: list[Found] = []
     spreads: dict[str, Spread] = {}
     starts: dict[str, list[float]] = {}
+    waits: dict[str, Waited] = {}
     for size in plan.sizes:
         folder = work / size.name
         write_rows(folder / "rows", texts.rows, vocab_size=size.vocab_size)
@@ -148,10 +154,20 @@ def run(plan: Plan, work: Path, *, data: Path | None, console: Console) -> Every
             contests.append(found)
             say(f"{setup.name}: {found.stopped_because}")
         spreads[size.name] = _spread(plan, setups[-1], contests[-1].settings[OURS], folder)
-        starts = starts or start_seconds(setups[0], folder / "starts", repeats=plan.starts)
+        if not starts:
+            # The first model has the shortest steps, and its loader the least time.
+            starts = start_seconds(setups[0], folder / "starts", repeats=plan.starts)
+            for one in contests:
+                waits[one.setup.name] = waited_for_data(
+                    one.setup, folder / "waits" / one.setup.name, overrides=one.settings[OURS]
+                )
     label = f"{texts.label}, {facts['mean_tokens']:.0f} tokens on average; padding all to {plan.seq_len} would be "
     return Everything(
-        texts=f"{label}{facts['padding_share']:.0%} padding", contests=contests, spreads=spreads, starts=starts
+        texts=f"{label}{facts['padding_share']:.0%} padding",
+        contests=contests,
+        spreads=spreads,
+        starts=starts,
+        waits=waits,
     )
 
 

@@ -55,12 +55,6 @@ class Found:
         """Return the real tokens of the peer's blocks / their seconds."""
         return sum(self.blocks[peer].num_tokens) / sum(self.blocks[peer].seconds)
 
-    @property
-    def data_wait_share(self) -> float:
-        """Return the share of our seconds in which a rank waited for data."""
-        ours = self.blocks[OURS]
-        return ours.data_wait_seconds / sum(ours.seconds)
-
     def as_json(self) -> dict[str, Any]:
         """Return everything, round by round."""
         return {
@@ -72,7 +66,6 @@ class Found:
             "cpu_ratios": {peer: ratio.as_json() for peer, ratio in self.cpu_ratios.items()},
             "losses_agree": self.losses_agree,
             "largest_loss_difference": self.largest_loss_difference,
-            "data_wait_share": self.data_wait_share,
             "num_rounds": self.num_rounds,
             "stopped_because": self.stopped_because,
             "load": self.load,

@@ -92,8 +92,6 @@ class Blocks:
     """Real tokens, no padding."""
     cpu_seconds: list[float] = field(default_factory=list)
     """Of all ranks together; nearly what they would take with the cores to themselves."""
-    data_wait_seconds: float = 0.0
-    """Together; of the rank that waited longest."""
     peak_memory_bytes: int = 0
     """All ranks together."""
 
@@ -136,7 +134,6 @@ class Group:
         blocks.cpu_seconds.append(sum(one["cpu_seconds"] for one in found))
         blocks.losses.append(sum(one["loss_sum"] for one in found) / self.job.num_label_tokens(self._block))
         blocks.num_tokens.append(self.job.num_tokens(self._block))
-        blocks.data_wait_seconds += max(one["data_wait_seconds"] or 0.0 for one in found)
         blocks.peak_memory_bytes = sum(one["peak_memory_bytes"] for one in found)
         self._block += 1
         return seconds

@@ -36,8 +36,6 @@ class Spread:
     """Seconds of one process / seconds of two that know nothing of each other, each with half of the work."""
     share: Interval
     """Speedup / ceiling."""
-    data_wait_share: float
-    """Of the two processes' seconds, those in which one waited for data."""
     num_rounds: int
     """Rounds of two blocks of each."""
 
@@ -91,13 +89,11 @@ def spread(
                 num_rounds, seconds=seconds, look=lambda confidence: {"share": ratio("copies", "two", confidence)}
             ):
                 break
-    two = trials.blocks["two"]
     return Spread(
         accumulation=micro_batches // 2,
         speedup=ratio("one", "two"),
         ceiling=ratio("one", "copies"),
         share=stopping.intervals["share"],
-        data_wait_share=sum(block.data_wait_seconds for block in two) / sum(block.seconds for block in two),
         num_rounds=num_rounds,
     )
 

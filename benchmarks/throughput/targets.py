@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.throughput.contest import OURS, Found
 from benchmarks.throughput.spreading import Spread
+from benchmarks.throughput.waiting import Waited
 from tasks.measuring.intervals import Interval
 
 PEERS = {
@@ -44,7 +45,7 @@ def shown(interval: Interval, *, percent: bool = False) -> str:
 
 
 def judge_contest(found: Found) -> list[Judged]:
-    """Return the targets of a contest: speed, equal work, wait for data, memory."""
+    """Return the targets of a contest: speed, equal work, memory."""
     name = found.setup.name
     judged = [
         Judged(
@@ -58,10 +59,6 @@ def judge_contest(found: Found) -> list[Judged]:
     worst = max(found.largest_loss_difference.values())
     judged.append(
         Judged(what=f"{name}: same loss", target="within 1e-4", found=f"{worst:.1e}", is_reached=found.losses_agree)
-    )
-    wait = found.data_wait_share
-    judged.append(
-        Judged(what=f"{name}: wait for data", target="<= 2 %", found=f"{wait:.2%}", is_reached=wait <= MOST_DATA_WAIT)
     )
     if "trainer" in found.blocks:
         ours, theirs = (found.blocks[peer].peak_memory_bytes / 2**20 for peer in (OURS, "trainer"))
@@ -96,6 +93,16 @@ def judge_start(seconds: float) -> Judged:
         target="<= 6 s",
         found=f"{seconds:.1f} s",
         is_reached=seconds <= MOST_START_SECONDS,
+    )
+
+
+def judge_wait(name: str, waited: Waited) -> Judged:
+    """Return the target of the wait for data."""
+    return Judged(
+        what=f"{name}: wait for data in a training of {waited.num_steps} steps",
+        target="<= 2 %",
+        found=f"{waited.share:.2%}",
+        is_reached=waited.share <= MOST_DATA_WAIT,
     )
 
 

@@ -61,13 +61,12 @@ class Turns:
             dist.barrier()
         self._started, self._cpu_started = time.perf_counter(), time.process_time()
 
-    def finish(self, losses: list[Tensor], *, data_wait_seconds: float | None = None) -> None:
+    def finish(self, losses: list[Tensor]) -> None:
         """Stop the clock and answer; `losses`: sums of this rank's token losses, whatever their number."""
         self._synchronize()
         seconds, cpu_seconds = time.perf_counter() - self._started, time.process_time() - self._cpu_started
         total = float(torch.stack([loss.detach().double().cpu() for loss in losses]).sum()) if losses else 0.0
-        found: dict[str, float | None] = {"seconds": seconds, "cpu_seconds": cpu_seconds, "loss_sum": total}
-        found["data_wait_seconds"] = data_wait_seconds
+        found = {"seconds": seconds, "cpu_seconds": cpu_seconds, "loss_sum": total}
         self._say({**found, "peak_memory_bytes": peak_memory_bytes(self._device)})
 
     def _synchronize(self) -> None:

@@ -35,7 +35,7 @@ def _run_block(job: Job, made: Made, ranks: Ranks, events: EventStream, steps: l
     """Run the steps, the first untimed, each with ledger and window; the log point at the end is timed too."""
     counters = Counters(started_at=now(), start_checksum="")
     record = SegmentRecord(segment=job.training.segments[0], first_step=1, num_steps=len(job.order), counters=counters)
-    window, losses, waited = Window(ranks), [], 0.0
+    window, losses = Window(ranks), []
     for micro_batches, step, data_wait_seconds in loaded(made, ranks, steps, "loader"):
         planned = made.plan.step(step)
         # A learning rate of 0 costs the same and leaves the weights alone, so that all blocks do the same work.
@@ -48,7 +48,6 @@ def _run_block(job: Job, made: Made, ranks: Ranks, events: EventStream, steps: l
         record.consume(step, ranks.rank, micro_batches, result)
         window.add(step, result, micro_batches, planned=planned, learning_rate=0.0, data_wait_seconds=data_wait_seconds)
         losses.append(result.loss_sum)
-        waited += data_wait_seconds
     for line in record.add(window.close(forgives_overflow=made.strategy.replica.forgives_overflow)):
         events.send(**line)
-    turns.finish(losses, data_wait_seconds=waited)
+    turns.finish(losses)
