@@ -14,6 +14,8 @@ _TRIAL_VISITS = {"cpu": ((0, 1), (2,)), "cuda": ((0, 1, 2),)}
 """Blocks that a setting runs before the next one's turn. On a GPU all at once: what is compiled is built once."""
 _FEW = 4
 """Settings of one process that are tried on several."""
+_FEW_SIZES = 2
+"""Micro-batch sizes of one process, with which orders of rows are tried on several."""
 _NEARLY = 1.01
 """So much longer than the fastest is as good as it, and less memory counts."""
 
@@ -79,11 +81,12 @@ def best_of(tried: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def worth_trying(settings: Sequence[dict[str, Any]], on_one_process: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the settings that may be the fastest on several processes, by what was tried on one.
 
-    They are the few fastest there, and with the micro-batch sizes of the first two of them every order of rows that
-    evens out what the processes have to do.
+    They are the few fastest there, and with the two fastest micro-batch sizes every order of rows that evens out what
+    the processes have to do.
     """
-    few = [one["setting"] for one in on_one_process if "behind" in one][:_FEW]
-    sizes = {setting["micro_batch_size"] for setting in few[:2]}
+    ran = [one["setting"] for one in on_one_process if "behind" in one]
+    few = ran[:_FEW]
+    sizes = list(dict.fromkeys(setting["micro_batch_size"] for setting in ran))[:_FEW_SIZES]
     return [
         setting
         for setting in settings

@@ -1,5 +1,6 @@
 """The benchmark of throughput: its arithmetic by hand, the blocks that all peers share, and small real runs."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -154,6 +155,7 @@ def test_on_several_processes_the_few_best_of_one_are_tried_and_what_loads_them_
     evened = [{"order": "by_length", "micro_batch_size": size} for size in sizes]
     on_one = [_tried(1.0 + index / 10, **setting) for index, setting in enumerate(given)]
     assert worth_trying(given + evened, on_one) == given[:4] + evened[:2]
+    assert worth_trying(evened, [_tried(1.0, collator="none", micro_batch_size=1), *on_one]) == evened[:2]
     # Micro-batches of one process may not split the share of several.
     assert worth_trying([{"micro_batch_size": 1}], [_tried(1.0, micro_batch_size=2)]) == [{"micro_batch_size": 1}]
 
@@ -170,6 +172,25 @@ def test_peers_begin_with_the_block_that_is_asked_for(setup: Setup, tmp_path: Pa
     for peer in _PEERS:
         assert found[peer, 1] == pytest.approx(found["ours", 1], rel=LOSS_TOLERANCE / 100)
         assert found[peer, 1] != pytest.approx(found[peer, 0], rel=LOSS_TOLERANCE)
+
+
+@pytest.mark.slow
+def test_every_order_of_rows_has_the_same_rows_in_a_block_on_two_processes(setup: Setup, tmp_path: Path) -> None:
+    pair, losses = dataclasses.replace(setup, world_size=2), {}
+    settings = [one for one in settings_of(pair, "trainer", tmp_path / "settings") if one["micro_batch_size"] == 2]
+    assert {"padding batch_rebalance", "flattening batch_rebalance", "flattening by_length"} < {
+        f"{one['collator']} {one['order']}" for one in settings
+    }
+    with groups(pair, ["ours", "trainer"], tmp_path) as running:
+        for peer, setting in [
+            ("ours", {"packing": True, "micro_batch_size": 2}),
+            *(("trainer", one) for one in settings),
+        ]:
+            running[peer].use(setting, first_block=1)
+            running[peer].run(blocks := Blocks())
+            losses[peer, *setting.values()] = blocks.losses[0]
+    assert len(losses) == 6
+    assert list(losses.values()) == pytest.approx([next(iter(losses.values()))] * 6, rel=LOSS_TOLERANCE / 100)
 
 
 @pytest.mark.slow
@@ -221,8 +242,6 @@ def test_two_processes_need_8_micro_batches_each(setup: Setup, tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2])
 def test_all_peers_do_the_same_work_on_two_processes(setup: Setup, tmp_path: Path, world_size: int) -> None:
-    import dataclasses
-
     found = contest(
         dataclasses.replace(setup, world_size=world_size), _PEERS, tmp_path, max_seconds=1, half_width=0.5,
         min_rounds=7, say=print, is_trying=False,

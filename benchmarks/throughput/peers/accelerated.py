@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from benchmarks.throughput.job import Job
-from benchmarks.throughput.peers.feeding import InOrder, Rows, collators, feeding_settings, rows_in_order
+from benchmarks.throughput.peers.feeding import Rows, collators, feeding_settings, rows_in_order
 from benchmarks.throughput.turns import Turns
 from training.workloads.causal_lm import load_model
 
@@ -39,9 +39,8 @@ def _run_setting(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) ->
     model = load_model(training.model_dir)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=training.weight_decay, fused=True)
     loader: Any = DataLoader(
-        rows,
+        Subset(rows, rows_in_order(job, setting, first_block=turns.first_block)),
         batch_size=setting["micro_batch_size"],
-        sampler=InOrder(rows_in_order(job, setting, first_block=turns.first_block)),
         collate_fn=collators()[setting["collator"]],
         pin_memory=training.device == "cuda",
     )

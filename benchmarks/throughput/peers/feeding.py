@@ -1,10 +1,10 @@
 """What transformers.Trainer and accelerate are fed with: lists of tokens, an order of them, a collator."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from benchmarks.throughput.job import AS_GIVEN, BY_LENGTH, Job, padded
 
@@ -22,19 +22,6 @@ class Rows(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"input_ids": self._rows[index]}
-
-
-class InOrder(Sampler[int]):
-    """The rows of all blocks, in a fixed order."""
-
-    def __init__(self, order: Sequence[int]) -> None:
-        self._order = order
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._order)
-
-    def __len__(self) -> int:
-        return len(self._order)
 
 
 def pad_to_longest(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -4,19 +4,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
 from benchmarks.throughput.job import Job
-from benchmarks.throughput.peers.feeding import InOrder, Rows, collators, feeding_settings, rows_in_order
+from benchmarks.throughput.peers.feeding import Rows, collators, feeding_settings, rows_in_order
 from benchmarks.throughput.turns import Turns
 from training.workloads.causal_lm import load_model
 
 _MANY_STEPS = 1_000_000
 _LOGGING_STEPS = 10
+_BATCH_REBALANCE = "batch_rebalance"
+"""Deals the rows of a step to processes and micro-batches so that all of them cost about the same."""
 
 
 def settings(job: Job) -> list[dict[str, Any]]:
-    """Return collator, order and micro-batch sizes."""
-    return feeding_settings(job)
+    """Return collator, order and micro-batch sizes; its own order too, whose micro-batches vary about that size."""
+    collators = ("padding", "flattening") if job.training.world_size > 1 else ("padding",)
+    return feeding_settings(job) + [
+        {"collator": collator, "order": _BATCH_REBALANCE, "micro_batch_size": size}
+        for collator in collators
+        for size in job.micro_batch_sizes
+        # Of one row each there is nothing to even out.
+        if size > 1
+    ]
 
 
 def run(job: Job, turns: Turns) -> None:
@@ -33,10 +43,14 @@ def _train(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) -> None:
     losses: list[Tensor] = []
 
     class HeldTrainer(Trainer):  # type: ignore[misc]
-        """Its rows come in the order of the blocks, and what a micro-batch lost is kept for the check."""
+        """Its steps have the rows of the blocks, and what a micro-batch lost is kept for the check."""
 
-        def _get_train_sampler(self, train_dataset: Any = None) -> InOrder:
-            return InOrder(rows_in_order(job, setting, first_block=turns.first_block))
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            sampler = super()._get_train_sampler(train_dataset)
+            if setting["order"] == _BATCH_REBALANCE:
+                # The rows of a step stay those that everybody has; which process has which is the sampler's choice.
+                sampler.shuffle = False
+            return sampler
 
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
             loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
@@ -84,11 +98,12 @@ def _train(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) -> None:
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
+        train_sampling_strategy=_BATCH_REBALANCE if setting["order"] == _BATCH_REBALANCE else "sequential",
     )
     trainer = HeldTrainer(
         model=load_model(training.model_dir),
         args=arguments,
-        train_dataset=rows,
+        train_dataset=Subset(rows, rows_in_order(job, setting, first_block=turns.first_block)),
         data_collator=collators()[setting["collator"]],
         callbacks=[Hold()],
     )
