@@ -29,12 +29,13 @@ class Judged:
     """What was asked."""
     found: str
     """What came out."""
-    is_reached: bool
-    """Whether it is."""
+    is_reached: bool | None
+    """Whether it is; None: not measured."""
 
     def row(self) -> list[str]:
         """Return the row of a table."""
-        return [self.what, self.target, self.found, "reached" if self.is_reached else "missed"]
+        words = {True: "reached", False: "missed", None: "not measured"}
+        return [self.what, self.target, self.found, words[self.is_reached]]
 
 
 def shown(interval: Interval, *, percent: bool = False) -> str:

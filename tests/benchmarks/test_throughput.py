@@ -234,6 +234,13 @@ def test_mfu_is_the_share_of_the_peak_and_unknown_without_a_known_gpu(project: P
     assert gpu.mfu_of(config, [1], 100_000, gpu="a GPU of tomorrow") is None
 
 
+def test_a_peer_that_is_not_installed_is_a_target_not_measured(setup: Setup) -> None:
+    found = gpu.judged(_found(setup, ours=[0.5] * 10, theirs=[6.0] * 10), None, None)
+    (published, trainer) = (one for one in found if "published" in one.what or "Trainer" in one.what)
+    assert published.row()[1:] == [">= 10.0x", "12.00x (12.00 to 12.00)", "reached"]
+    assert trainer.row()[1:] == [">= 1.3x", "accelerate is not installed", "not measured"]
+
+
 def test_two_processes_need_8_micro_batches_each(setup: Setup, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="4 micro-batches per rank; needed: 8"):
         spread(setup, tmp_path, overrides={"micro_batch_size": 1}, max_seconds=1, half_width=0.5)
