@@ -16,6 +16,8 @@ _FEW = 4
 """Settings of one process that are tried on several."""
 _FEW_SIZES = 2
 """Micro-batch sizes of one process, with which orders of rows are tried on several."""
+_TO_COMPILE = 2
+"""Settings that are tried compiled too, on a GPU."""
 _NEARLY = 1.01
 """So much longer than the fastest is as good as it, and less memory counts."""
 
@@ -29,38 +31,50 @@ def tried_settings(
     changes; else those of the slowest rank, since how evenly ranks are loaded is part of a setting. `behind` is the
     median over blocks of seconds / those of the fastest setting in the same block.
 
-    A setting that does not run, as where memory is too small for it, stands last with its reason (`failed`). Raises
-    the StageError of the last one if none runs.
+    On a GPU the fastest are tried compiled, too. A setting that does not run, as where memory is too small for it,
+    stands last with its reason (`failed`). Raises ResourceError if none runs.
     """
     if len(settings) == 1:
         return [{"setting": settings[0], "seconds": [], "behind": 1.0}]
-    indices = list(range(len(settings)))
-    seconds: dict[int, list[float]] = {index: [] for index in indices}
-    failed: dict[int, str] = {}
-    visits = _TRIAL_VISITS[setup.device]
+    found = _in_turns(setup, peer, work, settings, say)
+    if all("failed" in one for one in found):
+        raise ResourceError(f"{setup.name}: no setting of {peer} runs: {found[-1]['failed']}")
+    if setup.device == "cuda":
+        found += _in_turns(setup, peer, work, to_compile(found), say)
+    ran = [one for one in found if "seconds" in one]
+    for one, behind in zip(ran, far_behind([one["seconds"] for one in ran]), strict=True):
+        one["behind"] = behind
+        say(f"{setup.name}, {peer}: {one['setting']} takes {behind:.3f} times the fastest")
+    return sorted(ran, key=lambda one: float(one["behind"])) + [one for one in found if "failed" in one]
+
+
+def _in_turns(
+    setup: Setup, peer: str, work: Path, settings: Sequence[dict[str, Any]], say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Return each setting with the `seconds` of its blocks, or with the reason why it does not run (`failed`)."""
+    tried: list[dict[str, Any]] = [{"setting": setting, "seconds": []} for setting in settings]
     # There and back, so that no setting is always the last.
-    left = [(index, visit) for turn, visit in enumerate(visits) for index in (indices[::-1] if turn % 2 else indices)]
+    visits = enumerate(_TRIAL_VISITS[setup.device])
+    left = [(one, visit) for turn, visit in visits for one in (tried[::-1] if turn % 2 else tried)]
     while left:
         with groups(setup, [peer], work) as found:
             try:
                 while left:
-                    index, visit = left[0]
-                    seconds[index] += _trial_seconds(found[peer], settings[index], visit)
+                    one, visit = left[0]
+                    one["seconds"] += _trial_seconds(found[peer], one["setting"], visit)
                     del left[0]
             except (ResourceError, DistributedError) as error:
-                failed[index] = str(error)
-                say(f"{setup.name}, {peer}: {settings[index]} does not run: {error}")
-                left = [turn for turn in left if turn[0] != index]
-                if len(failed) == len(settings):
-                    raise
-    ran = {index: values for index, values in seconds.items() if index not in failed}
-    behind = dict(zip(ran, far_behind(list(ran.values())), strict=True))
-    for index in sorted(behind, key=lambda index: behind[index]):
-        say(f"{setup.name}, {peer}: {settings[index]} takes {behind[index]:.3f} times the fastest")
-    return [
-        {"setting": settings[index], "seconds": seconds[index], "behind": behind[index]}
-        for index in sorted(behind, key=lambda index: behind[index])
-    ] + [{"setting": settings[index], "failed": reason} for index, reason in failed.items()]
+                del one["seconds"]
+                one["failed"] = str(error)
+                say(f"{setup.name}, {peer}: {one['setting']} does not run: {error}")
+                left = [turn for turn in left if turn[0] is not one]
+    return tried
+
+
+def to_compile(tried: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the two fastest of these settings, compiled: that takes a minute each, for everybody alike."""
+    ran = sorted((one for one in tried if "seconds" in one), key=lambda one: sum(one["seconds"]))
+    return [{**one["setting"], "compile": True} for one in ran[:_TO_COMPILE]]
 
 
 def far_behind(seconds: Sequence[Sequence[float]]) -> list[float]:

@@ -13,9 +13,10 @@ from benchmarks.throughput import gpu, targets
 from benchmarks.throughput.contest import LOSS_TOLERANCE, Found, against_ours, contest, largest_difference
 from benchmarks.throughput.groups import Blocks, Setup, groups, write_job
 from benchmarks.throughput.job import Job, padded
+from benchmarks.throughput.peers.feeding import loaded_model
 from benchmarks.throughput.rows import small_qwen2, write_random_model, write_rows
 from benchmarks.throughput.spreading import beyond_import, spread
-from benchmarks.throughput.trying import best_of, far_behind, settings_of, tried_settings, worth_trying
+from benchmarks.throughput.trying import best_of, far_behind, settings_of, to_compile, tried_settings, worth_trying
 from benchmarks.throughput.waiting import Waited, waited_for_data
 from tasks.measuring.intervals import Interval
 
@@ -158,6 +159,19 @@ def test_on_several_processes_the_few_best_of_one_are_tried_and_what_loads_them_
     assert worth_trying(evened, [_tried(1.0, collator="none", micro_batch_size=1), *on_one]) == evened[:2]
     # Micro-batches of one process may not split the share of several.
     assert worth_trying([{"micro_batch_size": 1}], [_tried(1.0, micro_batch_size=2)]) == [{"micro_batch_size": 1}]
+
+
+def test_the_two_fastest_settings_are_tried_compiled_on_a_gpu() -> None:
+    seconds = {8: [2.0, 2.0], 16: [1.0, 1.0], 32: [1.0, 1.5]}
+    tried = [{"setting": {"micro_batch_size": size}, "seconds": values} for size, values in seconds.items()]
+    found = to_compile([*tried, {"setting": {"micro_batch_size": 64}, "failed": "out of memory"}])
+    assert found == [{"micro_batch_size": size, "compile": True} for size in (16, 32)]
+
+
+def test_a_peer_is_compiled_where_its_setting_says_so(setup: Setup, tmp_path: Path) -> None:
+    job = _job(setup, tmp_path)
+    is_compiled = [loaded_model(job, more)._compiled_call_impl is not None for more in ({}, {"compile": True})]
+    assert is_compiled == [False, True]
 
 
 @pytest.mark.slow

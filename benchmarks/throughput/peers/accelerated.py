@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from benchmarks.throughput.job import Job
-from benchmarks.throughput.peers.feeding import Rows, collators, feeding_settings, rows_in_order
+from benchmarks.throughput.peers.feeding import Rows, collators, feeding_settings, loaded_model, rows_in_order
 from benchmarks.throughput.turns import Turns
-from training.workloads.causal_lm import load_model
 
 
 def settings(job: Job) -> list[dict[str, Any]]:
@@ -36,7 +35,7 @@ def _run_setting(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) ->
     )
     # Two settings in one process: the first one's accumulation would else be kept.
     accelerator.gradient_state.plugin_kwargs["num_steps"] = accumulation
-    model = load_model(training.model_dir)
+    model = loaded_model(job, setting)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=training.weight_decay, fused=True)
     loader: Any = DataLoader(
         Subset(rows, rows_in_order(job, setting, first_block=turns.first_block)),

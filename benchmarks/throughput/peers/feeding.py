@@ -7,6 +7,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from benchmarks.throughput.job import AS_GIVEN, BY_LENGTH, Job, padded
+from training.workloads.causal_lm import load_model
 
 _LENGTH_MULTIPLE = 8
 
@@ -48,6 +49,17 @@ def feeding_settings(job: Job) -> list[dict[str, Any]]:
         for collator, order in ways
         for size in job.micro_batch_sizes
     ]
+
+
+def loaded_model(job: Job, setting: Mapping[str, Any]) -> Any:
+    """Return the model, compiled at its first call if the setting says so.
+
+    In place: what Trainer and accelerate do themselves is settled for all settings of a process by the first of them.
+    """
+    model = load_model(job.training.model_dir)
+    if setting.get("compile"):
+        model.compile()
+    return model
 
 
 def rows_in_order(job: Job, setting: Mapping[str, Any], *, first_block: int) -> list[int]:

@@ -15,9 +15,7 @@ def settings(job: Job) -> list[dict[str, Any]]:
     """Return overrides of TrainingConfig."""
     sizes = job.micro_batch_sizes
     if job.training.device == "cuda":
-        return [
-            {"packing": True, "compile": is_on, "micro_batch_size": size} for size in sizes for is_on in (False, True)
-        ]
+        return [{"packing": True, "micro_batch_size": size} for size in sizes]
     return [{"packing": is_packed, "micro_batch_size": size} for is_packed in (True, False) for size in sizes]
 
 

@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from benchmarks.throughput.job import Job
-from benchmarks.throughput.peers.feeding import Rows, collators, feeding_settings, rows_in_order
+from benchmarks.throughput.peers.feeding import Rows, collators, feeding_settings, loaded_model, rows_in_order
 from benchmarks.throughput.turns import Turns
-from training.workloads.causal_lm import load_model
 
 _MANY_STEPS = 1_000_000
 _LOGGING_STEPS = 10
@@ -101,7 +100,7 @@ def _train(job: Job, rows: Rows, setting: dict[str, Any], turns: Turns) -> None:
         train_sampling_strategy=_BATCH_REBALANCE if setting["order"] == _BATCH_REBALANCE else "sequential",
     )
     trainer = HeldTrainer(
-        model=load_model(training.model_dir),
+        model=loaded_model(job, setting),
         args=arguments,
         train_dataset=Subset(rows, rows_in_order(job, setting, first_block=turns.first_block)),
         data_collator=collators()[setting["collator"]],
