@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.throughput.groups import Blocks, Setup, groups
-from benchmarks.throughput.trying import best_of, settings_of, tried_settings, worth_trying
+from benchmarks.throughput.trying import best_of, settings_of, tried_settings, use_what_fits, worth_trying
 from tasks.measuring.interleaving import MIN_ROUNDS, Stopping, rounds, trial
 from tasks.measuring.intervals import Interval, ratio_of_medians
 
@@ -28,6 +28,8 @@ class Found:
     """What was compared."""
     settings: dict[str, dict[str, Any]]
     """The setting of every peer."""
+    too_large: dict[str, dict[str, Any]]
+    """The best setting of peers for which memory beside the others was too small, so that they took a smaller one."""
     tried: dict[str, list[dict[str, Any]]]
     """Every peer's settings with the seconds of each block that they took when tried."""
     blocks: dict[str, Blocks]
@@ -60,6 +62,7 @@ class Found:
         return {
             "setup": {name: value for name, value in vars(self.setup).items() if not isinstance(value, Path)},
             "settings": self.settings,
+            "too_large": self.too_large,
             "tried": self.tried,
             "tokens_per_second": {peer: self.tokens_per_second(peer) for peer in self.blocks},
             "ratios": {peer: ratio.as_json() for peer, ratio in self.ratios.items()},
@@ -93,6 +96,7 @@ def contest(
     """
     tried: dict[str, list[dict[str, Any]]] = {}
     chosen: dict[str, dict[str, Any]] = {}
+    best: dict[str, dict[str, Any]] = {}
     for peer in peers:
         offered = settings_of(setup, peer, work / "trying")
         chosen[peer] = offered[0]
@@ -112,9 +116,8 @@ def contest(
 
     with groups(setup, peers, work / "running") as running:
         for peer in peers:
-            running[peer].use(chosen[peer])
-            # Twice what is not timed: buckets, kernels, memory.
-            running[peer].run(Blocks())
+            best[peer] = chosen[peer]
+            chosen[peer] = use_what_fits(running[peer], best[peer], tried.get(peer, []), say=say)
         started, num_rounds, order = time.perf_counter(), 0, rounds(peers, seed=seed)
         while True:
             names = next(order)
@@ -130,6 +133,7 @@ def contest(
     return Found(
         setup=setup,
         settings=chosen,
+        too_large={peer: setting for peer, setting in best.items() if setting != chosen[peer]},
         tried=tried,
         blocks=blocks,
         ratios=dict(stopping.intervals),

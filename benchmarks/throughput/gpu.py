@@ -182,6 +182,8 @@ def report_of(found: dict[str, Any]) -> str:
         ratio = results["ratios"].get(peer)
         against = f"{ratio['value']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
         lines.append(f"| {_PEERS.get(peer, peer)} | {results['settings'][peer]} | {speed:,.0f} | {against} |")
+    for peer, setting in results["too_large"].items():
+        lines += ["", f"{_PEERS.get(peer, peer)}: its best setting {setting} did not fit beside the others."]
     if found["targets"]:
         lines += ["", "| what | target | found | |", "| --- | --- | --- | --- |"]
         lines += [f"| {' | '.join(Judged(**one).row())} |" for one in found["targets"]]

@@ -108,6 +108,30 @@ def worth_trying(settings: Sequence[dict[str, Any]], on_one_process: Sequence[di
     ] or list(settings)
 
 
+def use_what_fits(
+    group: Group, best: dict[str, Any], tried: Sequence[dict[str, Any]], *, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Have the group use its best setting, or the next smaller one if memory beside the others is too small; return it.
+
+    A block is run of it, untimed: twice what is not timed. Raises ResourceError if none fits.
+    """
+    size = best["micro_batch_size"]
+    smaller = [one["setting"] for one in tried if "behind" in one and one["setting"]["micro_batch_size"] < size]
+    left = [best, *sorted(smaller, key=lambda setting: -int(setting["micro_batch_size"]))]
+    while True:
+        try:
+            group.use(left[0])
+            # Buckets, kernels, memory.
+            group.run(Blocks())
+            return left[0]
+        except ResourceError as error:
+            if len(left) == 1:
+                raise
+            say(f"{group.job.peer}: {left[0]} does not run beside the others: {error}")
+            del left[0]
+            group.restart()
+
+
 def settings_of(setup: Setup, peer: str, work: Path) -> list[dict[str, Any]]:
     """Return the settings that a peer offers."""
     module: Any = importlib.import_module(f"benchmarks.throughput.peers.{peer}")

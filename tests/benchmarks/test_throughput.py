@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,23 @@ import pytest
 
 from benchmarks.throughput import gpu, targets
 from benchmarks.throughput.contest import LOSS_TOLERANCE, Found, against_ours, contest, largest_difference
-from benchmarks.throughput.groups import Blocks, Setup, groups, write_job
+from benchmarks.throughput.groups import Blocks, Group, Setup, groups, write_job
 from benchmarks.throughput.job import Job, padded
 from benchmarks.throughput.peers.feeding import loaded_model
 from benchmarks.throughput.rows import small_qwen2, write_random_model, write_rows
 from benchmarks.throughput.spreading import beyond_import, spread
-from benchmarks.throughput.trying import best_of, far_behind, settings_of, to_compile, tried_settings, worth_trying
+from benchmarks.throughput.trying import (
+    best_of,
+    far_behind,
+    settings_of,
+    to_compile,
+    tried_settings,
+    use_what_fits,
+    worth_trying,
+)
 from benchmarks.throughput.waiting import Waited, waited_for_data
 from tasks.measuring.intervals import Interval
+from tasks.stage.failure import ResourceError
 
 _PEERS = ("ours", "published", "trainer", "accelerated")
 _SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1} | {
@@ -102,7 +112,7 @@ def _found(setup: Setup, *, ours: list[float], theirs: list[float], losses: list
         "published": Blocks(theirs, losses or expected, tokens, theirs, peak_memory_bytes=400 * 2**20),
     }
     return Found(
-        setup=setup, settings={name: {} for name in blocks}, tried={}, blocks=blocks,
+        setup=setup, settings={name: {} for name in blocks}, too_large={}, tried={}, blocks=blocks,
         ratios=against_ours({"ours": ours, "published": theirs}, seed=1), cpu_ratios={},
         largest_loss_difference={name: largest_difference(one, blocks["ours"]) for name, one in blocks.items()},
         num_rounds=len(ours), stopped_because="", load=1.0,
@@ -159,6 +169,34 @@ def test_on_several_processes_the_few_best_of_one_are_tried_and_what_loads_them_
     assert worth_trying(evened, [_tried(1.0, collator="none", micro_batch_size=1), *on_one]) == evened[:2]
     # Micro-batches of one process may not split the share of several.
     assert worth_trying([{"micro_batch_size": 1}], [_tried(1.0, micro_batch_size=2)]) == [{"micro_batch_size": 1}]
+
+
+class _SmallMemory(Group):
+    """A group that has room for micro-batches of two rows."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.calls = job, list[object]()
+
+    def use(self, setting: Mapping[str, object], *, first_block: int = 0) -> None:
+        self.calls.append(setting["micro_batch_size"])
+
+    def run(self, blocks: Blocks) -> float:
+        if self.calls[-1] not in (1, 2):
+            raise ResourceError("out of memory")
+        return 1.0
+
+    def restart(self) -> None:
+        self.calls.append("restart")
+
+
+def test_a_peer_without_room_beside_the_others_takes_its_next_smaller_setting(setup: Setup, tmp_path: Path) -> None:
+    group, said = _SmallMemory(_job(setup, tmp_path)), list[str]()
+    tried = [_tried(1.0 + size / 100, micro_batch_size=size) for size in (1, 2, 4, 8, 16)]
+    assert use_what_fits(group, {"micro_batch_size": 8}, tried, say=said.append) == {"micro_batch_size": 2}
+    assert group.calls == [8, "restart", 4, "restart", 2]
+    assert len(said) == 2
+    with pytest.raises(ResourceError, match="out of memory"):
+        use_what_fits(group, {"micro_batch_size": 8}, [], say=said.append)
 
 
 def test_the_two_fastest_settings_are_tried_compiled_on_a_gpu() -> None:
