@@ -59,6 +59,9 @@ def _in_turns(
     while left:
         with groups(setup, [peer], work) as found:
             try:
+                one, visit = left[0]
+                # The first steps of a process cost more, whatever the setting.
+                _trial_seconds(found[peer], one["setting"], visit)
                 while left:
                     one, visit = left[0]
                     one["seconds"] += _trial_seconds(found[peer], one["setting"], visit)
