@@ -27,7 +27,6 @@ from benchmarks.throughput.trying import (
     worth_trying,
 )
 from benchmarks.throughput.waiting import Waited, waited_for_data
-from tasks.measuring.intervals import Interval
 from tasks.stage.failure import ResourceError
 
 _PEERS = ("ours", "published", "trainer", "accelerated")
