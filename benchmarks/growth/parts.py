@@ -163,7 +163,7 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
         for step in range(1, num_steps + 1):
             record.consume(step, 0, parts, result)
             window.add(step, result, parts, planned=planned, learning_rate=1e-3 / step, data_wait_seconds=0.0)
-            for line in record.add(window.close(forgives_overflow=False)):
+            for line in record.add(window.close(forgives_overflow=lambda: False)):
                 events.send(**line)
                 divergence.take(line["step"], line["loss"])
             window.open()
