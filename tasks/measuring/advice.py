@@ -124,24 +124,14 @@ def _ddp_knobs(params: Params, cell: str, *, buckets: Sequence[float], can: Sequ
             words = "one bucket for all gradients" if size >= gradient_mib else f"buckets of {size:g} MiB"
             options = {**spread.options, "bucket_mib": size}
             knobs.append(Knob(key="options.bucket_mib", change=words, overrides={"options": options}))
-        if not spread.options.get("bucket_view", True):
-            options = {**spread.options, "bucket_view": True}
-            knobs.append(
-                Knob(
-                    key="options.bucket_view",
-                    change="gradients that live in the buckets",
-                    overrides={"options": options},
-                )
-            )
-        if not spread.options.get("static_graph"):
-            options = {**spread.options, "static_graph": True}
-            knobs.append(
-                Knob(
-                    key="options.static_graph",
-                    change="DDP told that the graph never changes",
-                    overrides={"options": options},
-                )
-            )
+        switches = (
+            ("bucket_view", True, "exchanged gradients that stay in the buckets"),
+            ("static_graph", False, "DDP told that the graph never changes"),
+        )
+        for name, default, words in switches:
+            if not spread.options.get(name, default):
+                options = {**spread.options, name: True}
+                knobs.append(Knob(key=f"options.{name}", change=words, overrides={"options": options}))
         if spread.options.get("gradient_hook", "none") == "none" and not spread.options.get("early_tied_head"):
             options = {**spread.options, "gradient_hook": "bf16"}
             knobs.append(

@@ -106,7 +106,9 @@ def levers(probe: Probe) -> list[tuple[str, Probe]]:
         ("a link twice as fast", probe.with_link_seconds(0.5)),
     ]
     at = max(probe.measured_world_sizes)
-    others = [(mib, probe.with_bucket_bytes(mib * 2**20)) for mib in _BUCKET_MIB]
+    # DDP fills a bucket by fp32 bytes, whatever the link then carries.
+    carried = 0.5 if probe.is_16_bit else 1.0
+    others = [(mib, probe.with_bucket_bytes(carried * mib * 2**20)) for mib in _BUCKET_MIB]
     others = [(mib, other) for mib, other in others if other.buckets != probe.buckets]
     if others:
         mib, best = max(others, key=lambda other: predict(other[1], [at], num_draws=1, seed=0)[at].value)

@@ -312,3 +312,12 @@ def test_the_record_marks_what_is_extrapolated_and_shows_what_was_measured_besid
     assert [point.is_extrapolated for point in as_is.points] == [False, True, True, True, True]
     assert [point.measured for point in as_is.points] == [measured[2], None, None, None, None]
     assert all(point.measured is None for curve in changed for point in curve.points)
+
+
+def test_gradients_in_16_bits_are_no_change_where_they_are_so_already_and_buckets_still_fill_by_fp32() -> None:
+    plain = _probe(seconds_per_byte=0.001 / _MIB)
+    halved = dataclasses.replace(plain.with_gradient_bytes(0.5), is_16_bit=True)
+    before, after = dict(levers(plain)), dict(levers(halved))
+    assert before.keys() - after.keys() == {"gradients exchanged in 16 bits"}
+    # Four gradients of 1 MiB in fp32: two fill a bucket of 2 MiB, however few bytes the link carries of them.
+    assert len(after["gradient buckets of 2 MiB"].buckets) == 2
