@@ -52,21 +52,31 @@ class _Chunked(torch.autograd.Function):
         loss_sum = hidden.new_zeros((), dtype=torch.float32)
         of_hidden = torch.empty_like(hidden) if needs_hidden else None
         of_weight: Tensor | None = None
+        # For all chunks: on a CPU fresh memory costs as much as what is computed in it.
+        shape = (min(chunk_rows, len(targets)), len(weight))
+        in_dtype, in_fp32 = inputs.new_empty(shape), inputs.new_empty(shape, dtype=torch.float32)
         for start in range(0, len(targets), chunk_rows):
             rows = slice(start, start + chunk_rows)
-            log_probabilities = torch.log_softmax(inputs[rows] @ matrix.t(), dim=-1, dtype=torch.float32)
             places = targets[rows, None]
-            loss_sum -= log_probabilities.gather(1, places).sum()
+            logits = torch.mm(inputs[rows], matrix.t(), out=in_dtype[: len(places)])
+            highest, wanted = logits.amax(dim=-1).float(), logits.gather(1, places)[:, 0].float()
+            probabilities = torch.softmax(logits, dim=-1, dtype=torch.float32, out=in_fp32[: len(places)])
+            # The probability of a target may be too small for fp32, the highest of a row is not.
+            loss_sum += (highest - probabilities.amax(dim=-1).log() - wanted).sum()
             if not (needs_hidden or needs_weight):
                 continue
-            of_logits = log_probabilities.exp_().scatter_add_(1, places, -torch.ones_like(places, dtype=torch.float32))
+            of_logits = probabilities.scatter_add_(1, places, -torch.ones_like(places, dtype=torch.float32))
             # Rounded once, while it is written.
-            of_logits = torch.mul(of_logits, scale, out=torch.empty_like(of_logits, dtype=dtype))
+            of_logits = torch.mul(of_logits, scale, out=logits)
             if of_hidden is not None:
                 of_hidden[rows] = of_logits @ matrix
             if needs_weight:
-                added = of_logits.t() @ inputs[rows]
-                of_weight = added.to(weight.dtype) if of_weight is None else of_weight.add_(added)
+                if of_weight is None:
+                    of_weight = (of_logits.t() @ inputs[rows]).to(weight.dtype)
+                elif weight.dtype == dtype:
+                    of_weight.addmm_(of_logits.t(), inputs[rows])
+                else:
+                    of_weight += of_logits.t() @ inputs[rows]
         if needs_weight and of_weight is None:
             of_weight = torch.zeros_like(weight)
         ctx.save_for_backward(of_hidden, of_weight, scale)

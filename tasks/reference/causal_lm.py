@@ -92,9 +92,8 @@ def loss_sum(model: Any, micro_batch: MicroBatch, *, chunk_rows: int) -> torch.T
 def _chunk_loss(hidden: torch.Tensor, matrix: torch.Tensor, labels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the loss, whose gradient is written out: softmax - 1 at the label."""
     logits = torch.nn.functional.linear(hidden.to(dtype), matrix.to(dtype)).float()
-    log_probabilities = logits.detach().log_softmax(1)
-    loss = -log_probabilities.gather(1, labels[:, None]).sum()
-    gradient = log_probabilities.exp()
+    loss = -logits.detach().log_softmax(1).gather(1, labels[:, None]).sum()
+    gradient = logits.detach().softmax(1)
     gradient[torch.arange(len(labels)), labels] -= 1
     product = (logits * gradient).sum()
     return product + (loss - product.detach())

@@ -89,6 +89,19 @@ def test_any_factor_is_right_whatever_was_said_of_it(said: float | None) -> None
     torch.testing.assert_close(weight.grad, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_target_whose_probability_is_too_small_for_fp32_has_its_loss() -> None:
+    # The rows' logits reach 400, so that some probabilities are below e**-103, fp32's smallest number.
+    hidden, weight, targets = (part.detach() for part in _inputs())
+    hidden = (hidden * 100).requires_grad_()
+    expected = _by_hand(hidden.detach().double(), weight.double(), targets)
+    loss = linear_cross_entropy(hidden, weight, targets, chunk_rows=8)
+    loss.backward()
+    assert float(expected) / _ROWS > 103
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-6)
+    assert hidden.grad is not None
+    assert bool(hidden.grad.isfinite().all())
+
+
 def test_no_rows_have_no_loss_and_a_gradient_of_zeros() -> None:
     hidden, weight, targets = _inputs()
     loss = linear_cross_entropy(hidden[:0], weight, targets[:0])

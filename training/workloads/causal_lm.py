@@ -16,6 +16,7 @@ from training.compiled_layers import compile_layers
 from training.config import TrainingConfig
 from training.data import Documents, MicroBatch, dummy_micro_batch, open_slice
 from training.failure import UnfitModelError
+from training.lean_imports import lean_imports
 from training.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
 from training.weights import load_weights
 
@@ -43,19 +44,20 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
     Raises BadCheckpointError if the checkpoint is not loadable or is not one of this model.
     """
     # Here, not above: several seconds that the data and the plan can do without.
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
+    with lean_imports():
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    model: nn.Module = AutoModelForCausalLM.from_pretrained(
-        model_dir,
-        # transformers 5 would else load bf16 weights as bf16, which lose small updates to rounding.
-        dtype=torch.float32,
-        attn_implementation="sdpa",
-        local_files_only=True,
-        trust_remote_code=False,
-        use_cache=False,
-    )
+        logging.disable_progress_bar()
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            # transformers 5 would else load bf16 weights as bf16, which lose small updates to rounding.
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_cache=False,
+        )
     if checkpoint is not None:
         load_weights(model, checkpoint)
     return model

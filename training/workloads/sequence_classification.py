@@ -15,6 +15,7 @@ from training.compiled_layers import compile_layers
 from training.config import TrainingConfig
 from training.data import IGNORED_LABEL, MicroBatch, Slice
 from training.failure import BadCheckpointError, UnfitModelError
+from training.lean_imports import lean_imports
 from training.weights import load_weights
 from training.workloads.causal_lm import has_dropout
 
@@ -128,13 +129,14 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
     Raises BadCheckpointError if the checkpoint is not loadable or is not one of this model.
     """
     # Here, not above: several seconds that the data and the plan can do without.
-    from transformers import AutoModelForSequenceClassification
-    from transformers.utils import logging
+    with lean_imports():
+        from transformers import AutoModelForSequenceClassification
+        from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    model: Any = AutoModelForSequenceClassification.from_pretrained(
-        model_dir, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-    )
+        logging.disable_progress_bar()
+        model: Any = AutoModelForSequenceClassification.from_pretrained(
+            model_dir, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+        )
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     if checkpoint is not None:
