@@ -9,7 +9,7 @@ import argparse
 import importlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +37,7 @@ class Bench:
     config: TrainingConfig
     ranks: Ranks
     strategy: Any
-    record: SegmentRecord
+    new_record: Callable[[], SegmentRecord]
     events: EventStream
     steps: list[tuple[list[MicroBatch], int]]
     """Micro-batches of this rank and label tokens of all ranks, per step of a block."""
@@ -46,7 +46,7 @@ class Bench:
 
     def block(self, arm: str) -> float:
         """Run all steps once; return the seconds of the slowest rank."""
-        window, inside = Window(self.ranks), 0.0
+        record, window, inside = self.new_record(), Window(self.ranks), 0.0
         self.ranks.highest(0)
         started = time.perf_counter()
         for step, (micro_batches, planned) in enumerate(self.steps, start=1):
@@ -55,20 +55,18 @@ class Bench:
             if arm == "bare":
                 continue
             counted = time.perf_counter()
-            self.record.consume(step, self.ranks.rank, micro_batches, result)
+            record.consume(step, self.ranks.rank, micro_batches, result)
             window.add(
                 step, result, micro_batches, planned=planned, learning_rate=0.0, data_wait_seconds=0.0
             )  # fmt: skip
             if arm == "logged":
-                for line in self.record.add(window.close(forgives_overflow=lambda: False)):
+                for line in record.add(window.close(forgives_overflow=lambda: False)):
                     self.events.send(**line)
+                record.file_away(self.ranks)
                 window.open()
             inside += time.perf_counter() - counted
         seconds = time.perf_counter() - started
         self.seconds_inside[arm] = self.seconds_inside.get(arm, 0.0) + inside
-        # Nothing may grow from block to block.
-        self.record.steps_text.clear()
-        del self.record._consumed[:]
         return float(self.ranks.gather(np.array([seconds])).max())
 
     def pairs(self, arm: str, number: int) -> list[tuple[float, float]]:
@@ -93,19 +91,23 @@ class Bench:
 
         (micro_batches, planned), *_ = self.steps
         result = self.strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=0.0)
-        window = Window(self.ranks)
-        for step in range(_LEDGER_STEPS):
-            self.record.consume(step, self.ranks.rank, micro_batches, result)
+        record, window = self.new_record(), Window(self.ranks)
+        filled = [self.new_record() for _ in range(_NUM_ONE_OFFS)]
+        for each in filled:
+            for step in range(_LEDGER_STEPS):
+                each.consume(step, self.ranks.rank, micro_batches, result)
+        to_file_away = iter(filled)
 
         def ledger() -> None:
-            self.record.whole_ledger(self.ranks)
+            next(to_file_away).file_away(self.ranks, everything=True)
 
         def log_point() -> None:
             window.add(
                 1, result, micro_batches, planned=planned, learning_rate=0.0, data_wait_seconds=0.0
             )  # fmt: skip
-            for line in self.record.add(window.close(forgives_overflow=lambda: False)):
+            for line in record.add(window.close(forgives_overflow=lambda: False)):
                 self.events.send(**line)
+            record.file_away(self.ranks)
             window.open()
 
         def counter() -> None:
@@ -147,11 +149,16 @@ def _bench(config: TrainingConfig, *, num_steps: int) -> Iterator[Bench]:
             )
             steps.append(([part.to(ranks.device) for part in mine], step))
         strategy.warm_up(steps[0][0][-1])
-        record = SegmentRecord(
-            segment=segment, first_step=1, num_steps=num_steps, counters=Counters(started_at=now(), start_checksum="")
-        )
+
+        def new_record() -> SegmentRecord:
+            counters = Counters(started_at=now(), start_checksum="")
+            return SegmentRecord(
+                segment=segment, first_step=1, num_steps=num_steps, counters=counters, folder=config.work_dir,
+                is_first_rank=ranks.is_first,
+            )  # fmt: skip
+
         events = EventStream(config.work_dir / "steps.jsonl", rank=ranks.rank)
-        yield Bench(config, ranks, strategy, record, events, steps)
+        yield Bench(config, ranks, strategy, new_record, events, steps)
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ def measure_loss(vocab_size: int) -> dict[str, Any]:
     }
     for rows in CHUNKS:
         arms[f"{rows} rows"] = lambda rows=rows: linear_cross_entropy(hidden, weight, targets, chunk_rows=rows)
+        arms[f"{rows} rows by torch"] = lambda rows=rows: of_torch(hidden, weight, targets, chunk_rows=rows)
     seconds = seconds_in_turns(arms, leaves=[hidden, weight])
     gains = {name: ratio_of_medians(seconds["whole logits"], spans, seed=1) for name, spans in seconds.items()}
     return {
@@ -40,6 +41,15 @@ def measure_loss(vocab_size: int) -> dict[str, Any]:
         },
         "seconds": seconds,
     }
+
+
+def of_torch(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_rows: int) -> Tensor:
+    """Return the same loss by torch's own function, which torch 2.11 does not have."""
+    from torch.nn import LinearCrossEntropyOptions
+
+    options = LinearCrossEntropyOptions(batch_chunk_size=chunk_rows)
+    loss: Tensor = F.linear_cross_entropy(hidden, weight, targets, reduction="sum", options=options)
+    return loss
 
 
 def seconds_in_turns(arms: Mapping[str, Callable[[], Tensor]], *, leaves: Sequence[Tensor]) -> dict[str, list[float]]:

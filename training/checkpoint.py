@@ -25,9 +25,8 @@ from training.receipt import (
     sealed_folder,
     set_aside,
 )
-from training.record import LEDGER_COLUMNS, Counters, SegmentRecord
+from training.record import Counters, SegmentRecord
 from training.replica import Replica
-from training.safe_loading import require_plain_archive
 from training.weights import differences, load_tensors, refuse, save_tensors
 
 _log = logging.getLogger(__name__)
@@ -110,7 +109,7 @@ class CheckpointStore:
         if got != wanted:
             raise BadCheckpointError(f"{folder}: loaded weights have checksum {got}, {wanted} were saved")
 
-    def load_partial(self, folder: Path, replica: Replica, record: SegmentRecord, *, is_first_rank: bool) -> None:
+    def load_partial(self, folder: Path, replica: Replica, record: SegmentRecord) -> None:
         """Restore the state in mid-segment, and the segment's record up to there; BadCheckpointError if impossible."""
         state = _restore(replica, folder / _PARTIAL_WEIGHTS, folder / _STATE)
         try:
@@ -118,9 +117,7 @@ class CheckpointStore:
         except (KeyError, TypeError) as error:
             raise BadCheckpointError(f"{folder / _STATE}: no counters of a segment: {error}") from None
         record.counters.num_resumes += 1
-        record.steps_text = bytearray((folder / "steps.jsonl").read_bytes())
-        if is_first_rank:
-            record.earlier_ledger = _read_ledger(folder / "ledger.npz")
+        record.load(folder)
 
     def version_drift(self, folder: Path) -> list[str]:
         """Return what was another version when the folder was saved, loudly; numbers may then differ in their bits."""
@@ -135,21 +132,19 @@ class CheckpointStore:
         """Return where the segment stands once it is finished."""
         return self._segments / segment.fingerprint
 
-    def save_partial(self, replica: Replica, record: SegmentRecord, ledger: np.ndarray) -> Path:
+    def save_partial(self, replica: Replica, record: SegmentRecord) -> Path:
         """Save the state in mid-segment durably, then drop all but the newest few; return its folder."""
         segment = record.segment
         destination = self._partials / segment.fingerprint / f"step-{record.counters.segment_step:08d}"
         if destination.exists():
             return destination
         with self._sealed(destination, replica, record) as folder:
-            _write_state(folder, _PARTIAL_WEIGHTS, replica, record, ledger)
+            _write_state(folder, _PARTIAL_WEIGHTS, replica, record)
         for old in self._partials_of(segment)[:-_PARTIALS_KEPT]:
             discard(old)
         return destination
 
-    def save_finished(
-        self, replica: Replica, record: SegmentRecord, ledger: np.ndarray, summarise: Any
-    ) -> dict[str, Any]:
+    def save_finished(self, replica: Replica, record: SegmentRecord, summarise: Any) -> dict[str, Any]:
         """Save the finished segment durably, then drop its partial checkpoints; return its segment.json.
 
         `summarise()` is asked for segment.json when the rest is written, so that it can tell how long that took.
@@ -157,7 +152,7 @@ class CheckpointStore:
         segment = record.segment
         destination = self._segments / segment.fingerprint
         with self._sealed(destination, replica, record) as folder:
-            _write_state(folder, self._weights_name(segment), replica, record, ledger)
+            _write_state(folder, self._weights_name(segment), replica, record)
             not_used = reasons_set_aside(destination.parent, destination.name)
             not_used += reasons_set_aside(self._partials / segment.fingerprint)
             summary: dict[str, Any] = {**summarise(), "checkpoints_not_used": not_used}
@@ -220,18 +215,7 @@ def _restore(replica: Replica, weights_file: Path, state_file: Path) -> dict[str
     return state
 
 
-def _read_ledger(file: Path) -> np.ndarray:
-    try:
-        require_plain_archive(file)
-        with np.load(file, allow_pickle=False) as ledger:
-            return np.stack([ledger[name] for name in LEDGER_COLUMNS], axis=1)
-    except (OSError, ValueError, KeyError, EOFError, MemoryError) as error:
-        raise BadCheckpointError(f"{file}: not loadable: {' '.join(str(error).split())[:300]}") from None
-
-
-def _write_state(folder: Path, weights_name: str, replica: Replica, record: SegmentRecord, ledger: np.ndarray) -> None:
+def _write_state(folder: Path, weights_name: str, replica: Replica, record: SegmentRecord) -> None:
     save_tensors(replica.weights(), folder / weights_name)
     save_tensors({**replica.state(), "counters": dataclasses.asdict(record.counters)}, folder / _STATE)
-    (folder / "steps.jsonl").write_bytes(record.steps_text)
-    columns: Any = {name: ledger[:, index] for index, name in enumerate(LEDGER_COLUMNS)}
-    np.savez(folder / "ledger.npz", **columns)
+    record.save(folder)

@@ -89,7 +89,8 @@ def train(
                 num_steps=num_steps[index],
                 # Of the weights it does begin with, for a gate to hold against those it should begin with.
                 counters=Counters(started_at=now(), start_checksum=strategy.replica.parameter_checksum()),
-                keeps_lines=ranks.is_first,
+                folder=config.work_dir,
+                is_first_rank=ranks.is_first,
             )
             _resume(launch, strategy, record, version_drift=drift)
             finished = train_segment(launch, strategy, record)
@@ -162,6 +163,7 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         for line in record.add(facts):
             launch.events.send(**line)
             divergence.take(line["step"], line["loss"])
+        record.file_away(ranks)
         steps_between_stop_checks = max(1, int(_SECONDS_BETWEEN_STOP_CHECKS / facts[-1].seconds))
         stop_code = ranks.highest(launch.stop.exit_code)
         record.counters.log_seconds += time.perf_counter() - window.closed_at
@@ -221,7 +223,7 @@ def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord, *, versio
         folder = launch.config.work_dir / found
         hand_over(folder, ranks, fingerprint=segment.fingerprint)
         version_drift = store.version_drift(folder)
-        store.load_partial(folder, strategy.replica, record, is_first_rank=ranks.is_first)
+        store.load_partial(folder, strategy.replica, record)
     record.counters.note_launch(micro_batch_size=launch.config.micro_batch_size, version_drift=version_drift)
     done = record.counters.segment_step
     launch.stop.listen()
@@ -244,8 +246,8 @@ def _save_partial(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
     launch.whereabouts.enter(Section.CHECKPOINT)
     record.note_span()
     _note_peak_memory(ranks, record)
-    ledger = record.whole_ledger(ranks)
-    ranks.first_says(lambda: str(launch.store.save_partial(strategy.replica, record, ledger)))
+    record.file_away(ranks, everything=True)
+    ranks.first_says(lambda: str(launch.store.save_partial(strategy.replica, record)))
     seconds = time.perf_counter() - started
     record.counters.checkpoint_seconds += seconds
     launch.events.send(
@@ -268,7 +270,7 @@ def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[s
             f"{record.segment.range} epoch {record.segment.epoch}: the ranks hold different parameters (sha256 "
             f"{', '.join(checksums)}); nothing was saved"
         )
-    ledger = record.whole_ledger(ranks)
+    record.file_away(ranks, everything=True)
     earlier_seconds = record.counters.checkpoint_seconds
 
     def summarise() -> dict[str, Any]:
@@ -279,9 +281,7 @@ def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[s
             gradient_bucket_bytes=strategy.gradient_bucket_bytes, parameter_checksums=checksums,
         )  # fmt: skip
 
-    facts: dict[str, Any] = ranks.first_says(
-        lambda: launch.store.save_finished(strategy.replica, record, ledger, summarise)
-    )
+    facts: dict[str, Any] = ranks.first_says(lambda: launch.store.save_finished(strategy.replica, record, summarise))
     launch.events.send("segment_finished", **facts)
     _log.info(
         "%s epoch %d: finished, loss %.4f, %.0f %ss/s",

@@ -2,12 +2,13 @@
 
 import dataclasses
 import datetime
-import io
 import json
 import time
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,12 @@ import numpy as np
 from training.config import SegmentConfig
 from training.data import MicroBatch
 from training.distributed import Ranks
+from training.spool import LEDGER_COLUMNS, LEDGER_DTYPE, Spool
 from training.strategies import StepResult
 from training.window import StepFacts
 
-LEDGER_COLUMNS = ("rank", "step", "row_id", "num_tokens")
-LEDGER_DTYPE = np.dtype(np.int32)
-"""16 bytes per sample. What grows with an epoch in memory is the ledger and, on rank 0, 500 bytes per step."""
+_STEPS_IN_MEMORY = 512
+"""So many steps wait in memory: about 500 bytes of text each, and 16 per sample."""
 _SUMMED = (
     "loss_sum", "num_samples", "num_tokens", "num_targets", "num_padding_tokens", "data_wait_seconds", "other_seconds",
 )  # fmt: skip
@@ -84,10 +85,7 @@ class Counters:
 
 @dataclass
 class SegmentRecord:
-    """Counters are the same on every rank; of the ledger, each has its own part; lines are kept where they are written.
-
-    That is on rank 0. The others have those of a checkpoint until their next step, for what is to be told of them.
-    """
+    """Counters are the same on every rank; ledger and lines are rank 0's, on whose disk what is old of them waits."""
 
     segment: SegmentConfig
     """Which segment this is the record of."""
@@ -97,19 +95,24 @@ class SegmentRecord:
     """Its number of optimizer steps."""
     counters: Counters
     """Running totals."""
-    keeps_lines: bool = True
-    """Whether this rank is the first, which writes them."""
-    steps_text: bytearray = field(default_factory=bytearray)
-    """Its steps.jsonl, every step once: half of what the same lines take as objects, and a checkpoint copies it."""
-    earlier_ledger: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), dtype=LEDGER_DTYPE))
-    """(n, 4), LEDGER_COLUMNS: what all ranks consumed in earlier launches; empty on other ranks than 0."""
+    folder: Path
+    """Where its files are, which have no name."""
+    is_first_rank: bool = True
+    """Whether this rank is the one that writes."""
     _consumed: "array[int]" = field(default_factory=lambda: array(LEDGER_DTYPE.char))
+    _text: bytearray = field(default_factory=bytearray)
+    _num_waiting: int = 0
     _span_started: float = 0.0
 
     @property
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of steps_text."""
-        return map(json.loads, io.BytesIO(self.steps_text))
+        """Yield the lines of steps.jsonl; on other ranks than the first, those that were loaded."""
+        yield from map(json.loads, self._spool.lines())
+        yield from map(json.loads, self._text.splitlines())
+
+    @cached_property
+    def _spool(self) -> Spool:
+        return Spool(self.folder)
 
     def start_span(self) -> None:
         """Let span_seconds run on from here, beside the clock of the steps and without knowing of it."""
@@ -137,17 +140,35 @@ class SegmentRecord:
                 setattr(self.counters, name, getattr(self.counters, name) + getattr(fact, name))
             self.counters.train_seconds += fact.seconds
             lines.append(self._line(fact))
-        if self.keeps_lines:
-            self.steps_text += "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
-        else:
-            self.steps_text.clear()
+        self._num_waiting += len(facts)
+        if self.is_first_rank:
+            self._text += "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
         return lines
 
-    def whole_ledger(self, ranks: Ranks) -> np.ndarray:
-        """Return, on rank 0, all that all ranks consumed: (n, 4), LEDGER_COLUMNS, by step and rank."""
+    def file_away(self, ranks: Ranks, *, everything: bool = False) -> None:
+        """Bring what waits on any rank to rank 0's disk, by step and rank, if it is much or `everything` is wanted.
+
+        To be called by all ranks, between steps. Raises UnwritableError on all of them if there is no room.
+        """
+        if self._num_waiting < _STEPS_IN_MEMORY and not everything:
+            return
         mine = np.frombuffer(self._consumed, dtype=LEDGER_DTYPE).reshape(-1, len(LEDGER_COLUMNS))
-        everything = np.concatenate([self.earlier_ledger, *ranks.gather_rows(mine)])
-        return everything[np.lexsort((everything[:, 0], everything[:, 1]))]
+        entries = np.concatenate(ranks.gather_rows(mine))
+        entries = entries[np.lexsort((entries[:, 0], entries[:, 1]))]
+        ranks.first_says(lambda: self._spool.append(entries, bytes(self._text)))
+        self._consumed, self._text, self._num_waiting = array(LEDGER_DTYPE.char), bytearray(), 0
+
+    def save(self, folder: Path) -> None:
+        """Write ledger.npz and steps.jsonl, once all is filed away; OSError if there is no room."""
+        if self._num_waiting:
+            raise RuntimeError(f"{self._num_waiting} steps wait in memory; file_away(everything=True) comes first")
+        self._spool.save(ledger=folder / "ledger.npz", lines=folder / "steps.jsonl")
+
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote: the lines on all ranks, the ledger on the first; BadCheckpointError if not."""
+        self._spool.load_lines(folder / "steps.jsonl")
+        if self.is_first_rank:
+            self._spool.load_ledger(folder / "ledger.npz")
 
     def summary(
         self, cell: str, ranks: Ranks, *, gradient_bucket_bytes: list[int], parameter_checksums: list[str]

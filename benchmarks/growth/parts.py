@@ -100,7 +100,7 @@ def _record_of(work: Path, num_steps: int) -> Any:
 
     counters = Counters(started_at=now(), start_checksum="")
     segment = read_config(work / "training.json").segments[0]
-    return SegmentRecord(segment=segment, first_step=1, num_steps=num_steps, counters=counters)
+    return SegmentRecord(segment=segment, first_step=1, num_steps=num_steps, counters=counters, folder=work)
 
 
 def _facts(step: int) -> Any:
@@ -115,8 +115,8 @@ def _facts(step: int) -> Any:
     )  # fmt: skip
 
 
-def _record(work: Path, num_rows: int) -> Callable[[], object]:
-    """Enter an epoch into its record, step by step: ledger and lines; then gather the ledger."""
+def _enter(work: Path, num_rows: int) -> Callable[[], Any]:
+    """Enter an epoch into its record, step by step: ledger and lines."""
     import torch
 
     from training.config import read_config
@@ -130,11 +130,13 @@ def _record(work: Path, num_rows: int) -> Callable[[], object]:
     with joined_ranks(read_config(work / "training.json")) as ranks:
         ranks_here = ranks
 
-    def run() -> None:
+    def run() -> Any:
         for step in range(1, record.num_steps + 1):
             record.consume(step, 0, parts, result)
             record.add([_facts(step)])
-        record.whole_ledger(ranks_here)
+            record.file_away(ranks_here)
+        record.file_away(ranks_here, everything=True)
+        return record
 
     return run
 
@@ -166,6 +168,7 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
             for line in record.add(window.close(forgives_overflow=lambda: False)):
                 events.send(**line)
                 divergence.take(line["step"], line["loss"])
+            record.file_away(ranks)
             window.open()
 
     return run
@@ -177,20 +180,16 @@ def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
     from training.config import read_config
     from training.distributed import joined_ranks
     from training.events import EventStream
-    from training.record import LEDGER_DTYPE
     from training.strategies import single
     from training.workloads import causal_lm
 
     config = read_config(work / "training.json")
     with joined_ranks(config) as ranks:
         strategy = single.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
-    record = _record_of(work, -(-num_rows // ROWS_PER_STEP))
-    record.add([_facts(step) for step in range(1, record.num_steps + 1)])
-    ledger = np.zeros((num_rows, 4), dtype=LEDGER_DTYPE)
-    ledger[:, 2] = np.arange(num_rows)
+    record = _enter(work, num_rows)()
     events = EventStream(work / "events.jsonl", rank=0)
     store = CheckpointStore(work / "checkpoints", model_name="model", world_size=1, exact=False, events=events)
-    return lambda: store.save_finished(strategy.replica, record, ledger, dict)
+    return lambda: store.save_finished(strategy.replica, record, dict)
 
 
 def _report(work: Path, num_rows: int) -> Callable[[], object]:
@@ -230,7 +229,7 @@ PARTS: dict[str, Callable[[Path, int], Callable[[], object]]] = {
     "slice": _slice,
     "plan": _plan,
     "step": _step,
-    "record": _record,
+    "record": _enter,
     "checkpoint": _checkpoint,
     "log_points": _log_points,
     "report": _report,

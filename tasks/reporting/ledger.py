@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.reporting.arrays import Numbers, parts_of_arrays
 from tasks.stage.sorted_numbers import SortedNumbers, windows
+from training.arrays import Numbers, parts_of_arrays
 
 _ROW_BITS = 32
 _MOST = 2**31 - 1

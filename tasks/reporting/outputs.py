@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from tasks.params import Params
-from tasks.reporting.arrays import Numbers, parts_of_array
 from tasks.reporting.gate import Number
 from tasks.reporting.ledger import Ledger, Samples, ledger_of, samples_of
 from tasks.reporting.measurement import Measurement
@@ -31,6 +30,7 @@ from tasks.reporting.stage_files import (
 )
 from tasks.stage.choices import has_labels, unit_of
 from tasks.stage.failure import DataError
+from training.arrays import Numbers, parts_of_array
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks import levers_loss, levers_rank
 from benchmarks.levers import LEVERS, Lever, comparison
@@ -15,6 +16,7 @@ from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import parsed
 from training.config import LOSS_CHUNK_ROWS, TrainingConfig
 from training.distributed import joined_ranks
+from training.linear_loss import linear_cross_entropy
 from training.variants import micro_batches_of
 
 
@@ -34,14 +36,34 @@ def test_each_side_of_a_lever_is_a_comparison_that_params_yaml_may_hold(lever: L
 def test_the_loss_is_timed_on_whole_logits_and_in_each_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(levers_loss, "ROWS", 64)
     monkeypatch.setattr(levers_loss, "CHUNKS", (16, 64))
-    # Seconds of whole logits, 16 rows and 64 rows, by a clock that is looked at before and after each; the order turns.
-    takes = [6.0, 4.0, 3.0]
+    # Seconds of whole logits and of 16 and 64 rows, ours and torch's, by a clock that is looked at before and after
+    # each; the order turns.
+    takes = [6.0, 4.0, 5.0, 3.0, 12.0]
     spans = [span for turn in range(levers_loss.ROUNDS + 1) for span in (takes if turn % 2 else reversed(takes))]
     readings = itertools.accumulate(part for span in spans for part in (1.0, span))
     monkeypatch.setattr(levers_loss, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
     found = levers_loss.measure_loss(256)
-    assert found["gains"] == {"16 rows": pytest.approx([1.5] * 3), "64 rows": pytest.approx([2.0] * 3)}
-    assert found["logits_mib"] == {"whole logits": 0.0625, "16 rows": 0.015625, "64 rows": 0.0625}
+    assert found["gains"] == {
+        "16 rows": pytest.approx([1.5] * 3),
+        "16 rows by torch": pytest.approx([1.2] * 3),
+        "64 rows": pytest.approx([2.0] * 3),
+        "64 rows by torch": pytest.approx([0.5] * 3),
+    }
+    assert found["logits_mib"]["whole logits"] == found["logits_mib"]["64 rows"] == 0.0625
+    assert found["logits_mib"]["16 rows"] == found["logits_mib"]["16 rows by torch"] == 0.015625
+
+
+def test_torchs_own_chunks_have_the_same_loss_and_gradient_as_ours() -> None:
+    hidden, weight = (torch.randn(rows, 12).requires_grad_() for rows in (40, 30))
+    targets = torch.randint(30, (40,))
+    found = []
+    for loss_of in (linear_cross_entropy, levers_loss.of_torch):
+        loss = loss_of(hidden, weight, targets, chunk_rows=16)
+        loss.backward()
+        found.append((loss.detach(), hidden.grad, weight.grad))
+        hidden.grad = weight.grad = None
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
 
 
 def test_the_loss_is_timed_in_the_chunks_that_a_training_takes_by_default() -> None:

@@ -75,7 +75,7 @@ class Saved:
     def next_partial_save(self, work: Path) -> Callable[[], Any]:
         """Return the save that came next, after step 14; the weights it saves are noted in `checksums`."""
         store, record = self._after_next_step(work, segment_step=_NEXT - STEPS_PER_SEGMENT)
-        return lambda: store.save_partial(self.replica, record, record.earlier_ledger)
+        return lambda: store.save_partial(self.replica, record)
 
     def next_finished_save(self, work: Path) -> Callable[[], Any]:
         """Return the save of the finished segment, after step 16."""
@@ -84,7 +84,7 @@ class Saved:
             "start_checksum": record.counters.start_checksum,
             "parameter_checksums": [self.checksums[2 * STEPS_PER_SEGMENT]],
         }
-        return lambda: store.save_finished(self.replica, record, record.earlier_ledger, lambda: facts)
+        return lambda: store.save_finished(self.replica, record, lambda: facts)
 
     def next_start(self, work: Path) -> Start:
         """Do what a launch does before its first step."""
@@ -103,8 +103,8 @@ class Saved:
         if folder is None:
             store.load_finished(first, self.replica, before)
             return self._start(work, stands_after=STEPS_PER_SEGMENT)
-        record = self._record()
-        store.load_partial(folder, self.replica, record, is_first_rank=True)
+        record = self._record(work)
+        store.load_partial(folder, self.replica, record)
         return self._start(work, stands_after=STEPS_PER_SEGMENT + record.counters.segment_step)
 
     def _start(self, work: Path, *, stands_after: int) -> Start:
@@ -119,17 +119,17 @@ class Saved:
         events = EventStream(work / "events.jsonl", rank=0)
         return CheckpointStore(work, model_name="tiny", world_size=1, exact=False, events=events)
 
-    def _record(self) -> SegmentRecord:
+    def _record(self, work: Path) -> SegmentRecord:
         counters = Counters(started_at="", start_checksum="")
         return SegmentRecord(
             segment=self.config.segments[1], first_step=STEPS_PER_SEGMENT + 1, num_steps=STEPS_PER_SEGMENT,
-            counters=counters,
+            counters=counters, folder=work,
         )  # fmt: skip
 
     def _after_next_step(self, work: Path, *, segment_step: int) -> tuple[CheckpointStore, SegmentRecord]:
         """Return the store and the record of a run that went on from the newest checkpoint up to that step."""
-        store, record = self._store(work), self._record()
-        store.load_partial(self.partial(work, NEWEST), self.replica, record, is_first_rank=True)
+        store, record = self._store(work), self._record(work)
+        store.load_partial(self.partial(work, NEWEST), self.replica, record)
         with torch.no_grad():
             self.replica.parameters[0].add_(1.0)
         record.counters.segment_step = segment_step

@@ -16,8 +16,8 @@ from tasks.reporting.outputs import SegmentOutputs
 from tasks.sources.models import stored_model
 from tasks.sources.row_store import stored_rows
 from tasks.stage.source_params import DatasetParams, ModelParams
-from training.checkpoint import _read_ledger
 from training.data import open_slice
+from training.spool import Spool
 from training.weights import load_tensors
 
 HEADROOM_BYTES = 3 * 2**29
@@ -34,7 +34,7 @@ def _meet(bomb: Path) -> None:
     else:
         loads: dict[str, Callable[[], object]] = {
             ".pt": lambda: load_tensors(bomb),
-            ".npz": lambda: _read_ledger(bomb),
+            ".npz": lambda: Spool(bomb.parent.parent / "spool").load_ledger(bomb),
             ".jsonl": lambda: stored_rows(DatasetParams(source=f"path:{bomb}"), 1),
             ".parquet": lambda: stored_rows(DatasetParams(source=f"path:{bomb}"), 1),
             ".yaml": lambda: load_params(bomb),

@@ -22,11 +22,11 @@ from tasks.stage.failure import ConfigurationError, DataError, ExitCode
 from tasks.stage.source_params import DatasetParams, ModelParams
 from tests.hostile.payloads import in_tar, plain, saved, saved_as_before, touching, with_entries
 from tests.tiny import make_config, make_slice, make_tiny_model
-from training.checkpoint import _read_ledger
 from training.data import open_slice
 from training.failure import BadCheckpointError
 from training.files import digest_of_file, digest_of_json, write_json
 from training.receipt import RECEIPT
+from training.spool import Spool
 from training.weights import load_tensors, save_tensors
 
 GOOD = {"weight": torch.arange(6.0)}
@@ -94,8 +94,8 @@ def test_arrays_of_pickles_are_refused_and_not_run(canary: Path) -> None:
     with pytest.raises(BadCheckpointError, match=r"allow_pickle|Python objects"):
         open_slice(Path())
     np.savez("ledger.npz", **{name: _object_array(canary) for name in ("rank", "step", "row_id", "num_tokens")})
-    with pytest.raises(BadCheckpointError, match="allow_pickle"):
-        _read_ledger(Path("ledger.npz"))
+    with pytest.raises(BadCheckpointError, match="array of object"):
+        Spool(Path()).load_ledger(Path("ledger.npz"))
     assert not canary.exists()
 
 

@@ -130,10 +130,11 @@ def test_a_checkpoint_of_another_model_is_refused_by_name_and_no_weight_changes(
     store = CheckpointStore(Path(config["work_dir"]), model_name="tiny", world_size=1, exact=False, events=events)
     assert store.newest_partial(read.segments[0], start_checksum=None) == folder, "every byte of it verifies"
     record = SegmentRecord(
-        segment=read.segments[0], first_step=1, num_steps=6, counters=Counters(started_at="", start_checksum="")
-    )
+        segment=read.segments[0], first_step=1, num_steps=6, counters=Counters(started_at="", start_checksum=""),
+        folder=tmp_path,
+    )  # fmt: skip
     with pytest.raises(BadCheckpointError) as caught:
-        store.load_partial(folder, replica, record, is_first_rank=True)
+        store.load_partial(folder, replica, record)
     assert caught.value.exit_code == 3
     for word in words:
         assert word in str(caught.value)

@@ -2,11 +2,14 @@
 
 import gc
 import json
+import resource
+import signal
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,8 +17,10 @@ from tests.tiny import make_config
 from tests.training.conftest import events_in, facts_of
 from training.checkpoint import CheckpointStore
 from training.config import SegmentConfig
-from training.failure import StoppedError
+from training.data import MicroBatch, collate, open_slice
+from training.failure import EXIT_NO_RESOURCES, StoppedError, UnwritableError
 from training.record import Counters, SegmentRecord
+from training.spool import LEDGER_COLUMNS
 from training.strategies import StepResult
 from training.weights import parameter_checksum
 from training.window import StepFacts
@@ -70,31 +75,98 @@ def _facts(step: int) -> StepFacts:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_lines_take_no_more_than_their_text_and_nothing_on_ranks_that_never_write_them(
-    rank: int, tmp_path: Path
-) -> None:
-    segment = SegmentConfig(range="0-32000", epoch=1, fingerprint="f", slice_dir=tmp_path)
-    record = SegmentRecord(
-        segment=segment, first_step=1, num_steps=2_000, counters=Counters("", ""), keeps_lines=rank == 0
-    )
-    nothing, num_bytes = StepResult(torch.zeros(()), torch.zeros(()), 0, 0), 0
-    first = [_facts(1)]
-    # As a checkpoint of one step has left it.
-    record.steps_text = bytearray(b"".join(json.dumps(line).encode() + b"\n" for line in record.add(first)))
-    assert [line["step"] for line in record.lines] == [1]
-    tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
-    for step in range(2, 2_001):
-        record.consume(step, rank, [], nothing)
-        num_bytes += sum(len(json.dumps(line)) + 1 for line in record.add([_facts(step)]))
+class _FirstOfTwo:
+    """Ranks, of which the second learned from the same rows as the first."""
+
+    @staticmethod
+    def gather_rows(rows: np.ndarray) -> list[np.ndarray]:
+        second = rows.copy()
+        second[:, 0] = 1
+        return [second, rows]
+
+    @staticmethod
+    def first_says(ask: Callable[[], Any]) -> Any:
+        return ask()
+
+
+def _record(folder: Path, *, is_first_rank: bool = True) -> SegmentRecord:
+    segment = SegmentConfig(range="0-32000", epoch=1, fingerprint="f", slice_dir=folder)
+    return SegmentRecord(
+        segment=segment, first_step=1, num_steps=20_000, counters=Counters("", ""), folder=folder,
+        is_first_rank=is_first_rank,
+    )  # fmt: skip
+
+
+def _enter(record: SegmentRecord, steps: range, rows: list[MicroBatch], ranks: Any) -> None:
+    nothing = StepResult(torch.zeros(()), torch.zeros(()), 0, 0)
+    for step in steps:
+        record.consume(step, 0, rows, nothing)
+        record.add([_facts(step)])
+        record.file_away(ranks)
+
+
+def _rows(slices: list[Path]) -> list[MicroBatch]:
+    return [collate(open_slice(slices[0]), [3, 1], seq_len=16)]
+
+
+@pytest.mark.parametrize("is_first_rank", [True, False])
+def test_memory_does_not_grow_with_the_steps(is_first_rank: bool, tmp_path: Path, slices: list[Path]) -> None:
+    record, rows = _record(tmp_path, is_first_rank=is_first_rank), _rows(slices)
+    _enter(record, range(1, 3_001), rows, _FirstOfTwo())
     gc.collect()
-    more = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.start()
+    _enter(record, range(3_001, 9_001), rows, _FirstOfTwo())
+    gc.collect()
+    more, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    if rank:
-        assert list(record.lines) == []
-        assert more < 10_000
-    else:
-        assert [line["step"] for line in record.lines] == list(range(1, 2_001))
-        # An eighth is room to grow.
-        assert 0.99 * num_bytes < more < 1.2 * num_bytes
+    # What 512 steps wait in: 500 bytes of text each, twice while they are written.
+    assert most < 1_000_000
+    assert more < 400_000
+    written = [line["step"] for line in record.lines]
+    assert written == (list(range(1, 9_001)) if is_first_rank else [])
+
+
+def test_ledger_and_lines_of_several_launches_are_saved_by_step_and_rank(tmp_path: Path, slices: list[Path]) -> None:
+    rows, folders = _rows(slices), [tmp_path / name for name in ("first", "second")]
+    last = 0
+    for index, folder in enumerate(folders):
+        record = _record(tmp_path / "work")
+        if index:
+            record.load(folders[index - 1])
+            assert [line["step"] for line in record.lines] == list(range(1, last + 1))
+        _enter(record, range(last + 1, last + 1_001), rows, _FirstOfTwo())
+        last += 1_000
+        record.file_away(_FirstOfTwo(), everything=True)
+        folder.mkdir()
+        record.save(folder)
+    with np.load(folders[-1] / "ledger.npz") as ledger:
+        assert ledger.files == list(LEDGER_COLUMNS)
+        assert ledger["step"].tolist() == [step for step in range(1, 2_001) for _ in range(4)]
+        assert ledger["rank"].tolist() == [0, 0, 1, 1] * 2_000
+        assert ledger["row_id"].tolist() == rows[0].row_ids.tolist() * 4_000
+        assert {str(ledger[name].dtype) for name in LEDGER_COLUMNS} == {"int32"}
+    lines = (folders[-1] / "steps.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 2_001))
+    assert list((tmp_path / "work").iterdir()) == [], "its files have no name"
+
+
+def test_what_still_waits_in_memory_is_not_left_out_of_a_checkpoint(tmp_path: Path, slices: list[Path]) -> None:
+    record = _record(tmp_path)
+    _enter(record, range(1, 4), _rows(slices), _FirstOfTwo())
+    with pytest.raises(RuntimeError, match="3 steps wait"):
+        record.save(tmp_path)
+
+
+def test_a_full_disk_is_said_in_one_line_with_the_code_for_room(tmp_path: Path, slices: list[Path]) -> None:
+    record = _record(tmp_path)
+    _enter(record, range(1, 4), _rows(slices), _FirstOfTwo())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        with pytest.raises(UnwritableError, match=r"the ledger needs .* bytes more; .*make room") as caught:
+            record.file_away(_FirstOfTwo(), everything=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert caught.value.exit_code == EXIT_NO_RESOURCES

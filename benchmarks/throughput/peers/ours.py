@@ -32,7 +32,8 @@ def run(job: Job, turns: Turns) -> None:
 def _run_block(job: Job, made: Made, ranks: Ranks, events: EventStream, steps: list[int], turns: Turns) -> None:
     """Run the steps, the first untimed, each with ledger and window; the log point at the end is timed too."""
     counters = Counters(started_at=now(), start_checksum="")
-    record = SegmentRecord(segment=job.training.segments[0], first_step=1, num_steps=len(job.order), counters=counters)
+    segment, folder = job.training.segments[0], job.training.work_dir
+    record = SegmentRecord(segment=segment, first_step=1, num_steps=len(job.order), counters=counters, folder=folder)
     window, losses = Window(ranks), []
     for micro_batches, step, data_wait_seconds in loaded(made, ranks, steps, "loader"):
         planned = made.plan.step(step)

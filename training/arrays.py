@@ -1,9 +1,9 @@
-"""Whole numbers in .npy and .npz files, read a part at a time, so that memory does not grow with them."""
+"""Whole numbers in .npy and .npz files, a part at a time, so that memory does not grow with them; needs no torch."""
 
 import contextlib
 import tokenize
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -63,3 +63,19 @@ def parts_of_arrays(file: Path, names: Sequence[str]) -> Iterator[tuple[Numbers,
             lengths = ", ".join(f"{name} {column.length:,}" for name, column in zip(names, columns, strict=True))
             raise ValueError(f"columns of different lengths: {lengths}")
         yield from zip(*(column.parts() for column in columns), strict=True)
+
+
+def write_arrays(
+    file: Path, names: Sequence[str], parts: Callable[[], Iterator[Numbers]], *, num_rows: int, dtype: np.dtype
+) -> None:
+    """Write the columns of a table as numpy.savez would, under these names.
+
+    parts: gives the table's rows from the first on, each time that it is called; each part (n, len(names)), `dtype`.
+    """
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num_rows,)}
+    with zipfile.ZipFile(file, "w") as archive:
+        for index, name in enumerate(names):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as column:
+                np.lib.format.write_array_header_1_0(column, header)
+                for part in parts():
+                    column.write(part[:, index].tobytes())
