@@ -4,13 +4,14 @@ import dataclasses
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.throughput import gpu, targets
+from benchmarks.throughput import gpu, targets, trying
 from benchmarks.throughput.contest import LOSS_TOLERANCE, Found, against_ours, contest, largest_difference
 from benchmarks.throughput.groups import Blocks, Group, Setup, groups, write_job
 from benchmarks.throughput.job import Job, padded
@@ -252,8 +253,31 @@ def test_settings_take_turns_and_one_that_does_not_run_stands_last(setup: Setup,
     *ran, failed = tried_settings(setup, "accelerated", tmp_path, settings=[good[0], bad, good[1]], say=said.append)
     assert (failed["setting"], "unknown" in failed["failed"]) == (bad, True)
     assert sorted(one["setting"]["micro_batch_size"] for one in ran) == [1, 2]
-    assert [len(one["seconds"]) for one in ran] == [3, 3]
+    # Where both are close, both run four blocks more.
+    assert [len(one["seconds"]) for one in ran] in ([3, 3], [7, 7])
     assert ran[0]["behind"] <= ran[1]["behind"]
+
+
+def test_settings_that_are_close_run_more_blocks_and_the_others_do_not(
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Seconds of a block by micro-batch size; those of 2 rows were disturbed in the first three.
+    seconds = {1: [1.0] * 7, 2: [1.03] * 3 + [0.8] * 4, 4: [2.0] * 3}
+
+    def in_turns(
+        setup: Setup, peer: str, work: Path, settings: Sequence[dict[str, Any]], say: Any, *, visits: Any
+    ) -> list[dict[str, Any]]:
+        blocks = [block for visit in visits for block in visit]
+        return [
+            {"setting": one, "seconds": [seconds[one["micro_batch_size"]][block] for block in blocks]}
+            for one in settings
+        ]
+
+    monkeypatch.setattr(trying, "_in_turns", in_turns)
+    settings = [{"micro_batch_size": size} for size in seconds]
+    ran = tried_settings(setup, "accelerated", tmp_path, settings=settings, say=lambda _: None)
+    assert [(one["setting"]["micro_batch_size"], len(one["seconds"])) for one in ran] == [(2, 7), (1, 7), (4, 3)]
+    assert best_of(ran) == {"micro_batch_size": 2}
 
 
 @pytest.mark.slow
