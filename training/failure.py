@@ -30,7 +30,7 @@ class BadCheckpointError(TrainingError):
 
 
 class UnwritableError(TrainingError):
-    """A checkpoint could not be written; the one before it is whole."""
+    """A checkpoint, or the ledger on its way to one, could not be written; the checkpoint before it is whole."""
 
     exit_code = EXIT_NO_RESOURCES
 

@@ -62,7 +62,8 @@ class _Chunked(torch.autograd.Function):
             highest, wanted = logits.amax(dim=-1).float(), logits.gather(1, places)[:, 0].float()
             probabilities = torch.softmax(logits, dim=-1, dtype=torch.float32, out=in_fp32[: len(places)])
             # The probability of a target may be too small for fp32, the highest of a row is not.
-            loss_sum += (highest - probabilities.amax(dim=-1).log() - wanted).sum()
+            # In this order: where the target is the likeliest, the first difference is 0 and the rest keeps its digits.
+            loss_sum += (highest - wanted - probabilities.amax(dim=-1).log()).sum()
             if not (needs_hidden or needs_weight):
                 continue
             of_logits = probabilities.scatter_add_(1, places, -torch.ones_like(places, dtype=torch.float32))

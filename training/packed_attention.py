@@ -1,7 +1,7 @@
 """Attention in a sequence of several documents, each of which sees itself alone.
 
 On CUDA in 16 bit by the variable-length kernel of torch, which takes all documents at once; elsewhere document by
-document. On a CPU that was 1.9 to 5.7 times as fast as one call with a block-diagonal mask, which computes the blocks that
+document. On a CPU that was 1.9 to 5.7 times as fast as one call with a block-diagonal mask, which computes blocks that
 nobody looks at, and 1.1 to 1.9 times as fast as a call on documents padded to one length (docs/performance.md).
 """
 

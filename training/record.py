@@ -20,6 +20,7 @@ from training.spool import LEDGER_COLUMNS, LEDGER_DTYPE, Spool
 from training.strategies import StepResult
 from training.window import StepFacts
 
+_LEDGER, _STEPS = "ledger.npz", "steps.jsonl"
 _STEPS_IN_MEMORY = 512
 """So many steps wait in memory: about 500 bytes of text each, and 16 per sample."""
 _SUMMED = (
@@ -102,13 +103,18 @@ class SegmentRecord:
     _consumed: "array[int]" = field(default_factory=lambda: array(LEDGER_DTYPE.char))
     _text: bytearray = field(default_factory=bytearray)
     _num_waiting: int = 0
+    _loaded_from: Path | None = None
     _span_started: float = 0.0
 
     @property
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of steps.jsonl; on other ranks than the first, those that were loaded."""
-        yield from map(json.loads, self._spool.lines())
-        yield from map(json.loads, self._text.splitlines())
+        """Yield the lines of steps.jsonl; on other ranks than the first, those of the checkpoint that was loaded."""
+        if self.is_first_rank:
+            yield from map(json.loads, self._spool.lines())
+            yield from map(json.loads, self._text.splitlines())
+        elif self._loaded_from is not None:
+            with (self._loaded_from / _STEPS).open("rb") as saved:
+                yield from map(json.loads, saved)
 
     @cached_property
     def _spool(self) -> Spool:
@@ -162,13 +168,14 @@ class SegmentRecord:
         """Write ledger.npz and steps.jsonl, once all is filed away; OSError if there is no room."""
         if self._num_waiting:
             raise RuntimeError(f"{self._num_waiting} steps wait in memory; file_away(everything=True) comes first")
-        self._spool.save(ledger=folder / "ledger.npz", lines=folder / "steps.jsonl")
+        self._spool.save(ledger=folder / _LEDGER, lines=folder / _STEPS)
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote: the lines on all ranks, the ledger on the first; BadCheckpointError if not."""
-        self._spool.load_lines(folder / "steps.jsonl")
+        """Go on from what `save` wrote; raises BadCheckpointError, on the first rank, if it is no ledger."""
+        self._loaded_from = folder
         if self.is_first_rank:
-            self._spool.load_ledger(folder / "ledger.npz")
+            self._spool.load_lines(folder / _STEPS)
+            self._spool.load_ledger(folder / _LEDGER)
 
     def summary(
         self, cell: str, ranks: Ranks, *, gradient_bucket_bytes: list[int], parameter_checksums: list[str]

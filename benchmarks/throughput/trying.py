@@ -30,7 +30,8 @@ def tried_settings(
 ) -> list[dict[str, Any]]:
     """Return the peer's settings, the fastest first, with the `seconds` of each block and how far they are `behind`.
 
-    They take turns at the same blocks. On one process of a CPU seconds are CPU seconds, which other load hardly
+    They take turns at the same blocks; those that are close to the fastest run more of them, stand first, and are held
+    against each other. On one process of a CPU seconds are CPU seconds, which other load hardly
     changes; else those of the slowest rank, since how evenly ranks are loaded is part of a setting. `behind` is the
     median over blocks of seconds / those of the fastest setting in the same block.
 
@@ -50,11 +51,18 @@ def tried_settings(
     if setup.device == "cpu" and len(close) > 1:
         more = _in_turns(setup, peer, work, [one["setting"] for one in close], say, visits=_MORE_VISITS)
         for one, again in zip(close, more, strict=True):
-            one["seconds"] += again.get("seconds", [])
-        _note_behind([one for one, again in zip(close, more, strict=True) if "seconds" in again])
+            if "failed" in again:
+                one["failed"] = again["failed"]
+                del one["seconds"], one["behind"]
+            else:
+                one["seconds"] += again["seconds"]
+        close = [one for one in close if "seconds" in one]
+        _note_behind(close)
+    ran = [one for one in ran if "seconds" in one]
     for one in ran:
         say(f"{setup.name}, {peer}: {one['setting']} takes {one['behind']:.3f} times the fastest")
-    return sorted(ran, key=lambda one: float(one["behind"])) + [one for one in found if "failed" in one]
+    by_time = sorted(ran, key=lambda one: (one not in close, float(one["behind"])))
+    return by_time + [one for one in found if "failed" in one]
 
 
 def _note_behind(ran: Sequence[dict[str, Any]]) -> None:
@@ -109,6 +117,8 @@ def far_behind(seconds: Sequence[Sequence[float]]) -> list[float]:
 def best_of(tried: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the fastest setting, or one within 1 % of it that has smaller micro-batches: memory is judged too."""
     ran = [one for one in tried if "behind" in one]
+    # Those that ran more blocks are held against each other.
+    ran = [one for one in ran if len(one["seconds"]) == len(ran[0]["seconds"])]
     most = _NEARLY * min(one["behind"] for one in ran)
     near = [one for one in ran if one["behind"] <= most]
     best: dict[str, Any] = min(near, key=lambda one: (one["setting"]["micro_batch_size"], one["behind"]))["setting"]

@@ -59,8 +59,9 @@ def test_no_step_waits_for_the_device(
     for part in make(1):
         trainer.train_step([part.to(on_gpu.device)], num_targets=10, learning_rate=0.0)
     record = SegmentRecord(
-        segment=config.segments[0], first_step=1, num_steps=6, counters=Counters(started_at=now(), start_checksum="")
-    )
+        segment=config.segments[0], first_step=1, num_steps=6, counters=Counters(started_at=now(), start_checksum=""),
+        folder=config.work_dir,
+    )  # fmt: skip
     window = Window(on_gpu)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -102,6 +102,18 @@ def test_a_target_whose_probability_is_too_small_for_fp32_has_its_loss() -> None
     assert bool(hidden.grad.isfinite().all())
 
 
+def test_rows_that_are_nearly_certain_keep_the_digits_of_their_loss() -> None:
+    # The target's logit is 100, the others' are 3 to 10 below: losses of about 0.001 nats.
+    generator = torch.Generator().manual_seed(1)
+    logits = 97 - 7 * torch.rand(64, _VOCAB, generator=generator)
+    targets = torch.randint(_VOCAB, (64,), generator=generator)
+    logits[torch.arange(64), targets] = 105.0
+    expected = -logits.double().log_softmax(1)[torch.arange(64), targets].sum()
+    loss = linear_cross_entropy(logits, torch.eye(_VOCAB), targets, chunk_rows=10)
+    assert float(expected) / 64 < 0.02
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_no_rows_have_no_loss_and_a_gradient_of_zeros() -> None:
     hidden, weight, targets = _inputs()
     loss = linear_cross_entropy(hidden[:0], weight, targets[:0])

@@ -75,8 +75,11 @@ def _facts(step: int) -> StepFacts:
     )  # fmt: skip
 
 
-class _FirstOfTwo:
+class _OneOfTwo:
     """Ranks, of which the second learned from the same rows as the first."""
+
+    def __init__(self, *, is_first: bool = True) -> None:
+        self._is_first = is_first
 
     @staticmethod
     def gather_rows(rows: np.ndarray) -> list[np.ndarray]:
@@ -84,9 +87,8 @@ class _FirstOfTwo:
         second[:, 0] = 1
         return [second, rows]
 
-    @staticmethod
-    def first_says(ask: Callable[[], Any]) -> Any:
-        return ask()
+    def first_says(self, ask: Callable[[], Any]) -> Any:
+        return ask() if self._is_first else None
 
 
 def _record(folder: Path, *, is_first_rank: bool = True) -> SegmentRecord:
@@ -111,11 +113,12 @@ def _rows(slices: list[Path]) -> list[MicroBatch]:
 
 @pytest.mark.parametrize("is_first_rank", [True, False])
 def test_memory_does_not_grow_with_the_steps(is_first_rank: bool, tmp_path: Path, slices: list[Path]) -> None:
-    record, rows = _record(tmp_path, is_first_rank=is_first_rank), _rows(slices)
-    _enter(record, range(1, 3_001), rows, _FirstOfTwo())
+    record, rows = _record(tmp_path / "work", is_first_rank=is_first_rank), _rows(slices)
+    ranks = _OneOfTwo(is_first=is_first_rank)
+    _enter(record, range(1, 3_001), rows, ranks)
     gc.collect()
     tracemalloc.start()
-    _enter(record, range(3_001, 9_001), rows, _FirstOfTwo())
+    _enter(record, range(3_001, 9_001), rows, ranks)
     gc.collect()
     more, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -124,6 +127,7 @@ def test_memory_does_not_grow_with_the_steps(is_first_rank: bool, tmp_path: Path
     assert more < 400_000
     written = [line["step"] for line in record.lines]
     assert written == (list(range(1, 9_001)) if is_first_rank else [])
+    assert (tmp_path / "work").exists() == is_first_rank
 
 
 def test_ledger_and_lines_of_several_launches_are_saved_by_step_and_rank(tmp_path: Path, slices: list[Path]) -> None:
@@ -134,9 +138,9 @@ def test_ledger_and_lines_of_several_launches_are_saved_by_step_and_rank(tmp_pat
         if index:
             record.load(folders[index - 1])
             assert [line["step"] for line in record.lines] == list(range(1, last + 1))
-        _enter(record, range(last + 1, last + 1_001), rows, _FirstOfTwo())
+        _enter(record, range(last + 1, last + 1_001), rows, _OneOfTwo())
         last += 1_000
-        record.file_away(_FirstOfTwo(), everything=True)
+        record.file_away(_OneOfTwo(), everything=True)
         folder.mkdir()
         record.save(folder)
     with np.load(folders[-1] / "ledger.npz") as ledger:
@@ -145,6 +149,10 @@ def test_ledger_and_lines_of_several_launches_are_saved_by_step_and_rank(tmp_pat
         assert ledger["rank"].tolist() == [0, 0, 1, 1] * 2_000
         assert ledger["row_id"].tolist() == rows[0].row_ids.tolist() * 4_000
         assert {str(ledger[name].dtype) for name in LEDGER_COLUMNS} == {"int32"}
+    other = _record(tmp_path / "other", is_first_rank=False)
+    other.load(folders[-1])
+    assert [line["step"] for line in other.lines] == list(range(1, 2_001))
+    assert not (tmp_path / "other").exists()
     lines = (folders[-1] / "steps.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 2_001))
     assert list((tmp_path / "work").iterdir()) == [], "its files have no name"
@@ -152,20 +160,22 @@ def test_ledger_and_lines_of_several_launches_are_saved_by_step_and_rank(tmp_pat
 
 def test_what_still_waits_in_memory_is_not_left_out_of_a_checkpoint(tmp_path: Path, slices: list[Path]) -> None:
     record = _record(tmp_path)
-    _enter(record, range(1, 4), _rows(slices), _FirstOfTwo())
+    _enter(record, range(1, 4), _rows(slices), _OneOfTwo())
     with pytest.raises(RuntimeError, match="3 steps wait"):
         record.save(tmp_path)
 
 
 def test_a_full_disk_is_said_in_one_line_with_the_code_for_room(tmp_path: Path, slices: list[Path]) -> None:
     record = _record(tmp_path)
-    _enter(record, range(1, 4), _rows(slices), _FirstOfTwo())
+    _enter(record, range(1, 4), _rows(slices), _OneOfTwo())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
     try:
-        with pytest.raises(UnwritableError, match=r"the ledger needs .* bytes more; .*make room") as caught:
-            record.file_away(_FirstOfTwo(), everything=True)
+        with pytest.raises(
+            UnwritableError, match=r"the ledger needs .* bytes more, .* bytes are free; .*make room"
+        ) as caught:
+            record.file_away(_OneOfTwo(), everything=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
