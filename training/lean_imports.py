@@ -12,9 +12,9 @@ _TAKEN_ALONG = ("scipy", "sklearn", "torchvision")
 def lean_imports() -> Iterator[None]:
     """Let what is imported inside find them missing, unless they are imported already; afterwards they are there.
 
-    transformers asks once per process and remembers the answer.
+    transformers asks once per process and remembers the answer: where it may have asked before, nothing is hidden.
     """
-    hidden = [name for name in _TAKEN_ALONG if name not in sys.modules]
+    hidden = [] if "transformers" in sys.modules else [name for name in _TAKEN_ALONG if name not in sys.modules]
     for name in hidden:
         # The import system takes it for a package that is not installed.
         sys.modules[name] = None  # type: ignore[assignment]

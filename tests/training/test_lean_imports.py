@@ -18,14 +18,20 @@ import scipy, torchvision
 """
 
 
+def _run(code: str, model: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", code, str(model)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 @pytest.mark.parametrize("workload", ["causal_lm", "sequence_classification"])
 def test_loading_a_model_leaves_scipy_and_torchvision_alone_and_they_can_be_imported_later(
     workload: str, tmp_path: Path
 ) -> None:
-    make_tiny_model(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", _LOAD.format(workload=workload), str(tmp_path)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    assert _run(_LOAD.format(workload=workload), make_tiny_model(tmp_path)) == "[]"
+
+
+def test_nothing_is_hidden_from_a_transformers_that_has_asked_already(tmp_path: Path) -> None:
+    # As `upload` does it; transformers asks for scipy here and imports it with the model.
+    asked_before = "from transformers import GenerationConfig\n" + _LOAD.format(workload="causal_lm")
+    assert "scipy" in _run(asked_before, make_tiny_model(tmp_path))
