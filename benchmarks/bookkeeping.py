@@ -38,10 +38,7 @@ _WHAT = {
 _ONE_OFFS = {
     "counter_seconds_per_step": ("counting all-reduces, in both arms", "step"),
     "log_point_seconds": ("a log point alone, where no rank waits for the other", "log point"),
-    "ledger_seconds_per_segment": (
-        "ledgers of 50 steps gathered and put on disk, outside the clock",
-        "segment",
-    ),
+    "ledger_seconds_per_segment": ("ledgers of 50 steps gathered and put on disk, outside the clock", "segment"),
     "checksums_seconds_per_segment": ("checksums of all ranks gathered, outside the clock", "segment"),
 }
 
