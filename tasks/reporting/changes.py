@@ -158,17 +158,17 @@ def _suspects(before: HistoryRecord, now: HistoryRecord) -> list[str]:
 
 
 def _shown(earlier: Sequence[HistoryRecord], current: Sequence[HistoryRecord]) -> list[HistoryRecord]:
-    """Return the records of the last comparisons; nothing of them says a speedup while this one's is withheld."""
+    """Return the records of the last comparisons, without a speedup of a cell while this one's is withheld."""
     keys = list(dict.fromkeys(record.comparison for record in (*earlier, *current)))[-MOST_RECORDS:]
     shown = [record for record in (*earlier, *current) if record.comparison in keys]
-    if current[0].gates_passed:
-        return shown
+    given = [record.cell for record in current if record.gates_passed]
     withheld = dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
-    return [record.model_copy(update=withheld) for record in shown]
+    return [record if record.cell in given else record.model_copy(update=withheld) for record in shown]
 
 
 def _summary(changes: Sequence[Change], suspects: Sequence[str], current: Sequence[HistoryRecord]) -> str:
-    if not current[0].gates_passed:
+    passed = [record.cell for record in current if record.gates_passed]
+    if not passed:
         return "Not compared with earlier records: a gate failed."
     if current[0].step_time is None:
         return "Not compared with earlier records: speed was not measured in turns."
@@ -177,8 +177,6 @@ def _summary(changes: Sequence[Change], suspects: Sequence[str], current: Sequen
     found = [change for change in changes if change.verdict != "no difference"]
     since = moment(changes[0].since)
     if not found:
-        return (
-            f"No difference since {since} in step time or speedup of {wording.listed([one.cell for one in current])}."
-        )
+        return f"No difference since {since} in step time or speedup of {wording.listed(passed)}."
     why = "; ".join(suspects) or "nothing that is recorded"
     return f"Since {since}: {'; '.join(change.told() for change in found)}. Changed since then: {why}."

@@ -28,26 +28,22 @@ Over the same comparisons the slowest step took 5.2 times the median at most; sh
 """
 
 
-def only_steps_timed(outputs: Outputs) -> Finding:
+def only_steps_timed(outputs: Outputs, cell: str) -> Finding:
     """Check the clock of the steps against a clock that never stopped, and look for steps that took far too long."""
-    problems, seen = [], []
-    for cell, run in outputs.runs.items():
-        found = (_while_no_step_ran(run) or _slow_step(run.steps), _sum_problem(run))
-        problems += [f"{cell}: {problem}" for problem in found if problem]
-        seen.append(
-            f"{cell} {wording.small_percent(abs(_total(run, 'other_seconds')) / _total(run, 'train_seconds'))}, "
-            f"{_slowest_multiple(run.steps):.1f} times the median"
-        )
+    run = outputs.runs[cell]
+    problems = (_while_no_step_ran(run) or _slow_step(run.steps), _sum_problem(run))
+    seconds, idle = _total(run, "train_seconds"), _total(run, "other_seconds")
     return finding(
-        problems,
-        otherwise="share of step time in which no step ran, and slowest step: "
-        f"{'; '.join(seen)}; steps, log points and checkpoints add up to the wall clock's seconds",
+        [f"{cell}: {problem}" for problem in problems if problem],
+        otherwise=f"{cell}: in {wording.small_percent(abs(idle) / seconds)} of the step time no step ran, the slowest "
+        f"took {_slowest_multiple(run.steps):.1f} times the median; steps, log points and checkpoints add up to the "
+        "wall clock's seconds",
         numbers={
-            "train_seconds": outputs.per_cell(lambda run: _total(run, "train_seconds")),
-            "seconds_without_a_step": outputs.per_cell(lambda run: _total(run, "other_seconds")),
-            "timed_and_not_timed_seconds": outputs.per_cell(_accounted_seconds),
-            "wall_clock_seconds": outputs.per_cell(lambda run: _total(run, "span_seconds")),
-            "slowest_step_in_medians": outputs.per_cell(lambda run: _slowest_multiple(run.steps)),
+            "train_seconds": seconds,
+            "seconds_without_a_step": idle,
+            "timed_and_not_timed_seconds": _accounted_seconds(run),
+            "wall_clock_seconds": _total(run, "span_seconds"),
+            "slowest_step_in_medians": _slowest_multiple(run.steps),
             "most_share_without_a_step": _OTHER_SHARE,
             "most_medians": _SLOW_MULTIPLE,
         },

@@ -9,9 +9,10 @@ from tasks.reporting.accuracy import accuracies, time_to_accuracy
 from tasks.reporting.cost import cost_of
 from tasks.reporting.equivalence import equivalences
 from tasks.reporting.facts import ComparisonFacts, DatasetFacts, GpuFacts, MachineFacts, ModelFacts, SliceFacts
-from tasks.reporting.gates import check_gates
+from tasks.reporting.gate import Standing
+from tasks.reporting.gates import check_gates, standings
 from tasks.reporting.lag import slowest_rank
-from tasks.reporting.measured import arm_of, efficiency, without_comparison
+from tasks.reporting.measured import arm_of, efficiency, without_cells
 from tasks.reporting.measurement import Measurement
 from tasks.reporting.outputs import Outputs, RunOutputs
 from tasks.reporting.quality import ModelQuality, Quality, Sample
@@ -33,20 +34,27 @@ _MAX_CURVE_POINTS = 1000
 
 
 def collect_results(outputs: Outputs) -> Results:
-    """Return everything the comparison found; speedups and efficiencies are None if a gate failed."""
+    """Return everything the comparison found; the speedup of a cell is None where one of its gates failed."""
     gates = check_gates(outputs)
-    is_withheld = any(gate.verdict == "failed" for gate in gates)
+    found = standings(gates, {cell: run.facts.world_size for cell, run in outputs.runs.items()})
+    withheld = {cell for cell, one in found.items() if one.state == "withheld"}
+    if withheld >= set(outputs.others) and outputs.others:
+        # With nothing beside it, not even the baseline's own 1.00x says anything.
+        withheld.add(outputs.params.baseline)
     measurement = outputs.measurement
-    if measurement is not None and is_withheld:
-        measurement = without_comparison(measurement)
-    cells = [_cell(outputs, cell, measurement, is_withheld=is_withheld) for cell in outputs.params.cells]
+    if measurement is not None and withheld:
+        measurement = without_cells(measurement, withheld)
+    cells = [
+        _cell(outputs, cell, measurement, standing=found[cell], is_withheld=cell in withheld)
+        for cell in outputs.params.cells
+    ]
+    given = [cell for cell in cells if cell.cell not in withheld]
     results = Results(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         name=outputs.params.name,
         description=readable(outputs.params.description),
         verdict="",
         label=label_of(outputs),
-        is_speedup_withheld=is_withheld,
         gates=gates,
         equivalence=equivalences(outputs),
         comparison=_comparison(outputs),
@@ -54,7 +62,7 @@ def collect_results(outputs: Outputs) -> Results:
         quality=_quality(outputs),
         loss_curves=[_loss_curve(cell, run) for cell, run in outputs.runs.items()],
         measurement=measurement,
-        cost=None if is_withheld else cost_of(outputs, cells, measurement),
+        cost=cost_of(outputs, given, measurement) if given else None,
     )
     return results.model_copy(update={"verdict": verdict_of(results)})
 
@@ -87,7 +95,9 @@ def _slice(outputs: Outputs, name: str) -> SliceFacts:
     return SliceFacts(**outputs.slices[name].manifest.model_dump())
 
 
-def _cell(outputs: Outputs, cell: str, measurement: Measurement | None, *, is_withheld: bool) -> CellResults:
+def _cell(
+    outputs: Outputs, cell: str, measurement: Measurement | None, *, standing: Standing, is_withheld: bool
+) -> CellResults:
     run, baseline = outputs.runs[cell], outputs.baseline
     world_size, base_size = run.facts.world_size, baseline.facts.world_size
     keys = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
@@ -103,6 +113,7 @@ def _cell(outputs: Outputs, cell: str, measurement: Measurement | None, *, is_wi
     return CellResults(
         **run.facts.model_dump(include=set(CellResults.model_fields) - {"segments"}),
         is_baseline=is_baseline,
+        standing=standing,
         num_epochs=len(epochs),
         seconds_per_epoch=whole.train_seconds / len(epochs),
         checkpoint_seconds=sum(segment.facts.checkpoint_seconds for segment in run.segments),

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from tasks.reporting import wording
-from tasks.reporting.gate import Finding, Number, finding, not_checked
+from tasks.reporting.gate import Finding, finding, not_checked
 from tasks.reporting.outputs import Outputs
 from tasks.reporting.statistics import relative_differences
 from tasks.stage.choices import unit_of
@@ -31,142 +31,129 @@ Against that stand a mean of the micro-batches' means, the mildest wrong loss th
 """
 
 
-def same_parameters(outputs: Outputs) -> Finding:
+def same_parameters(outputs: Outputs, cell: str) -> Finding | None:
     """Check that the parameter checksums of all ranks agree at the end of every segment."""
-    problems, num_compared = [], 0
-    for run in outputs.runs.values():
-        for segment in run.segments:
-            checksums = segment.facts.parameter_checksums
-            if len(checksums) != run.facts.world_size:
-                problems.append(f"{segment.title}: {len(checksums)} checksums of {run.facts.world_size} ranks")
-            elif len(set(checksums)) > 1:
-                different = len(set(checksums))
-                problems.append(f"{segment.title}: {different} different checksums on {len(checksums)} ranks")
-            num_compared += run.facts.world_size > 1
-    if not num_compared and not problems:
-        return not_checked("no cell has more than one rank")
+    run, problems = outputs.runs[cell], []
+    for segment in run.segments:
+        checksums = segment.facts.parameter_checksums
+        if len(checksums) != run.facts.world_size:
+            problems.append(f"{segment.title}: {len(checksums)} checksums of {run.facts.world_size} ranks")
+        elif len(set(checksums)) > 1:
+            different = len(set(checksums))
+            problems.append(f"{segment.title}: {different} different checksums on {len(checksums)} ranks")
+    if run.facts.world_size == 1 and not problems:
+        return None
     return finding(
         problems,
-        otherwise="the checksums of all parameters are equal on all ranks at the end of "
-        f"{wording.counted(num_compared, 'segment')}",
+        otherwise=f"{cell}: the checksums of all parameters are equal on all ranks at the end of "
+        f"{wording.counted(len(run.segments), 'segment')}",
         numbers={
-            "segments_compared": num_compared,
-            "most_different_checksums": outputs.per_cell(
-                lambda run: max(len(set(segment.facts.parameter_checksums)) for segment in run.segments)
-            ),
+            "segments_compared": len(run.segments),
+            "most_different_checksums": max(len(set(segment.facts.parameter_checksums)) for segment in run.segments),
         },
     )
 
 
-def segments_continue(outputs: Outputs) -> Finding:
-    """Check that each segment started with the weights that the one before it ended with."""
-    problems: list[str] = []
-    num_compared = 0
-    starts = {cell: run.segments[0].facts.start_checksum for cell, run in outputs.runs.items()}
-    for cell, run in outputs.runs.items():
-        if starts[cell] != starts[outputs.params.baseline]:
-            problems.append(
-                f"{cell}: started from weights {starts[cell][:12]}, expected {starts[outputs.params.baseline][:12]}"
-            )
-        for before, segment in itertools.pairwise(run.segments):
-            num_compared += 1
-            if segment.facts.start_checksum not in before.facts.parameter_checksums:
-                problems.append(f"{segment.title}: started with other weights than {before.title} ended with")
+def segments_continue(outputs: Outputs, cell: str) -> Finding:
+    """Check that each segment started with the weights that the one before it ended with, the first as the baseline."""
+    segments, problems = outputs.runs[cell].segments, []
+    start, expected = (part.facts.start_checksum for part in (segments[0], outputs.baseline.segments[0]))
+    if start != expected:
+        problems.append(f"{cell}: started from weights {start[:12]}, expected {expected[:12]}")
+    for before, segment in itertools.pairwise(segments):
+        if segment.facts.start_checksum not in before.facts.parameter_checksums:
+            problems.append(f"{segment.title}: started with other weights than {before.title} ended with")
     return finding(
         problems,
-        otherwise=f"all cells started from weights {starts[outputs.params.baseline][:12]}; "
-        f"{wording.counted(num_compared, 'later segment')} went on from the weights of the one before",
-        numbers={"later_segments_compared": num_compared, "breaks": len(problems)},
+        otherwise=f"{cell}: started from weights {start[:12]}; {wording.counted(len(segments) - 1, 'later segment')} "
+        "went on from the weights of the one before",
+        numbers={"later_segments_compared": len(segments) - 1, "breaks": len(problems)},
     )
 
 
-def starts_from_base_model(outputs: Outputs) -> Finding:
-    """Check each cell's start weights, and its loss at step 1 against the base model's on the very rows of that step.
+def starts_from_base_model(outputs: Outputs, cell: str) -> Finding:
+    """Check a cell's start weights, and its loss at step 1 against the base model's on the very rows of that step.
 
     The stage `evaluate` computes that loss without the code of the ranks.
     """
     first, precision = outputs.evaluation.first_step, outputs.params.train.precision
-    starts = {cell: run.segments[0].facts.start_checksum for cell, run in outputs.runs.items()}
-    problems = [
-        f"{cell}: started from weights {starts[cell][:12]}, the base model's are {first.parameter_checksum[:12]}"
-        for cell in outputs.runs
-        if starts[cell] != first.parameter_checksum
-    ]
+    run, expected = outputs.runs[cell], first.parameter_checksum
+    start, problems = run.segments[0].facts.start_checksum, []
+    if start != expected:
+        problems.append(f"{cell}: started from weights {start[:12]}, the base model's are {expected[:12]}")
     if first.loss is None and not problems:
-        return not_checked(f"the start weights are the base model's, but {first.why_no_loss}")
+        return not_checked(f"{cell}: the start weights are the base model's, but {first.why_no_loss}")
     if first.loss is None:
         return finding(problems, otherwise="", numbers={})
     tolerance = _START_TOLERANCE[precision]
     unit = unit_of(outputs.params.workload)
     counted = "" if unit == "image" else f" ({first.num_tokens:,} tokens)"
     where = f"the {first.num_rows:,} rows{counted} of step 1"
-    losses = {cell: float(run.steps.loss[0]) for cell, run in outputs.runs.items()}
-    differences = {cell: abs(loss / first.loss - 1) for cell, loss in losses.items()}
-    problems += [
-        f"{cell}: loss {losses[cell]:.6f} at step 1, the base model has {first.loss:.6f} on {where}: "
-        f"{losses[cell] / first.loss:.6g} times as much, at most {tolerance:.0e} apart allowed in {precision}"
-        for cell in outputs.runs
-        if not differences[cell] <= tolerance
-    ]
-    seen = [f"{cell} {losses[cell]:.6f} ({wording.difference(differences[cell])} apart)" for cell in outputs.runs]
+    loss = float(run.steps.loss[0])
+    difference = abs(loss / first.loss - 1)
+    if not difference <= tolerance:
+        problems.append(
+            f"{cell}: loss {loss:.6f} at step 1, the base model has {first.loss:.6f} on {where}: "
+            f"{loss / first.loss:.6g} times as much, at most {tolerance:.0e} apart allowed in {precision}"
+        )
     return finding(
         problems,
-        otherwise=f"start weights {first.parameter_checksum[:12]}, the base model's; loss at step 1: "
-        f"{', '.join(seen)}; base model on {where}, in fp32: {first.loss:.6f} (at most "
+        otherwise=f"{cell}: start weights {expected[:12]}, the base model's; loss at step 1: {loss:.6f} "
+        f"({wording.difference(difference)} apart); base model on {where}, in fp32: {first.loss:.6f} (at most "
         f"{tolerance:.0e} apart allowed in {precision})",
         numbers={
             "base_model_loss": first.loss,
-            "loss_at_step_1": list(losses.values()),
-            "relative_differences": list(differences.values()),
+            "loss_at_step_1": loss,
+            "relative_difference": difference,
             "tolerance": tolerance,
         },
     )
 
 
-def _precision_of_updates(outputs: Outputs) -> str:
+def _precision_of_updates(outputs: Outputs, cell: str) -> str:
     """Return the precision of forward and backward, or of the exchange of gradients where that has 16 bits."""
-    hooks = [cell.options.get("gradient_hook", "none") for cell in outputs.params.cells.values()]
+    compared = (outputs.params.cells[name] for name in (cell, outputs.params.baseline))
+    hooks = [one.options.get("gradient_hook", "none") for one in compared]
     exchanged = next((hook for hook in hooks if hook != "none"), "fp32")
     own = outputs.params.train.precision
     return own if own != "fp32" else exchanged
 
 
-def loss_curves_coincide(outputs: Outputs) -> Finding:
-    """Check that every cell's loss follows the baseline's, step by step."""
-    if not outputs.others:
-        return not_checked("only one cell")
-    precision = _precision_of_updates(outputs)
+def loss_curves_coincide(outputs: Outputs, cell: str) -> Finding | None:
+    """Check that the cell's loss follows the baseline's, step by step."""
+    if cell == outputs.params.baseline:
+        return None
+    precision = _precision_of_updates(outputs, cell)
     early_tolerance, late_tolerance = _EARLY_TOLERANCE[precision], _LATE_TOLERANCE[precision]
-    baseline = outputs.baseline.steps
-    problems, seen = [], []
-    largest: dict[str, Number] = {outputs.params.baseline: 0.0}
-    for cell, run in outputs.others.items():
-        if len(run.steps.loss) != len(baseline.loss):
-            problems.append(f"{cell}: {len(run.steps.loss)} optimizer steps against {len(baseline.loss)}")
-            continue
-        differences = relative_differences(run.steps.loss, baseline.loss)
-        early, late = differences[:_EARLY_STEPS], differences[_EARLY_STEPS:]
-        if not early.max() <= early_tolerance:
-            step = baseline.step[int(np.argmax(early))]
-            problems.append(
-                f"{cell}: loss differs by {early.max():.1e} at step {step}, at most {early_tolerance:.0e} allowed in "
-                f"{precision}"
-            )
-        elif late.size and not late.mean() <= late_tolerance:
-            problems.append(
-                f"{cell}: loss differs by {late.mean():.1e} on average after step {_EARLY_STEPS}, "
-                f"at most {late_tolerance:.0e} allowed in {precision}"
-            )
-        largest[cell] = float(differences.max())
-        seen.append(f"{cell} {wording.difference(float(differences.max()))}")
+    baseline, run, problems = outputs.baseline.steps, outputs.runs[cell], []
+    if len(run.steps.loss) != len(baseline.loss):
+        return finding(
+            [f"{cell}: {len(run.steps.loss)} optimizer steps against {len(baseline.loss)}"],
+            otherwise="",
+            numbers={"steps": len(run.steps.loss)},
+        )
+    differences = relative_differences(run.steps.loss, baseline.loss)
+    early, late = differences[:_EARLY_STEPS], differences[_EARLY_STEPS:]
+    if not early.max() <= early_tolerance:
+        step = baseline.step[int(np.argmax(early))]
+        problems.append(
+            f"{cell}: loss differs by {early.max():.1e} at step {step}, at most {early_tolerance:.0e} allowed in "
+            f"{precision}"
+        )
+    elif late.size and not late.mean() <= late_tolerance:
+        problems.append(
+            f"{cell}: loss differs by {late.mean():.1e} on average after step {_EARLY_STEPS}, "
+            f"at most {late_tolerance:.0e} allowed in {precision}"
+        )
+    largest = float(differences.max())
     return finding(
         problems,
-        otherwise=f"largest relative difference of the loss against {outputs.params.baseline} over "
-        f"{wording.counted(len(baseline.loss), 'step')}: {', '.join(seen)} (allowed in {precision}: "
+        otherwise=f"largest relative difference of the loss of {cell} against {outputs.params.baseline} over "
+        f"{wording.counted(len(baseline.loss), 'step')}: {wording.difference(largest)} (allowed in {precision}: "
         f"{early_tolerance:.0e} on each of the first {_EARLY_STEPS} steps, {late_tolerance:.0e} on average after that)",
         numbers={
-            "steps": outputs.per_cell(lambda run: len(run.steps.loss)),
-            "largest_relative_difference": [largest.get(cell) for cell in outputs.runs],
+            "steps": len(run.steps.loss),
+            "largest_relative_difference": largest,
             "early_tolerance": early_tolerance,
             "late_mean_tolerance": late_tolerance,
         },

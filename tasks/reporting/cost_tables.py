@@ -11,7 +11,7 @@ from tasks.reporting.time_to_loss import NEAR_SHARE
 
 def missing(results: Results) -> str | None:
     """Return why nothing is said about cost; None if something is."""
-    if results.is_speedup_withheld:
+    if results.is_withheld:
         return "Withheld with the speedup, from which it follows."
     return "Not worked out: these results are of an earlier version." if results.cost is None else None
 
@@ -140,7 +140,7 @@ def reached(results: Results) -> str | None:
     )
     mean = "" if found.window_steps == 1 else f", mean over {found.window_steps} steps"
     sentence = f"Time to quality: until the training loss{mean} was {target} for the first time, {which}."
-    if results.is_speedup_withheld:
+    if any(cell.is_withheld for cell in results.cells):
         return sentence
     return f"{sentence} The same training comes there at the same step, so the seconds tell the speed."
 

@@ -21,6 +21,7 @@ def metrics_of(results: Results) -> dict[str, Any]:
         cell.cell: {
             "seconds_per_epoch": cell.seconds_per_epoch,
             "tokens_per_second": cell.whole.tokens_per_second,
+            "state": cell.standing.state,
             "speedup": cell.speedup,
             "parallel_efficiency": cell.parallel_efficiency,
             **_measured(results, cell),

@@ -47,7 +47,7 @@ class Chart(Protocol):
     POSITION: int
     """Charts stand in the order of their positions."""
     NEEDS_SPEEDUP: bool
-    """True if nothing is drawn while the speedup is withheld."""
+    """True if nothing is drawn while no cell's speedup is given; that of a single cell is None where it is not."""
     SECTION: str
     """The section of the page that it stands in: speed, training, losses, prediction, quality or history."""
 
@@ -177,11 +177,11 @@ def _matplotlib_svg(name: str, chart: Chart, results: Results) -> str:
 
 
 def _is_withheld(chart: Chart, results: Results) -> bool:
-    return chart.NEEDS_SPEEDUP and results.is_speedup_withheld
+    return chart.NEEDS_SPEEDUP and results.is_withheld
 
 
 def _reason(results: Results) -> str:
-    names = [f"“{gate.name}”" for gate in results.failed_gates]
+    names = [f"“{name}”" for name in results.failed_gates]
     return f"{'gate' if len(names) == 1 else 'gates'} {wording.listed(names)} failed"
 
 

@@ -2,7 +2,7 @@
 
 from tasks.reporting import wording
 from tasks.reporting.facts import Record
-from tasks.reporting.gate import Finding, Number, Verdict, finding, not_checked
+from tasks.reporting.gate import Finding, Verdict, finding, not_checked
 from tasks.reporting.outputs import Outputs
 from tasks.reporting.stage_files import CertifiedCell
 
@@ -32,45 +32,38 @@ class Equivalence(Record):
     """Of the cell."""
 
 
-def update_equivalence(outputs: Outputs) -> Finding:
-    """Check the certificate of every cell that spreads an update over ranks."""
-    wanted = {cell: run.facts for cell, run in outputs.runs.items() if run.facts.strategy != "single"}
-    if not wanted:
-        return not_checked("no cell spreads an update over several ranks")
-    certificate = outputs.certificate
+def update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
+    """Check the certificate of a cell that spreads an update over ranks."""
+    facts, certificate = outputs.runs[cell].facts, outputs.certificate
+    if facts.strategy == "single":
+        return None
     if certificate is None:
-        return not_checked("there is no certificate.json; the stage measure makes it")
-    found = {one.cell: one for one in certificate.cells if one.cell in wanted}
-    problems = [f"{cell}: {one.problem}" for cell, one in found.items() if one.verdict == "failed"]
+        return not_checked(f"{cell}: there is no certificate.json; the stage measure makes it")
+    one = next((one for one in certificate.cells if one.cell == cell), None)
+    if one is None:
+        return not_checked(f"{cell} has no certificate")
+    parts = _parts(one)
+    problems = [f"{cell}: {one.problem}"] if one.verdict == "failed" else []
     problems += [
         f"{cell}: the {part.compared} {part.relative_l2:.1e} apart, {part.tolerance:.1e} allowed"
-        for cell, one in found.items()
-        if one.verdict == "passed"
-        for part in _parts(one)
-        if not part.relative_l2 <= part.tolerance
+        for part in parts
+        if one.verdict == "passed" and not part.relative_l2 <= part.tolerance
     ]
-    gaps = [f"{cell} has no certificate" for cell in wanted if cell not in found]
-    gaps += [
-        f"{cell} has a certificate without figures"
-        for cell, one in found.items()
-        if one.verdict == "passed" and len(_parts(one)) < 2
-    ]
-    gaps += [f"{cell}: {one.problem}" for cell, one in found.items() if one.verdict == "not checked"]
-    for cell, facts in wanted.items():
-        for name in ("code_digest", "base_model_digest", "machine_digest"):
-            if getattr(facts, name) != getattr(certificate, name):
-                what = name.removesuffix("_digest").replace("_", " ")
-                gaps.append(f"{cell} was trained with another {what} than the one that the certificate is of")
+    gaps = [f"{cell} has a certificate without figures"] * (one.verdict == "passed" and len(parts) < 2)
+    gaps += [f"{cell}: {one.problem}"] * (one.verdict == "not checked")
+    for name in ("code_digest", "base_model_digest", "machine_digest"):
+        if getattr(facts, name) != getattr(certificate, name):
+            what = name.removesuffix("_digest").replace("_", " ")
+            gaps.append(f"{cell} was trained with another {what} than the one that the certificate is of")
     if gaps and not problems:
         return not_checked("; ".join(gaps))
     return finding(
         problems,
-        otherwise="; ".join(_in_words(one, outputs.params.train.precision) for one in found.values())
-        + f". Allowed is {certificate.margin:g} times what re-ordering the sums alone makes, at least that many fp32 "
-        "roundings",
+        otherwise=f"{_in_words(one, outputs.params.train.precision)}. Allowed is {certificate.margin:g} times what "
+        "re-ordering the sums alone makes, at least that many fp32 roundings",
         numbers={
-            f"{what}_{name}": [_number(found.get(cell), what, name) for cell in outputs.runs]
-            for what in ("gradient", "weights")
+            f"{part.compared}_{name}": getattr(part, name)
+            for part in parts
             for name in ("relative_l2", "noise_floor", "tolerance")
         },
     )
@@ -117,8 +110,3 @@ def _in_words(one: CertifiedCell, precision: str) -> str:
     if one.precision not in (None, precision):
         where = f", both in {one.precision} (in {precision} their kernels round differently)"
     return f"{one.cell} against one process{where}: {', '.join(parts)}"
-
-
-def _number(one: CertifiedCell | None, what: str, name: str) -> Number:
-    parts = _parts(one) if one else []
-    return next((getattr(part, name) for part in parts if part.compared == what), None)

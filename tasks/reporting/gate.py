@@ -1,36 +1,35 @@
-"""A gate: one automatic check that has to pass before a speedup is printed."""
+"""A gate: one automatic check that a cell has to pass before its speedup is printed."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, computed_field, field_validator, model_validator
 
 Verdict = Literal["passed", "failed", "not checked"]
 Number = int | float | None
 Numbers = Mapping[str, Number | list[Number]]
 
 _MOST_PROBLEMS = 3
+_CONFIG = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class Gate(BaseModel):
-    """One check with its verdict and the numbers it compared; what report, tracker and model card read."""
+class CellFinding(BaseModel):
+    """What a gate found of one cell."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = _CONFIG
 
-    name: str = Field(pattern=r"^[A-Za-z0-9 -]+$")
-    """What holds if it passed; letters, digits, spaces and dashes, as a tracker's tags allow."""
-    question: str
-    """What it asks, in plain words."""
+    cell: str
+    """Name of the cell."""
     verdict: Verdict
     """`not checked` is no pass: `compared` then says why nothing could be compared."""
     compared: str
-    """The numbers that were compared, in plain words."""
+    """The numbers that were compared, in plain words that name the cell, so that it can stand alone."""
     numbers: dict[str, Number | list[Number]] = {}
-    """The same for machines; a list has one number per cell, in the order of `cells`, null where there is none."""
+    """The same for machines."""
     true_figure: str | None = None
-    """Failed gates, where it can be told: the figure once the difference is taken out."""
+    """Where it failed and it can be told: the figure once the difference is taken out."""
 
     @field_validator("numbers")
     @classmethod
@@ -41,13 +40,64 @@ class Gate(BaseModel):
         }
 
 
+class Gate(BaseModel):
+    """One check and what it found of every cell; what report, tracker and model card read."""
+
+    model_config = _CONFIG
+
+    name: str = Field(pattern=r"^[A-Za-z0-9 -]+$")
+    """What holds if it passed; letters, digits, spaces and dashes, as a tracker's tags allow."""
+    question: str
+    """What it asks, in plain words."""
+    findings: list[CellFinding]
+    """In the order of `cells`; a cell that it says nothing about, as one against itself, is not among them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_follows(cls, content: Any) -> Any:
+        return {key: value for key, value in content.items() if key != "verdict"} if "verdict" in content else content
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def verdict(self) -> Verdict:
+        """`failed` if one cell failed, `passed` if there are findings and all passed; it follows from `findings`."""
+        verdicts = {found.verdict for found in self.findings}
+        if "failed" in verdicts:
+            return "failed"
+        return "passed" if verdicts == {"passed"} else "not checked"
+
+    @property
+    def compared(self) -> str:
+        """What was compared of the cells that decided the verdict."""
+        deciding = [found.compared for found in self.findings if found.verdict == self.verdict]
+        return "; ".join(dict.fromkeys(deciding)) or "no cell that it could say anything about"
+
+    def of(self, cell: str) -> CellFinding | None:
+        """Return what was found of the cell; None if the gate says nothing about it."""
+        return next((found for found in self.findings if found.cell == cell), None)
+
+
+class Standing(BaseModel):
+    """What the gates leave of a cell's speedup."""
+
+    model_config = _CONFIG
+
+    state: Literal["proven", "unproven", "withheld"]
+    """withheld: a gate of the cell or of the baseline failed. unproven: it has several ranks, and what would show that
+    they train as one was not checked, of it or of the baseline. proven: neither."""
+    gates: list[str] = []
+    """The gates that decided, the one first that `reason` is of; none if proven."""
+    reason: str | None = None
+    """What that gate compared, in plain words; null if proven."""
+
+
 def _finite(value: Number) -> Number:
     return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found."""
+    """What a check found of a cell; `compared` names the cell."""
 
     verdict: Verdict
     compared: str

@@ -1,12 +1,17 @@
-"""All gates of a comparison, in the order in which the report answers: correct? comparable?"""
+"""All gates of a comparison, in the order in which the report answers: correct? comparable?
 
-from collections.abc import Callable
+A check judges one cell: `check(outputs, cell)` returns its finding, or None where it says nothing about that cell, as
+one that compares with the baseline says nothing about the baseline. What follows for a cell's speedup is its standing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from tasks.reporting import clock, comparability, correctness, equivalence, synchronisation
-from tasks.reporting.gate import Finding, Gate
+from tasks.reporting.gate import CellFinding, Finding, Gate, Standing
 from tasks.reporting.outputs import Outputs
 
-_CHECKS: list[tuple[str, str, Callable[[Outputs], Finding]]] = [
+_CHECKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
     (
         "Update equivalence",
         "Does an update of N ranks equal that of one process?",
@@ -79,6 +84,8 @@ _CHECKS: list[tuple[str, str, Callable[[Outputs], Finding]]] = [
     ),
 ]
 
+_PROOFS = ("Update equivalence", "Gradients were synchronised", "Same parameters on all ranks")
+"""Gates without which the training of a cell with several ranks is not shown to be that of one."""
 _SPARE_THROUGHPUT = {
     "Loss curves coincide",
     "Same rows in the same steps",
@@ -90,21 +97,63 @@ _SPARE_THROUGHPUT = {
 
 
 def check_gates(outputs: Outputs) -> list[Gate]:
-    """Return the verdict of every gate."""
+    """Return what every gate found of every cell."""
     gates = []
     for name, question, check in _CHECKS:
-        found = check(outputs)
-        gates.append(
-            Gate(
-                name=name,
-                question=question,
-                verdict=found.verdict,
-                compared=found.compared,
-                numbers=dict(found.numbers),
-                true_figure=found.true_figure,
+        found = [(cell, one) for cell in outputs.runs if (one := check(outputs, cell)) is not None]
+        findings = [
+            CellFinding(
+                cell=cell,
+                verdict=one.verdict,
+                compared=one.compared,
+                numbers=dict(one.numbers),
+                true_figure=one.true_figure,
             )
-        )
-    failed = {gate.name for gate in gates if gate.verdict == "failed"}
-    if failed <= _SPARE_THROUGHPUT:
-        return gates
-    return [gate.model_copy(update={"true_figure": None}) for gate in gates]
+            for cell, one in found
+        ]
+        gates.append(Gate(name=name, question=question, findings=findings))
+    return [_with_true_figures_that_are_true(gate, gates, outputs.params.baseline) for gate in gates]
+
+
+def _with_true_figures_that_are_true(gate: Gate, gates: Sequence[Gate], baseline: str) -> Gate:
+    """Return the gate without the figures per unit of work that another gate leaves nothing of."""
+    findings = [
+        found
+        if {one.name for one in failed_gates(gates, (baseline, found.cell))} <= _SPARE_THROUGHPUT
+        else found.model_copy(update={"true_figure": None})
+        for found in gate.findings
+    ]
+    return gate.model_copy(update={"findings": findings})
+
+
+def failed_gates(gates: Sequence[Gate], cells: Sequence[str]) -> list[Gate]:
+    """Return the gates that failed for one of the cells."""
+    return [gate for gate in gates if any(one.cell in cells and one.verdict == "failed" for one in gate.findings)]
+
+
+def standings(gates: Sequence[Gate], world_sizes: Mapping[str, int]) -> dict[str, Standing]:
+    """Return cell -> what the gates leave of its speedup; `world_sizes` has all cells, the baseline first."""
+    return {cell: _standing(gates, world_sizes, cell) for cell in world_sizes}
+
+
+def _standing(gates: Sequence[Gate], world_sizes: Mapping[str, int], cell: str) -> Standing:
+    concerned = list(dict.fromkeys((cell, next(iter(world_sizes)))))
+    found = {(gate.name, at): one for at in concerned for gate in gates if (one := gate.of(at))}
+    failed = [key for key, one in found.items() if one.verdict == "failed"]
+    if failed:
+        return _by("withheld", failed, found)
+    needed = [(name, at) for at in concerned if world_sizes[at] > 1 for name in _PROOFS]
+    unchecked = [key for key in needed if key not in found or found[key].verdict != "passed"]
+    return _by("unproven", unchecked, found) if unchecked else Standing(state="proven")
+
+
+def _by(
+    state: Literal["unproven", "withheld"],
+    keys: Sequence[tuple[str, str]],
+    found: Mapping[tuple[str, str], CellFinding],
+) -> Standing:
+    """Return the standing that these findings lead to, with the words of the one that needs the fewest."""
+    words = {key: found[key].compared if key in found else f"{key[1]}: nothing was found" for key in keys}
+    first, *others = sorted(words, key=lambda key: len(words[key]))
+    names = dict.fromkeys([first[0], *(name for name, _ in others)])
+    return Standing(state=state, gates=list(names), reason=words[first])

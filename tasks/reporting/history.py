@@ -1,5 +1,6 @@
 """What a finished comparison is remembered by, and how its speed changed since the last comparable one."""
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -64,14 +65,14 @@ class HistoryRecord(Record):
     speedup_high: Positive | None
     """Upper end of its interval."""
     gates_passed: bool
-    """Whether no gate failed."""
+    """Whether none of the cell's gates failed, and none of the baseline's."""
     preflight: str | None
     """Whether the machine was fit to measure, and what was not."""
 
     @property
-    def comparison(self) -> tuple[str, str, bool]:
+    def comparison(self) -> tuple[str, str, str]:
         """What the records of the cells of one comparison have in common, and no other comparison's."""
-        return self.params_digest, self.measurement_digest, self.gates_passed
+        return self.params_digest, self.measurement_digest, self.finished_at
 
     @property
     def step_time(self) -> Estimate | None:
@@ -82,6 +83,14 @@ class HistoryRecord(Record):
     def measured_speedup(self) -> Estimate | None:
         """The speedup with its interval."""
         return _estimate(self.speedup, self.speedup_low, self.speedup_high)
+
+
+def comparisons_of(records: Iterable[HistoryRecord]) -> list[list[HistoryRecord]]:
+    """Return the records comparison by comparison, in their order."""
+    found: dict[tuple[str, str, str], list[HistoryRecord]] = {}
+    for record in records:
+        found.setdefault(record.comparison, []).append(record)
+    return list(found.values())
 
 
 class Change(Record):
@@ -118,8 +127,8 @@ class History(Record):
     """The comparison among its earlier runs."""
 
     records: list[HistoryRecord]
-    """The last comparisons of the same work, oldest first, this one last; without speedups while this one's are
-    withheld."""
+    """The last comparisons of the same work, oldest first, this one last; without the speedups of a cell while
+    this one's is withheld."""
     changes: list[Change]
     """Against the last comparable record of each cell; empty where there is none."""
     suspects: list[str]

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tasks.params import Params
 from tasks.reporting.changes import history_of
 from tasks.reporting.data_files import no_formula, without_apostrophe, write_text
-from tasks.reporting.history import HistoryRecord
+from tasks.reporting.history import HistoryRecord, comparisons_of
 from tasks.reporting.measured import arm_of, without_comparison
 from tasks.reporting.outputs import Outputs
 from tasks.reporting.results import CellResults, Results
@@ -32,8 +32,9 @@ def with_history(results: Results, outputs: Outputs, path: Path) -> Results:
     """
     records = read_history(path)
     current = records_of(results, outputs)
-    known = [record for record in records if record.comparison == current[0].comparison]
-    if not known:
+    # The last of them: gates may have failed in between, and pass again.
+    known = next((one for one in reversed(comparisons_of(records)) if _has_found(one) == _has_found(current)), None)
+    if known is None:
         known = current
         records += current
         _write(path, records)
@@ -47,7 +48,7 @@ def records_of(results: Results, outputs: Outputs) -> list[HistoryRecord]:
         "finished_at": results.created_at,
         "name": results.name,
         "params_digest": digest_of_work(outputs.params, results),
-        "measurement_digest": _measurement_digest(results),
+        "measurement_digest": _measurement_digest(results, outputs),
         "machine_digest": machine.digest,
         "code_digest": outputs.baseline.facts.code_digest,
         "cpu": machine.cpu,
@@ -55,10 +56,14 @@ def records_of(results: Results, outputs: Outputs) -> list[HistoryRecord]:
         "gpus": ", ".join(gpu.name for gpu in machine.gpus) or None,
         "driver": machine.driver,
         **{name: versions.get(name) for name in ("torch", "python", "transformers")},
-        "gates_passed": not results.is_speedup_withheld,
         "preflight": _preflight(results),
     }
     return [HistoryRecord.model_validate({**common, **_figures(results, cell)}) for cell in results.cells]
+
+
+def _has_found(records: Sequence[HistoryRecord]) -> list[tuple[str, str, str, bool]]:
+    """Return what tells one comparison from another, whenever the report was made."""
+    return [(one.params_digest, one.measurement_digest, one.cell, one.gates_passed) for one in records]
 
 
 def digest_of_work(params: Params, results: Results) -> str:
@@ -118,10 +123,10 @@ def _damaged(path: Path, reason: str) -> DataError:
     return DataError(f"{path}: {reason}; allowed: a history of this version; move it away to begin a new one")
 
 
-def _measurement_digest(results: Results) -> str:
+def _measurement_digest(results: Results, outputs: Outputs) -> str:
     """Return the sha256 of what was timed: the blocks, or the training where none were run."""
-    if results.measurement is not None:
-        return digest_of_json(without_comparison(results.measurement).model_dump(mode="json"))
+    if outputs.measurement is not None:
+        return digest_of_json(without_comparison(outputs.measurement, outputs.runs).model_dump(mode="json"))
     return digest_of_json([[cell.cell, cell.whole.train_seconds, cell.whole.num_steps] for cell in results.cells])
 
 
@@ -136,7 +141,7 @@ def _preflight(results: Results) -> str | None:
 def _figures(results: Results, cell: CellResults) -> dict[str, str | float | None]:
     figures: dict[str, str | float | None] = dict.fromkeys(COLUMNS[COLUMNS.index("num_rounds") :])
     del figures["gates_passed"], figures["preflight"]
-    figures |= {"cell": cell.cell, "world_size": cell.world_size}
+    figures |= {"cell": cell.cell, "world_size": cell.world_size, "gates_passed": not cell.is_withheld}
     if results.measurement is None:
         return figures
     arm = arm_of(results.measurement, cell.cell)

@@ -1,7 +1,7 @@
 """The section History: what changed since the last comparable record, and the last records."""
 
 from tasks.reporting import wording
-from tasks.reporting.history import Change, HistoryRecord, moment
+from tasks.reporting.history import Change, HistoryRecord, comparisons_of, moment
 from tasks.reporting.results import Results
 from tasks.reporting.tables import Table
 
@@ -31,10 +31,7 @@ def records(results: Results) -> Table | None:
     """Return the last comparisons of the same work, the newest first; None if no history was kept."""
     if results.history is None:
         return None
-    comparisons: dict[tuple[str, str, bool], list[HistoryRecord]] = {}
-    for record in results.history.records:
-        comparisons.setdefault(record.comparison, []).append(record)
-    newest = [record for cells in reversed(comparisons.values()) for record in cells]
+    newest = [record for cells in reversed(comparisons_of(results.history.records)) for record in cells]
     rows = [_record(results, record) for record in newest]
     headings = ["Finished", "Cell", "Step time", "Speedup", "Tokens/s", "Gates", "Machine", "Preflight"]
     return Table("The last comparisons of the same work", headings, rows, num_prose=2).in_unit(results.unit)
@@ -57,7 +54,7 @@ def _record(results: Results, record: HistoryRecord) -> list[str]:
 def _speedup(results: Results, record: HistoryRecord) -> str:
     if record.cell == results.baseline.cell:
         return "baseline"
-    if record.measured_speedup is None and record.gates_passed and not results.is_speedup_withheld:
+    if record.measured_speedup is None and record.gates_passed and not results.is_hidden(record.cell):
         return wording.NOT_AVAILABLE
     return wording.ratio_with_interval(record.measured_speedup)
 

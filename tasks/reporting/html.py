@@ -16,9 +16,10 @@ from tasks.reporting import (
 )
 from tasks.reporting.compared import compared_facts
 from tasks.reporting.glossary import glossary_for, word_of
-from tasks.reporting.measured import cells_of
+from tasks.reporting.measured import arm_of, cells_of
 from tasks.reporting.measurement import Estimate, Measurement
-from tasks.reporting.results import Results
+from tasks.reporting.results import CellResults, Results
+from tasks.reporting.verdict import by_merit
 
 _FOLDER = Path(__file__).parent
 
@@ -110,10 +111,10 @@ def _headline(results: Results) -> list[tuple[str, str, str]]:
     gates = (f"{passed} of {len(results.gates)}", "gates passed", _gate_remark(results))
     if results.measurement is not None and results.is_speedup_measured:
         return [*_measured_headline(results, results.measurement), gates]
-    fastest = min(results.cells[1:] or results.cells, key=lambda cell: cell.seconds_per_epoch)
-    baseline = results.baseline
+    shown_first = [*by_merit(results), *results.cells[1:], *results.cells]
+    fastest, baseline = shown_first[0], results.baseline
     shown = [
-        (wording.ratio(fastest.whole.speedup), "speedup", f"{fastest.cell} against {baseline.cell}"),
+        (wording.ratio(fastest.whole.speedup), _speedup_word(fastest), f"{fastest.cell} against {baseline.cell}"),
         (wording.percent(fastest.whole.parallel_efficiency), "parallel efficiency", "100 % is linear"),
     ]
     return [
@@ -131,12 +132,12 @@ def _headline(results: Results) -> list[tuple[str, str, str]]:
 
 
 def _measured_headline(results: Results, measurement: Measurement) -> list[tuple[str, str, str]]:
-    first, *others = cells_of(measurement)
-    fastest = max(others, key=lambda arm: arm.samples_per_second)
-    efficiency = next(cell.measured_efficiency for cell in results.cells if cell.cell == fastest.cell)
+    first = cells_of(measurement)[0]
+    cell = [*by_merit(results), *results.cells[1:]][0]
+    fastest, efficiency = arm_of(measurement, cell.cell), cell.measured_efficiency
     doubt = f"{wording.interval(fastest.speedup)} (95 %); " if fastest.speedup else ""
     return [
-        (_ratio(fastest.speedup), "speedup", f"{doubt}{fastest.cell} against {first.cell}"),
+        (_ratio(fastest.speedup), _speedup_word(cell), f"{doubt}{fastest.cell} against {first.cell}"),
         (
             wording.percent(None if efficiency is None else efficiency.value),
             "parallel efficiency",
@@ -149,6 +150,10 @@ def _measured_headline(results: Results, measurement: Measurement) -> list[tuple
         ),
         (wording.three_digits(fastest.tokens_per_second), f"{results.unit}s per second", fastest.cell),
     ]
+
+
+def _speedup_word(cell: CellResults) -> str:
+    return "speedup, unproven" if cell.standing.state == "unproven" else "speedup"
 
 
 def _ratio(estimate: Estimate | None) -> str:

@@ -1,9 +1,10 @@
 """What of a measurement may be shown, and what follows from its speedups."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tasks.reporting import statistics
 from tasks.reporting.measurement import ArmSpeed, Estimate, Measurement, Part, Waterfall
+from tasks.reporting.wording import listed
 
 DATA_WAIT = "data wait"
 """Name of the part of a waterfall that is waiting for data."""
@@ -13,8 +14,34 @@ DATA_BOUND_SHARE = 0.05
 """Share of the step above which a cell is called data-bound, as Waterfall.is_data_bound has it."""
 
 
-def without_comparison(measurement: Measurement) -> Measurement:
-    """Return the measurement without whatever compares a cell with the baseline: what a failed gate leaves of it.
+def without_cells(measurement: Measurement, cells: Collection[str]) -> Measurement:
+    """Return what failed gates of these cells leave of the measurement: nothing that compares one of them or rests on
+    it.
+
+    The prediction rests on all cells, a change on the cell that it was tried on.
+    """
+    left, left_out = without_comparison(measurement, cells), list(measurement.left_out)
+    if measurement.prediction is not None:
+        left_out.append(f"The prediction is withheld: it rests on {_whose(measurement, cells)}.")
+    advice = measurement.advice
+    tried = [one.cell for one in advice.tried] if advice is not None else []
+    if advice is not None and set(tried) & set(cells):
+        kept = [one for one in advice.tried if one.cell not in cells]
+        combined = None if advice.combined is None or advice.combined.cell in cells else advice.combined
+        advice = advice.model_copy(update={"tried": kept, "combined": combined}) if kept else None
+        left_out.append(
+            f"Advice is withheld where changes were tried on {_whose(measurement, set(cells) & set(tried))}."
+        )
+    return left.model_copy(update={"advice": advice, "left_out": left_out})
+
+
+def _whose(measurement: Measurement, cells: Collection[str]) -> str:
+    named = listed([arm.cell for arm in cells_of(measurement) if arm.cell in cells])
+    return f"{named}, whose speedup is withheld"
+
+
+def without_comparison(measurement: Measurement, cells: Collection[str]) -> Measurement:
+    """Return the measurement without whatever compares one of these cells with the baseline.
 
     Seconds of each arm and of the parts that are of one cell alone, the noise, the machine and what a change does to
     one and the same cell stay.
@@ -23,7 +50,8 @@ def without_comparison(measurement: Measurement) -> Measurement:
     return measurement.model_copy(
         update={
             "arms": [
-                arm.model_copy(update={"speedup": None, "speedup_over_wrapped": None}) for arm in measurement.arms
+                arm.model_copy(update={"speedup": None, "speedup_over_wrapped": None}) if arm.cell in cells else arm
+                for arm in measurement.arms
             ],
             "waterfalls": [
                 one.model_copy(
@@ -32,6 +60,8 @@ def without_comparison(measurement: Measurement) -> Measurement:
                         "parts": [part for part in one.parts if part.name not in _AGAINST_THE_BASELINE],
                     }
                 )
+                if one.cell in cells
+                else one
                 for one in measurement.waterfalls
             ],
             "prediction": None,

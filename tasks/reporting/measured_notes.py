@@ -71,7 +71,7 @@ def nothing(results: Results) -> dict[str, str]:
     elif not measurement.advice.tried:
         none = "No change was tried: none of those that are known can matter here."
         told["advice"] = _could_not_run(measurement.advice) or none
-    if results.is_speedup_withheld:
+    if results.is_withheld:
         told["prediction"] = "Withheld with the speedup, from which it follows."
     elif measurement.prediction is None or not measurement.prediction.curves:
         told["prediction"] = _left_out(measurement, "prediction") or "There was nothing to predict from."

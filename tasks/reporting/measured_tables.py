@@ -89,7 +89,7 @@ def _is_baseline(results: Results, arm: ArmSpeed) -> bool:
 def _speedup(results: Results, arm: ArmSpeed) -> str:
     if _is_baseline(results, arm):
         return _BASELINE
-    if arm.speedup is None and not results.is_speedup_withheld:
+    if arm.speedup is None and not results.is_hidden(arm.cell):
         return wording.NOT_AVAILABLE
     return wording.ratio_with_interval(arm.speedup)
 
@@ -97,7 +97,7 @@ def _speedup(results: Results, arm: ArmSpeed) -> str:
 def _over_wrapped(results: Results, arm: ArmSpeed) -> str:
     if arm.is_wrapped_baseline:
         return _BASELINE
-    if arm.speedup_over_wrapped is None and not (results.is_speedup_withheld and not _is_baseline(results, arm)):
+    if arm.speedup_over_wrapped is None and (_is_baseline(results, arm) or not results.is_hidden(arm.cell)):
         return wording.NOT_AVAILABLE
     return wording.ratio_with_interval(arm.speedup_over_wrapped)
 
@@ -106,7 +106,7 @@ def _efficiency(results: Results, arm: ArmSpeed) -> str:
     if _is_baseline(results, arm):
         return _BASELINE
     if arm.speedup is None:
-        return wording.WITHHELD if results.is_speedup_withheld else wording.NOT_AVAILABLE
+        return wording.WITHHELD if results.is_hidden(arm.cell) else wording.NOT_AVAILABLE
     share = efficiency(arm.speedup, arm.world_size, results.baseline.world_size)
     return wording.percent_with_interval(share)
 

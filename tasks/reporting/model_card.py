@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from tasks.reporting.facts import SourceFacts
 from tasks.reporting.quality import ModelQuality
 from tasks.reporting.results import CellResults, Results
+from tasks.reporting.tables import gates
 
 _MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not checked"}
 
@@ -12,7 +13,7 @@ _MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– no
 def card_text(results: Results, *, cell: str, repo_id: str | None, checkpoints: Sequence[str]) -> str:
     """Return the card's Markdown: verdict, what was trained, quality, gates and files of the published cell.
 
-    `checkpoints` are the file names of the published ones. No speedup or efficiency is in it if one is withheld.
+    `checkpoints` are the file names of the published ones. No speedup or efficiency is in it that is withheld.
     """
     published = next(found for found in results.cells if found.cell == cell)
     sections = [
@@ -23,8 +24,9 @@ def card_text(results: Results, *, cell: str, repo_id: str | None, checkpoints: 
         _use(repo_id, is_classifier=results.quality.is_classified),
         "## What was trained\n\n" + _table(("", ""), _training_facts(results, published)),
         f"## Quality on the held-out rows {results.quality.heldout}\n\n" + _quality(results, cell),
-        "## Gates\n\nA speedup is given only if no gate failed.\n\n" + _gates(results),
-        "" if results.is_speedup_withheld else "## Speedup\n\n" + _speedups(results) + _whence(results),
+        "## Gates\n\nA cell's speedup is given only if none of its gates failed, and none of the baseline's.\n\n"
+        + _gates(results),
+        "" if results.is_withheld else "## Speedup\n\n" + _speedups(results) + _whence(results),
         "## Files\n\n" + _table(("path", "what"), _files(checkpoints)),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -104,8 +106,9 @@ def _worth(model: ModelQuality) -> str:
 
 
 def _gates(results: Results) -> str:
-    rows = [(gate.name, _MARKS[gate.verdict], gate.compared) for gate in results.gates]
-    return _table(("gate", "verdict", "what was compared"), rows)
+    table = gates(results)
+    rows = [[_MARKS.get(value, value) for value in row] for row in table.rows]
+    return _table(("gate", *table.headings[1:-1], "what was compared"), rows)
 
 
 def _whence(results: Results) -> str:
@@ -129,11 +132,21 @@ def _speedups(results: Results) -> str:
             "n/a" if cell.speedup is None else f"{cell.speedup:.2f}",
             *([_interval(cell)] if results.is_speedup_measured else []),
             "n/a" if cell.parallel_efficiency is None else f"{cell.parallel_efficiency:.0%}",
+            "baseline" if cell.is_baseline else cell.standing.state,
         )
         for cell in results.cells
     ]
     interval = ["95 % interval"] if results.is_speedup_measured else []
-    titles = ("cell", "ranks", "seconds per epoch", "tokens per second", "speedup", *interval, "parallel efficiency")
+    titles = (
+        "cell",
+        "ranks",
+        "seconds per epoch",
+        "tokens per second",
+        "speedup",
+        *interval,
+        "parallel efficiency",
+        "gates",
+    )
     return _table(titles, rows)
 
 

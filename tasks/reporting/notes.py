@@ -106,17 +106,24 @@ def not_claimed(results: Results) -> list[str]:
     unchecked = [gate.name for gate in results.gates if gate.verdict == "not checked"]
     if unchecked:
         notes.append(f"Not checked: {wording.listed(unchecked)}.")
+    if unproven := [cell.cell for cell in results.answers if cell.standing.state == "unproven"]:
+        notes.append(
+            f"That the training of {wording.listed(unproven)} is that of {results.baseline.cell} is not shown: what "
+            "shows it was not checked."
+        )
     if all(cell.device == "cpu" for cell in results.cells):
         notes.append("Ranks shared the cores, caches and memory of one CPU; this says nothing about GPUs.")
     return notes
 
 
 def withheld(results: Results) -> str | None:
-    """Return why no speedup is given and what the figures that are given are; None if nothing is withheld."""
-    if not results.is_speedup_withheld:
+    """Return why speedups are not given and what the figures that are given are; None if nothing is withheld."""
+    cells = [cell.cell for cell in results.cells[1:] if cell.is_withheld]
+    if not (cells or results.is_withheld):
         return None
     failed = wording.counted(len(results.failed_gates), "gate")
+    whose = "" if results.is_withheld else f" of {wording.listed(cells)}"
     return (
-        f"Speedup and efficiency are withheld, because {failed} failed. What was timed is shown as it was timed; "
-        "do not read it as a comparison."
+        f"Speedup and efficiency{whose} are withheld, because {failed} failed. What was timed is shown as it was "
+        "timed; do not read it as a comparison."
     )

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import zipfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from tasks.params import Params
-from tasks.reporting.gate import Number
-from tasks.reporting.ledger import Ledger, Samples, ledger_of, samples_of
+from tasks.reporting.ledger import Ledger, Samples, digest_of_rows, ledger_of, samples_of
 from tasks.reporting.measurement import Measurement
 from tasks.reporting.stage_files import (
     BaseModelManifest,
@@ -172,9 +171,16 @@ class Outputs:
         """The runs of all other cells."""
         return {cell: run for cell, run in self.runs.items() if cell != self.params.baseline}
 
-    def per_cell(self, number: Callable[[RunOutputs], Number]) -> list[Number]:
-        """Return a number of every cell, in the order of params.yaml."""
-        return [number(run) for run in self.runs.values()]
+    @cached_property
+    def row_digests(self) -> dict[str, str]:
+        """Range -> the digest of its rows, as a ledger has it."""
+        return {str(part): digest_of_rows(self.slices[str(part)].row_ids()) for part in self.params.ranges}
+
+    @cached_property
+    def units_of_ranges(self) -> dict[str, int]:
+        """Range -> what learning from it once counts: tokens, or images."""
+        seq_len, workload = self.params.train.seq_len, self.params.workload
+        return {str(part): self.slices[str(part)].num_units(seq_len, workload=workload) for part in self.params.ranges}
 
     @property
     def segments(self) -> list[tuple[str, int]]:

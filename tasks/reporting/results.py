@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from tasks.reporting.cost import Cost
 from tasks.reporting.equivalence import Equivalence
 from tasks.reporting.facts import ComparisonFacts, NodeFacts, Record
-from tasks.reporting.gate import Gate
+from tasks.reporting.gate import Gate, Standing
 from tasks.reporting.history import History
 from tasks.reporting.lag import SlowestRank
 from tasks.reporting.measurement import Estimate, Measurement
@@ -22,7 +22,7 @@ from tasks.stage.failure import DataError
 from training.files import write_json
 
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 
 
 class Spread(Record):
@@ -72,6 +72,8 @@ class CellResults(Record):
     """Name of the cell."""
     is_baseline: bool
     """True for the first cell, against which speedups are counted."""
+    standing: Standing
+    """What the gates leave of its speedup: proven, unproven or withheld, and why."""
     strategy: str
     """How the update is computed on several ranks."""
     world_size: int
@@ -136,6 +138,11 @@ class CellResults(Record):
     """Each segment, in the order of training."""
 
     @property
+    def is_withheld(self) -> bool:
+        """Whether its speedup is withheld."""
+        return self.standing.state == "withheld"
+
+    @property
     def speedup(self) -> float | None:
         """The speedup that is reported: the measured one, or that of the whole training where there is no other."""
         return self.whole.speedup if self.measured_speedup is None else self.measured_speedup.value
@@ -162,7 +169,7 @@ class LossCurve(Record):
 class Results(Record):
     """What one comparison found."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     """Version of this file's layout."""
     created_at: str
     """UTC time at which the figures were put together."""
@@ -174,10 +181,8 @@ class Results(Record):
     """The answer, in one sentence."""
     label: str | None
     """What kind of demonstration this is and what its figures do not say; null for GPUs and real data."""
-    is_speedup_withheld: bool
-    """True if a gate failed: no speedup or efficiency is given anywhere."""
     gates: list[Gate] = Field(min_length=1)
-    """The checks that stand before a speedup, in the order of the report."""
+    """The checks that stand before a speedup, in the order of the report, each with its finding of every cell."""
     equivalence: list[Equivalence] = Field(default_factory=list)
     """Updates of each cell's ranks against those of one process; empty where that was not measured."""
     comparison: ComparisonFacts
@@ -191,16 +196,30 @@ class Results(Record):
     measurement: Measurement | None = None
     """What the stage `measure` found; null where it did not run."""
     cost: Cost | None = None
-    """What the cells cost; null if withheld, and in results of an earlier version."""
+    """What the cells cost whose speedup is given; null if none is."""
     history: History | None = None
     """This comparison among its earlier runs; null in results of an earlier version."""
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether no speedup or efficiency is given anywhere: that of every cell is withheld, or the baseline's is."""
+        return self.baseline.is_withheld or (len(self.cells) > 1 and not self.answers)
+
+    def is_hidden(self, cell: str) -> bool:
+        """Return whether what compares this cell with the baseline is withheld."""
+        return self.is_withheld or any(one.is_withheld for one in self.cells if one.cell == cell)
+
+    @property
+    def answers(self) -> list[CellResults]:
+        """The cells whose speedup is given, proven or not."""
+        return [cell for cell in self.cells[1:] if not cell.is_withheld]
 
     @property
     def is_speedup_measured(self) -> bool:
         """Whether every cell but the baseline has a measured speedup, withheld or not."""
         if self.measurement is None or len(self.cells) < 2:
             return False
-        return self.is_speedup_withheld or all(cell.measured_speedup for cell in self.cells[1:])
+        return all(cell.is_withheld or cell.measured_speedup for cell in self.cells[1:])
 
     @property
     def unit(self) -> str:
@@ -218,9 +237,9 @@ class Results(Record):
         return self.cells[0]
 
     @property
-    def failed_gates(self) -> list[Gate]:
-        """The gates that failed."""
-        return [gate for gate in self.gates if gate.verdict == "failed"]
+    def failed_gates(self) -> list[str]:
+        """The names of the gates that failed for at least one cell."""
+        return [gate.name for gate in self.gates if gate.verdict == "failed"]
 
 
 def json_schema() -> dict[str, Any]:
@@ -244,7 +263,8 @@ def read_results(path: Path) -> Results:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "top level"
         raise DataError(
-            f"{path}: {where}: {first['msg']}; allowed: a results.json of schema {SCHEMA_VERSION}"
+            f"{path}: {where}: {first['msg']}; allowed: a results.json of schema {SCHEMA_VERSION}; run `make compare` "
+            "to make one"
         ) from None
     except ValueError as error:
         raise DataError(f"{path}: not JSON: {error}; allowed: a results.json of this project") from None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.reporting import wording
-from tasks.reporting.gate import Finding, Number, Numbers, finding, not_checked
+from tasks.reporting.gate import Finding, Numbers, finding
 from tasks.reporting.outputs import Outputs, RunOutputs, SegmentOutputs
 
 _BYTES_PER_GRADIENT = 4
@@ -12,32 +12,29 @@ _SHARE_SENT = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
 """Of the gradient's fp32 bytes, by the strategy's option gradient_hook."""
 
 
-def gradients_synchronised(outputs: Outputs) -> Finding:
+def gradients_synchronised(outputs: Outputs, cell: str) -> Finding | None:
     """Check number and bytes of the exchanges of every segment against one exchange of the gradient per step.
 
     In exact mode (`train.exact`) ranks gather the gradient of every micro-batch instead, and add them in one order.
     """
     gradient_bytes = outputs.base_model.num_parameters * _BYTES_PER_GRADIENT
-    is_exact = outputs.params.train.exact
-    problems: list[tuple[SegmentOutputs, str]] = []
-    for run in outputs.runs.values():
-        for segment in run.segments:
-            if run.facts.world_size == 1:
-                found = _of_one_rank(segment)
-            elif is_exact:
-                found = _of_gathers(run, segment, gradient_bytes)
-            else:
-                options = outputs.params.cells[run.facts.cell].options
-                found = _of_all_reduces(run, segment, gradient_bytes, options)
-            problems += [(segment, found)] if found else []
-    seen = [_described(cell, run, is_exact) for cell, run in outputs.runs.items() if run.facts.world_size > 1]
-    if not seen and not problems:
-        return not_checked("no cell has more than one rank, so there is nothing to synchronise")
+    is_exact, run = outputs.params.train.exact, outputs.runs[cell]
+    problems: dict[str, list[SegmentOutputs]] = {}
+    for segment in run.segments:
+        if run.facts.world_size == 1:
+            found = _of_one_rank(segment)
+        elif is_exact:
+            found = _of_gathers(run, segment, gradient_bytes)
+        else:
+            found = _of_all_reduces(run, segment, gradient_bytes, outputs.params.cells[cell].options)
+        if found:
+            problems.setdefault(found, []).append(segment)
+    if run.facts.world_size == 1 and not problems:
+        return None
     return finding(
-        _once_per_cell(problems),
-        otherwise=f"per optimizer step {'; '.join(seen)}; the gradient has {_mib(gradient_bytes)}; cells of one rank "
-        "exchange nothing",
-        numbers=_numbers(outputs, gradient_bytes),
+        [_told(what, segments) for what, segments in problems.items()],
+        otherwise=f"per optimizer step {_described(cell, run, is_exact)}; the gradient has {_mib(gradient_bytes)}",
+        numbers=_numbers(run, gradient_bytes),
     )
 
 
@@ -107,19 +104,16 @@ def _described(cell: str, run: RunOutputs, is_exact: bool) -> str:
     return f"{cell} {reduces:g} all-reduces for {wording.counted(len(buckets), 'bucket')} of {_mib(sum(buckets))}"
 
 
-def _numbers(outputs: Outputs, gradient_bytes: int) -> Numbers:
-    def per_step(name: str) -> list[Number]:
-        return outputs.per_cell(
-            lambda run: (
-                sum(getattr(segment.facts, name) for segment in run.segments)
-                / sum(segment.facts.num_steps for segment in run.segments)
-            )
-        )
+def _numbers(run: RunOutputs, gradient_bytes: int) -> Numbers:
+    def per_step(name: str) -> float:
+        steps = sum(segment.facts.num_steps for segment in run.segments)
+        return float(sum(getattr(segment.facts, name) for segment in run.segments) / steps)
 
+    buckets = run.segments[0].facts.gradient_bucket_bytes
     return {
         "gradient_bytes": gradient_bytes,
-        "buckets": outputs.per_cell(lambda run: len(run.segments[0].facts.gradient_bucket_bytes)),
-        "bucket_bytes": outputs.per_cell(lambda run: sum(run.segments[0].facts.gradient_bucket_bytes)),
+        "buckets": len(buckets),
+        "bucket_bytes": sum(buckets),
         "all_reduces_per_step": per_step("num_all_reduces"),
         "all_reduce_bytes_per_step": per_step("num_all_reduce_bytes"),
         "gathers_per_step": per_step("num_gathers"),
@@ -127,16 +121,11 @@ def _numbers(outputs: Outputs, gradient_bytes: int) -> Numbers:
     }
 
 
-def _once_per_cell(problems: list[tuple[SegmentOutputs, str]]) -> list[str]:
-    """Return each problem of a cell once, with the first segment that has it and the number of others."""
-
-    def others(number: int) -> str:
-        return f" and {wording.counted(number, 'other segment')}" if number else ""
-
-    segments: dict[tuple[str, str], list[SegmentOutputs]] = {}
-    for segment, what in problems:
-        segments.setdefault((segment.facts.cell, what), []).append(segment)
-    return [f"{found[0].title}{others(len(found) - 1)}: {what}" for (_, what), found in segments.items()]
+def _told(what: str, segments: list[SegmentOutputs]) -> str:
+    """Return a problem once, with the first segment that has it and the number of others."""
+    others = len(segments) - 1
+    more = f" and {wording.counted(others, 'other segment')}" if others else ""
+    return f"{segments[0].title}{more}: {what}"
 
 
 def _mib(num_bytes: int) -> str:

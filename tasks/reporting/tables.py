@@ -7,6 +7,8 @@ from tasks.reporting.quality import ModelQuality, Sample
 from tasks.reporting.results import CellResults, Figures, Results
 
 _MAX_EPOCH_ROWS = 40
+NOTHING = "–"
+"""In place of a verdict where a gate says nothing about a cell."""
 
 
 @dataclass(frozen=True)
@@ -154,16 +156,18 @@ def nodes(results: Results) -> Table | None:
 
 
 def gates(results: Results) -> Table:
-    """Return the verdict of each gate."""
+    """Return the verdict of each gate for each cell, and in the last row what they leave of its speedup."""
+    names = [cell.cell for cell in results.cells]
     rows = [
         [
             wording.in_unit(gate.name, results.unit),
-            gate.verdict,
-            gate.compared + (f" ({gate.true_figure})" if gate.true_figure else ""),
+            *(NOTHING if (found := gate.of(name)) is None else found.verdict for name in names),
+            "; ".join([gate.compared, *(one.true_figure for one in gate.findings if one.true_figure)]),
         ]
         for gate in results.gates
     ]
-    return Table("Gates", ["Gate", "Verdict", "What was compared"], rows, num_prose=2)
+    rows.append(["Speedup", *("baseline" if cell.is_baseline else cell.standing.state for cell in results.cells), ""])
+    return Table("Gates", ["Gate", *names, "What was compared"], rows, num_prose=1 + len(names))
 
 
 def equivalence(results: Results) -> Table | None:
@@ -207,7 +211,7 @@ def _rates(part: Figures) -> list[str]:
 def _spread(results: Results, cell: CellResults) -> str:
     spread = cell.speedup_of_segments
     if spread is None:
-        is_given = cell.is_baseline or len(cell.segments) < 2 or not results.is_speedup_withheld
+        is_given = cell.is_baseline or len(cell.segments) < 2 or not cell.is_withheld
         return wording.NOT_AVAILABLE if is_given else wording.WITHHELD
     return f"{spread.lowest:.2f}x to {spread.highest:.2f}x ({spread.num_segments})"
 
@@ -215,7 +219,7 @@ def _spread(results: Results, cell: CellResults) -> str:
 def karp_flatt(results: Results, cell: CellResults) -> str:
     """Return the serial fraction of a cell, or why there is none."""
     if cell.karp_flatt is None:
-        return wording.WITHHELD if results.is_speedup_withheld and cell.world_size > 1 else wording.NOT_AVAILABLE
+        return wording.WITHHELD if cell.is_withheld and cell.world_size > 1 else wording.NOT_AVAILABLE
     return f"{cell.karp_flatt:.2f}"
 
 

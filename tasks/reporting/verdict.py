@@ -1,8 +1,8 @@
 """The answer in one sentence, and the label that says what kind of comparison gave it."""
 
 from tasks.reporting import wording
-from tasks.reporting.measured import DATA_BOUND_SHARE, cells_of, data_wait_share, too_wide
-from tasks.reporting.measurement import ArmSpeed, Measurement, Waterfall
+from tasks.reporting.measured import arm_of, cells_of, too_wide
+from tasks.reporting.measurement import ArmSpeed, Measurement
 from tasks.reporting.outputs import Outputs
 from tasks.reporting.results import CellResults, Results
 from tasks.reporting.statistics import NOISE_OF_ONE_RUN, parallel_efficiency
@@ -10,35 +10,90 @@ from tasks.stage.choices import unit_of
 
 
 def verdict_of(results: Results) -> str:
-    """Return the answer in one sentence: how much faster, or which gate withholds it."""
-    if results.is_speedup_withheld:
-        return _withheld(results)
-    others = results.cells[1:]
-    if not others:
+    """Return the answer in one sentence: how much faster the best cell is, what is withheld, and which gate does it."""
+    if results.is_withheld:
+        return _all_withheld(results)
+    if not results.answers:
         only = results.baseline
         return (
             f"{only.cell} needs {wording.seconds(only.seconds_per_epoch)} per epoch; a speedup needs a second cell to "
             f"compare with; {_gates_passed(results)}."
         )
+    best, *others = by_merit(results)
+    spoilt = [*_above_linear(results), *_not_clean(results), *_not_given(results)]
     if results.measurement is not None and results.is_speedup_measured:
-        said = [*_measured(results.measurement), *_not_clean(results), _gates_passed(results)]
-        return f"{'; '.join(said)}."
-    answers = _one_answer(results, others[0]) if len(others) == 1 else _many_answers(results, others)
-    answer = "; ".join([answers, *_not_clean(results), _gates_passed(results)])
-    return f"{answer}; one run of each cell{_segments(others)}, so no interval yet."
+        said = [*_measured(results.measurement, best, others), *spoilt, _gates_passed(results)]
+        return f"{_unproven(best)}{'; '.join(said)}."
+    said = [_one_answer(results, best), *_beside(others), *spoilt, _gates_passed(results)]
+    return f"{_unproven(best)}{'; '.join(said)}; one run of each cell{_segments(best)}, so no interval yet."
 
 
-def _measured(measurement: Measurement) -> list[str]:
+def by_merit(results: Results) -> list[CellResults]:
+    """Return the cells whose speedup is given, the one that the headline is about first: proven, and the fastest."""
+    return sorted(results.answers, key=lambda cell: (cell.standing.state != "proven", -(cell.speedup or 0)))
+
+
+def _unproven(cell: CellResults) -> str:
+    return "Unproven: " if cell.standing.state == "unproven" else ""
+
+
+def _measured(measurement: Measurement, best: CellResults, others: list[CellResults]) -> list[str]:
     """Return how much faster by measurement, and then whatever has to be known of it."""
-    first, *others = cells_of(measurement)
-    said = [_one_measured(measurement, first, others[0])] if len(others) == 1 else [_all_measured(measurement)]
-    said += [f"data-bound: {_waiting(one, first)}" for one in measurement.waterfalls if one.is_data_bound]
+    first = cells_of(measurement)[0]
+    said = [_one_measured(measurement, first, arm_of(measurement, best.cell)), *_beside(others)]
     if too_wide(measurement):
         asked = wording.small_percent(measurement.half_width_asked)
         said.append(f"the interval is wider than the +- {asked} asked for: see How far to trust it")
     if measurement.preflight.verdict != "fit to measure":
         said.append("the machine was not fit to measure on: see Preflight")
     return said
+
+
+def _beside(others: list[CellResults]) -> list[str]:
+    """Return the speedups of the cells that the sentence is not about."""
+    figures = []
+    for cell in others:
+        measured = cell.measured_speedup
+        doubt = f"{wording.interval(measured)}, " if measured else ""
+        same = ", no measurable difference" if measured and measured.holds_one else ""
+        figures.append(
+            f"{cell.cell} {wording.ratio(cell.speedup)} ({doubt}{wording.percent(cell.parallel_efficiency)} of linear"
+            f"{same})"
+        )
+    return [f"others: {', '.join(figures)}"] if figures else []
+
+
+def _above_linear(results: Results) -> list[str]:
+    """Return a warning of each cell that is faster than its ranks can make it, beyond what noise does."""
+    said = []
+    for cell in results.answers:
+        share, measured = cell.parallel_efficiency or 0.0, cell.measured_efficiency
+        if (measured.low if measured else share - NOISE_OF_ONE_RUN) > 1:
+            said.append(
+                f"suspect: {cell.cell} is above linear ({wording.percent(share)}), which its ranks alone cannot make; "
+                f"probably something slowed {results.baseline.cell} down"
+            )
+    return said
+
+
+def _not_given(results: Results) -> list[str]:
+    """Return which cells are unproven or have no speedup, and why: a clause for all that one gate decided."""
+    decided: dict[tuple[str, ...], list[CellResults]] = {}
+    for cell in results.cells[1:]:
+        if cell.standing.state != "proven":
+            decided.setdefault((cell.standing.state, *cell.standing.gates), []).append(cell)
+    return [_why(cells) for cells in decided.values()]
+
+
+def _why(cells: list[CellResults]) -> str:
+    """Return `4proc is withheld: “Gate” failed: what it compared`."""
+    standing = cells[0].standing
+    others = len(standing.gates) - 1
+    gates = f"“{standing.gates[0]}”" + (f" and {wording.counted(others, 'other gate')}" if others else "")
+    verb = "failed" if standing.state == "withheld" else "were not checked" if others else "was not checked"
+    reasons = dict.fromkeys(cell.standing.reason or "" for cell in cells)
+    named = wording.listed([cell.cell for cell in cells])
+    return f"{named} {'is' if len(cells) == 1 else 'are'} {standing.state}: {gates} {verb}: {'; '.join(reasons)}"
 
 
 def _not_clean(results: Results) -> list[str]:
@@ -53,15 +108,6 @@ def _not_clean(results: Results) -> list[str]:
                 "the time"
             )
     return said
-
-
-def _waiting(waterfall: Waterfall, first: ArmSpeed) -> str:
-    """Return who waits for data; the baseline's own waiting, too, is no part of a cell's loss but spoils the ratio."""
-    share = data_wait_share(waterfall)
-    if share is None or share <= DATA_BOUND_SHARE:
-        least = wording.percent(DATA_BOUND_SHARE)
-        return f"{waterfall.cell} or {first.cell} waits for data in more than {least} of its step"
-    return f"{waterfall.cell} waits for data in {wording.small_percent(share)} of its step"
 
 
 def _one_measured(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> str:
@@ -84,32 +130,16 @@ def _one_measured(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> s
     return f"{answer}{doubt}): {times}{beside}"
 
 
-def _all_measured(measurement: Measurement) -> str:
-    first, *others = cells_of(measurement)
-    figures = []
-    for arm in others:
-        assert arm.speedup is not None
-        same = ", no measurable difference" if arm.speedup.holds_one else ""
-        figures.append(
-            f"{arm.cell} {wording.ratio(arm.speedup.value)} ({wording.interval(arm.speedup)}, {_of_linear(arm, first)}"
-            f"{same})"
-        )
-    return (
-        f"Speed per unit of work, as a multiple of {first.cell} ({wording.span(first.step_seconds.value)} per step), "
-        f"with 95 % intervals, {measurement.scaling} scaling: {', '.join(figures)}"
-    )
-
-
 def _of_linear(arm: ArmSpeed, first: ArmSpeed) -> str:
     assert arm.speedup is not None
     share = parallel_efficiency(arm.speedup.value, arm.world_size, first.world_size)
     return f"{wording.percent(share)} of linear"
 
 
-def _segments(cells: list[CellResults]) -> str:
-    """Return the spread over the segments of the only other cell, where it has some."""
-    spread = cells[0].speedup_of_segments
-    if len(cells) > 1 or spread is None:
+def _segments(cell: CellResults) -> str:
+    """Return the spread over the segments, where the cell has some."""
+    spread = cell.speedup_of_segments
+    if spread is None:
         return ""
     return f" (single segments {wording.ratio(spread.lowest)} to {wording.ratio(spread.highest)})"
 
@@ -129,21 +159,12 @@ def _one_answer(results: Results, cell: CellResults) -> str:
     )
 
 
-def _many_answers(results: Results, cells: list[CellResults]) -> str:
-    figures = [
-        f"{cell.cell} {wording.ratio(cell.whole.speedup)} ({wording.percent(cell.whole.parallel_efficiency)} of linear)"
-        for cell in cells
-    ]
-    seconds = wording.seconds(results.baseline.seconds_per_epoch)
-    return f"Speed at equal work, as a multiple of {results.baseline.cell} ({seconds} per epoch): {', '.join(figures)}"
-
-
-def _withheld(results: Results) -> str:
-    failed = results.failed_gates
+def _all_withheld(results: Results) -> str:
+    failed = [gate for gate in results.gates if gate.verdict == "failed"]
     named = " and ".join(f"“{gate.name}”" for gate in failed)
     numbers = f": {failed[0].compared}" if len(failed) == 1 else ""
-    true_figures = [gate.true_figure for gate in failed if gate.true_figure]
-    remedy = f" ({true_figures[0]})" if true_figures else ""
+    true_figures = [one.true_figure for gate in failed for one in gate.findings if one.true_figure]
+    remedy = f" ({'; '.join(dict.fromkeys(true_figures))})" if true_figures else ""
     return f"Speedup withheld: {_gate_or_gates(len(failed))} {named} failed{numbers}{remedy}."
 
 
@@ -153,10 +174,10 @@ def _gate_or_gates(number: int) -> str:
 
 def _gates_passed(results: Results) -> str:
     verdicts = [gate.verdict for gate in results.gates]
-    num_passed, num_unchecked = verdicts.count("passed"), verdicts.count("not checked")
-    if not num_unchecked:
+    if verdicts.count("passed") == len(verdicts):
         return f"all {len(verdicts)} gates passed"
-    return f"{num_passed} of {len(verdicts)} gates passed, {num_unchecked} not checked"
+    others = [f"{number} {verdict}" for verdict in ("failed", "not checked") if (number := verdicts.count(verdict))]
+    return f"{verdicts.count('passed')} of {len(verdicts)} gates passed, {', '.join(others)}"
 
 
 def label_of(outputs: Outputs) -> str | None:

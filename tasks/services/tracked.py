@@ -167,11 +167,16 @@ def tables_of(results: Mapping[str, Any]) -> dict[str, Rows]:
     figures = final_figures(results)
     names = sorted({key for cell, found in figures.items() if cell is not None for key in found})
     return {
-        "gates": [{key: gate[key] for key in ("name", "verdict", "compared")} for gate in results["gates"]],
+        "gates": [
+            {"name": gate["name"], **{key: found[key] for key in ("cell", "verdict", "compared")}}
+            for gate in results["gates"]
+            for found in gate["findings"]
+        ],
         "cells": [
             {
                 "cell": cell["cell"],
                 "world_size": cell["world_size"],
+                "state": cell["standing"]["state"],
                 **{key.removeprefix("final/"): figures[cell["cell"]].get(key) for key in names},
             }
             for cell in results["cells"]
@@ -180,13 +185,23 @@ def tables_of(results: Mapping[str, Any]) -> dict[str, Rows]:
     }
 
 
-def gate_tags(results: Mapping[str, Any]) -> dict[str, str]:
-    """Return one tag per gate: its verdict and the numbers that it compared."""
-    tags = {}
+def gate_tags(results: Mapping[str, Any]) -> dict[str | None, dict[str, str]]:
+    """Return cell -> one tag per gate, its verdict and what it compared, and what they leave of the speedup.
+
+    Under None: the tags of the comparison, one per gate with the cells that decided it, and one per cell.
+    """
+    tags: dict[str | None, dict[str, str]] = {None: {}}
     for gate in results["gates"]:
         key = re.sub(_NOT_IN_KEYS, "", f"gate.{gate['name']}")
-        tags[key] = f"{gate['verdict']}: {gate['compared']}"[:_MAX_CHARACTERS]
-    return tags
+        for found in gate["findings"]:
+            tags.setdefault(found["cell"], {})[key] = f"{found['verdict']}: {found['compared']}"
+        deciding = [found["compared"] for found in gate["findings"] if found["verdict"] == gate["verdict"]]
+        tags[None][key] = ": ".join([gate["verdict"], *filter(None, ["; ".join(dict.fromkeys(deciding))])])
+    for cell in results["cells"]:
+        standing = cell["standing"]
+        told = ": ".join(filter(None, [standing["state"], ", ".join(standing["gates"]), standing["reason"]]))
+        tags[None][f"speedup.{cell['cell']}"] = tags.setdefault(cell["cell"], {})["speedup"] = told
+    return {cell: {key: text[:_MAX_CHARACTERS] for key, text in found.items()} for cell, found in tags.items()}
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

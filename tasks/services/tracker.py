@@ -101,7 +101,10 @@ def send_report(comparison: Comparison, results: Mapping[str, Any], *, reports: 
         store.open_parent()
         sent = sum(store.sync_cell(folder) for folder in cells)
         sent += store.send_figures(figures)
-        store.send_report(reports, tables=tables_of(results), tags=gate_tags(results))
+        tags = gate_tags(results)
+        for cell in (cell["cell"] for cell in results["cells"]):
+            store.set_tags(cell, tags[cell])
+        store.send_report(reports, tables=tables_of(results), tags=tags[None])
         return sent
 
     sent, problem = attempt_within(REPORT_SECONDS, send)
@@ -240,8 +243,6 @@ class _Store:
 
     def send_report(self, folder: Path, *, tables: Mapping[str, Rows], tags: Mapping[str, str]) -> None:
         """Keep the report's files and tables in the comparison's run, unless it has these very files; set its tags."""
-        from mlflow.entities import RunTag
-
         # reports/hub/ is what the next stage publishes: checkpoints.
         files = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
         files = {name: path for name, path in files.items() if name.parts[0] not in ("hub", ".gitignore")}
@@ -253,9 +254,16 @@ class _Store:
                 self._client.log_artifact(run.info.run_id, str(path), None if inside == "." else inside)
             self._send_tables(run, tables)
         wanted = {**tags, "ddp_compare.report": digest, "mlflow.note.content": self._comparison.description}
+        self.set_tags(None, wanted)
+        self.set_status(run, "FINISHED")
+
+    def set_tags(self, cell: str | None, wanted: Mapping[str, str]) -> None:
+        """Set the tags of a cell's run, or of the comparison's, that are not there yet."""
+        from mlflow.entities import RunTag
+
+        run = self._runs[cell]
         changed = [RunTag(key, value) for key, value in wanted.items() if run.data.tags.get(key) != value]
         self._client.log_batch(run.info.run_id, tags=changed)
-        self.set_status(run, "FINISHED")
 
     def _send_tables(self, run: Any, tables: Mapping[str, Rows]) -> None:
         """Keep the tables where MLflow's UI shows them as such, in place of those of an earlier report."""

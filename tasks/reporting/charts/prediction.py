@@ -25,7 +25,7 @@ def is_shown(results: Results) -> bool:
     if measurement is None:
         return False
     curves = [] if measurement.prediction is None else measurement.prediction.curves
-    return results.is_speedup_withheld or any(curve.points for curve in curves[:1])
+    return results.is_withheld or any(curve.points for curve in curves[:1])
 
 
 def alt_text(results: Results) -> str:
