@@ -13,8 +13,8 @@ from tasks.stage.cell_params import CellParams, NodesParams
 from tasks.stage.choices import (
     NAME,
     names_of_files,
+    require_cell_name,
     require_label,
-    require_name,
     require_one_of,
     require_plain_exchange,
     unit_of,
@@ -199,7 +199,7 @@ class Params(Section):
                 f"0-{max_rows}"
             )
         for name, cell in self.cells.items():
-            require_name("cells", name)
+            require_cell_name(name)
             _require_even_split(name, cell.world_size, self.train)
             if self.train.exact:
                 require_plain_exchange(f"cells.{name}", cell.options)

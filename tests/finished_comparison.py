@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from tasks.reporting.gate import Gate
+from tasks.reporting.gate import CellFinding, Gate
 from tasks.reporting.results import Results, write_results
 from training.files import digest_of_file, write_json
 from training.weights import weights_of
@@ -91,8 +91,14 @@ def make_results(*, is_withheld: bool = False) -> Results:
     gate = Gate(
         name="equal tokens",
         question="Did the cells learn from the same tokens?",
-        verdict="failed" if is_withheld else "passed",
-        compared="1proc 512 | 2proc 480" if is_withheld else "512 tokens in each",
+        findings=[
+            CellFinding(
+                cell=cell,
+                verdict="failed" if is_withheld and cell == "2proc" else "passed",
+                compared="1proc 512 | 2proc 480" if is_withheld else "512 tokens in each",
+            )
+            for cell in ("1proc", "2proc")
+        ],
     )
     source = {"revision": None, "commit": None, "digest": "0" * 64}
     model = {"name": "tiny_qwen2", "model_type": "qwen2", "num_parameters": 99_999, "is_random_weights": True}
@@ -105,7 +111,6 @@ def make_results(*, is_withheld: bool = False) -> Results:
             "description": "A tiny comparison, made by hand.",
             "verdict": verdict,
             "label": "A demonstration on two CPU processes.",
-            "is_speedup_withheld": is_withheld,
             "gates": [gate.model_dump()],
             "comparison": {
                 "model": {**source, **model, "source": "builtin:tiny-qwen2", "label": "random weights"},
@@ -150,6 +155,7 @@ def _cell(name: str, world_size: int, speedup: float | None) -> dict[str, Any]:
     return {
         "cell": name,
         "is_baseline": world_size == 1,
+        "standing": {"state": "withheld" if world_size > 1 and speedup is None else "proven"},
         "strategy": "single" if world_size == 1 else "ddp",
         "world_size": world_size,
         "launcher": "torchrun",

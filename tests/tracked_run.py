@@ -111,6 +111,11 @@ def report_results(params: Params, *, speedup: float | None) -> dict[str, Any]:
             "world_size": spread.world_size,
             "seconds_per_epoch": 12.5,
             "peak_memory_gib": None,
+            "standing": {
+                "state": "withheld" if speedup is None and spread.world_size > 1 else "proven",
+                "gates": ["Same rows, same work"] if speedup is None and spread.world_size > 1 else [],
+                "reason": None,
+            },
             "whole": {"tokens_per_second": 1000.0 * spread.world_size, "speedup": speedup, "num_steps": 10},
             "epochs": [{"epoch": epoch, "loss": 3.5, "speedup": speedup} for epoch in (1, 2)],
         }
@@ -123,7 +128,7 @@ def report_results(params: Params, *, speedup: float | None) -> dict[str, Any]:
             "name": "Same rows, same work",
             "question": "same?",
             "verdict": verdict,
-            "compared": "1,600 rows and 1,600 rows",
+            "findings": [{"cell": "2proc", "verdict": verdict, "compared": "1,600 rows and 1,600 rows"}],
         }
     ]
     return {"cells": cells, "quality": {"models": models}, "gates": gates}

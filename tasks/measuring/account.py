@@ -14,6 +14,7 @@ from tasks.measuring.gpu_peaks import peak_tflops
 from tasks.measuring.intervals import Interval, median_interval
 from tasks.measuring.model_flops import model_shape
 from tasks.measuring.speed import Comparison, Measured
+from tasks.measuring.waterfall import data_wait_share
 from tasks.reporting.measurement import ArmSpeed, Estimate
 
 
@@ -88,6 +89,7 @@ def _speed(comparison: Comparison, bench: Bench, measured: Measured, arithmetic:
         mfu=mfu,
         mfu_palm=mfu_palm,
         peak_memory_gib=max(memories, default=None),
+        data_wait_share=data_wait_share(trials, arm),
         # Only the head's GPUs are asked.
         **_metered(blocks if cell.num_nodes == 1 else []),
         speedup=_found(measured.speedups, arm),

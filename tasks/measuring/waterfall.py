@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from tasks.measuring.arms import Cell, as_trained, data_name, spreading_arms
+from tasks.measuring.arms import Arm, Cell, as_trained, data_name, spreading_arms
 from tasks.measuring.blocks import Trials
 from tasks.measuring.intervals import paired_bootstrap
+from tasks.reporting.measured import DATA_BOUND_SHARE
 from tasks.reporting.measurement import Estimate, Part, Waterfall
 
 COPY, WRAPPER = "host-to-device copy", "DDP overhead"
-LARGEST_DATA_WAIT_SHARE = 0.05
-"""Above it a cell is data-bound, and its ratio is not called GPU scaling."""
 
 _STANDS = 1e9
 """Weight of a level that the others, which have 1, cannot move."""
@@ -59,7 +58,7 @@ def waterfall(
     # To the nanosecond: what is less is rounding, which would be shown as -0.
     unexplained = round(measured - ideal - sum(part.seconds.value for part in parts), 9) + 0.0
     largest = max(parts, key=lambda part: part.seconds.value)
-    data_wait = found[0].value / measured
+    data_wait = found[0].low / measured
     return Waterfall(
         cell=cell.name,
         ideal_seconds=ideal,
@@ -70,8 +69,8 @@ def waterfall(
         unexplained_efficiency=unexplained / measured,
         ddp_exposed_communication_seconds=_exposed(ddp_timers),
         verdict=_verdict(cell, parts, largest, measured),
-        is_data_bound=_waits_for_data(trials, baseline, cell) > LARGEST_DATA_WAIT_SHARE
-        or data_wait > LARGEST_DATA_WAIT_SHARE,
+        is_data_bound=max(data_wait, *(data_wait_share(trials, as_trained(one)) for one in (baseline, cell)))
+        > DATA_BOUND_SHARE,
     )
 
 
@@ -179,13 +178,10 @@ def _chain(share: float, *, has_copy: bool) -> list[_Link]:
     ]
 
 
-def _waits_for_data(trials: Trials, *cells: Cell) -> float:
-    """Return the largest share of its step in which one of the cells waited for the loader."""
-    shares = []
-    for cell in cells:
-        blocks = trials.blocks[as_trained(cell).name]
-        shares.append(sum(block.data_wait_seconds for block in blocks) / sum(block.seconds for block in blocks))
-    return max(shares)
+def data_wait_share(trials: Trials, arm: Arm) -> float:
+    """Return the share of an arm's blocks in which it waited for the loader."""
+    blocks = trials.blocks[arm.name]
+    return sum(block.data_wait_seconds for block in blocks) / sum(block.seconds for block in blocks)
 
 
 def _exposed(timers: Mapping[str, Any]) -> float | None:

@@ -81,7 +81,7 @@ def escaped(text: str) -> str:
 
 
 def _table(table: Table) -> str:
-    head = f"| {' | '.join(table.headings)} |"
+    head = f"| {' | '.join(escaped(heading) for heading in table.headings)} |"
     names, prose = table.num_row_headings, table.num_prose
     figures = len(table.headings) - names - prose
     rule = f"| {' | '.join(['---'] * names + ['--:'] * figures + ['---'] * prose)} |"

@@ -4,14 +4,14 @@ from collections.abc import Collection, Sequence
 
 from tasks.reporting import statistics
 from tasks.reporting.measurement import ArmSpeed, Estimate, Measurement, Part, Waterfall
-from tasks.reporting.wording import listed
+from tasks.reporting.wording import listed, percent, small_percent
 
 DATA_WAIT = "data wait"
 """Name of the part of a waterfall that is waiting for data."""
 _AGAINST_THE_BASELINE = (DATA_WAIT, "host-to-device copy", "optimizer", "fixed")
 """Parts of which only what does not shrink with the ranks is a loss, so that the baseline is in them."""
 DATA_BOUND_SHARE = 0.05
-"""Share of the step above which a cell is called data-bound, as Waterfall.is_data_bound has it."""
+"""Share of the step above which a cell is data-bound, and its ratio is not called GPU scaling."""
 
 
 def without_cells(measurement: Measurement, cells: Collection[str]) -> Measurement:
@@ -92,10 +92,20 @@ def largest_part(waterfall: Waterfall) -> Part | None:
     return max(parts, key=lambda part: part.seconds.value, default=None)
 
 
-def data_wait_share(waterfall: Waterfall) -> float | None:
-    """Return the share of the step that waits for data; None where that part was not measured."""
-    seconds = next((part.seconds.value for part in waterfall.parts if part.name == DATA_WAIT), None)
-    return None if seconds is None else seconds / waterfall.measured_seconds
+def waits_for_data(measurement: Measurement, cell: str, *, baseline: str) -> str | None:
+    """Return what is wrong if the cell was data-bound in the measured blocks."""
+    share = arm_of(measurement, cell).data_wait_share
+    if share is not None and share > DATA_BOUND_SHARE:
+        return f"{cell} waited for data in {small_percent(share)} of its measured blocks"
+    waterfall = next((one for one in measurement.waterfalls if one.cell == cell and one.is_data_bound), None)
+    if waterfall is None:
+        return None
+    lost = next((part.seconds.value for part in waterfall.parts if part.name == DATA_WAIT), 0.0)
+    if lost / waterfall.measured_seconds > DATA_BOUND_SHARE:
+        return (
+            f"{cell} loses {small_percent(lost / waterfall.measured_seconds)} of its measured step to waiting for data"
+        )
+    return f"{cell} or {baseline} waited for data in more than {percent(DATA_BOUND_SHARE)} of its measured blocks"
 
 
 def too_wide(measurement: Measurement) -> list[ArmSpeed]:

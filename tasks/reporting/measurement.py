@@ -86,6 +86,8 @@ class ArmSpeed(Record):
     """Power of the cell's GPUs together; null without one."""
     joules_per_token: float | None
     """Their energy per token learned from; null without one."""
+    data_wait_share: float | None = None
+    """Share of the timed blocks in which it waited for the loader; null where an earlier version measured."""
     speedup: Estimate | None
     """How many times as fast as the first cell per unit of work; null for the first cell or if withheld."""
     speedup_over_wrapped: Estimate | None
@@ -125,7 +127,8 @@ class Waterfall(Record):
     verdict: str | None
     """The largest part and its share of the step, in plain words; null if withheld."""
     is_data_bound: bool
-    """Whether the cell waits for data in more than 5 % of its step."""
+    """Whether it or the baseline waits for data in more than 5 % of its step, or it loses as much to that beyond
+    doubt."""
 
 
 class PredictedPoint(Record):

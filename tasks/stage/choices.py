@@ -11,6 +11,8 @@ _PROJECT = Path(__file__).resolve().parents[2]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a comparison or a cell may be called."""
+RESERVED = ("base", "gates")
+"""Beside the cells stand: in evaluation.json and in tables the base model, in metrics.json the gates."""
 
 
 def names_of_files(folder: str) -> list[str]:
@@ -23,6 +25,16 @@ def require_name(key: str, value: str) -> None:
         raise ValueError(
             f"{key}: got {value[:80]!r}; allowed: letters, digits, '.', '_' and '-', at most 64, "
             "starting with a letter or digit"
+        )
+
+
+def require_cell_name(name: str) -> None:
+    """Raise ValueError unless a cell can be called so, in every file and table that tells cells by their names."""
+    require_name("cells", name)
+    if name in RESERVED or "." in name:
+        raise ValueError(
+            f"cells: got the name {name!r}; allowed: one without '.', which ends a key of dvc.yaml, and none of "
+            f"{', '.join(RESERVED)}, which name other things beside the cells"
         )
 
 

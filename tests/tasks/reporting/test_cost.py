@@ -164,7 +164,7 @@ def test_a_withheld_speedup_withholds_every_cost(tmp_path: Path) -> None:
     write_measurement(tmp_path, with_speedup(1.6))
     edit_segment(tmp_path, "2proc", "8-16", parameter_checksums=["aa", "bb"])
     results = collect_results(outputs_of(tmp_path, params))
-    assert results.is_speedup_withheld
+    assert results.is_withheld
     assert results.cost is None
     assert cost_tables.tables(results) == []
     for text in texts_of(results):

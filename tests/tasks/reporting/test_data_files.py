@@ -41,6 +41,7 @@ def test_metrics_json_holds_the_few_figures_that_dvc_prints(tmp_path: Path, clea
     assert metrics["2proc"] == {
         "seconds_per_epoch": 6.4,
         "tokens_per_second": 9.84375,
+        "state": "proven",
         "speedup": 1.5625,
         "parallel_efficiency": 0.78125,
         "heldout_loss": 3.25,
@@ -50,6 +51,7 @@ def test_metrics_json_holds_the_few_figures_that_dvc_prints(tmp_path: Path, clea
 def test_a_withheld_figure_is_null_in_metrics_and_empty_in_tables(tmp_path: Path, withheld_results: Results) -> None:
     metrics = data_files.metrics_of(withheld_results)
     assert metrics["gates"]["failed"] == 1
+    assert metrics["2proc"]["state"] == "withheld"
     assert metrics["2proc"]["speedup"] is metrics["2proc"]["parallel_efficiency"] is None
     data_files.write_epochs(tmp_path / "epochs.csv", withheld_results)
     assert [(row["speedup"], row["parallel_efficiency"]) for row in rows_of(tmp_path / "epochs.csv")] == [("", "")] * 2

@@ -195,9 +195,7 @@ def test_many_cells_and_many_segments_can_be_drawn(clean_results: Results) -> No
     arms = [arm("1proc", 1), *(arm(cell.cell, cell.world_size, seconds=0.05) for cell in cells[1:])]
     waterfalls = [waterfall(cell.cell, cell.world_size) for cell in cells[1:]]
     found = measurement(arms=arms, waterfalls=waterfalls)
-    results = clean_results.model_copy(
-        update={"cells": cells, "loss_curves": curves, "measurement": found, "is_speedup_withheld": False}
-    )
+    results = clean_results.model_copy(update={"cells": cells, "loss_curves": curves, "measurement": found})
     assert "waterfall" in drawing.charts_of(results)
     for name, chart in drawing.charts_of(results).items():
         assert chart.TITLE in texts(drawing.draw_svg(name, chart, results))

@@ -37,6 +37,13 @@ def gates_of(folder: Path, params: dict[str, Any]) -> dict[str, Gate]:
     return {gate.name: gate for gate in check_gates(outputs_of(folder, params))}
 
 
+def true_figure(gates: dict[str, Gate]) -> str | None:
+    """Return the speedup per unit of work that is given for 2proc."""
+    found = gates[TOKENS].of("2proc")
+    assert found is not None
+    return found.true_figure
+
+
 def failed(gates: dict[str, Gate]) -> list[str]:
     return [name for name, gate in gates.items() if gate.verdict == "failed"]
 
@@ -50,9 +57,17 @@ def test_every_gate_passes_on_a_clean_comparison(tmp_path: Path, params: dict[st
         ],
         "passed",
     )
-    assert "63 tokens" in gates[TOKENS].compared
-    assert "32 samples" in gates[ONCE].compared
-    assert "1proc 0.2 %, 2proc 0.3 %" in gates[DATA_BOUND].compared
+    assert gates[TOKENS].compared == (
+        "1proc: 63 tokens, as many as the ranges hold; 2proc: 63 tokens, as many as the ranges hold"
+    )
+    assert "2proc: 16 samples" in gates[ONCE].compared
+    assert gates[DATA_BOUND].compared == (
+        "1proc waited for data in 0.2 % of its step time; 2proc waited for data in 0.3 % of its step time"
+    )
+    of_each = [NO_BREAK, FROM_BASE, SAME_WORK, ONCE, TOKENS, DATA_BOUND, ONLY_STEPS, OWN_DEVICE]
+    for name, gate in gates.items():
+        judged = [found.cell for found in gate.findings]
+        assert judged == (["1proc", "2proc"] if name in of_each else ["2proc"]), name
 
 
 def _swap_rows(arrays: dict[str, Any]) -> None:
@@ -148,8 +163,9 @@ def test_the_first_loss_is_the_base_models_on_the_same_rows(
     gate = gates_of(tmp_path, params)[FROM_BASE]
     assert gate.verdict == verdict
     assert says in gate.compared
-    assert gate.numbers["base_model_loss"] == 4.0
-    assert gate.numbers["loss_at_step_1"] == ([None, None] if math.isnan(loss) else [loss, loss])
+    for found in gate.findings:
+        assert found.numbers["base_model_loss"] == 4.0
+        assert found.numbers["loss_at_step_1"] == (None if math.isnan(loss) else loss)
 
 
 @pytest.mark.parametrize(("precision", "allowed"), [("bf16", 0.01), ("fp16", 0.001)])
@@ -168,28 +184,28 @@ def test_without_a_loss_of_the_base_model_the_gate_says_why_it_checked_nothing(
     edit_json(tmp_path / "evaluation" / "evaluation.json", first_step=first)
     gate = gates_of(tmp_path, params)[FROM_BASE]
     assert gate.verdict == "not checked"
-    assert gate.compared == "the start weights are the base model's, but the model has dropout"
+    words = "the start weights are the base model's, but the model has dropout"
+    assert gate.compared == f"1proc: {words}; 2proc: {words}"
     edit_segment(tmp_path, "2proc", start_checksum="e1" * 8)
     gate = gates_of(tmp_path, params)[FROM_BASE]
     assert gate.verdict == "failed"
     assert gate.compared == "2proc: started from weights e1e1e1e1e1e1, the base model's are 010101010101"
 
 
-def test_what_was_compared_is_there_for_machines_one_number_per_cell(tmp_path: Path, params: dict[str, Any]) -> None:
+def test_what_was_compared_is_there_for_machines_in_each_cells_finding(tmp_path: Path, params: dict[str, Any]) -> None:
     edit_ledger(tmp_path, "2proc", _swap_rows)
     edit_steps(tmp_path, "2proc", loss=float("inf"))
-    numbers = {name: gate.numbers for name, gate in gates_of(tmp_path, params).items()}
-    assert numbers[TOKENS] == {"tokens": [63, 63], "expected": 63}
-    assert numbers[ONCE] == {
-        "samples": [16, 16], "left_out": [0, 0], "repeated": [0, 0], "of_no_such_range": [0, 0]
-    }  # fmt: skip
+    gates = gates_of(tmp_path, params)
+    numbers = {name: [found.numbers for found in gate.findings] for name, gate in gates.items()}
+    assert numbers[TOKENS] == [{"tokens": 63, "expected": 63}] * 2
+    assert numbers[ONCE] == [{"samples": 16, "left_out": 0, "repeated": 0, "of_no_such_range": 0}] * 2
     # Rows 0 and 7 changed places: each is in a step too many and missing in another.
-    assert numbers[SAME_ROWS] == {"steps_compared": 4, "samples_in_other_steps": [0, 4]}
-    assert numbers[DATA_BOUND]["data_wait_shares"] == [pytest.approx(0.002), pytest.approx(0.02 / 6.4)]
-    assert numbers[CURVES]["largest_relative_difference"] == [0.0, None]  # JSON has no infinity
-    assert numbers[SAME_PARAMETERS] == {"segments_compared": 2, "most_different_checksums": [1, 1]}
-    assert numbers[OWN_DEVICE] == {"needed": [1, 2], "there": [2, 2]}
-    assert all(numbers.values())
+    assert numbers[SAME_ROWS] == [{"steps_compared": 4, "samples_in_other_steps": 4}]
+    assert [one["data_wait_share"] for one in numbers[DATA_BOUND]] == [pytest.approx(0.002), pytest.approx(0.02 / 6.4)]
+    assert numbers[CURVES][0]["largest_relative_difference"] is None  # JSON has no infinity
+    assert numbers[SAME_PARAMETERS] == [{"segments_compared": 2, "most_different_checksums": 1}]
+    assert numbers[OWN_DEVICE] == [{"needed": 1, "there": 2}, {"needed": 2, "there": 2}]
+    assert all(all(found) for found in numbers.values())
 
 
 def test_more_ranks_than_gpus_say_nothing_about_scaling(tmp_path: Path) -> None:
@@ -239,21 +255,21 @@ def test_work_done_twice_is_told_per_unit_of_work(tmp_path: Path) -> None:
     gates = gates_of(tmp_path, params)
     assert failed(gates) == [SAME_ROWS, ONCE, TOKENS]
     # 126 tokens in 12.8 s against 63 tokens in 10 s.
-    assert gates[TOKENS].true_figure == "2proc did 2.00x the work of 1proc; per unit of work it is 1.56x as fast"
+    assert true_figure(gates) == "2proc did 2.00x the work of 1proc; per unit of work it is 1.56x as fast"
 
 
 def test_a_figure_per_unit_of_work_that_is_not_possible_either_is_not_given(
     tmp_path: Path, params: dict[str, Any]
 ) -> None:
     _everyone_reads_everything(tmp_path)  # 126 tokens in 6.4 s would be 3.1x on 2 ranks
-    assert gates_of(tmp_path, params)[TOKENS].true_figure is None
+    assert true_figure(gates_of(tmp_path, params)) is None
 
 
 def test_no_figure_per_unit_of_work_where_the_gradients_were_not_synchronised(tmp_path: Path) -> None:
     params = write_comparison(tmp_path, seconds={"1proc": [6.0, 4.0], "2proc": [8.0, 4.8]})
     _everyone_reads_everything(tmp_path)
     edit_segment(tmp_path, "2proc", num_all_reduces=0)
-    assert gates_of(tmp_path, params)[TOKENS].true_figure is None
+    assert true_figure(gates_of(tmp_path, params)) is None
 
 
 def test_a_speedup_of_more_than_linear_is_not_believed(tmp_path: Path) -> None:
@@ -266,7 +282,8 @@ def test_a_speedup_of_more_than_linear_is_not_believed(tmp_path: Path) -> None:
         "above 1.1 is not possible; 1proc probably shared the machine with something else or did more work. Train all "
         "cells again on an idle machine: rm -rf .work/runs, then dvc repro -f -s train, then make compare"
     )
-    assert gates[PLAUSIBLE].numbers == {"rank_seconds": [10.0, 9.0], "least_believed": pytest.approx(10 / 1.1)}
+    (found,) = gates[PLAUSIBLE].findings
+    assert found.numbers == {"rank_seconds": 9.0, "least_believed": pytest.approx(10 / 1.1)}
     params = write_comparison(tmp_path / "just", seconds={"1proc": [6.0, 4.0], "2proc": [3.0, 1.6]})
     assert failed(gates_of(tmp_path / "just", params)) == []
 

@@ -140,7 +140,7 @@ def test_a_measured_efficiency_above_what_is_possible_fails_the_gate(
     write_measurement(tmp_path, with_speedup(speedup))
     results = collect_results(outputs_of(tmp_path, params))
     gate = next(gate for gate in results.gates if gate.name == "Speedup is plausible")
-    assert (gate.verdict, results.is_speedup_withheld) == (verdict, verdict == "failed")
+    assert (gate.verdict, results.is_withheld) == (verdict, verdict == "failed")
     if verdict == "failed":
         assert gate.compared.startswith(
             "2proc was measured 2.22x as fast as 1proc, on 2 ranks against 1: a parallel efficiency of 1.11, above 1.1 "
@@ -172,13 +172,16 @@ def test_a_failed_gate_leaves_no_comparison_with_the_baseline_in_results_metrics
             **_leaves({str(cell): found for cell, found in final_figures(results.model_dump()).items()}, "tracker"),
         }
         found = [key for key, one in figures.items() if any(one == pytest.approx(ratio) for ratio in compared)]
-        assert bool(found) != results.is_speedup_withheld, found
+        assert bool(found) != results.is_withheld, found
     assert left.prediction is None
     assert [arm.step_seconds for arm in left.arms] == [arm.step_seconds for arm in given.arms]
     # Of the cell alone; in the others the baseline's step is a term.
     alone = ("exposed communication", "straggler", "DDP overhead", "contention")
     assert left.waterfalls[0].parts == [part for part in given.waterfalls[0].parts if part.name in alone]
-    assert (left.noise, left.preflight, left.advice) == (given.noise, given.preflight, given.advice)
+    assert (left.noise, left.preflight) == (given.noise, given.preflight)
+    # All changes were tried on the cell whose gate failed.
+    assert left.advice is None
+    assert left.left_out[-1] == "Advice is withheld where changes were tried on 2proc, whose speedup is withheld."
 
 
 def _ratios_to_the_baseline(found: Measurement) -> list[float]:

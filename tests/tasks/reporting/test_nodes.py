@@ -42,10 +42,11 @@ def test_each_node_has_a_row_with_what_is_known_of_it(tmp_path: Path, params: di
 
 def test_a_device_of_its_own_is_counted_on_each_node(tmp_path: Path, params: dict[str, Any]) -> None:
     def verdict() -> tuple[str, str]:
-        (gate,) = [one for one in collect_results(outputs_of(tmp_path, params)).gates if "needed" in one.numbers]
+        gates = collect_results(outputs_of(tmp_path, params)).gates
+        (gate,) = [one for one in gates if "needed" in one.findings[0].numbers]
         return gate.verdict, gate.compared
 
-    assert verdict() == ("passed", "1proc 1 of 1 CPUs, 2proc 1 of 1 CPUs per node")
+    assert verdict() == ("passed", "1proc 1 of 1 CPUs; 2proc 1 of 1 CPUs per node")
     edit_json(tmp_path / "runs" / "2proc" / "run.json", nodes=[NODE, OTHER | {"num_cpus": 0}])
     assert verdict()[0] == "failed"
     assert "2proc needs 1 CPUs per node and shares 0" in verdict()[1]

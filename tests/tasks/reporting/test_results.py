@@ -38,7 +38,7 @@ def test_results_read_back_are_the_results_written(tmp_path: Path, clean_results
         (None, "No such file"),
         ("{", "Invalid JSON|not JSON"),
         ("[]", "top level"),
-        ('{"schema_version": 2}', "schema_version"),
+        ('{"schema_version": 1}', "schema_version"),
     ],
 )
 def test_a_file_that_is_no_results_json_is_refused_in_one_line(tmp_path: Path, content: str | None, says: str) -> None:

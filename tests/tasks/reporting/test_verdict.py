@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from tests.tasks.reporting.comparison import (
     outputs_of,
     write_comparison,
 )
+
+THREE = {"1proc": [6.0, 6.0], "2proc": [4.0, 4.0], "4proc": [2.5, 2.5]}
+THREE_CELLS = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
 
 
 def verdict_with(folder: Path, seconds: dict[str, list[float]], params: dict[str, Any] | None = None) -> str:
@@ -39,12 +43,66 @@ def test_a_difference_of_a_few_percent_is_called_no_clear_difference(tmp_path: P
     assert verdict.startswith("No clear difference between 2proc and 1proc at equal work (1.01x, 51 %")
 
 
-def test_several_cells_are_all_answered(tmp_path: Path) -> None:
-    params = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
-    verdict = verdict_with(tmp_path, {"1proc": [6, 6], "2proc": [4, 4], "4proc": [2.5, 2.5]}, params)
+def test_several_cells_are_all_answered_the_best_one_first(tmp_path: Path) -> None:
+    verdict = verdict_with(tmp_path, THREE, THREE_CELLS)
     assert verdict.startswith(
-        "Speed at equal work, as a multiple of 1proc (12.0 s per epoch): 2proc 1.50x (75 % of linear), 4proc 2.40x ("
+        "4proc trains 2.40x as fast as 1proc (60 % of linear) at equal work: 5.00 s against 12.0 s per epoch; others: "
+        "2proc 1.50x (75 % of linear); all 14 gates passed;"
     )
+
+
+def test_the_headline_is_the_best_cell_that_passed_and_says_what_is_withheld_and_why(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path, seconds=THREE, params=THREE_CELLS)
+    assert collect_results(outputs_of(tmp_path, params)).verdict == (
+        "2proc trains 1.50x as fast as 1proc (75 % of linear) at equal work: 8.00 s against 12.0 s per epoch; 4proc is "
+        "withheld: “Every rank has a device of its own” failed: 4proc needs 4 CPUs and shares 2: a cell whose ranks "
+        "share devices says nothing about scaling; 13 of 14 gates passed, 1 failed; one run of each cell (single "
+        "segments 1.50x to 1.50x), so no interval yet."
+    )
+    # The gate that needs the fewest words speaks for all.
+    edit_segment(tmp_path, "4proc", "8-16", parameter_checksums=["a", "b", "c", "d"])
+    verdict = collect_results(outputs_of(tmp_path, params)).verdict
+    assert (
+        "4proc is withheld: “Same parameters on all ranks” and 1 other gate failed: 4proc 8-16 epoch 1: 4 d" in verdict
+    )
+
+
+def test_cells_that_one_gate_withholds_share_a_clause(tmp_path: Path) -> None:
+    cells = THREE_CELLS["cells"] | {"3proc": {"strategy": "ddp", "world_size": 2}}
+    seconds = {**THREE, "3proc": [4.1, 4.1]}
+    params = write_comparison(tmp_path, params=PARAMS | {"cells": cells}, seconds=seconds)
+    edit_json(tmp_path / "machine.json", num_cpus=4)
+    for cell in ("3proc", "4proc"):
+        edit_segment(tmp_path, cell, parameter_checksums=["03" * 8])
+    verdict = collect_results(outputs_of(tmp_path, params)).verdict
+    assert verdict.startswith("2proc trains 1.50x")
+    assert (
+        "; 4proc and 3proc are withheld: “Same parameters on all ranks” failed: 4proc 0-8 epoch 1: 1 checksums of 4 "
+        "ranks; 3proc 0-8 epoch 1: 1 checksums of 2 ranks; 13 of"
+    ) in verdict
+
+
+def test_a_proven_cell_is_the_headline_even_where_an_unproven_one_is_faster(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path, seconds=THREE, params=THREE_CELLS)
+    edit_json(tmp_path / "machine.json", num_cpus=4)
+    certificate = tmp_path / "measurements" / "certificate.json"
+    only_two = [one for one in json.loads(certificate.read_text())["cells"] if one["cell"] == "2proc"]
+    edit_json(certificate, cells=only_two)
+    results = collect_results(outputs_of(tmp_path, params))
+    assert [cell.standing.state for cell in results.cells] == ["proven", "proven", "unproven"]
+    assert results.verdict.startswith("2proc trains 1.50x as fast as 1proc")
+    assert "; others: 4proc 2.40x (60 % of linear); 4proc is unproven: “Update equivalence” was not " in results.verdict
+
+
+@pytest.mark.parametrize("two", [4.7, 4.95])
+def test_a_speedup_above_linear_is_a_suspect_even_where_the_gate_believes_it(tmp_path: Path, two: float) -> None:
+    # 10 s against 2 x 4.7 s are an efficiency of 1.06, against 2 x 4.95 s of 1.01: within the noise of one run.
+    verdict = verdict_with(tmp_path, {"1proc": [6.0, 4.0], "2proc": [2.7, two - 2.7]})
+    assert "all 14 gates passed" in verdict
+    warning = (
+        "; suspect: 2proc is above linear (106 %), which its ranks alone cannot make; probably something slowed 1p"
+    )
+    assert (warning in verdict) == (two == 4.7)
 
 
 def test_one_cell_has_no_speedup(tmp_path: Path) -> None:

@@ -1,0 +1,233 @@
+"""What the gates leave of each cell's speedup, and that nothing else of a cell goes with it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.reporting import data_files
+from tasks.reporting.collect import collect_results
+from tasks.reporting.gate import CellFinding, Gate
+from tasks.reporting.gates import check_gates, standings
+from tasks.reporting.html import render_html
+from tasks.reporting.markdown import render_markdown
+from tasks.reporting.measurement import Measurement
+from tasks.reporting.model_card import card_text
+from tasks.reporting.results import Results
+from tasks.services.tracked import final_figures, gate_tags
+from tests.tasks.reporting.comparison import (
+    PARAMS,
+    edit_json,
+    edit_segment,
+    outputs_of,
+    write_certificate,
+    write_comparison,
+)
+from tests.tasks.reporting.measured import advised, arm, curve, measurement, waterfall, write_measurement
+
+THREE_CELLS = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
+SECONDS = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4], "4proc": [2.5, 1.5]}
+
+
+def write_three(folder: Path, *, num_cpus: int = 2) -> dict[str, Any]:
+    """Write a comparison of 1, 2 and 4 processes; the four share two cores unless there are more."""
+    params = write_comparison(folder, params=THREE_CELLS, seconds=SECONDS)
+    edit_json(folder / "machine.json", num_cpus=num_cpus)
+    return params
+
+
+def measured_three() -> Measurement:
+    """Return a measurement of the three, with a change tried on 2proc and one on 4proc."""
+    four = arm("4proc", 4, seconds=0.025, speedup_over_wrapped=None)
+    found = measurement()
+    assert found.advice is not None
+    better = advised("larger buckets", 1.2, "recommended", "cells: {}", None).model_copy(update={"cell": "4proc"})
+    advice = found.advice.model_copy(update={"tried": [better, *found.advice.tried], "combined": better})
+    arms = [arm("1proc", 1), arm("2proc", 2), four, arm("1proc in a DDP wrapper", 1)]
+    prediction = found.prediction and found.prediction.model_copy(
+        update={"curves": [curve("as it is", {2: 1.59, 8: 4.4})]}
+    )
+    return found.model_copy(
+        update={
+            "arms": arms,
+            "waterfalls": [waterfall(), waterfall("4proc", 4)],
+            "advice": advice,
+            "prediction": prediction,
+        }
+    )
+
+
+@pytest.fixture
+def one_of_three(tmp_path: Path) -> Results:
+    """Results in which 4proc alone is withheld."""
+    params = write_three(tmp_path)
+    write_measurement(tmp_path, measured_three())
+    return collect_results(outputs_of(tmp_path, params))
+
+
+def test_one_bad_cell_of_three_withholds_its_own_speedup_only(one_of_three: Results) -> None:
+    one, two, four = one_of_three.cells
+    assert [cell.standing.state for cell in one_of_three.cells] == ["proven", "proven", "withheld"]
+    assert four.standing.gates == ["Every rank has a device of its own"]
+    assert four.standing.reason is not None
+    assert four.standing.reason.startswith("4proc needs 4 CPUs and shares 2")
+    assert (one.whole.speedup, two.whole.speedup) == (1.0, 1.5625)
+    assert two.measured_speedup is not None
+    assert four.speedup is four.parallel_efficiency is four.karp_flatt is four.speedup_of_segments is None
+    assert {part.speedup for part in [*four.epochs, *four.ranges, *four.segments]} == {None}
+    assert not one_of_three.is_withheld
+    assert one_of_three.verdict.startswith("2proc trains 1.62x as fast as 1proc")
+
+
+def test_of_what_was_measured_only_what_rests_on_the_bad_cell_goes(one_of_three: Results) -> None:
+    found, given = one_of_three.measurement, measured_three()
+    assert found is not None
+    assert [one.speedup is None for one in found.arms] == [True, False, True, False]  # the baseline has none
+    assert [one.step_seconds for one in found.arms] == [one.step_seconds for one in given.arms]
+    assert found.waterfalls[0] == given.waterfalls[0]
+    assert found.waterfalls[1].ideal_seconds is found.waterfalls[1].lost_efficiency is None
+    assert found.prediction is None
+    assert found.advice is not None
+    assert given.advice is not None
+    assert (found.advice.tried, found.advice.combined) == (given.advice.tried[1:], None)
+    assert found.left_out == [
+        "The prediction is withheld: it rests on 4proc, whose speedup is withheld.",
+        "Advice is withheld where changes were tried on 4proc, whose speedup is withheld.",
+    ]
+    assert one_of_three.cost is not None
+    assert [cell.cell for cell in one_of_three.cost.cells] == ["1proc", "2proc"]
+
+
+def test_every_output_gives_the_good_cell_and_withholds_the_bad_one(one_of_three: Results) -> None:
+    figures = final_figures(one_of_three.model_dump(mode="json"))
+    assert figures["2proc"]["final/speedup"] == pytest.approx(68 / 42)
+    assert not [key for key in figures["4proc"] if "speedup" in key or "efficiency" in key]
+    metrics = data_files.metrics_of(one_of_three)
+    assert metrics["2proc"]["state"] == "proven"
+    assert (metrics["4proc"]["state"], metrics["4proc"]["speedup"]) == ("withheld", None)
+    for text in (
+        render_markdown(one_of_three),
+        render_html(one_of_three, {}),
+        card_text(one_of_three, cell="4proc", repo_id=None, checkpoints=[]),
+    ):
+        assert "1.62" in text
+        assert "2.72" not in text  # 68 / 25
+        assert "2.50x" not in text  # 10 / 4
+        assert "4proc is withheld: “Every rank has a device of its own” failed" in text
+    table = "| Every rank has a device of its own | passed | passed | failed |"
+    assert table in render_markdown(one_of_three)
+    assert "| Speedup | baseline | proven | withheld |" in render_markdown(one_of_three)
+
+
+def test_the_tracker_has_the_gates_of_each_cell_in_its_run(one_of_three: Results) -> None:
+    tags = gate_tags(one_of_three.model_dump(mode="json"))
+    own = "gate.Every rank has a device of its own"
+    assert tags["2proc"][own] == "passed: 2proc 2 of 2 CPUs"
+    assert tags["4proc"][own].startswith("failed: 4proc needs 4 CPUs")
+    assert "gate.Loss curves coincide" not in tags["1proc"]
+    assert (tags["1proc"]["speedup"], tags["2proc"]["speedup"]) == ("proven", "proven")
+    assert tags["4proc"]["speedup"].startswith("withheld: Every rank has a device of its own: 4proc needs")
+    assert tags[None]["speedup.4proc"] == tags["4proc"]["speedup"]
+    assert tags[None][own].startswith("failed: 4proc needs 4 CPUs")
+
+
+def test_a_failed_gate_of_the_baseline_withholds_all(tmp_path: Path) -> None:
+    params = write_three(tmp_path, num_cpus=4)
+    edit_segment(tmp_path, "1proc", data_wait_seconds=3.0)
+    results = collect_results(outputs_of(tmp_path, params))
+    assert [cell.standing.state for cell in results.cells] == ["withheld"] * 3
+    assert {cell.standing.reason for cell in results.cells} == {results.cells[0].standing.reason}
+    assert results.is_withheld
+    assert results.cost is None
+    assert {cell.whole.speedup for cell in results.cells} == {None}
+    assert results.verdict.startswith(
+        "Speedup withheld: the gate “Not data-bound” failed: 1proc waited for data in 30."
+    )
+
+
+Change = Callable[[Path, dict[str, Any]], None]
+
+
+def _no_certificate(folder: Path, _: dict[str, Any]) -> None:
+    (folder / "measurements" / "certificate.json").unlink()
+
+
+def _of_other_code(folder: Path, _: dict[str, Any]) -> None:
+    edit_json(folder / "measurements" / "certificate.json", code_digest="other")
+
+
+def _not_checked(folder: Path, params: dict[str, Any]) -> None:
+    write_certificate(folder, params, verdict="not checked", problem="too much noise")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_no_certificate, "2proc: there is no certificate.json; the stage measure makes it"),
+        (_of_other_code, "2proc was trained with another code than the one that the certificate is of"),
+        (_not_checked, "2proc: too much noise"),
+    ],
+)
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_speedup_stands(
+    tmp_path: Path, params: dict[str, Any], change: Change, why: str, is_measured: bool
+) -> None:
+    if is_measured:
+        write_measurement(tmp_path)
+    change(tmp_path, params)
+    results = collect_results(outputs_of(tmp_path, params))
+    assert [cell.standing.state for cell in results.cells] == ["proven", "unproven"]
+    assert results.verdict.startswith("Unproven: 2proc trains 1.")
+    assert f"; 2proc is unproven: “Update equivalence” was not checked: {why}; 13 of 14 gates" in results.verdict
+    assert results.cells[1].speedup is not None
+    page = render_html(results, {})
+    assert "<span>speedup, unproven</span>" in page
+    assert "| Speedup | baseline | unproven |" in render_markdown(results)
+    card = card_text(results, cell="2proc", repo_id=None, checkpoints=[])
+    assert "Unproven: 2proc trains" in card
+    assert "% | unproven |" in card
+    tags = gate_tags(results.model_dump(mode="json"))
+    assert tags["2proc"]["speedup"] == tags[None]["speedup.2proc"] == f"unproven: Update equivalence: {why}"
+    assert data_files.metrics_of(results)["2proc"]["state"] == "unproven"
+
+
+def test_nothing_is_called_unproven_where_all_was_checked(clean_results: Results, measured_results: Results) -> None:
+    for results in (clean_results, measured_results):
+        assert [cell.standing.state for cell in results.cells] == ["proven", "proven"]
+        assert "nproven" not in json.dumps(results.model_dump(mode="json"))
+        assert "unproven" not in render_html(results, {}).partition('id="glossary"')[0]
+
+
+@pytest.mark.parametrize("gate", ["Update equivalence", "Gradients were synchronised", "Same parameters on all ranks"])
+@pytest.mark.parametrize("cell", ["2proc", "4proc"])
+def test_each_of_the_three_proofs_is_needed_of_the_cell_and_of_a_baseline_of_several_ranks(
+    tmp_path: Path, gate: str, cell: str
+) -> None:
+    gates = check_gates(outputs_of(tmp_path, write_three(tmp_path, num_cpus=4)))
+    assert {one.state for one in standings(gates, {"2proc": 2, "4proc": 4}).values()} == {"proven"}
+    without = [_without(one, cell) if one.name == gate else one for one in gates]
+    found = standings(without, {"2proc": 2, "4proc": 4})
+    # Whatever is measured against an unproven baseline is unproven too.
+    assert [one.state for one in found.values()] == ["unproven" if cell == "2proc" else "proven", "unproven"]
+    assert found["4proc"].gates == [gate]
+    # One rank has nothing to show.
+    assert standings(without, {"1proc": 1})["1proc"].state == "proven"
+
+
+def _without(gate: Gate, cell: str) -> Gate:
+    return gate.model_copy(update={"findings": [one for one in gate.findings if one.cell != cell]})
+
+
+def test_a_gates_own_verdict_follows_from_its_findings() -> None:
+    def gate(*verdicts: Any) -> Gate:
+        found = [CellFinding(cell=f"c{n}", verdict=one, compared=f"c{n} {one}") for n, one in enumerate(verdicts)]
+        return Gate(name="A gate", question="Does it hold?", findings=found)
+
+    assert gate("passed", "not checked", "failed", "failed").verdict == "failed"
+    assert gate("passed", "not checked", "failed", "failed").compared == "c2 failed; c3 failed"
+    assert gate("passed", "not checked").verdict == "not checked"
+    assert gate("passed", "passed").verdict == "passed"
+    assert gate().verdict == "not checked"
+    assert Gate.model_validate(gate("failed").model_dump()) == gate("failed")
