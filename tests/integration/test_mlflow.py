@@ -159,6 +159,10 @@ def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: Pl
     assert parent.data.params["train.learning_rate"] == "0.002"
     assert parent.data.params["machine.versions.torch"] == "2.15"
     assert parent.data.tags["gate.Same rows same work"] == "passed: 1,600 rows and 1,600 rows"
+    assert (parent.data.tags["speedup.1proc"], parent.data.tags["speedup.2proc"]) == ("proven", "proven")
+    assert runs["2proc"].data.tags["gate.Same rows same work"] == "passed: 1,600 rows and 1,600 rows"
+    assert runs["2proc"].data.tags["speedup"] == "proven"
+    assert "gate.Same rows same work" not in runs["1proc"].data.tags
     assert runs["2proc"].data.params["world_size"] == "2"
     assert runs["2proc"].data.metrics["final/speedup"] == 1.5
     kept = place.folder / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts"
@@ -193,7 +197,7 @@ def test_the_tables_are_those_of_the_last_report(place: Place) -> None:
     cells = client.load_table(run.info.experiment_id, "tables/cells.json", [run.info.run_id])
     assert cells[["cell", "world_size", "speedup"]].values.tolist() == [["1proc", 1, 1.75], ["2proc", 2, 1.75]]
     gates = client.load_table(run.info.experiment_id, "tables/gates.json", [run.info.run_id])
-    assert gates.values.tolist() == [["Same rows, same work", "passed", "1,600 rows and 1,600 rows"]]
+    assert gates.values.tolist() == [["Same rows, same work", "2proc", "passed", "1,600 rows and 1,600 rows"]]
     epochs = client.load_table(run.info.experiment_id, "tables/epochs.json", [run.info.run_id])
     assert epochs["epoch"].tolist() == [1, 2, 1, 2]
 
@@ -323,6 +327,9 @@ def test_a_speedup_that_is_withheld_later_vanishes_with_the_files_that_showed_it
     assert not {run.info.run_id for run in after.values()} & {run.info.run_id for run in before.values()}
     assert not [key for run in after.values() for key in run.data.metrics if "speedup" in key]
     assert after["small"].data.tags["gate.Same rows same work"].startswith("failed")
+    assert after["small"].data.tags["speedup.2proc"] == "withheld: Same rows, same work"
+    assert after["2proc"].data.tags["speedup"] == "withheld: Same rows, same work"
+    assert after["1proc"].data.tags["speedup"] == "proven"
     assert place.steps("1proc") == ALL_STEPS
 
 
