@@ -5,6 +5,7 @@ one that compares with the baseline says nothing about the baseline. What follow
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Literal
 
 from tasks.reporting import clock, comparability, correctness, equivalence, synchronisation
@@ -100,17 +101,8 @@ def check_gates(outputs: Outputs) -> list[Gate]:
     """Return what every gate found of every cell."""
     gates = []
     for name, question, check in _CHECKS:
-        found = [(cell, one) for cell in outputs.runs if (one := check(outputs, cell)) is not None]
-        findings = [
-            CellFinding(
-                cell=cell,
-                verdict=one.verdict,
-                compared=one.compared,
-                numbers=dict(one.numbers),
-                true_figure=one.true_figure,
-            )
-            for cell, one in found
-        ]
+        found = {cell: check(outputs, cell) for cell in outputs.runs}
+        findings = [CellFinding(cell=cell, **asdict(one)) for cell, one in found.items() if one is not None]
         gates.append(Gate(name=name, question=question, findings=findings))
     return [_with_true_figures_that_are_true(gate, gates, outputs.params.baseline) for gate in gates]
 

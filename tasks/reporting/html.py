@@ -57,6 +57,7 @@ def render_html(results: Results, svgs: dict[str, str]) -> str:
         facts=compared_facts(results),
         work=tables.spread_of_work(results),
         nodes=tables.nodes(results),
+        standings=tables.standings(results),
         equivalence=tables.equivalence(results),
         arms=measured_tables.arms(results),
         noise=measured_notes.noise(results),

@@ -86,8 +86,9 @@ def _left_out(measurement: Measurement, what: str) -> str | None:
 
 def advised(results: Results) -> str | None:
     """Return how many changes are recommended, and which could not be run; None if none was tried."""
-    advice = None if results.measurement is None else results.measurement.advice
-    if advice is None or not advice.tried:
+    measurement = results.measurement
+    advice = None if measurement is None else measurement.advice
+    if measurement is None or advice is None or not advice.tried:
         return None
     recommended = sum(one.verdict == "recommended" for one in advice.tried)
     found = (
@@ -96,7 +97,7 @@ def advised(results: Results) -> str | None:
         if recommended
         else "None of these changes is recommended: of none is the whole interval of the gain above 1."
     )
-    return " ".join([found, *filter(None, [_could_not_run(advice)])])
+    return " ".join([found, *filter(None, [_could_not_run(advice), _left_out(measurement, "advice is withheld")])])
 
 
 def _could_not_run(advice: Advice) -> str | None:

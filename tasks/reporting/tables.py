@@ -170,6 +170,18 @@ def gates(results: Results) -> Table:
     return Table("Gates", ["Gate", *names, "What was compared"], rows, num_prose=1 + len(names))
 
 
+def standings(results: Results) -> Table:
+    """Return what the gates leave of each cell's speedup, and which decided."""
+    rows = [
+        [cell.cell, cell.standing.state, wording.listed(cell.standing.gates), cell.standing.reason or ""]
+        for cell in results.cells
+        if not cell.is_baseline or cell.is_withheld
+    ]
+    return Table(
+        "What they leave of each speedup", ["Cell", "Standing", "Gate", "What was compared"], rows, num_prose=3
+    )
+
+
 def equivalence(results: Results) -> Table | None:
     """Return how far each cell's updates were from one process's; None where that was not measured."""
     rows = [

@@ -101,7 +101,7 @@ def _not_clean(results: Results) -> list[str]:
     said = []
     for cell in results.cells:
         slowest = cell.slowest_rank
-        if slowest is not None and slowest.is_straggler:
+        if slowest is not None and slowest.is_straggler and not cell.is_withheld:
             said.append(
                 f"{cell.cell} is not clean: rank {slowest.rank} took {wording.ratio(slowest.times_as_long)} as long as "
                 f"the others for the same work, and they waited for it {wording.percent(slowest.waiting_share)} of "

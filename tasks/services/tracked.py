@@ -26,6 +26,8 @@ _EPOCH_METRICS = (
 
 Rows = list[dict[str, Any]]
 """A table: every row has the same columns."""
+Tags = dict[str | None, dict[str, str]]
+"""The tags of each cell's run and, under None, of the comparison's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,12 +187,12 @@ def tables_of(results: Mapping[str, Any]) -> dict[str, Rows]:
     }
 
 
-def gate_tags(results: Mapping[str, Any]) -> dict[str | None, dict[str, str]]:
+def gate_tags(results: Mapping[str, Any]) -> Tags:
     """Return cell -> one tag per gate, its verdict and what it compared, and what they leave of the speedup.
 
     Under None: the tags of the comparison, one per gate with the cells that decided it, and one per cell.
     """
-    tags: dict[str | None, dict[str, str]] = {None: {}}
+    tags: Tags = {None: {}}
     for gate in results["gates"]:
         key = re.sub(_NOT_IN_KEYS, "", f"gate.{gate['name']}")
         for found in gate["findings"]:

@@ -20,6 +20,7 @@ from tasks.services.tracked import (
     Comparison,
     Point,
     Rows,
+    Tags,
     describe_comparison,
     final_figures,
     flattened,
@@ -101,10 +102,7 @@ def send_report(comparison: Comparison, results: Mapping[str, Any], *, reports: 
         store.open_parent()
         sent = sum(store.sync_cell(folder) for folder in cells)
         sent += store.send_figures(figures)
-        tags = gate_tags(results)
-        for cell in (cell["cell"] for cell in results["cells"]):
-            store.set_tags(cell, tags[cell])
-        store.send_report(reports, tables=tables_of(results), tags=tags[None])
+        store.send_report(reports, tables=tables_of(results), tags=gate_tags(results))
         return sent
 
     sent, problem = attempt_within(REPORT_SECONDS, send)
@@ -241,8 +239,10 @@ class _Store:
         self._known.clear()
         self._read_runs()
 
-    def send_report(self, folder: Path, *, tables: Mapping[str, Rows], tags: Mapping[str, str]) -> None:
-        """Keep the report's files and tables in the comparison's run, unless it has these very files; set its tags."""
+    def send_report(self, folder: Path, *, tables: Mapping[str, Rows], tags: Tags) -> None:
+        """Keep the report's files and tables in the comparison's run, unless it has these very files; set all tags."""
+        from mlflow.entities import RunTag
+
         # reports/hub/ is what the next stage publishes: checkpoints.
         files = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
         files = {name: path for name, path in files.items() if name.parts[0] not in ("hub", ".gitignore")}
@@ -253,17 +253,12 @@ class _Store:
                 inside = name.parent.as_posix()
                 self._client.log_artifact(run.info.run_id, str(path), None if inside == "." else inside)
             self._send_tables(run, tables)
-        wanted = {**tags, "ddp_compare.report": digest, "mlflow.note.content": self._comparison.description}
-        self.set_tags(None, wanted)
+        own = {"ddp_compare.report": digest, "mlflow.note.content": self._comparison.description}
+        for cell, wanted in {**tags, None: {**tags[None], **own}}.items():
+            has = self._runs[cell].data.tags
+            changed = [RunTag(key, value) for key, value in wanted.items() if has.get(key) != value]
+            self._client.log_batch(self._runs[cell].info.run_id, tags=changed)
         self.set_status(run, "FINISHED")
-
-    def set_tags(self, cell: str | None, wanted: Mapping[str, str]) -> None:
-        """Set the tags of a cell's run, or of the comparison's, that are not there yet."""
-        from mlflow.entities import RunTag
-
-        run = self._runs[cell]
-        changed = [RunTag(key, value) for key, value in wanted.items() if run.data.tags.get(key) != value]
-        self._client.log_batch(run.info.run_id, tags=changed)
 
     def _send_tables(self, run: Any, tables: Mapping[str, Rows]) -> None:
         """Keep the tables where MLflow's UI shows them as such, in place of those of an earlier report."""

@@ -116,6 +116,9 @@ def test_every_output_gives_the_good_cell_and_withholds_the_bad_one(one_of_three
         assert "2.72" not in text  # 68 / 25
         assert "2.50x" not in text  # 10 / 4
         assert "4proc is withheld: “Every rank has a device of its own” failed" in text
+        if "model.safetensors" not in text:
+            assert "Advice is withheld where changes were tried on 4proc, whose speedup is withheld." in text
+            assert "The prediction is withheld: it rests on 4proc, whose speedup is withheld." in text
     table = "| Every rank has a device of its own | passed | passed | failed |"
     assert table in render_markdown(one_of_three)
     assert "| Speedup | baseline | proven | withheld |" in render_markdown(one_of_three)
