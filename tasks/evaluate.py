@@ -109,12 +109,15 @@ def evaluate(subject: Subject, rows: Rows) -> dict[str, Any]:
     """
     import torch
 
+    from training.weights import parameter_checksum
+
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     workload = importlib.import_module(f"training.workloads.{rows.workload}")
     started = time.perf_counter()
     try:
         model = workload.load_model(rows.base_model, checkpoint=subject.checkpoint).to(device).eval()
+        checksum = parameter_checksum(model)
         source = workload.open_slice(rows.folder)
     except (OSError, ValueError) as error:
         raise DataError(f"{subject.name}: {error}") from None
@@ -135,9 +138,10 @@ def evaluate(subject: Subject, rows: Rows) -> dict[str, Any]:
     seen = "".join(f", {name} {value:.4f}" for name, value in accuracies.items())
     what = f"{subject.title}: loss {loss:.4f}{seen}"
     _log.info("%s on %d %ss, in fp32 on %s, %.1f s", what, counts["num_tokens"], workload.UNIT, device, seconds)
+    what_was_loaded = {"loss": loss, "parameter_checksum": checksum}
     if hasattr(workload, "metrics"):
-        return {"loss": loss, **accuracies, **counts}
-    return {"loss": loss, "perplexity": perplexity(loss), "num_tokens": counts["num_tokens"], "samples": samples}
+        return {**what_was_loaded, **accuracies, **counts}
+    return {**what_was_loaded, "perplexity": perplexity(loss), "num_tokens": counts["num_tokens"], "samples": samples}
 
 
 def _evaluate_or_reuse(subject: Subject, rows: Rows, *, code: str) -> dict[str, Any]:

@@ -87,8 +87,12 @@ def train(
                 segment=segment,
                 first_step=sum(num_steps[:index]) + 1,
                 num_steps=num_steps[index],
-                # Of the weights it does begin with, for a gate to hold against those it should begin with.
-                counters=Counters(started_at=now(), start_checksum=strategy.replica.parameter_checksum()),
+                # Of what it does begin with, for a gate to hold against what it should begin with.
+                counters=Counters(
+                    started_at=now(),
+                    start_checksum=strategy.replica.parameter_checksum(),
+                    start_optimizer_checksum=strategy.replica.optimizer_checksum(),
+                ),
                 folder=config.work_dir,
                 is_first_rank=ranks.is_first,
             )
@@ -260,16 +264,18 @@ def _save_partial(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
 
 
 def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[str, Any]:
-    """Prove that all ranks hold the same parameters, then save the segment; return its segment.json."""
+    """Prove that all ranks hold the same state, then save the segment; return its segment.json."""
     ranks, started = launch.ranks, time.perf_counter()
     launch.whereabouts.enter(Section.CHECKPOINT)
     _note_peak_memory(ranks, record)
     checksums = ranks.gather_text(strategy.replica.parameter_checksum())
-    if len(set(checksums)) > 1:
-        raise RanksDisagreeError(
-            f"{record.segment.range} epoch {record.segment.epoch}: the ranks hold different parameters (sha256 "
-            f"{', '.join(checksums)}); nothing was saved"
-        )
+    optimizer_checksums = ranks.gather_text(strategy.replica.optimizer_checksum())
+    for what, found in (("parameters", checksums), ("optimizer states", optimizer_checksums)):
+        if len(set(found)) > 1:
+            raise RanksDisagreeError(
+                f"{record.segment.range} epoch {record.segment.epoch}: the ranks hold different {what} (sha256 "
+                f"{', '.join(found)}); nothing was saved"
+            )
     record.file_away(ranks, everything=True)
     earlier_seconds = record.counters.checkpoint_seconds
 
@@ -279,6 +285,7 @@ def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[s
         return record.summary(
             launch.config.cell, ranks,
             gradient_bucket_bytes=strategy.gradient_bucket_bytes, parameter_checksums=checksums,
+            optimizer_checksums=optimizer_checksums,
         )  # fmt: skip
 
     facts: dict[str, Any] = ranks.first_says(lambda: launch.store.save_finished(strategy.replica, record, summarise))

@@ -36,6 +36,8 @@ class Counters:
     """UTC, ISO 8601: when its first launch began it."""
     start_checksum: str
     """Checksum of the parameters at its start: the predecessor's at its end."""
+    start_optimizer_checksum: str = ""
+    """Checksum of the optimizer's state at its start: the predecessor's at its end."""
     segment_step: int = 0
     """Steps done."""
     num_samples: int = 0
@@ -178,7 +180,13 @@ class SegmentRecord:
             self._spool.load_ledger(folder / _LEDGER)
 
     def summary(
-        self, cell: str, ranks: Ranks, *, gradient_bucket_bytes: list[int], parameter_checksums: list[str]
+        self,
+        cell: str,
+        ranks: Ranks,
+        *,
+        gradient_bucket_bytes: list[int],
+        parameter_checksums: list[str],
+        optimizer_checksums: list[str],
     ) -> dict[str, Any]:
         """Return the content of segment.json."""
         totals = _without_repeated_count(dataclasses.asdict(self.counters))
@@ -198,6 +206,7 @@ class SegmentRecord:
             "backend": ranks.backend if ranks.world_size > 1 else None,
             "gradient_bucket_bytes": gradient_bucket_bytes,
             "parameter_checksums": parameter_checksums,
+            "optimizer_checksums": optimizer_checksums,
         }
 
     def _line(self, fact: StepFacts) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from training.config import TrainingConfig
 from training.data import MicroBatch
 from training.optimizer import build_optimizer, moments_of
-from training.weights import differences, parameter_checksum, weights_of
+from training.weights import differences, parameter_checksum, tensor_checksum, weights_of
 from training.whereabouts import Section
 from training.workloads import Workload
 
@@ -182,6 +182,16 @@ class Replica:
         """Return the sha256 (hex) of all parameters."""
         return parameter_checksum(self.module)
 
+    def optimizer_checksum(self) -> str:
+        """Return the sha256 (hex) of what the next update depends on beside the parameters: moments, loss scale."""
+        kept = {
+            f"{key} of {name}": value
+            for name, part in self._named()
+            for key, value in self._optimizer.state.get(part, {}).items()
+            if isinstance(value, Tensor)
+        }
+        return tensor_checksum({**kept, "loss scale": torch.tensor(self._scaler.get_scale())})
+
     def weights(self) -> dict[str, Tensor]:
         """Return the model's state dict, on the CPU."""
         return weights_of(self.module)
@@ -215,7 +225,16 @@ class Replica:
         return differences(got, wanted)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` gave."""
+        """Restore what `state` gave; raises ValueError if the optimizer or the loss scale is then another one."""
         self._optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["rng"])
+        restored = self._optimizer.state_dict()["state"]
+        for index, kept in state["optimizer"]["state"].items():
+            for name, saved in kept.items():
+                found = restored.get(index, {}).get(name)
+                is_same = torch.equal(saved, found.cpu()) if isinstance(found, Tensor) else found == saved
+                if not is_same:
+                    raise ValueError(f"{name} of parameter {index} is not what was saved after it was restored")
+        if self._scaler.state_dict() != state["scaler"]:
+            raise ValueError(f"the loss scale is {self._scaler.state_dict()} after {state['scaler']} was restored")

@@ -28,7 +28,7 @@ def write_finished(folder: Path, *, num_rows: int, epochs: int) -> None:
         "dataset": {"source": "hub:made/up", "revision": "main"},
         "ranges": [rows], "heldout": heldout,
         "train": {"epochs": epochs, "global_batch_size": _ROWS_PER_STEP, "micro_batch_size": 4, "learning_rate": 1e-3}
-        | {"seq_len": 64},
+        | {"schedule": "constant", "seq_len": 64},
         "cells": {f"{size}proc": {"strategy": "single" if size == 1 else "ddp", "world_size": size} for size in (1, 2)},
     }  # fmt: skip
     write_json(folder / "params.json", params)
@@ -38,6 +38,7 @@ def write_finished(folder: Path, *, num_rows: int, epochs: int) -> None:
     for size in (1, 2):
         _write_run(folder / "runs" / f"{size}proc", size, num_rows, epochs)
     figures = {"loss": 3.0, "num_tokens": _HELDOUT_ROWS * (_TOKENS - 1), "checkpoint": None}
+    figures["parameter_checksum"] = _checksum(epochs)
     first = {"range": rows, "epoch": 1, "num_rows": _ROWS_PER_STEP, "num_tokens": _ROWS_PER_STEP * (_TOKENS - 1)}
     write_json(
         folder / "evaluation" / "evaluation.json",
@@ -88,9 +89,10 @@ def _write_run(folder: Path, world_size: int, num_rows: int, epochs: int) -> Non
         with (path / "steps.jsonl").open("w") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
         place_of = np.arange(num_rows, dtype=LEDGER_DTYPE)
+        order = np.random.default_rng([0, epoch, 0, num_rows]).permutation(num_rows)
         np.savez(
             path / "ledger.npz", rank=place_of % world_size, step=first_step + place_of // _ROWS_PER_STEP,
-            row_id=place_of, num_tokens=np.full_like(place_of, _TOKENS - 1),
+            row_id=order.astype(LEDGER_DTYPE), num_tokens=np.full_like(place_of, _TOKENS - 1),
         )  # fmt: skip
         entries.append({"folder": place})
     write_json(
@@ -115,6 +117,7 @@ def _segment(world_size: int, num_rows: int, epoch: int, num_steps: int, first_s
         "num_all_reduces": num_steps * is_spread, "num_all_reduce_bytes": 4 * _NUM_PARAMETERS * num_steps * is_spread,
         "num_gathers": 0, "num_gather_bytes": 0, "gradient_bucket_bytes": [4 * _NUM_PARAMETERS] * is_spread,
         "start_checksum": _checksum(epoch - 1), "parameter_checksums": [_checksum(epoch)] * world_size,
+        "start_optimizer_checksum": _checksum(epoch - 1), "optimizer_checksums": [_checksum(epoch)] * world_size,
         "num_resumes": 0, "checkpoints_not_used": [], "micro_batch_sizes": [4], "version_drift": [],
         "started_at": "2026-01-01T00:00:00+00:00",
     }  # fmt: skip

@@ -32,41 +32,43 @@ Against that stand a mean of the micro-batches' means, the mildest wrong loss th
 
 
 def same_parameters(outputs: Outputs, cell: str) -> Finding | None:
-    """Check that the parameter checksums of all ranks agree at the end of every segment."""
-    run, problems = outputs.runs[cell], []
+    """Check that the checksums of parameters and optimizer of all ranks agree at the end of every segment."""
+    run, problems, most_different = outputs.runs[cell], [], 0
     for segment in run.segments:
-        checksums = segment.facts.parameter_checksums
-        if len(checksums) != run.facts.world_size:
-            problems.append(f"{segment.title}: {len(checksums)} checksums of {run.facts.world_size} ranks")
-        elif len(set(checksums)) > 1:
+        facts = segment.facts
+        for what, checksums in (("", facts.parameter_checksums), (" of optimizers", facts.optimizer_checksums)):
             different = len(set(checksums))
-            problems.append(f"{segment.title}: {different} different checksums on {len(checksums)} ranks")
+            most_different = max(most_different, different)
+            if len(checksums) != run.facts.world_size:
+                problems.append(f"{segment.title}: {len(checksums)} checksums{what} of {run.facts.world_size} ranks")
+            elif different > 1:
+                problems.append(f"{segment.title}: {different} different checksums{what} on {len(checksums)} ranks")
     if run.facts.world_size == 1 and not problems:
         return None
     return finding(
         problems,
-        otherwise=f"{cell}: the checksums of all parameters are equal on all ranks at the end of "
+        otherwise=f"{cell}: the checksums of all parameters and of the optimizer are equal on all ranks at the end of "
         f"{wording.counted(len(run.segments), 'segment')}",
-        numbers={
-            "segments_compared": len(run.segments),
-            "most_different_checksums": max(len(set(segment.facts.parameter_checksums)) for segment in run.segments),
-        },
+        numbers={"segments_compared": len(run.segments), "most_different_checksums": most_different},
     )
 
 
 def segments_continue(outputs: Outputs, cell: str) -> Finding:
-    """Check that each segment started with the weights that the one before it ended with, the first as the baseline."""
+    """Check that each segment started with the state that the one before it ended with, the first as the baseline."""
     segments, problems = outputs.runs[cell].segments, []
     start, expected = (part.facts.start_checksum for part in (segments[0], outputs.baseline.segments[0]))
     if start != expected:
         problems.append(f"{cell}: started from weights {start[:12]}, expected {expected[:12]}")
     for before, segment in itertools.pairwise(segments):
-        if segment.facts.start_checksum not in before.facts.parameter_checksums:
+        facts, its = segment.facts, before.facts
+        if facts.start_checksum not in its.parameter_checksums:
             problems.append(f"{segment.title}: started with other weights than {before.title} ended with")
+        elif facts.start_optimizer_checksum not in its.optimizer_checksums:
+            problems.append(f"{segment.title}: started with another optimizer state than {before.title} ended with")
     return finding(
         problems,
         otherwise=f"{cell}: started from weights {start[:12]}; {wording.counted(len(segments) - 1, 'later segment')} "
-        "went on from the weights of the one before",
+        "went on from the weights and the optimizer of the one before",
         numbers={"later_segments_compared": len(segments) - 1, "breaks": len(problems)},
     )
 

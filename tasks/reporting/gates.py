@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Literal
 
-from tasks.reporting import clock, comparability, correctness, equivalence, synchronisation
+from tasks.reporting import asked_for, clock, comparability, correctness, equivalence, heldout, synchronisation
 from tasks.reporting.gate import CellFinding, Finding, Gate, Standing
 from tasks.reporting.outputs import Outputs
 
@@ -25,7 +25,7 @@ _CHECKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
     ),
     (
         "Same parameters on all ranks",
-        "Do all ranks of a cell hold the same weights?",
+        "Do all ranks of a cell hold the same weights, and the same state of the optimizer?",
         correctness.same_parameters,
     ),
     (
@@ -44,6 +44,16 @@ _CHECKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
         correctness.loss_curves_coincide,
     ),
     (
+        "Evaluated what was trained",
+        "Are the weights that were evaluated the very ones that the ranks ended with?",
+        heldout.evaluated_what_was_trained,
+    ),
+    (
+        "Steps are those asked for",
+        "Did each step learn from the rows, and at the rate, that params.yaml asks for?",
+        asked_for.steps_as_asked_for,
+    ),
+    (
         "Same work in every cell",
         "Do all cells share start weights, code, machine, global batch and learning-rate policy?",
         comparability.same_setting,
@@ -57,6 +67,11 @@ _CHECKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
         "Every sample exactly once",
         "Was each row of each range learned from once per epoch, none left out, none twice?",
         comparability.every_sample_once,
+    ),
+    (
+        "Held-out rows were held out",
+        "Is no row that was learned from among those that the loss is looked at on afterwards?",
+        heldout.heldout_rows_unseen,
     ),
     (
         "Equal tokens",
@@ -89,8 +104,11 @@ _PROOFS = ("Update equivalence", "Gradients were synchronised", "Same parameters
 """Gates without which the training of a cell with several ranks is not shown to be that of one."""
 _SPARE_THROUGHPUT = {
     "Loss curves coincide",
+    "Evaluated what was trained",
+    "Steps are those asked for",
     "Same rows in the same steps",
     "Every sample exactly once",
+    "Held-out rows were held out",
     "Equal tokens",
     "Speedup is plausible",
 }

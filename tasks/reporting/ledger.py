@@ -69,6 +69,14 @@ def digest_of_rows(parts: Iterable[Numbers]) -> str:
         return _digest(map(np.unique, _ascending(rows)))
 
 
+def digest_of_steps(parts: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> str:
+    """Return the steps_digest of a ledger that holds these samples, given as (steps, row ids)."""
+    with SortedNumbers() as placed:
+        for step, row_id in parts:
+            placed.extend(_place(step, row_id))
+        return _digest(_ascending(placed))
+
+
 @dataclass(frozen=True)
 class OtherSteps:
     """How two ledgers differ in which rows each step learned from."""
@@ -127,8 +135,12 @@ def compare_rows(samples: Iterable[Samples], expected: Iterable[Numbers]) -> Oth
 
 
 def _placed(part: Samples) -> NDArray[np.int64]:
+    return _place(part.step, part.row_id)
+
+
+def _place(step: Numbers, row_id: Numbers) -> NDArray[np.int64]:
     """Return step and row of each sample as one number: (num_samples,)."""
-    return (part.step.astype(np.int64) << _ROW_BITS) + part.row_id.astype(np.int64)
+    return (step.astype(np.int64) << _ROW_BITS) + row_id.astype(np.int64)
 
 
 def _ascending(numbers: SortedNumbers) -> Iterator[NDArray[np.int64]]:

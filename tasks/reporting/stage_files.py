@@ -93,7 +93,9 @@ class SegmentFile(StageFile):
     num_gather_bytes: int
     gradient_bucket_bytes: list[int]
     start_checksum: str
+    start_optimizer_checksum: str
     parameter_checksums: list[str]
+    optimizer_checksums: list[str]
     num_resumes: int
     checkpoints_not_used: list[str]
     started_at: str
@@ -204,6 +206,7 @@ class EvaluatedModel(StageFile):
     accuracy: float | None = None
     accuracy_top5: float | None = None
     checkpoint: str | None = None
+    parameter_checksum: str
 
 
 class EvaluatedEpoch(StageFile):
@@ -212,6 +215,7 @@ class EvaluatedEpoch(StageFile):
     range: str
     epoch: int
     checkpoint: str
+    parameter_checksum: str
     loss: float
     accuracy: float | None = None
     accuracy_top5: float | None = None

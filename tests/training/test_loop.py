@@ -93,6 +93,7 @@ def test_a_run_streams_what_it_does_and_its_totals_are_the_sums_of_its_steps(
             assert sorted(ledger["row_id"]) == open_slice(slices[index]).row_ids.tolist()
             assert ledger["num_tokens"].sum() == facts["num_tokens"]
     assert facts_of(config, 1)["start_checksum"] == facts_of(config, 0)["parameter_checksums"][0]
+    assert facts_of(config, 1)["start_optimizer_checksum"] == facts_of(config, 0)["optimizer_checksums"][0]
 
 
 def test_the_first_loss_is_the_base_models_on_the_same_rows(
@@ -230,6 +231,7 @@ def test_a_segment_that_began_from_other_weights_than_its_predecessors_end_is_no
     events = train_here(config)
     assert _kinds(events) == ["segment_reused", "checkpoint_not_used", "segment_started", "segment_finished"]
     assert facts_of(config, 1)["start_checksum"] == facts_of(other, 0)["parameter_checksums"][0]
+    assert facts_of(config, 1)["start_optimizer_checksum"] == facts_of(other, 0)["optimizer_checksums"][0]
 
 
 def test_a_predecessor_that_cannot_be_loaded_is_refused_and_the_base_model_never_stands_in(

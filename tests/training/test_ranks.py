@@ -93,6 +93,8 @@ def test_ranks_share_out_every_sample_and_end_with_the_same_parameters(clean: di
         assert facts["num_steps"] == _NUM_STEPS[index]
         assert len(facts["parameter_checksums"]) == 2
         assert len(set(facts["parameter_checksums"])) == 1
+        assert len(facts["optimizer_checksums"]) == 2
+        assert len(set(facts["optimizer_checksums"])) == 1
         # The whole model is one bucket: one all-reduce per step, though each rank has two micro-batches.
         assert facts["num_all_reduces"] == facts["num_steps"]
         assert len(facts["gradient_bucket_bytes"]) == 1

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,38 @@ def test_an_fp16_step_that_overflows_is_skipped_and_the_scale_halved(
     assert strategy.replica.forgives_overflow()
     assert strategy.replica.parameter_checksum() == before
     assert strategy.replica.state()["scaler"]["scale"] == 2.0**59
+
+
+@pytest.mark.parametrize(("optimizer", "precision"), [("adamw", "fp32"), ("adamw", "fp16"), ("sgd", "fp32")])
+def test_the_optimizer_checksum_tells_states_apart_and_survives_saving(
+    tiny_model: Path, slices: list[Path], tmp_path: Path, alone: Ranks, optimizer: str, precision: str
+) -> None:
+    config = make_config(tmp_path, tiny_model, slices[:1], optimizer=optimizer, momentum=0.9, precision=precision)
+    parts, num_tokens = _first_micro_batches(config, slices[0])
+    one, other = (_build(config, tmp_path, alone) for _ in range(2))
+    fresh = one.replica.optimizer_checksum()
+    assert fresh == other.replica.optimizer_checksum()
+    # The weights stay what they are at a learning rate of 0, the moments do not.
+    one.train_step(parts, num_targets=num_tokens, learning_rate=0.0)
+    assert one.replica.parameter_checksum() == other.replica.parameter_checksum()
+    assert one.replica.optimizer_checksum() != fresh
+    saved = io.BytesIO()
+    torch.save(one.replica.state(), saved)
+    saved.seek(0)
+    other.replica.load_state(torch.load(saved, weights_only=True))
+    assert other.replica.optimizer_checksum() == one.replica.optimizer_checksum()
+
+
+def test_a_state_that_is_not_restored_is_refused(
+    tiny_model: Path, slices: list[Path], tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path, tiny_model, slices[:1])
+    parts, num_tokens = _first_micro_batches(config, slices[0])
+    one, other = (_build(config, tmp_path, alone) for _ in range(2))
+    one.train_step(parts, num_targets=num_tokens, learning_rate=1e-3)
+    monkeypatch.setattr(other.replica._optimizer, "load_state_dict", lambda state: None)
+    with pytest.raises(ValueError, match="of parameter 0 is not what was saved after it was restored"):
+        other.replica.load_state(one.replica.state())
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -1,12 +1,13 @@
 """The defects, each made by one line of our own trainer or pipeline."""
 
-from tests.museum.exhibits import mathematics, measuring, resuming, synchronisation, work
+from tests.museum.exhibits import alike, mathematics, measuring, resuming, synchronisation, work
 
 EXHIBITS = [
     *synchronisation.EXHIBITS,
     *work.EXHIBITS,
     *mathematics.EXHIBITS,
     *resuming.EXHIBITS,
+    *alike.EXHIBITS,
     *measuring.EXHIBITS,
 ]
 """In the order of the table."""

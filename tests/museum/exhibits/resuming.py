@@ -9,6 +9,8 @@ from tests.museum.exhibits.published import (
 
 _LOOP = "training/loop.py"
 _REPLICA = "training/replica.py"
+_NOT_RESTORED = Mutation(_REPLICA, 'self._optimizer.load_state_dict(state["optimizer"])', "pass")
+_RESTORED_COMPARED = Mutation(_REPLICA, "if not is_same:", "if False:")
 _LOAD = "store.load_finished(before, strategy.replica, facts)"
 
 EXHIBITS = [
@@ -33,10 +35,29 @@ EXHIBITS = [
         key="optimizer state not restored",
         defect="A resumed cell has its weights back and an empty optimizer.",
         claim=LANGUAGE_MODEL,
-        mutation=Mutation(_REPLICA, 'self._optimizer.load_state_dict(state["optimizer"])', "pass"),
+        mutation=_NOT_RESTORED,
+        scenario="resume 2proc",
+        caught_by="train: is not what was saved after it was restored",
+        spares_baseline=True,
+    ),
+    Exhibit(
+        key="optimizer state not restored, trainer's check removed",
+        defect="The same, in a trainer that does not look at what it restored.",
+        claim=LANGUAGE_MODEL,
+        mutation=_NOT_RESTORED,
+        disarmed=_RESTORED_COMPARED,
         scenario="resume 2proc",
         caught_by="Loss curves coincide",
         spares_baseline=True,
+    ),
+    Exhibit(
+        key="optimizer state not restored in every cell",
+        defect="The same in all cells, so that their losses agree.",
+        claim=LANGUAGE_MODEL,
+        mutation=_NOT_RESTORED,
+        disarmed=_RESTORED_COMPARED,
+        scenario="resume both",
+        caught_by="No break between segments",
     ),
     Exhibit(
         key="resume on rank 0 only",

@@ -10,7 +10,13 @@ from tests.museum.exhibits.published import (
 
 _DDP = "training/strategies/ddp.py"
 _LOOP = "training/loop.py"
-_PARAMETERS_COMPARED = Mutation(_LOOP, "if len(set(checksums)) > 1:", "if False:")
+_PARAMETERS_COMPARED = Mutation(_LOOP, "if len(set(found)) > 1:", "if False:")
+_WEIGHTS_COPIED = Mutation(
+    _LOOP,
+    "record.consume(step, ranks.rank, micro_batches, result)",
+    '[__import__("torch").distributed.broadcast(part.data, 0) for part in strategy.replica.parameters]; '
+    "record.consume(step, ranks.rank, micro_batches, result)",
+)
 _LAST_SYNCED = "self.replica.add(self._wrapped, last, weight=weight)"
 _NOT_LAST = "self.replica.add(self._wrapped, micro_batch, weight=weight)"
 _SPLIT = "*earlier, last = micro_batches"
@@ -31,6 +37,15 @@ EXHIBITS = [
         mutation=Mutation(_DDP, _LAST_SYNCED, _LAST_SYNCED.replace("_wrapped", "replica.module")),
         disarmed=_PARAMETERS_COMPARED,
         caught_by="Same parameters on all ranks",
+        spares_baseline=True,
+    ),
+    Exhibit(
+        key="weights copied in place of gradients",
+        defect="No gradient is exchanged; all ranks copy rank 0's weights after each step, so that weights agree.",
+        claim=KNOWN_MISTAKE,
+        mutation=Mutation(_DDP, _LAST_SYNCED, _LAST_SYNCED.replace("_wrapped", "replica.module")),
+        disarmed=_WEIGHTS_COPIED,
+        caught_by="train: the ranks hold different optimizer states",
         spares_baseline=True,
     ),
     Exhibit(

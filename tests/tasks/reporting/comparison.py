@@ -20,6 +20,8 @@ HELDOUT = "16-20"
 ROWS_PER_STEP = 4
 STEPS_PER_SEGMENT = 2
 NUM_PARAMETERS = 1000
+SEED = 0
+"""Of the order, as where params.yaml names none."""
 SECONDS = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4]}
 LOSSES = [4.0, 3.9, 3.8, 3.7, 3.6, 3.5, 3.4, 3.3]
 FIRST_STEP = {"epoch": 1, "num_rows": 4, "num_tokens": 15, "parameter_checksum": "01" * 8, "loss": LOSSES[0]}
@@ -214,7 +216,7 @@ def _write_run(
         segment = _segment(cell, part, epoch, world_size, taken, first_step)
         write_json(path / "segment.json", segment)
         _write_steps(path, part, epoch, first_step, taken, world_size)
-        _write_ledger(path, part, world_size, first_step)
+        _write_ledger(path, part, epoch, world_size, first_step)
         segments.append(segment | {"folder": f"segments/{part}-epoch-{epoch}"})
         first_step += STEPS_PER_SEGMENT
     write_json(
@@ -261,18 +263,25 @@ def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, 
         "num_gather_bytes": 0,
         "gradient_bucket_bytes": [4 * NUM_PARAMETERS] if world_size > 1 else [],
         "start_checksum": f"{first_step:02}" * 8,
-        "parameter_checksums": [f"{first_step + STEPS_PER_SEGMENT:02}" * 8] * world_size,
+        "start_optimizer_checksum": f"opt{first_step}",
+        "parameter_checksums": [end_checksum(first_step)] * world_size,
+        "optimizer_checksums": [f"opt{first_step + STEPS_PER_SEGMENT}"] * world_size,
         "num_resumes": 0,
         "checkpoints_not_used": [],
         "started_at": f"2026-11-21T02:00:0{epoch}+00:00",
     }
 
 
+def end_checksum(first_step: int) -> str:
+    """Return the checksum of the weights after the segment that begins with this step."""
+    return f"{first_step + STEPS_PER_SEGMENT:02}" * 8
+
+
 def _write_steps(folder: Path, part: str, epoch: int, first_step: int, seconds: float, world_size: int) -> None:
     lines = [
         {"event": "step", "step": first_step + index, "range": part, "epoch": epoch, "segment_step": index + 1}
         | {"segment_steps": STEPS_PER_SEGMENT, "loss": LOSSES[first_step - 1 + index], "num_tokens": 16}
-        | {"num_padding_tokens": 16, "num_samples": ROWS_PER_STEP, "learning_rate": 1e-3 / (index + 1)}
+        | {"num_padding_tokens": 16, "num_samples": ROWS_PER_STEP, "learning_rate": 2e-3 / (index + 1)}
         | {"grad_norm": 1.0, "seconds": seconds / STEPS_PER_SEGMENT, "data_wait_seconds": 0.005}
         | {"other_seconds": 0.001, "rank_own_positions": [32] * world_size}
         | {"rank_own_seconds": [seconds / STEPS_PER_SEGMENT / 2] * world_size}
@@ -281,8 +290,15 @@ def _write_steps(folder: Path, part: str, epoch: int, first_step: int, seconds: 
     (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _write_ledger(folder: Path, part: str, world_size: int, first_step: int) -> None:
-    rows = np.array(rows_of(part), dtype=np.int64)
+def rows_in_order(part: str, epoch: int = 1) -> list[int]:
+    """Return the rows of a range in the order in which they are learned from."""
+    rows = rows_of(part)
+    order = np.random.default_rng([SEED, epoch, rows.start, rows.stop]).permutation(len(rows))
+    return [rows[int(place)] for place in order]
+
+
+def _write_ledger(folder: Path, part: str, epoch: int, world_size: int, first_step: int) -> None:
+    rows = np.array(rows_in_order(part, epoch), dtype=np.int64)
     places = np.arange(len(rows))
     np.savez(
         folder / "ledger.npz",
@@ -295,6 +311,7 @@ def _write_ledger(folder: Path, part: str, world_size: int, first_step: int) -> 
 
 def _write_evaluation(folder: Path, params: dict[str, Any]) -> None:
     losses = {"base": 4.1, **dict.fromkeys(params["cells"], 3.25)}
+    last = end_checksum(1 + STEPS_PER_SEGMENT * (len(params["ranges"]) * params["train"]["epochs"] - 1))
     write_json(
         folder / "evaluation" / "evaluation.json",
         {"heldout": params["heldout"], "num_rows": 4, "num_tokens": 16, "seq_len": 128}
@@ -302,6 +319,7 @@ def _write_evaluation(folder: Path, params: dict[str, Any]) -> None:
         | {
             "models": {
                 name: {"loss": loss, "perplexity": float(np.exp(loss)), "num_tokens": 16}
+                | {"parameter_checksum": FIRST_STEP["parameter_checksum"] if name == "base" else last}
                 | ({} if name == "base" else {"checkpoint": "segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"})
                 for name, loss in losses.items()
             },

@@ -14,7 +14,7 @@ from tasks.reporting.drawing import charts_of
 from tasks.reporting.html import render_html
 from tasks.reporting.markdown import render_markdown
 from tasks.reporting.results import Results
-from tests.tasks.reporting.comparison import PARAMS, outputs_of, write_comparison
+from tests.tasks.reporting.comparison import PARAMS, end_checksum, outputs_of, write_comparison
 from training.files import write_json
 
 ACCURACIES = {"1proc": (0.5, 0.75), "2proc": (0.75, 0.75)}
@@ -28,8 +28,9 @@ def classified(folder: Path, shares: dict[str, tuple[float, float]] | None = Non
     evaluation["epochs"] = {
         cell: [
             {"range": part, "epoch": 1, "checkpoint": f"segments/{part}-epoch-1/tiny_{part}-epoch-1.pt"}
+            | {"parameter_checksum": end_checksum(first_step)}
             | {"loss": 2 - share, "accuracy": share, "num_tokens": 16, "num_targets": 4}
-            for part, share in zip(PARAMS["ranges"], both, strict=True)
+            for part, share, first_step in zip(PARAMS["ranges"], both, (1, 3), strict=True)
         ]
         for cell, both in (shares or ACCURACIES).items()
     }

@@ -26,6 +26,11 @@ from tests.tasks.reporting.comparison import (
 EQUIVALENCE = "Update equivalence"
 SYNCHRONISED, SAME_PARAMETERS = "Gradients were synchronised", "Same parameters on all ranks"
 NO_BREAK, FROM_BASE, CURVES = "No break between segments", "Starts from the base model", "Loss curves coincide"
+EVALUATED, ASKED_FOR, HELD_OUT = (
+    "Evaluated what was trained",
+    "Steps are those asked for",
+    "Held-out rows were held out",
+)
 SAME_WORK, SAME_ROWS = "Same work in every cell", "Same rows in the same steps"
 ONCE, TOKENS = "Every sample exactly once", "Equal tokens"
 DATA_BOUND, ONLY_STEPS = "Not data-bound", "Only steps were timed"
@@ -52,8 +57,8 @@ def test_every_gate_passes_on_a_clean_comparison(tmp_path: Path, params: dict[st
     gates = gates_of(tmp_path, params)
     assert {name: gate.verdict for name, gate in gates.items()} == dict.fromkeys(
         [
-            *(EQUIVALENCE, SYNCHRONISED, SAME_PARAMETERS, NO_BREAK, FROM_BASE, CURVES, SAME_WORK),
-            *(SAME_ROWS, ONCE, TOKENS, DATA_BOUND, ONLY_STEPS, OWN_DEVICE, PLAUSIBLE),
+            *(EQUIVALENCE, SYNCHRONISED, SAME_PARAMETERS, NO_BREAK, FROM_BASE, CURVES, EVALUATED, ASKED_FOR),
+            *(SAME_WORK, SAME_ROWS, ONCE, HELD_OUT, TOKENS, DATA_BOUND, ONLY_STEPS, OWN_DEVICE, PLAUSIBLE),
         ],
         "passed",
     )
@@ -118,6 +123,9 @@ def _forget_segment(folder: Path) -> None:
     [
         (_segment("2proc", parameter_checksums=["03" * 8, "b"]), [SAME_PARAMETERS], "2 different checksums on 2 ranks"),
         (_segment("2proc", parameter_checksums=["03" * 8]), [SAME_PARAMETERS], "1 checksums of 2 ranks"),
+        (_segment("2proc", optimizer_checksums=["opt3", "b"]), [SAME_PARAMETERS],
+         "2 different checksums of optimizers"),
+        (_segment("2proc", part="8-16", start_optimizer_checksum="x"), [NO_BREAK], "with another optimizer state than"),
         (_segment("2proc", start_checksum="base"), [NO_BREAK, FROM_BASE], "2proc: started from weights base,"),
         (_segment("2proc", part="8-16", start_checksum="x"), [NO_BREAK], "2proc 8-16 epoch 1: started with other"),
         (_steps("2proc", loss=3.91), [CURVES], "loss differs by 2.6e-03 at step 2, at most 1e-04 allowed in fp32"),
@@ -125,13 +133,18 @@ def _forget_segment(folder: Path) -> None:
         (_run_json("2proc", code_digest="e1" * 32), [SAME_WORK], "2proc: code e1e1"),
         (_run_json("1proc", machine_digest="e1" * 32), [SAME_WORK], "1proc: machine e1e1"),
         (_run_json("2proc", global_batch_size=8), [SAME_WORK], "2proc: samples per optimizer step 8, expected 4"),
-        (_steps("2proc", learning_rate=1e-3), [SAME_WORK], "2proc: learning rate 0.001 at step 2, 1proc 0.0005"),
+        (_steps("2proc", learning_rate=5e-4), [ASKED_FOR, SAME_WORK],
+         "2proc: learning rate 0.0005 at step 2, 1proc 0.001"),
         (_steps("2proc", num_samples=2), [SAME_WORK], "2proc: samples 2 at step 2, 1proc 4"),
-        (_ledger(_swap_rows), [SAME_ROWS], "2proc 0-8 epoch 1: other rows from step 1 on"),
-        (_ledger(_drop_one), [SAME_ROWS, ONCE, TOKENS], "of 8 rows 1 were left out and 0 used more than once"),
-        (_ledger(_double_one), [SAME_ROWS, ONCE, TOKENS], "of 8 rows 0 were left out and 1 used more than once"),
-        (_ledger(_foreign_row), [SAME_ROWS, ONCE], "of 8 rows 1 were left out and 0 used more than once; 1 rows of no"),
-        (_forget_segment, [CURVES, SAME_WORK, ONCE, TOKENS, PLAUSIBLE], "0-8 epoch 1, asked for 0-8 epoch 1, 8-16"),
+        (_ledger(_swap_rows), [ASKED_FOR, SAME_ROWS], "2proc 0-8 epoch 1: other rows from step 1 on"),
+        (_ledger(_drop_one), [ASKED_FOR, SAME_ROWS, ONCE, TOKENS],
+         "of 8 rows 1 were left out and 0 used more than once"),
+        (_ledger(_double_one), [ASKED_FOR, SAME_ROWS, ONCE, TOKENS],
+         "of 8 rows 0 were left out and 1 used more than once"),
+        (_ledger(_foreign_row), [ASKED_FOR, SAME_ROWS, ONCE, HELD_OUT],
+         "of 8 rows 1 were left out and 0 used more than once; 1 rows of no"),
+        (_forget_segment, [CURVES, EVALUATED, SAME_WORK, ONCE, TOKENS, PLAUSIBLE],
+         "0-8 epoch 1, asked for 0-8 epoch 1, 8-16"),
         (_segment("2proc", num_tokens=30), [TOKENS], "31 tokens in the ledger and 30 reported, the range holds 31"),
         (_segment("2proc", data_wait_seconds=0.5), [DATA_BOUND], "2proc waited for data in 8.0 % of its step time"),
         (lambda folder: edit_json(folder / "machine.json", num_cpus=1), [OWN_DEVICE], "needs 2 CPUs and shares 1"),
