@@ -43,7 +43,7 @@ def evaluated_what_was_trained(outputs: Outputs, cell: str) -> Finding:
     ]
     return finding(
         problems,
-        otherwise=f"{cell}: {wording.counted(len(evaluated), 'evaluation')}, the last of weights {evaluated[0][1][:12]}: as "
-        "the ranks ended with them",
+        otherwise=f"{cell}: {wording.counted(len(evaluated), 'evaluation')}, the last of weights "
+        f"{evaluated[0][1][:12]}: as the ranks ended with them",
         numbers={"evaluations": len(evaluated)},
     )
