@@ -8,7 +8,9 @@ import pytest
 from tests.museum.clean import run_clean
 from tests.museum.exhibit import Exhibit
 from tests.museum.exhibits import EXHIBITS
-from tests.museum.museum import Museum, Outcome
+from tests.museum.museum import ABOUT_SECONDS, Museum, Outcome, compare
+from tests.museum.project import CELLS, Size, change_params, copy_project, make_project
+from tests.museum.stage_process import run_elsewhere
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -44,3 +46,23 @@ def test_the_comparison_without_a_defect_raises_no_alarm(museum: Museum) -> None
 @pytest.mark.parametrize("index", range(3))
 def test_comparisons_of_other_seeds_and_sizes_raise_no_alarm(tmp_path: Path, project: Path, index: int) -> None:
     assert_no_alarm(run_clean(tmp_path, project, index)[-1])
+
+
+def test_odd_numbers_of_ranks_and_partial_batches_raise_no_alarm_but_of_devices(tmp_path: Path, project: Path) -> None:
+    # 47 rows are one batch of 30 and one of 17: most ranks run dummies in its last round.
+    size = Size(num_rows=(47, 29), train=(("global_batch_size", 30), ("micro_batch_size", 1)))
+    run_elsewhere(make_project, tmp_path / "blank", project, size)
+    copy = copy_project(tmp_path / "blank", tmp_path / "compared")
+    ranks = (3, 5, 6)
+    change_params(
+        copy,
+        {f"cells.{size}proc": {"strategy": "ddp", "world_size": size, "launcher": "forked"} for size in ranks},
+    )
+    outcome = compare(copy, (*CELLS, *(f"{size}proc" for size in ranks)))
+    assert outcome.refusal is None, outcome.says
+    about_devices = {"Every rank has a device of its own", *ABOUT_SECONDS}
+    assert set(outcome.failed_gates) <= about_devices, outcome.says
+    assert outcome.results is not None
+    certified = next(gate for gate in outcome.results["gates"] if gate["name"] == "Update equivalence")
+    found = {one["cell"]: one["verdict"] for one in certified["findings"]}
+    assert found == dict.fromkeys(["2proc", *(f"{size}proc" for size in ranks)], "passed")
