@@ -2,7 +2,8 @@
 
 First the equivalence certificate of each cell: whether an update of its ranks equals that of one process. Then the
 speed: blocks of real steps of all cells, taking turns. What was found stays in .work/measure/ under the digest of
-everything that it depends on, so that one more epoch or range measures nothing, and one more cell only what is new.
+everything that it depends on, so that one more epoch measures nothing, nor does one more range whose rows are about as
+long, and one more cell only what is new.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from tasks.measuring.certificate import NUM_ORDERS, Subject, certified_as, certi
 from tasks.measuring.differences import MARGIN
 from tasks.measuring.sample import Sample, take_sample
 from tasks.measuring.session import measure_cells
+from tasks.measuring.timed_ranges import timed_ranges
 from tasks.params import Params, load_params
 from tasks.stage.failure import DataError, exit_with_one_line
 from tasks.stage.kept import MANIFEST, keeping, kept_manifest
@@ -52,10 +54,10 @@ class Inputs:
     machine: dict[str, Any]
     sample: Sample
     """The rows that the certificate is made on."""
-    rows: Path
-    """The first range, whose steps are timed."""
-    rows_digest: str
-    """sha256 of its content."""
+    rows: list[Path]
+    """The ranges whose steps are timed (tasks/measuring/timed_ranges.py)."""
+    rows_digests: list[str]
+    """sha256 of their content."""
     trial: str | None
     """The session of measuring that was asked for last; another one measures the speed again."""
 
@@ -84,7 +86,7 @@ class Inputs:
                 "measure": self.params.measure.model_dump(),
                 "workload": self.params.workload,
                 "base_model": self.base_model_digest,
-                "rows": self.rows_digest,
+                "rows": self.rows_digests,
                 "code": self.code_digest,
                 "sources": [
                     digest_of_file(file)
@@ -176,10 +178,14 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
 
 def _read_inputs(arguments: argparse.Namespace) -> Inputs:
     params = load_params()
-    rows = arguments.slices / str(params.ranges[0])
+    ranges = [str(part) for part in params.ranges]
+    is_weak = params.measure.scaling == "weak"
+    least = params.train.global_batch_size * (max(one.world_size for one in params.cells.values()) if is_weak else 1)
+    names = timed_ranges(arguments.slices, ranges, seq_len=params.train.seq_len, least_rows=least)
+    rows = [arguments.slices / name for name in names]
     return Inputs(
         rows=rows,
-        rows_digest=_read(rows / "manifest.json")["digest"],
+        rows_digests=[_read(part / "manifest.json")["digest"] for part in rows],
         params=params,
         base_model=arguments.base_model,
         base_model_digest=_read(arguments.base_model / "manifest.json")["digest"],

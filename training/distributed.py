@@ -87,6 +87,11 @@ class Ranks:
         codes = self.gather(np.frombuffer(text.encode(), dtype=np.uint8))
         return [row.astype(np.uint8).tobytes().decode() for row in codes]
 
+    def gather_json(self, value: Any) -> list[Any]:
+        """Return every rank's JSON value, in rank order."""
+        said = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8).astype(np.int64)
+        return [json.loads(row[:, 0].astype(np.uint8).tobytes()) for row in self.gather_rows(said[:, None])]
+
     def gather_rows(self, rows: np.ndarray) -> list[np.ndarray]:
         """Return every rank's (n, width) rows of integers, in rank order; n may differ between ranks."""
         if self.world_size == 1:

@@ -20,6 +20,7 @@ from training.failure import DivergedError, GradientNotFiniteError, RanksDisagre
 from training.fault import planned_faults
 from training.handover import hand_over
 from training.launch import Launch, build_strategy, say_launched, stop_if_asked, stopped
+from training.ownership import own_device
 from training.plan import SegmentPlan, micro_batch_of, micro_batches_for, plan_of
 from training.prefetch import prefetched
 from training.record import Counters, SegmentRecord, now
@@ -130,6 +131,7 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         divergence.take(line["step"], line["loss"])
     steps_between_stop_checks, to_run_step = 1, record.first_step - 1
     record.start_span()
+    record.mark_exchanges(ranks)
     window = Window(ranks)
     whereabouts.on_enter = window.pace.enter
     for segment_step, micro_batches, data_wait_seconds in prefetched(
@@ -168,6 +170,7 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
             launch.events.send(**line)
             divergence.take(line["step"], line["loss"])
         record.file_away(ranks)
+        record.mark_exchanges(ranks)
         steps_between_stop_checks = max(1, int(_SECONDS_BETWEEN_STOP_CHECKS / facts[-1].seconds))
         stop_code = ranks.highest(launch.stop.exit_code)
         record.counters.log_seconds += time.perf_counter() - window.closed_at
@@ -277,6 +280,7 @@ def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[s
                 f"{', '.join(found)}); nothing was saved"
             )
     record.file_away(ranks, everything=True)
+    devices = ranks.gather_json(own_device(ranks.device))
     earlier_seconds = record.counters.checkpoint_seconds
 
     def summarise() -> dict[str, Any]:
@@ -285,7 +289,7 @@ def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[s
         return record.summary(
             launch.config.cell, ranks,
             gradient_bucket_bytes=strategy.gradient_bucket_bytes, parameter_checksums=checksums,
-            optimizer_checksums=optimizer_checksums,
+            optimizer_checksums=optimizer_checksums, rank_devices=devices,
         )  # fmt: skip
 
     facts: dict[str, Any] = ranks.first_says(lambda: launch.store.save_finished(strategy.replica, record, summarise))

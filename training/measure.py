@@ -14,17 +14,32 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from socket import AF_UNIX, SOCK_STREAM, socket
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from training.config import TrainingConfig
 from training.data import MicroBatch
 from training.distributed import Ranks
+from training.ownership import own_device
 from training.probe import probe_compute, probe_slowdown_in_flight
+from training.row_digest import digest_of_rows
+from training.strategies import StepResult
 from training.sweep import all_reduce_sweep
-from training.variants import Made, Variant, emulated_link, emulated_of, loaded, make, micro_batches_of
+from training.traffic import Recorded, forget_recorded, num_exchanges
+from training.variants import (
+    Made,
+    Variant,
+    emulated_link,
+    emulated_of,
+    loaded,
+    make,
+    micro_batches_of,
+    on_segment,
+    sizes,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +55,8 @@ class Block:
     """Which step."""
     steps: Sequence[int]
     """Steps of the segment, from 1, in this order."""
+    segment: int = 0
+    """Which of the config's segments, from 0."""
     data: str
     """loader: as in training; host: made before the clock starts; device: and copied to the device."""
     part: str = "step"
@@ -71,19 +88,65 @@ class _Marks:
         return [later - earlier for earlier, later in pairs]
 
 
+class _Ran(NamedTuple):
+    """One step of a block that has run."""
+
+    micro_batches: Sequence[MicroBatch] = ()
+    data_wait_seconds: float = 0.0
+    result: StepResult | None = None
+    """None for the lead-in, and for an update alone."""
+
+
+class _Work:
+    """What the steps of a block did on this rank: kept while the clock runs, counted and read when it stands."""
+
+    def __init__(self) -> None:
+        self._results: list[StepResult] = []
+        self._parts: list[list[tuple[np.ndarray, np.ndarray, np.ndarray, int]]] = []
+        self._data_wait_seconds = 0.0
+
+    def add(self, ran: _Ran) -> None:
+        """Note a step; of its micro-batches nothing that is on the device."""
+        self._data_wait_seconds += ran.data_wait_seconds
+        if ran.result is not None:
+            self._results.append(ran.result)
+        self._parts.append(
+            [
+                (part.row_ids, part.sample_num_tokens, part.sample_num_targets, part.num_positions)
+                for part in ran.micro_batches
+            ]
+        )
+
+    def told(self) -> dict[str, Any]:
+        """Return the sums over the steps, and a digest of which rows each had."""
+        parts = [part for step in self._parts for part in step]
+        return {
+            "data_wait_seconds": self._data_wait_seconds,
+            "num_samples": sum(len(rows) for rows, *_ in parts),
+            "num_tokens": sum(int(tokens.sum()) for _, tokens, *_ in parts),
+            "num_targets": sum(int(targets.sum()) for *_, targets, _ in parts),
+            "num_positions": sum(positions for *_, positions in parts),
+            "num_micro_batches": sum(len(rows) > 0 for rows, *_ in parts),
+            "loss_sum": sum(float(result.loss_sum) for result in self._results),
+            "grad_norm_sum": sum(float(result.grad_norm) for result in self._results),
+            "rows_digest": digest_of_rows([[rows for rows, *_ in step] for step in self._parts]),
+        }
+
+
 class BlockRunner:
     """Runs blocks, and keeps every variant that it has built."""
 
     def __init__(self, config: TrainingConfig, ranks: Ranks) -> None:
         self._config = config
         self._ranks = ranks
-        self._made: dict[str, Made] = {}
+        self._made: dict[tuple[str, int], Made] = {}
+        """(Variant, segment) -> it on the rows of this segment; the model is the same."""
         self._computing: dict[str, float] = {}
         """Variant -> seconds of its step without the wait for data, in its last block."""
 
     def run(self, block: Block) -> dict[str, Any]:
-        """Run a block; return this rank's seconds and counts."""
-        made = self._get(block.variant)
+        """Run a block; return this rank's seconds, and what it did in them."""
+        made = self._get(block.variant, block.segment)
         if block.part == "update":
             return self._timed(made, block, self._updates(made, block))
         found = self._timed(made, block, self._steps(made, block))
@@ -104,6 +167,7 @@ class BlockRunner:
         scale = 1.0 if emulated is None else emulated.device.bytes_per_real_byte
         return {
             "num_steps": max(len(made.source) // made.config.global_batch_size, 1),
+            "num_steps_of_segments": [max(num_rows // made.config.global_batch_size, 1) for num_rows in sizes(made)],
             "gradient_bucket_bytes": made.strategy.gradient_bucket_bytes,
             "bytes_per_real_byte": scale,
             "gradient_bucket_mib": [size * scale / 2**20 for size in made.strategy.gradient_bucket_bytes],
@@ -158,38 +222,38 @@ class BlockRunner:
             made.strategy, self._ranks, longest, num_bytes=num_bytes, num_repeats=num_repeats
         )
 
-    def _timed(self, made: Made, block: Block, run: Iterator[tuple[list[MicroBatch], int, float]]) -> dict[str, Any]:
+    def _timed(self, made: Made, block: Block, run: Iterator[_Ran]) -> dict[str, Any]:
         """Run the lead-in, then the block's steps under the clock: caches and loader are as in mid-training."""
         ranks = self._ranks
         next(run)
-        marks, counts, waited = _Marks(ranks), [0, 0, 0], 0.0
+        marks, work = _Marks(ranks), _Work()
         ranks.synchronize()
+        forget_recorded(ranks)
         if not block.is_alone and ranks.world_size > 1:
             dist.barrier()
         emulated = emulated_of(made)
         if emulated is not None:
             emulated.start_now()
+        num_before = num_exchanges(ranks)
         started = time.perf_counter()
         marks.add()
-        for micro_batches, _, data_wait_seconds in run:
+        for ran in run:
             marks.add()
-            waited += data_wait_seconds
-            counts[0] += sum(part.num_tokens for part in micro_batches)
-            counts[1] += sum(part.num_positions for part in micro_batches)
-            counts[2] += sum(part.num_samples for part in micro_batches)
+            work.add(ran)
         ranks.synchronize()
         seconds = time.perf_counter() - started
+        num_exchanged = num_exchanges(ranks) - num_before
+        recorded = Recorded(ranks).between(num_before, num_before + num_exchanged)
         return {
             "seconds": seconds,
             "step_seconds": marks.seconds(),
-            "data_wait_seconds": waited,
-            "num_tokens": counts[0],
-            "num_positions": counts[1],
-            "num_samples": counts[2],
+            **work.told(),
+            "num_exchanges": num_exchanged,
+            "exchange_bytes": None if recorded is None else recorded.num_bytes,
         }
 
-    def _steps(self, made: Made, block: Block) -> Iterator[tuple[list[MicroBatch], int, float]]:
-        """Yield the micro-batches of every step after it has run; first those of the lead-in, one of which has."""
+    def _steps(self, made: Made, block: Block) -> Iterator[_Ran]:
+        """Yield every step after it has run; first the lead-in, one micro-batch of a step."""
         ahead: list[Future[list[MicroBatch]]] = []
         steps = loaded(made, self._ranks, [block.steps[0], *block.steps], block.data, on_ahead=ahead.append)
         micro_batches, step, waited = next(steps)
@@ -199,26 +263,28 @@ class BlockRunner:
         left = self._computing.get(_key(block.variant), 0.0) - (time.perf_counter() - began)
         if ahead and left > 0:
             wait(ahead, timeout=left)
-        yield micro_batches, step, waited
+        yield _Ran(micro_batches, waited)
         for micro_batches, step, waited in steps:
             num_targets = made.plan.step(step).num_targets
-            made.strategy.train_step(micro_batches, num_targets=num_targets, learning_rate=0.0)
-            yield micro_batches, step, waited
+            result = made.strategy.train_step(micro_batches, num_targets=num_targets, learning_rate=0.0)
+            yield _Ran(micro_batches, waited, result)
 
-    def _updates(self, made: Made, block: Block) -> Iterator[tuple[list[MicroBatch], int, float]]:
+    def _updates(self, made: Made, block: Block) -> Iterator[_Ran]:
         """Yield after every update with a gradient of zeros, which was made while the clock stood still for it."""
         replica = made.strategy.replica
         gradient = [torch.zeros_like(parameter) for parameter in replica.parameters]
-        for step in [block.steps[0], *block.steps]:
+        for _ in [block.steps[0], *block.steps]:
             replica.put_gradient(gradient)
             replica.step(0.0)
-            yield [], step, 0.0
+            yield _Ran()
 
-    def _get(self, variant: Variant) -> Made:
+    def _get(self, variant: Variant, segment: int = 0) -> Made:
         key = _key(variant)
-        if key not in self._made:
-            self._made[key] = make(variant, self._config, self._ranks)
-        return self._made[key]
+        if (key, 0) not in self._made:
+            self._made[key, 0] = make(variant, self._config, self._ranks)
+        if (key, segment) not in self._made:
+            self._made[key, segment] = on_segment(self._made[key, 0], segment)
+        return self._made[key, segment]
 
 
 def _key(variant: Variant) -> str:
@@ -248,7 +314,7 @@ def serve(config: TrainingConfig, ranks: Ranks, *, address: str) -> None:
     plug = socket(AF_UNIX, SOCK_STREAM)
     plug.connect(address)
     line = Connection(plug.detach())
-    _say(line, {"rank": ranks.rank, "backend": ranks.backend})
+    _say(line, {"rank": ranks.rank, "backend": ranks.backend, "device": own_device(ranks.device)})
     runner = BlockRunner(config, ranks)
     while True:
         try:

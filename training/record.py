@@ -5,6 +5,7 @@ import datetime
 import json
 import time
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,11 +19,14 @@ from training.data import MicroBatch
 from training.distributed import Ranks
 from training.spool import LEDGER_COLUMNS, LEDGER_DTYPE, Spool
 from training.strategies import StepResult
+from training.traffic import Recorded, num_exchanges
 from training.window import StepFacts
 
 _LEDGER, _STEPS = "ledger.npz", "steps.jsonl"
 _STEPS_IN_MEMORY = 512
 """So many steps wait in memory: about 500 bytes of text each, and 16 per sample."""
+_MARKS = 64
+"""Log points that are remembered for comparing counters with what torch recorded."""
 _SUMMED = (
     "loss_sum", "num_samples", "num_tokens", "num_targets", "num_padding_tokens", "data_wait_seconds", "other_seconds",
 )  # fmt: skip
@@ -106,6 +110,7 @@ class SegmentRecord:
     _text: bytearray = field(default_factory=bytearray)
     _num_waiting: int = 0
     _loaded_from: Path | None = None
+    _marks: "deque[tuple[int, int, int, int]]" = field(default_factory=lambda: deque(maxlen=_MARKS))
     _span_started: float = 0.0
 
     @property
@@ -117,6 +122,30 @@ class SegmentRecord:
         elif self._loaded_from is not None:
             with (self._loaded_from / _STEPS).open("rb") as saved:
                 yield from map(json.loads, saved)
+
+    def mark_exchanges(self, ranks: Ranks) -> None:
+        """Note where the counters stand, while no step runs: from there on they are compared with what was recorded."""
+        counters = self.counters
+        number, num_bytes = (
+            getattr(counters, f"num_all_reduce{end}") + getattr(counters, f"num_gather{end}") for end in ("s", "_bytes")
+        )
+        self._marks.append((num_exchanges(ranks), counters.segment_step, number, num_bytes))
+
+    def _recorded_exchanges(self, ranks: Ranks) -> dict[str, int] | None:
+        """Return what the exchanges of the last steps were given by torch's record, beside what the steps counted.
+
+        Of as many steps as the record still has, between two marks; None where it has none.
+        """
+        recorded = Recorded(ranks)
+        *marks, (end, last_step, last_number, last_bytes) = self._marks
+        for start, step, number, num_bytes in marks:
+            found = recorded.between(start, end)
+            if found is not None:
+                return {
+                    "num_steps": last_step - step, "number": found.number, "num_bytes": found.num_bytes,
+                    "counted_number": last_number - number, "counted_bytes": last_bytes - num_bytes,
+                }  # fmt: skip
+        return None
 
     @cached_property
     def _spool(self) -> Spool:
@@ -187,6 +216,7 @@ class SegmentRecord:
         gradient_bucket_bytes: list[int],
         parameter_checksums: list[str],
         optimizer_checksums: list[str],
+        rank_devices: list[dict[str, Any]],
     ) -> dict[str, Any]:
         """Return the content of segment.json."""
         totals = _without_repeated_count(dataclasses.asdict(self.counters))
@@ -207,6 +237,8 @@ class SegmentRecord:
             "gradient_bucket_bytes": gradient_bucket_bytes,
             "parameter_checksums": parameter_checksums,
             "optimizer_checksums": optimizer_checksums,
+            "rank_devices": rank_devices,
+            "recorded_exchanges": self._recorded_exchanges(ranks),
         }
 
     def _line(self, fact: StepFacts) -> dict[str, Any]:

@@ -79,6 +79,20 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
     return made
 
 
+def on_segment(made: Made, index: int) -> Made:
+    """Return the variant, the very same model, on the rows of another of its config's segments."""
+    workload: Any = importlib.import_module(f"training.workloads.{made.config.workload}")
+    segment = made.config.segments[index]
+    source = training_rows(workload, made.config, segment)
+    return dataclasses.replace(made, source=source, plan=plan_of(source, made.config, segment))
+
+
+def sizes(made: Made) -> list[int]:
+    """Return the rows of each of the config's segments."""
+    workload: Any = importlib.import_module(f"training.workloads.{made.config.workload}")
+    return [len(workload.open_slice(segment.slice_dir)) for segment in made.config.segments]
+
+
 def micro_batches_of(made: Made, ranks: Ranks, step: int) -> list[MicroBatch]:
     emulated = emulated_of(made)
     parts = []

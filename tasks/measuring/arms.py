@@ -1,11 +1,15 @@
 """What is timed against what: the cells as they are trained, and counterfactuals of them with one thing left out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 WRAPPED = " in a DDP wrapper"
 """Behind the baseline's name: the same process, inside a wrapper that it does not need."""
+
+
+Kind = Literal["as trained", "wrapped", "data", "silent", "independent", "alone", "update"]
+"""What an arm leaves out, as tasks.reporting.measurement.ArmBlocks has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,8 @@ class Arm:
     """Which part of a step: step or update."""
     is_alone: bool = False
     """Whether the first rank runs while the others stand still: the baseline's device is its own."""
+    kind: Kind = "as trained"
+    """What its blocks are held to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,36 +59,38 @@ def wrapped(baseline: Cell) -> Arm | None:
     """Return the arm of the baseline inside a DDP wrapper; None if it has one anyway."""
     if baseline.strategy != "single":
         return None
-    return Arm(name=baseline.name + WRAPPED, cell=baseline.name, variant=_variant(baseline, strategy="ddp"))
+    return Arm(
+        name=baseline.name + WRAPPED, cell=baseline.name, variant=_variant(baseline, strategy="ddp"), kind="wrapped"
+    )
 
 
 def data_arms(cell: Cell, *, has_copy: bool) -> list[Arm]:
     """Return the arms that leave out the wait for data, and then the copy to the device where there is one."""
     places = ["host", "device"] if has_copy else ["device"]
-    return [Arm(name=data_name(cell, place), cell=cell.name, variant=_variant(cell), data=place) for place in places]
+    return [
+        Arm(name=data_name(cell, place), cell=cell.name, variant=_variant(cell), data=place, kind="data")
+        for place in places
+    ]
 
 
 def silent(cell: Cell) -> Arm:
     """Return the arm in which every rank keeps its own gradient."""
     variant = _variant(cell, communicates=False)
-    return Arm(name=f"{cell.name}, no communication", cell=cell.name, variant=variant, data="device")
+    return Arm(name=f"{cell.name}, no communication", cell=cell.name, variant=variant, data="device", kind="silent")
 
 
 def copies(cell: Cell) -> Arm:
     """Return the arm in which every rank runs its share as one process would, all at once."""
     variant = _variant(cell, is_independent=True)
-    return Arm(name=f"{cell.name}, independent copies", cell=cell.name, variant=variant, data="device")
+    name = f"{cell.name}, independent copies"
+    return Arm(name=name, cell=cell.name, variant=variant, data="device", kind="independent")
 
 
 def spreading_arms(cell: Cell) -> list[Arm]:
     """Return the arms that leave out what only several ranks have, one thing after another."""
-    independent = copies(cell).variant
-    return [
-        silent(cell),
-        copies(cell),
-        Arm(name=f"{cell.name}, one copy alone", cell=cell.name, variant=independent, data="device", is_alone=True),
-        Arm(name=f"{cell.name}, update only", cell=cell.name, variant=independent, part="update", is_alone=True),
-    ]
+    alone = replace(copies(cell), name=f"{cell.name}, one copy alone", is_alone=True, kind="alone")
+    update = replace(alone, name=f"{cell.name}, update only", data="loader", part="update", kind="update")
+    return [silent(cell), copies(cell), alone, update]
 
 
 def data_name(cell: Cell, place: str) -> str:

@@ -1,5 +1,6 @@
 """Blocks of real optimizer steps, run by waiting ranks while everything else is idle."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,6 +11,10 @@ import numpy as np
 from tasks.measuring.arms import Arm
 from tasks.measuring.gpu_meter import GpuFigures, GpuMeter
 from tasks.measuring.workers import Workers
+from tasks.reporting.measurement import BlockWork
+
+_GOLDEN = 0.6180339887498949
+"""Multiples of it, without their whole part, are spread evenly however many there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +35,8 @@ class Timed:
     """Positions computed by each rank that ran, padding included."""
     num_samples: int
     """Samples."""
+    work: BlockWork | None = None
+    """What was done in it, for the gates."""
     gpus: Sequence[GpuFigures] = ()
     """What the GPUs of the ranks did meanwhile, the block's lead-in included; empty on the CPU."""
     metered_seconds: float = 0.0
@@ -96,7 +103,9 @@ class Bench:
         self._holds_all = holds_all
         self._held: Arm | None = None
         self._rng = np.random.default_rng(seed)
-        self._num_steps = 1
+        self._num_steps = [1]
+        self._turn = 0
+        self._place = float(self._rng.random())
         self._facts: dict[str, list[dict[str, Any]]] = {}
         self.steps_per_block = 1
         """Optimizer steps of a block."""
@@ -123,7 +132,9 @@ class Bench:
         self._count_steps()
 
     def _count_steps(self) -> None:
-        self._num_steps = min(one["num_steps"] for facts in self._facts.values() for one in facts)
+        """Count the steps of each range that every variant has; in weak scaling some have fewer."""
+        counts = [one["num_steps_of_segments"] for facts in self._facts.values() for one in facts]
+        self._num_steps = [min(numbers) for numbers in zip(*counts, strict=True)]
 
     def _hold(self, arm: Arm) -> None:
         """Drop what is built, unless it is this arm's variant, and build that."""
@@ -170,9 +181,21 @@ class Bench:
         return seconds
 
     def draw_steps(self) -> list[int]:
-        """Return the steps of the next turn: consecutive ones of the segment from a random place, from 1."""
-        start = int(self._rng.integers(self._num_steps))
-        return [(start + turn) % self._num_steps + 1 for turn in range(self.steps_per_block)]
+        """Return the steps of the next turn: consecutive ones of one range, counted from 1 over all ranges.
+
+        Where they begin goes round all ranges, from a random place, so that each is there as often as it has steps.
+        """
+        self._turn += 1
+        self._place = (self._place + _GOLDEN) % 1.0
+        segment, (start,) = self._placed([int(self._place * sum(self._num_steps)) + 1])
+        before, number = sum(self._num_steps[:segment]), self._num_steps[segment]
+        return [before + (start - 1 + turn) % number + 1 for turn in range(self.steps_per_block)]
+
+    def _placed(self, steps: Sequence[int]) -> tuple[int, list[int]]:
+        """Return the range of these steps, from 0, and which of its steps they are."""
+        ends = np.cumsum(self._num_steps)
+        segment = min(int(np.searchsorted(ends, steps[0])), len(ends) - 1)
+        return segment, [step - int(ends[segment]) + self._num_steps[segment] for step in steps]
 
     def run(self, arm: Arm, steps: Sequence[int]) -> Timed:
         """Run one block."""
@@ -181,7 +204,8 @@ class Bench:
             self._hold(arm)
         group = self._workers[arm.cell]
         ranks = [0] if arm.is_alone else None
-        block = {"steps": list(steps), "data": arm.data, "part": arm.part, "is_alone": arm.is_alone}
+        segment, own = self._placed(steps)
+        block = {"steps": own, "segment": segment, "data": arm.data, "part": arm.part, "is_alone": arm.is_alone}
         asked: dict[str, Any] = {"variant": dict(arm.variant), "block": block, "doing": f"timing {arm.name}"}
         figures = None
         if self._meter is None:
@@ -198,6 +222,7 @@ class Bench:
             num_tokens=sum(one["num_tokens"] for one in found),
             positions_by_rank=[one["num_positions"] for one in found],
             num_samples=sum(one["num_samples"] for one in found),
+            work=_work(found, turn=self._turn, part=group.ranges[segment], steps=own),
             gpus=figures.gpus[: group.world_size] if figures else (),
             metered_seconds=figures.seconds if figures else 0.0,
         )
@@ -210,3 +235,30 @@ class Bench:
             steps = self.draw_steps()
             for name in half:
                 trials.add(self.run(by_name[name], steps))
+
+
+def _work(found: Sequence[Mapping[str, Any]], *, turn: int, part: str, steps: list[int]) -> BlockWork:
+    """Return what all ranks did in a block; sums, except of the gradient's norm, which is the whole one's on each."""
+
+    def summed(name: str) -> Any:
+        return sum(one[name] for one in found)
+
+    norm, loss = max(one["grad_norm_sum"] for one in found), summed("loss_sum")
+    is_recorded = all(one["exchange_bytes"] is not None for one in found)
+    return BlockWork(
+        turn=turn,
+        range=part,
+        steps=steps,
+        seconds=max(one["seconds"] for one in found),
+        num_samples=summed("num_samples"),
+        num_tokens=summed("num_tokens"),
+        num_targets=summed("num_targets"),
+        num_positions=summed("num_positions"),
+        num_micro_batches=summed("num_micro_batches"),
+        rows=f"{summed('rows_digest') % 2**64:016x}",
+        rows_of_first_rank=f"{found[0]['rows_digest']:016x}",
+        loss_sum=loss if math.isfinite(loss) else None,
+        grad_norm_sum=norm if math.isfinite(norm) else None,
+        num_exchanges=[one["num_exchanges"] for one in found],
+        exchange_bytes=[one["exchange_bytes"] for one in found] if is_recorded else None,
+    )

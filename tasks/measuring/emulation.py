@@ -9,7 +9,7 @@ import numpy as np
 
 from tasks.measuring.session import measure_cells
 from tasks.params import Params
-from tasks.reporting.measurement import Measurement
+from tasks.reporting.measurement import MeasurementFile
 from training.emulated_device import EmulatedDevice, write_device
 from training.files import digest_of_json, write_json
 
@@ -51,7 +51,7 @@ def emulated_params(
 
 def measure_device(
     device: EmulatedDevice, params: Params, *, folder: Path, stop: threading.Event, num_devices: int | None = None
-) -> Measurement:
+) -> MeasurementFile:
     """Measure the comparison on ranks that have such a device each; files go to the new `folder`.
 
     `num_devices`: of the machine; by default those of the largest cell.
@@ -62,7 +62,7 @@ def measure_device(
     num_devices = num_devices or max(cell.world_size for cell in params.cells.values())
     machine = {"gpus": [], "num_gpus": 0, "num_cpus": num_devices}
     return measure_cells(
-        params, machine=machine, base_model=folder / "device", rows=rows, work=folder / "ranks", stop=stop
+        params, machine=machine, base_model=folder / "device", rows=[rows], work=folder / "ranks", stop=stop
     )
 
 

@@ -25,7 +25,7 @@ from tasks.measuring.preflight import preflight
 from tasks.measuring.speed import Comparison, Measured, measure_speed
 from tasks.measuring.workers import Workers, working
 from tasks.params import Params
-from tasks.reporting.measurement import Advice, Measurement, Prediction, Preflight
+from tasks.reporting.measurement import Advice, MeasurementFile, Prediction, Preflight, RankDevice
 from tasks.stage.choices import unit_of
 from tasks.stage.failure import DataError, DistributedError, PreemptedError, ResourceError
 from tasks.stage.progress import counting
@@ -71,9 +71,15 @@ class _Further:
 
 
 def measure_cells(
-    params: Params, *, machine: Mapping[str, Any], base_model: Path, rows: Path, work: Path, stop: threading.Event
-) -> Measurement:
-    """Measure the cells of the comparison on the rows of a slice; the ranks' files go to `work`.
+    params: Params,
+    *,
+    machine: Mapping[str, Any],
+    base_model: Path,
+    rows: Sequence[Path],
+    work: Path,
+    stop: threading.Event,
+) -> MeasurementFile:
+    """Measure the cells of the comparison on the rows of some slices; the ranks' files go to `work`.
 
     Raises DistributedError if ranks end, ResourceError without enough devices, PreemptedError once asked to stop.
     """
@@ -101,8 +107,9 @@ def measure_cells(
         with counting("measuring, blocks", None) as advance:
             measured = measure_speed(session.comparison, bench, advance=advance)
         arms = account(session.comparison, bench, measured, session.arithmetic)
+        devices = {cell: [RankDevice(**one) for one in group.devices] for cell, group in workers.items()}
         more = _more(session, bench, workers, measured, fits, stop) if holds_all else _Further(left_out=[_NO_ROOM])
-    return Measurement(
+    return MeasurementFile(
         scaling=params.measure.scaling,
         preflight=Preflight.model_validate(found),
         noise=measured.noise,
@@ -114,6 +121,9 @@ def measure_cells(
         waterfalls=measured.waterfalls,
         prediction=more.prediction,
         advice=more.advice,
+        blocks=measured.blocks,
+        ranges=[part.name for part in rows],
+        rank_devices=devices,
         left_out=_without_waterfall(comparison) + more.left_out,
     )
 
@@ -177,21 +187,26 @@ def has_room(
     return False
 
 
-def _session(params: Params, *, machine: Mapping[str, Any], base_model: Path, rows: Path, work: Path) -> Session:
+def _session(
+    params: Params, *, machine: Mapping[str, Any], base_model: Path, rows: Sequence[Path], work: Path
+) -> Session:
     devices = {cell: choose_device(cell, params, dict(machine)) for cell in params.cells}
     device = devices[params.baseline]
     is_weak = params.measure.scaling == "weak"
     cells = [_cell(params, name, is_weak=is_weak) for name in params.cells]
-    num_rows, lengths = len(np.load(rows / "row_ids.npy", allow_pickle=False)), None
+    num_rows, lengths = len(np.load(rows[0] / "row_ids.npy", allow_pickle=False)), None
     if unit_of(params.workload) == "token":
-        lengths = np.minimum(np.diff(np.load(rows / "offsets.npy", allow_pickle=False)), params.train.seq_len).tolist()
+        whole = [np.diff(np.load(part / "offsets.npy", allow_pickle=False)) for part in rows]
+        lengths = np.minimum(np.concatenate(whole), params.train.seq_len).tolist()
     largest = max(cell.global_batch_size for cell in cells)
     if is_weak and num_rows < largest:
         raise DataError(
-            f"range {rows.name} has {num_rows} rows, a step of the largest cell {largest} in weak scaling; "
+            f"range {rows[0].name} has {num_rows} rows, a step of the largest cell {largest} in weak scaling; "
             "allowed: a first range with at least as many"
         )
-    segment = {"range": rows.name, "epoch": 1, "fingerprint": "measured", "slice_dir": str(rows.resolve())}
+    segments = [
+        {"range": part.name, "epoch": 1, "fingerprint": "measured", "slice_dir": str(part.resolve())} for part in rows
+    ]
     return Session(
         comparison=Comparison(
             cells=cells,
@@ -207,7 +222,7 @@ def _session(params: Params, *, machine: Mapping[str, Any], base_model: Path, ro
         configs={
             cell: {
                 **told_to_ranks(cell, params, device=devices[cell], base_model=base_model, work=work / cell),
-                "segments": [segment],
+                "segments": segments,
             }
             for cell in params.cells
         },

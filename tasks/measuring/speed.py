@@ -18,7 +18,7 @@ from tasks.measuring.blocks import Bench, Timed, Trials
 from tasks.measuring.interleaving import Stopping, rounds
 from tasks.measuring.intervals import Interval, least_trials, pairs_needed, ratio_of_medians
 from tasks.measuring.waterfall import waterfall
-from tasks.reporting.measurement import Estimate, NoiseFloor, Waterfall
+from tasks.reporting.measurement import ArmBlocks, Estimate, NoiseFloor, Phase, Waterfall
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +95,8 @@ class Measured:
     """Rounds of the speedups."""
     waterfalls: list[Waterfall]
     """Of every cell that spreads an update."""
+    blocks: list[ArmBlocks]
+    """What was done in every block of the three phases."""
 
 
 def measure_speed(comparison: Comparison, bench: Bench, *, advance: Callable[[int], None]) -> Measured:
@@ -103,16 +105,18 @@ def measure_speed(comparison: Comparison, bench: Bench, *, advance: Callable[[in
     started = time.perf_counter()
     bench.calibrate(as_trained(comparison.baseline), block_seconds=comparison.block_seconds)
     _log.info("blocks of %d optimizer steps, the cells taking turns", bench.steps_per_block)
-    noise = _noise(comparison, bench, advance)
+    noise, blocks = _noise(comparison, bench, advance)
     spent = time.perf_counter() - started
     share = _SHARE_OF_SPEED if comparison.spreading else 1.0
     trials, stopping, num_rounds = _speedups(
         comparison, bench, max(share * comparison.max_seconds - spent, 0.0), advance
     )
+    blocks += _blocks("speedup", comparison.arms, trials)
     waterfalls = []
     if comparison.spreading:
         rest = _counterfactuals(comparison, bench, started + comparison.max_seconds, advance)
         waterfalls = [_waterfall(comparison, bench, rest, cell) for cell in comparison.spreading]
+        blocks += _blocks("waterfall", [*comparison.arms, *comparison.counterfactuals], rest)
     intervals = stopping.intervals
     return Measured(
         noise=noise,
@@ -126,10 +130,26 @@ def measure_speed(comparison: Comparison, bench: Bench, *, advance: Callable[[in
         stopped_because=stopping.reason,
         num_rounds=num_rounds,
         waterfalls=waterfalls,
+        blocks=blocks,
     )
 
 
-def _noise(comparison: Comparison, bench: Bench, advance: Callable[[int], None]) -> NoiseFloor:
+def _blocks(phase: Phase, arms: Sequence[Arm], trials: Trials) -> list[ArmBlocks]:
+    """Return what the blocks of a phase did, arm by arm."""
+    return [
+        ArmBlocks(
+            phase=phase,
+            arm=arm.name,
+            cell=arm.cell,
+            kind=arm.kind,
+            blocks=[block.work for block in trials.blocks[arm.name] if block.work is not None],
+        )
+        for arm in arms
+        if arm.name in trials.blocks
+    ]
+
+
+def _noise(comparison: Comparison, bench: Bench, advance: Callable[[int], None]) -> tuple[NoiseFloor, list[ArmBlocks]]:
     """Run the baseline against itself, as two cells are run against each other."""
     arm = as_trained(comparison.baseline)
     again = replace(arm, name=f"{arm.name} again")
@@ -151,7 +171,7 @@ def _noise(comparison: Comparison, bench: Bench, advance: Callable[[int], None])
         "noise floor: %s against itself %.3f (%.3f to %.3f) in %d rounds; a round varies by %.1f %%",
         arm.name, ratio.value, ratio.low, ratio.high, len(one), 100 * variation,
     )  # fmt: skip
-    return noise
+    return noise, _blocks("noise", [arm, again], trials)
 
 
 def _speedups(

@@ -58,6 +58,8 @@ class Workers:
         """Start the ranks; `module` is what each of them runs."""
         self.cell: str = config["cell"]
         self.world_size: int = config["world_size"]
+        self.ranges: list[str] = [segment["range"] for segment in config.get("segments", ())]
+        """The ranges that its ranks know, in the order of their segments."""
         self._config, self._launcher, self._nodes, self._module = config, launcher, nodes, module
         self._stop = stop
         self._seconds_to_start = _SECONDS_TO_START + (0.0 if nodes is None else nodes.wait_seconds)
@@ -76,6 +78,7 @@ class Workers:
         self._door.listen(self.world_size)
         self._door.settimeout(_SECONDS_BETWEEN_LOOKS)
         self._lines: dict[int, Connection] = {}
+        self._devices: dict[int, dict[str, Any]] = {}
         self._launch = importlib.import_module(f"tasks.launchers.{self._launcher}").start(
             work / "config.json",
             world_size=self.world_size,
@@ -97,6 +100,7 @@ class Workers:
                 connection = Connection(line.detach())
                 said = self._heard(connection, deadline, doing="starting")
                 self._lines[said["rank"]] = connection
+                self._devices[said["rank"]] = said.get("device", {})
         self._door.close()
         # Nobody needs the path any more; a stage that is killed leaves none behind.
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -117,6 +121,11 @@ class Workers:
             except OSError:
                 self._check(deadline, doing=doing)
         return [self._heard(self._lines[rank], deadline, doing=doing) for rank in asked]
+
+    @property
+    def devices(self) -> list[dict[str, Any]]:
+        """What each rank computes on, as it said itself (training/ownership.py)."""
+        return [self._devices[rank] for rank in sorted(self._devices)]
 
     def close(self) -> None:
         """End the ranks."""

@@ -41,7 +41,7 @@ def collect_results(outputs: Outputs) -> Results:
     if withheld >= set(outputs.others) and outputs.others:
         # With nothing beside it, not even the baseline's own 1.00x says anything.
         withheld.add(outputs.params.baseline)
-    measurement = outputs.measurement
+    measurement = outputs.measurement.published if outputs.measurement else None
     if measurement is not None and withheld:
         measurement = without_cells(measurement, withheld)
     cells = [

@@ -238,26 +238,3 @@ def _implausible_by_measurement(outputs: Outputs, cell: str) -> list[str]:
         f"above {_MOST_EFFICIENCY:g} is not possible. "
         "Measure again on an idle machine: dvc repro -f -s measure, then make compare"
     ]
-
-
-def own_device(outputs: Outputs, cell: str) -> Finding:
-    """Check that no rank of the cell shares a GPU or, on the CPU, a core with another."""
-    facts = outputs.runs[cell].facts
-    # Of several nodes, each with as many ranks, the one that has least.
-    ranks = facts.world_size // facts.num_nodes
-    if facts.device == "cuda":
-        there = min([len(outputs.machine.gpus), *(len(node.gpus) for node in facts.nodes)])
-        needed, what = ranks, "GPUs"
-    else:
-        there = min([outputs.machine.num_cpus, *(node.num_cpus for node in facts.nodes)])
-        needed, what = ranks * facts.threads_per_rank, "CPUs"
-    if facts.num_nodes > 1:
-        what += " per node"
-    problem = (
-        f"{cell} needs {needed} {what} and shares {there}: a cell whose ranks share devices says nothing about scaling"
-    )
-    return finding(
-        [problem] * (needed > there),
-        otherwise=f"{cell} {needed} of {there} {what}",
-        numbers={"needed": needed, "there": there},
-    )

@@ -3,6 +3,7 @@
 from tasks.reporting import wording
 from tasks.reporting.facts import Record
 from tasks.reporting.gate import Finding, Verdict, finding, not_checked
+from tasks.reporting.measured import arm_of
 from tasks.reporting.outputs import Outputs
 from tasks.reporting.stage_files import CertifiedCell
 
@@ -55,6 +56,12 @@ def update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
         if getattr(facts, name) != getattr(certificate, name):
             what = name.removesuffix("_digest").replace("_", " ")
             gaps.append(f"{cell} was trained with another {what} than the one that the certificate is of")
+    timed = outputs.measurement and arm_of(outputs.measurement, cell).global_batch_size
+    if timed and timed != facts.global_batch_size:
+        gaps.append(
+            f"{cell} was timed on steps of {timed} samples (weak scaling), which are another training than the one of "
+            f"{facts.global_batch_size} that the certificate is of"
+        )
     if gaps and not problems:
         return not_checked("; ".join(gaps))
     return finding(

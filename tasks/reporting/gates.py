@@ -8,7 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Literal
 
-from tasks.reporting import asked_for, clock, comparability, correctness, equivalence, heldout, synchronisation
+from tasks.reporting import (
+    asked_for,
+    blocks_and_training,
+    clock,
+    comparability,
+    correctness,
+    equivalence,
+    heldout,
+    own_device,
+    rows_of_blocks,
+    synchronisation,
+    work_of_blocks,
+)
 from tasks.reporting.gate import CellFinding, Finding, Gate, Standing
 from tasks.reporting.outputs import Outputs
 
@@ -91,7 +103,7 @@ _CHECKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
     (
         "Every rank has a device of its own",
         "Are there as many GPUs (or CPU cores) as the ranks need?",
-        comparability.own_device,
+        own_device.own_device,
     ),
     (
         "Speedup is plausible",
@@ -100,6 +112,24 @@ _CHECKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
     ),
 ]
 
+_CHECKS_OF_BLOCKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
+    (
+        "Timed blocks did the work",
+        "Did every timed block learn from the training's rows, with its loss, gradient and exchanges?",
+        work_of_blocks.blocks_do_the_work,
+    ),
+    (
+        "Timed rows are typical",
+        "Do the timed rows have as many tokens as those of the whole training?",
+        rows_of_blocks.timed_rows_are_typical,
+    ),
+    (
+        "Training bears out the blocks",
+        "Do the blocks give the published speedup, and does the whole training bear it out?",
+        blocks_and_training.training_bears_out_blocks,
+    ),
+]
+"""Where the speedup was measured in blocks."""
 _PROOFS = ("Update equivalence", "Gradients were synchronised", "Same parameters on all ranks")
 """Gates without which the training of a cell with several ranks is not shown to be that of one."""
 _SPARE_THROUGHPUT = {
@@ -118,7 +148,7 @@ _SPARE_THROUGHPUT = {
 def check_gates(outputs: Outputs) -> list[Gate]:
     """Return what every gate found of every cell."""
     gates = []
-    for name, question, check in _CHECKS:
+    for name, question, check in _CHECKS + (_CHECKS_OF_BLOCKS if outputs.measurement is not None else []):
         found = {cell: check(outputs, cell) for cell in outputs.runs}
         findings = [CellFinding(cell=cell, **asdict(one)) for cell, one in found.items() if one is not None]
         gates.append(Gate(name=name, question=question, findings=findings))

@@ -32,6 +32,17 @@ class Estimate(Record):
         return self.low <= 1 <= self.high
 
 
+class RankDevice(Record):
+    """What a rank computes on, as the rank itself sees it."""
+
+    gpu_uuid: str | None = None
+    """Its GPU; null on the CPU."""
+    cpus: list[int] | None = None
+    """Cores that it may use; null where the system does not tell."""
+    cpu_quota: float | None = None
+    """Cores' worth of time that its control group may use; null without a limit."""
+
+
 class NoiseFloor(Record):
     """The A/A run: the baseline against itself, measured as two cells would be."""
 
@@ -43,6 +54,62 @@ class NoiseFloor(Record):
     """Standard deviation of a round's seconds / their mean."""
     pairs_needed: int
     """Pairs that the asked half-width needs at this noise, if nothing drifts."""
+
+
+class BlockWork(Record):
+    """What was done in one timed block, all ranks together; what gates hold the seconds against."""
+
+    turn: int
+    """Blocks of one turn ran the same steps."""
+    range: str
+    """Whose rows it had."""
+    steps: list[int]
+    """Optimizer steps of the range's first epoch, from 1, in this order."""
+    seconds: float
+    """Of the whole block, on its slowest rank."""
+    num_samples: int
+    """Rows."""
+    num_tokens: int
+    """What was learned from, in the workload's unit."""
+    num_targets: int
+    """Labels that were learned from."""
+    num_positions: int
+    """Positions computed, padding included."""
+    num_micro_batches: int
+    """Forward passes with rows in them."""
+    rows: str
+    """Digest of which rows each step had; the same for the same rows, whichever ranks had them."""
+    rows_of_first_rank: str
+    """The same of the first rank alone."""
+    loss_sum: float | None
+    """Sum of the losses that were back-propagated; null if not finite."""
+    grad_norm_sum: float | None
+    """Sum over the steps of the gradient's L2 norm before clipping; null if not finite."""
+    num_exchanges: list[int]
+    """Collectives of the group of the gradients, rank by rank: counted by torch."""
+    exchange_bytes: list[int] | None
+    """Bytes that these were given, by torch's flight recorder; null where it does not tell."""
+
+
+Phase = Literal["noise", "speedup", "waterfall"]
+
+
+class ArmBlocks(Record):
+    """The blocks of one arm in one phase of measuring."""
+
+    phase: Phase
+    """noise: the baseline against itself; speedup: what the speedups are of; waterfall: beside the counterfactuals."""
+
+    arm: str
+    """Its name."""
+    cell: str
+    """Name of the cell whose ranks ran it."""
+    kind: Literal["as trained", "wrapped", "data", "silent", "independent", "alone", "update"]
+    """as trained: the cell's step; wrapped: the baseline in DDP; data: data in another place; silent: no exchange;
+    independent: the shares of all ranks as one process would run them; alone: that of one of them; update: no
+    micro-batches."""
+    blocks: list[BlockWork]
+    """In the order of time."""
 
 
 class ArmSpeed(Record):
@@ -239,3 +306,19 @@ class Measurement(Record):
     """What to change; null where it was not asked for."""
     left_out: list[str] = Field(default_factory=list)
     """What was asked for and could not be measured, in whole sentences with the reason."""
+
+
+class MeasurementFile(Measurement):
+    """speed.json itself: with what only the gates look at, and results.json leaves out."""
+
+    blocks: list[ArmBlocks] = Field(default_factory=list)
+    """What was done in every block."""
+    ranges: list[str] = Field(default_factory=list)
+    """The ranges whose rows were timed."""
+    rank_devices: dict[str, list[RankDevice]] = Field(default_factory=dict)
+    """Cell -> what each rank computed on."""
+
+    @property
+    def published(self) -> Measurement:
+        """What results.json has of it."""
+        return Measurement.model_construct(**{name: getattr(self, name) for name in Measurement.model_fields})

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from tasks.params import Params
 from tasks.reporting.ledger import Ledger, Samples, digest_of_rows, ledger_of, samples_of
-from tasks.reporting.measurement import Measurement
+from tasks.reporting.measurement import MeasurementFile
 from tasks.reporting.stage_files import (
     BaseModelManifest,
     CertificateFile,
@@ -156,7 +156,7 @@ class Outputs:
     slices: dict[str, SliceOutputs]
     certificate: CertificateFile | None
     """Of update equivalence; None where the stage `measure` has not run."""
-    measurement: Measurement | None
+    measurement: MeasurementFile | None
     """Of speed; None where the stage `measure` has not run."""
     runs: dict[str, RunOutputs]
     evaluation: EvaluationFile
@@ -246,10 +246,10 @@ def _read_steps(events: Iterable[dict[str, Any]]) -> Steps:
     )
 
 
-def _read_measurement(path: Path, params: Params) -> Measurement | None:
+def _read_measurement(path: Path, params: Params) -> MeasurementFile | None:
     if not path.exists():
         return None
-    measurement = _read(path, Measurement)
+    measurement = _read(path, MeasurementFile)
     measured = [f"{arm.cell} ({arm.world_size})" for arm in measurement.arms if not arm.is_wrapped_baseline]
     wanted = [f"{name} ({cell.world_size})" for name, cell in params.cells.items()]
     if measured != wanted:

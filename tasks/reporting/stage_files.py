@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from tasks.reporting.gate import Verdict
+from tasks.reporting.measurement import RankDevice
 
 
 class StageFile(BaseModel):
@@ -69,6 +70,16 @@ class MachineFile(StageFile):
     versions: dict[str, str | None]
 
 
+class RecordedExchanges(StageFile):
+    """What torch recorded of the exchanges of a segment's last steps, on the first rank."""
+
+    num_steps: int
+    number: int
+    num_bytes: int
+    counted_number: int
+    counted_bytes: int
+
+
 class SegmentFile(StageFile):
     """segment.json: the totals of one segment."""
 
@@ -101,6 +112,8 @@ class SegmentFile(StageFile):
     started_at: str
     micro_batch_sizes: list[int] = []
     version_drift: list[str] = []
+    rank_devices: list[RankDevice] = []
+    recorded_exchanges: RecordedExchanges | None = None
 
     @property
     def weight(self) -> int:

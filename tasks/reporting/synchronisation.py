@@ -12,6 +12,17 @@ _SHARE_SENT = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
 """Of the gradient's fp32 bytes, by the strategy's option gradient_hook."""
 
 
+def bytes_per_exchange(gradient_bytes: int, options: Mapping[str, Any], *, is_exact: bool) -> tuple[int, int]:
+    """Return the least and the most bytes that a rank gives to one exchange of the whole gradient: a pure function.
+
+    Of a tied embedding whose head goes early, rows of the embedding go beside it: at most all.
+    """
+    if is_exact:
+        return gradient_bytes, gradient_bytes
+    sent = int(gradient_bytes * _SHARE_SENT[options.get("gradient_hook", "none")])
+    return sent, 2 * sent if options.get("early_tied_head") else sent
+
+
 def gradients_synchronised(outputs: Outputs, cell: str) -> Finding | None:
     """Check number and bytes of the exchanges of every segment against one exchange of the gradient per step.
 
@@ -27,6 +38,8 @@ def gradients_synchronised(outputs: Outputs, cell: str) -> Finding | None:
             found = _of_gathers(run, segment, gradient_bytes)
         else:
             found = _of_all_reduces(run, segment, gradient_bytes, outputs.params.cells[cell].options)
+        if found is None:
+            found = _of_record(segment, gradient_bytes, outputs, cell)
         if found:
             problems.setdefault(found, []).append(segment)
     if run.facts.world_size == 1 and not problems:
@@ -87,6 +100,29 @@ def _of_gathers(run: RunOutputs, segment: SegmentOutputs, gradient_bytes: int) -
         return (
             f"{facts.num_gather_bytes / gradient_bytes:g} gradients were gathered in {wording.counted(steps, 'step')}, "
             f"one per micro-batch is needed: {least if least == most else f'{least} to {most}'}"
+        )
+    return None
+
+
+def _of_record(segment: SegmentOutputs, gradient_bytes: int, outputs: Outputs, cell: str) -> str | None:
+    """Return what torch's own record of the last steps' collectives says against what the steps counted."""
+    recorded = segment.facts.recorded_exchanges
+    # An emulated link sends a bucket in messages of its own.
+    if recorded is None or outputs.params.workload == "emulated" or outputs.runs[cell].facts.world_size == 1:
+        return None
+    if recorded.number != recorded.counted_number:
+        return (
+            f"torch recorded {recorded.number} exchanges in the last {wording.counted(recorded.num_steps, 'step')}, "
+            f"{recorded.counted_number} were counted"
+        )
+    options, is_exact = outputs.params.cells[cell].options, outputs.params.train.exact
+    least, most = bytes_per_exchange(gradient_bytes, options, is_exact=is_exact)
+    # In exact mode as many gradients as were counted, which is judged before; else one per step.
+    times = recorded.counted_bytes // gradient_bytes if is_exact else recorded.num_steps
+    if not times * least <= recorded.num_bytes <= times * most:
+        return (
+            f"the exchanges of the last {wording.counted(recorded.num_steps, 'step')} were given "
+            f"{recorded.num_bytes:,} bytes by torch's record, {times * least:,} are needed"
         )
     return None
 

@@ -41,6 +41,10 @@ def main() -> int:
         if museum.clean.is_caught:
             progress.print(f"the comparison without a defect raises an alarm: {museum.clean.says}")
             return 1
+        timed = museum.show_timed()
+        if timed.is_caught:
+            progress.print(f"the comparison without a defect, timed, raises an alarm: {timed.says}")
+            return 1
         shown = []
         exhibits = [exhibit for exhibit in EXHIBITS if arguments.only in exhibit.key]
         for number, exhibit in enumerate(exhibits, start=1):

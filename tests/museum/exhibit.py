@@ -63,6 +63,8 @@ class Exhibit:
     """Changes to params.yaml, by dotted key; made before the training of any cell."""
     is_certified: bool = False
     """Whether the equivalence certificate is made with the defect; else it is the clean one and others have to see."""
+    is_timed: bool = False
+    """Whether the speed is measured, too; the defect is then in nothing but that, and the trainings are shared."""
     spares_baseline: bool = False
     """Whether one process does exactly what it does without the defect, so that its run can be shared."""
 

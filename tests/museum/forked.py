@@ -23,7 +23,14 @@ class Launch:
     """A group of ranks, children of this process."""
 
     def __init__(
-        self, config: Path, *, world_size: int, threads_per_rank: int, log_folder: Path, arguments: Sequence[str] = ()
+        self,
+        config: Path,
+        *,
+        world_size: int,
+        threads_per_rank: int,
+        log_folder: Path,
+        arguments: Sequence[str] = (),
+        module: str = "training",
     ) -> None:
         log_folder.mkdir(parents=True, exist_ok=True)
         self.log_folder = log_folder
@@ -45,6 +52,7 @@ class Launch:
             pid = os.fork()
             if pid == 0:
                 _be_rank(
+                    module,
                     ["--config", str(config), *arguments],
                     log_folder / f"{rank}.log",
                     {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
@@ -109,7 +117,7 @@ class Launch:
             os.kill(pid, number)
 
 
-def _be_rank(arguments: list[str], log: Path, environment: dict[str, str]) -> None:
+def _be_rank(module: str, arguments: list[str], log: Path, environment: dict[str, str]) -> None:
     """Run the training's entry in this process, which is a fresh fork, and end it."""
     code = 1
     try:
@@ -119,8 +127,8 @@ def _be_rank(arguments: list[str], log: Path, environment: dict[str, str]) -> No
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         os.environ.update(environment)
-        sys.argv = ["training", *arguments]
-        runpy.run_module("training", run_name="__main__", alter_sys=True)
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:

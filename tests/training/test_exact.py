@@ -122,6 +122,8 @@ def test_an_exact_segment_says_how_many_gradients_were_gathered(builtin_text: tu
     assert facts["num_gather_bytes"] == 25 * 2 * sum(tensor.nbytes for tensor in weights.values())
     assert (facts["num_all_reduces"], facts["num_all_reduce_bytes"], facts["gradient_bucket_bytes"]) == (0, 0, [])
     assert facts["backend"] == "gloo"
+    assert facts["recorded_exchanges"]["num_bytes"] == facts["num_gather_bytes"]
+    assert facts["recorded_exchanges"]["number"] == facts["num_gathers"]
     alone = facts_of(train(builtin_text, 1, exact=True))
     assert (alone["num_gathers"], alone["num_gather_bytes"], alone["backend"]) == (0, 0, None)
 

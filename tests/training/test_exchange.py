@@ -57,6 +57,12 @@ def test_half_the_bytes_are_sent_in_16_bit_and_the_weights_stay_near(hook: str, 
     assert sum(facts["gradient_bucket_bytes"]) == _num_gradient_bytes(config)
     assert facts["num_all_reduce_bytes"] == 6 * _num_gradient_bytes(config) / 2
     assert facts_of(plain)["num_all_reduce_bytes"] == 6 * _num_gradient_bytes(config)
+    # What torch itself recorded of DDP's calls, and not what is reckoned from its buckets.
+    for one in (facts, facts_of(plain)):
+        recorded = one["recorded_exchanges"]
+        assert recorded["num_steps"] == 6
+        assert recorded["number"] == recorded["counted_number"] == one["num_all_reduces"]
+        assert recorded["num_bytes"] == recorded["counted_bytes"] == one["num_all_reduce_bytes"]
     distance = relative_l2(weights_at_end(config), weights_at_end(plain))
     assert 0 < distance < 2e-3
 
@@ -94,6 +100,7 @@ def test_the_heads_part_exchanged_early_leaves_the_same_weights(
     rows = facts["num_all_reduce_bytes"] - 6 * _num_gradient_bytes(early)
     assert 0 < rows <= 6 * head_bytes
     assert rows % (128 * 4) == 0
+    assert facts["recorded_exchanges"]["num_bytes"] == facts["num_all_reduce_bytes"]
 
 
 def test_buckets_that_gradients_are_copied_to_give_the_same_bits(train: Train) -> None:

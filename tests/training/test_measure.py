@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.tiny import make_config
@@ -14,6 +15,7 @@ from training.distributed import Ranks
 from training.emulated_device import EmulatedDevice, write_device
 from training.measure import Block, BlockRunner
 from training.plan import plan_segment
+from training.row_digest import digest_of_rows
 from training.variants import Variant
 
 STEPS = [2, 3, 3]
@@ -110,3 +112,46 @@ def test_ddp_says_what_it_timed_and_a_plain_module_says_nothing(runner: BlockRun
     assert set(timers) == {"forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap"}
     assert timers["backward_comm"] > 0
     assert runner.ddp_timers(Variant()) == {}
+
+
+def test_a_block_tells_its_rows_loss_gradient_and_exchanges(runner: BlockRunner) -> None:
+    plain, wrapped, silent = (
+        runner.run(Block(variant=variant, steps=STEPS, data="device"))
+        for variant in (Variant(), Variant(strategy="ddp"), Variant(strategy="ddp", communicates=False))
+    )
+    for one in (wrapped, silent):
+        assert one["rows_digest"] == plain["rows_digest"]
+        assert one["num_micro_batches"] == plain["num_micro_batches"] == 12
+        assert one["loss_sum"] == pytest.approx(plain["loss_sum"], rel=1e-9)
+        assert one["grad_norm_sum"] == pytest.approx(plain["grad_norm_sum"], rel=1e-5)
+    assert plain["loss_sum"] / plain["num_targets"] == pytest.approx(np.log(128), rel=0.1)
+    gradient_bytes = sum(runner.facts(Variant(strategy="ddp"))["gradient_bucket_bytes"])
+    num_buckets = len(runner.facts(Variant(strategy="ddp"))["gradient_bucket_bytes"])
+    assert (wrapped["num_exchanges"], wrapped["exchange_bytes"]) == (3 * num_buckets, 3 * gradient_bytes)
+    for one in (plain, silent):
+        assert (one["num_exchanges"], one["exchange_bytes"]) == (0, 0)
+
+
+def test_other_rows_or_the_same_in_other_steps_have_another_digest(runner: BlockRunner) -> None:
+    def digest(*steps: int) -> int:
+        found: int = runner.run(Block(variant=Variant(), steps=steps, data="host"))["rows_digest"]
+        return found
+
+    assert digest(2, 3) == digest(2, 3)
+    assert len({digest(2, 3), digest(3, 2), digest(2, 4), digest(2)}) == 4
+    rows = [np.arange(8), np.arange(8, 16)]
+    shares = [digest_of_rows([[part[::2]] for part in rows]), digest_of_rows([[part[1::2]] for part in rows])]
+    assert sum(shares) % 2**64 == digest_of_rows([[part[::-1]] for part in rows])
+
+
+def test_a_block_has_the_rows_of_the_segment_that_is_asked_for(
+    tiny_model: Path, slices: list[Path], tmp_path: Path, alone: Ranks
+) -> None:
+    runner = BlockRunner(parsed(make_config(tmp_path, tiny_model, slices), tmp_path), alone)
+    assert len(runner.facts(Variant())["num_steps_of_segments"]) == len(slices) > 1
+    first, second = (
+        runner.run(Block(variant=Variant(), steps=[1, 2], data="loader", segment=index)) for index in range(2)
+    )
+    assert first["num_samples"] == second["num_samples"] == 16
+    assert first["rows_digest"] != second["rows_digest"]
+    assert runner._get(Variant(), 1).strategy is runner._get(Variant()).strategy

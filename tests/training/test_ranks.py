@@ -100,6 +100,9 @@ def test_ranks_share_out_every_sample_and_end_with_the_same_parameters(clean: di
         assert len(facts["gradient_bucket_bytes"]) == 1
         assert facts["num_all_reduce_bytes"] == facts["gradient_bucket_bytes"][0] * facts["num_steps"]
         assert facts["backend"] == "gloo"
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+        assert [one["cpus"] for one in facts["rank_devices"]] == [cores, cores]
+        assert [one["gpu_uuid"] for one in facts["rank_devices"]] == [None, None]
         assert (facts["num_gathers"], facts["num_gather_bytes"]) == (0, 0)
         folder = Path(clean["work_dir"]) / "segments" / facts["fingerprint"]
         with np.load(folder / "ledger.npz") as ledger:

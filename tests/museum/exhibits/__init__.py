@@ -1,6 +1,6 @@
 """The defects, each made by one line of our own trainer or pipeline."""
 
-from tests.museum.exhibits import alike, mathematics, measuring, resuming, synchronisation, work
+from tests.museum.exhibits import alike, blocks, mathematics, measuring, resuming, synchronisation, work
 
 EXHIBITS = [
     *synchronisation.EXHIBITS,
@@ -9,5 +9,6 @@ EXHIBITS = [
     *resuming.EXHIBITS,
     *alike.EXHIBITS,
     *measuring.EXHIBITS,
+    *blocks.EXHIBITS,
 ]
 """In the order of the table."""

@@ -23,7 +23,7 @@ from tasks.measuring.interleaving import rounds
 from tasks.measuring.session import has_room
 from tasks.measuring.speed import Comparison
 from tasks.measuring.workers import Workers, working
-from tasks.reporting.measurement import Measurement
+from tasks.reporting.measurement import MeasurementFile
 from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
 from tasks.stage.ranks import told_to_ranks
 from training.emulated_device import EmulatedDevice, expected_step_seconds, write_device
@@ -45,13 +45,13 @@ COMPARISON = Comparison(
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Measurement:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> MeasurementFile:
     """One and two devices, on a machine with four."""
     folder = tmp_path_factory.mktemp("emulated")
     return measure_device(DEVICE, PARAMS, folder=folder, stop=threading.Event(), num_devices=4)
 
 
-def test_every_cell_and_the_wrapped_baseline_are_timed_in_the_same_rounds(measured: Measurement) -> None:
+def test_every_cell_and_the_wrapped_baseline_are_timed_in_the_same_rounds(measured: MeasurementFile) -> None:
     assert [arm.arm for arm in measured.arms] == ["1dev", "2dev", f"1dev{WRAPPED}"]
     assert {arm.num_blocks for arm in measured.arms} == {2 * measured.num_rounds}
     assert [len(arm.step_p50_seconds) for arm in measured.arms] == [1, 2, 1]
@@ -60,7 +60,7 @@ def test_every_cell_and_the_wrapped_baseline_are_timed_in_the_same_rounds(measur
     assert (first.speedup, second.speedup_over_wrapped is None, around.speedup is None) == (None, False, False)
 
 
-def test_rates_are_counted_work_over_time(measured: Measurement) -> None:
+def test_rates_are_counted_work_over_time(measured: MeasurementFile) -> None:
     for arm in measured.arms:
         # Rows of 8 tokens without padding: 7 are learned from.
         assert arm.tokens_per_second == pytest.approx(7 * arm.samples_per_second)
@@ -68,7 +68,7 @@ def test_rates_are_counted_work_over_time(measured: Measurement) -> None:
         assert arm.samples_per_second * arm.step_seconds.value == pytest.approx(4, rel=0.5)
 
 
-def test_what_two_devices_lose_is_named_and_adds_up(measured: Measurement) -> None:
+def test_what_two_devices_lose_is_named_and_adds_up(measured: MeasurementFile) -> None:
     (fall,) = measured.waterfalls
     assert fall.cell == "2dev"
     assert max(fall.parts, key=lambda part: part.seconds.value).name == "exposed communication"
@@ -78,7 +78,7 @@ def test_what_two_devices_lose_is_named_and_adds_up(measured: Measurement) -> No
     assert fall.lost_efficiency == pytest.approx(1 - fall.ideal_seconds / fall.measured_seconds)
 
 
-def test_advice_says_what_to_write_and_puts_the_best_first(measured: Measurement) -> None:
+def test_advice_says_what_to_write_and_puts_the_best_first(measured: MeasurementFile) -> None:
     assert measured.advice is not None
     patches = {one.change: one.patch for one in measured.advice.tried}
     assert patches["micro-batches of 2 samples instead of 1"] == "train:\n  micro_batch_size: 2"
@@ -91,7 +91,7 @@ def test_advice_says_what_to_write_and_puts_the_best_first(measured: Measurement
 
 
 def test_the_link_of_four_is_measured_where_there_are_devices_for_four_and_that_of_eight_is_not(
-    measured: Measurement,
+    measured: MeasurementFile,
 ) -> None:
     assert measured.prediction is not None
     assert "measured with 2 and 4 ranks;" in " ".join(measured.prediction.assumptions)
@@ -127,11 +127,11 @@ def test_a_link_that_cannot_be_measured_costs_nothing_but_its_sweep(
     assert caplog.text.count("no memory for more ranks") == 2
 
 
-def test_the_reason_for_stopping_and_the_preflight_are_part_of_the_record(measured: Measurement) -> None:
+def test_the_reason_for_stopping_and_the_preflight_are_part_of_the_record(measured: MeasurementFile) -> None:
     assert "rounds" in measured.stopped_because
     assert measured.preflight.checks
     assert measured.noise.ratio.low <= measured.noise.ratio.value <= measured.noise.ratio.high
-    assert Measurement.model_validate(measured.model_dump(mode="json")) == measured
+    assert MeasurementFile.model_validate(measured.model_dump(mode="json")) == measured
 
 
 @pytest.fixture

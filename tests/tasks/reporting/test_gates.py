@@ -217,7 +217,10 @@ def test_what_was_compared_is_there_for_machines_in_each_cells_finding(tmp_path:
     assert [one["data_wait_share"] for one in numbers[DATA_BOUND]] == [pytest.approx(0.002), pytest.approx(0.02 / 6.4)]
     assert numbers[CURVES][0]["largest_relative_difference"] is None  # JSON has no infinity
     assert numbers[SAME_PARAMETERS] == [{"segments_compared": 2, "most_different_checksums": 1}]
-    assert numbers[OWN_DEVICE] == [{"needed": 1, "there": 2}, {"needed": 2, "there": 2}]
+    assert numbers[OWN_DEVICE] == [
+        {"needed": 1, "there": 2, "times_asked": 0},
+        {"needed": 2, "there": 2, "times_asked": 0},
+    ]
     assert all(all(found) for found in numbers.values())
 
 

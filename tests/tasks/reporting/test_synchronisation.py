@@ -11,6 +11,7 @@ import pytest
 
 from tasks.reporting.gate import Gate
 from tasks.reporting.gates import check_gates
+from tasks.reporting.synchronisation import gradients_synchronised
 from tests.tasks.reporting.comparison import PARAMS, edit_json, edit_segment, outputs_of, write_comparison
 
 
@@ -194,3 +195,22 @@ def test_a_head_that_is_exchanged_early_is_one_more_all_reduce_of_some_rows(
 ) -> None:
     gate = _with_options(tmp_path, num_all_reduces=num_all_reduces, num_bytes=num_bytes, early_tied_head=True)
     assert gate.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("recorded", "says"),
+    [
+        ({"number": 1}, "torch recorded 1 exchanges in the last 2 steps, 2 were counted"),
+        ({"num_bytes": 4000}, "were given 4,000 bytes by torch's record, 8,000 are needed"),
+        ({}, None),
+    ],
+)
+def test_what_torch_recorded_of_the_last_steps_decides_over_what_was_reckoned(
+    tmp_path: Path, params: dict[str, Any], recorded: dict[str, int], says: str | None
+) -> None:
+    told = {"num_steps": 2, "number": 2, "num_bytes": 8000, "counted_number": 2, "counted_bytes": 8000} | recorded
+    edit_segment(tmp_path, "2proc", recorded_exchanges=told)
+    found = gradients_synchronised(outputs_of(tmp_path, params), "2proc")
+    assert found is not None
+    assert found.verdict == ("failed" if says else "passed")
+    assert (says or "") in found.compared

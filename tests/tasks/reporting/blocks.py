@@ -1,0 +1,108 @@
+"""Timed blocks of the comparison written by hand: what each did, so that the gates can be told that it did not."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.reporting.measurement import ArmBlocks, BlockWork, MeasurementFile, RankDevice
+from tasks.reporting.outputs import Outputs, Steps
+from tests.tasks.reporting.comparison import NUM_PARAMETERS, RANGES, num_labels, rows_of
+from tests.tasks.reporting.measured import arm, estimate, measurement
+from training.files import write_json
+from training.row_digest import digest_of_rows
+
+NUM_TURNS = 20
+SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042}
+"""Of one step."""
+KINDS = {
+    "1proc": "as trained",
+    "1proc in a DDP wrapper": "wrapped",
+    "2proc": "as trained",
+    "2proc, no communication": "silent",
+    "2proc, one copy alone": "alone",
+    "2proc, update only": "update",
+}
+SPEEDUP = SECONDS["1proc"] / SECONDS["2proc"]
+
+
+def block(name: str, turn: int, **changes: Any) -> BlockWork:
+    """Return a block of the two steps of a range, the first range in odd turns; its losses are those of its rows."""
+    part, kind = RANGES[turn % 2], KINDS[name]
+    rows = np.array(rows_of(part))
+    steps = [rows[:4], rows[4:]]
+    # Rank 0 has the even rows.
+    first = [rows[::2] for rows in steps]
+    world_size = 1 if name.startswith("1proc") or kind in ("alone", "update") else 2
+    if kind == "alone":
+        steps = first
+    if kind == "update":
+        steps, first = [rows[:0]] * 2, [rows[:0]] * 2
+    tokens = sum(num_labels(row) for rows in steps for row in rows.tolist())
+    num_samples = sum(len(rows) for rows in steps)
+    exchanges = 2 if (kind, name) == ("as trained", "2proc") or kind == "wrapped" else 0
+    content = {
+        "turn": turn,
+        "range": part,
+        "steps": [1, 2],
+        # A few turns were slower, for all arms.
+        "seconds": 2 * SECONDS.get(name, 0.03) * (1 + 0.01 * (turn % 5)),
+        "num_samples": num_samples,
+        "num_tokens": tokens,
+        "num_targets": tokens,
+        "num_positions": 8 * num_samples,
+        "num_micro_batches": num_samples,
+        "rows": f"{digest_of_rows([[rows] for rows in steps]):016x}",
+        "rows_of_first_rank": f"{digest_of_rows([[rows] for rows in first]):016x}",
+        "loss_sum": 4.1 * tokens,
+        "grad_norm_sum": 0.0 if kind == "update" else 2.5,
+        "num_exchanges": [exchanges] * world_size,
+        "exchange_bytes": [exchanges * 4 * NUM_PARAMETERS] * world_size,
+    }
+    return BlockWork(**content | changes)
+
+
+def arm_blocks(name: str, **changes: Any) -> ArmBlocks:
+    """Return the blocks of an arm; changes are made to the one of turn 3, or to all where `turn` is None."""
+    changed = changes.pop("turn", 3)
+    blocks = [block(name, turn, **(changes if changed in (None, turn) else {})) for turn in range(1, NUM_TURNS + 1)]
+    return ArmBlocks.model_validate(
+        {"phase": "speedup", "arm": name, "cell": name[:5], "kind": KINDS[name], "blocks": blocks}
+    )
+
+
+def write_blocks(folder: Path, *changed: ArmBlocks, speedup: float = SPEEDUP, **more: Any) -> MeasurementFile:
+    """Write speed.json with the blocks of all arms, some of them changed; `speedup`: what is published of 2proc."""
+    by_name = {one.arm: one for one in changed}
+    blocks = [by_name.get(name, arm_blocks(name)) for name in KINDS]
+
+    def tokens_per_second(name: str) -> float:
+        mine = next(one for one in blocks if one.arm == name).blocks
+        return sum(one.num_tokens for one in mine) / sum(one.seconds for one in mine)
+
+    arms = [
+        arm(name, 2 if name == "2proc" else 1, tokens_per_second=tokens_per_second(name))
+        for name in ("1proc", "2proc", "1proc in a DDP wrapper")
+    ]
+    arms = [one.model_copy(update={"step_seconds": estimate(SECONDS[one.arm] * 1.02, 0.01)}) for one in arms]
+    arms[1] = arms[1].model_copy(update={"speedup": estimate(speedup)})
+    devices = {
+        "1proc": [RankDevice(cpus=[0, 1])],
+        "2proc": [RankDevice(cpus=[0, 1])] * 2,
+    }
+    content = dict(measurement(arms=arms))
+    found = MeasurementFile(**content | {"blocks": blocks, "ranges": RANGES, "rank_devices": devices} | more)
+    write_json(folder / "measurements" / "speed.json", found.model_dump(mode="json"))
+    return found
+
+
+def give_steps(outputs: Outputs, **seconds: np.ndarray) -> None:
+    """Let the cells' trainings have had steps of so many seconds, on 32 positions each."""
+    for cell, taken in seconds.items():
+        numbers = np.arange(len(taken))
+        outputs.runs[cell].__dict__["steps"] = Steps(
+            step=numbers + 1, loss=np.full(len(taken), 4.0), learning_rate=np.full(len(taken), 1e-3),
+            num_samples=np.full(len(taken), 4), num_positions=np.full(len(taken), 32), seconds=np.asarray(taken),
+            other_seconds=np.zeros(len(taken)), rank_own_seconds=np.zeros((len(taken), 1)),
+            rank_own_positions=np.zeros((len(taken), 1), dtype=np.int64),
+        )  # fmt: skip
