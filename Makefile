@@ -4,7 +4,8 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
-PYTHON ?= python3
+# Recipes see no path but through the environment: the shell splits and unquotes what stands in their text.
+export PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
@@ -15,22 +16,26 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu bench-growth retrain lock clean
+.PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu bench-growth retrain prune lock clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-18s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 setup: $(READY)  ## Make .venv from the hash-pinned requirements.lock
 
 # uv itself comes from the same lock, by hash, through pip.
 $(READY): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed, got " + sys.version.split()[0])'
-	[ -x $(VENV)/bin/python ] || $(PYTHON) -m venv $(VENV)
+	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed, got " + sys.version.split()[0])'
+	[ -x $(VENV)/bin/python ] || "$$PYTHON" -m venv $(VENV)
 	awk '/^uv==/ {on=1} on {print} on && !/\\$$/ {exit}' requirements.lock > $(VENV)/uv.lock
 	[ -x $(VENV)/bin/uv ] || $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.lock
+	# Before 3.11.11, venv writes an `activate` that takes no quotation mark in the folder's name.
+	uv venv --quiet --offline --allow-existing --python $(VENV)/bin/python $(VENV)
 	echo "Installing the packages of requirements.lock (a minute or two the first time)"
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) uv pip sync --quiet --compile-bytecode --require-hashes requirements.lock
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) uv pip install --quiet --no-deps --no-build-isolation --offline -e .
+	uv pip sync --python $(VENV)/bin/python --quiet --compile-bytecode --require-hashes requirements.lock
+	uv pip install --python $(VENV)/bin/python --quiet --no-deps --no-build-isolation --offline -e .
+	# A download without .git: DVC would ask for a git repository.
+	[ -e .git ] || dvc config --local core.no_scm true
 	touch $@
 
 compare: $(READY)  ## Run the comparison of params.yaml; what is finished is not run again
@@ -43,7 +48,7 @@ report: $(READY)  ## Render the report again from reports/results.json, without 
 	@python -m tasks.report --from-results reports/results.json --reports reports
 
 use: $(READY)  ## Make a comparison of presets/ the active one: make use PRESET=qwen2-arxiv
-	@python -m tasks.stage.presets "$(PRESET)"
+	@python -m tasks.stage.presets "$${PRESET-}"
 
 params: $(READY)  ## Check params.yaml
 	@python -m tasks.params && echo "params.yaml is valid"
@@ -112,7 +117,7 @@ bench: $(READY)  ## Our training step beside other ways to train, and 2 processe
 
 # Runs where little is installed: torch, transformers, numpy, safetensors and what `prepare` made elsewhere.
 bench-gpu:  ## The same on one GPU: make bench-gpu PREPARED=folder (python -m benchmarks.throughput.prepare makes it)
-	@$(PYTHON) -m benchmarks.throughput.gpu --prepared "$(PREPARED)"
+	@"$$PYTHON" -m benchmarks.throughput.gpu --prepared "$${PREPARED-}"
 
 bench-growth: $(READY)  ## How time and memory grow with rows, steps and epochs
 	@python -m benchmarks.growth
@@ -121,6 +126,9 @@ retrain: $(READY)  ## Train every cell anew, though nothing has changed
 	@rm -rf .work/runs
 	dvc repro -f -s train
 	python -m flows
+
+prune: $(READY)  ## List what no comparison of the last KEEP=10 has used; make prune GO=1 removes it
+	@python -m tasks.stage.prune --keep "$${KEEP-10}" --go "$${GO-}"
 
 lock: $(READY)  ## Resolve requirements.lock anew from pyproject.toml
 	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock

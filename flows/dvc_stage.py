@@ -21,6 +21,7 @@ from flows.output import StageOutput
 from flows.progress import shown_in_prefect
 from flows.run_log import line_logger
 from tasks.stage.failure import ExitCode
+from tasks.stage.parent import STARTER
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def _reproduce(stage: str, environment: dict[str, str], *, why: str) -> State[An
         with shown_in_prefect(stage):
             code = run_child(
                 [sys.executable, "-m", "flows.tied_dvc", str(os.getpid()), "repro", "--single-item", stage],
-                env={**environment_for(sys.executable), **environment},
+                env={**environment_for(sys.executable), STARTER: str(os.getpid()), **environment},
                 hear=output.hear,
             )
     finally:
@@ -164,7 +165,9 @@ def _in_short(reasons: list[str]) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:_MAX_MESSAGE_CHARACTERS]
+    line = " ".join(str(error).split())[:_MAX_MESSAGE_CHARACTERS]
+    is_without_git = "is not a git repository" in line
+    return f"{line}; to work without one: dvc config --local core.no_scm true" if is_without_git else line
 
 
 def _content_of(file: Path) -> bytes:

@@ -25,7 +25,7 @@ from tasks.params import Params, load_params
 from tasks.reference.first_step import first_step
 from tasks.reporting.statistics import perplexity
 from tasks.stage.failure import DataError, DivergedError, exit_with_one_line
-from tasks.stage.kept import kept_manifest
+from tasks.stage.kept import kept_manifest, mark_used
 from tasks.stage.logs import configure_logging
 from training.files import digest_of_file, digest_of_json, write_json
 
@@ -183,6 +183,7 @@ def _kept_or_new(what: str, depends_on: dict[str, Any], make: Callable[[], dict[
     kept = _STORE / f"{digest_of_json({**depends_on, 'versions': versions})}.json"
     if kept.is_file():
         _log.info("%s before, on these rows and with this code", what)
+        mark_used(kept)
         return _read(kept)
     found = make()
     write_json(kept, found)

@@ -14,6 +14,7 @@ from tasks.params import load_params
 from tasks.stage.failure import DataError, exit_with_one_line
 from tasks.stage.logs import configure_logging
 from tasks.stage.machine import machine_facts
+from tasks.stage.prune import note_comparison
 from tasks.stage.source_digest import digest_of_source
 from training.files import digest_of_json, write_json
 
@@ -69,9 +70,10 @@ def _main() -> None:
     parser.add_argument("--machine", type=Path, required=True)
     parser.add_argument("--sources", type=Path, required=True)
     parser.add_argument("--trial", type=Path, required=True)
+    parser.add_argument("--optional", type=Path, required=True)
     arguments = parser.parse_args()
     configure_logging()
-    params = load_params(is_for_dvc=True)
+    params = load_params()
     sources = {
         name: {"digest": digest_of_source(Path(part.location))} if part.kind == "path" else None
         for name, part in (("model", params.model), ("dataset", params.dataset))
@@ -79,6 +81,8 @@ def _main() -> None:
     write_json(arguments.code, {"digest": digest_of_code(_TRAINING)})
     write_json(arguments.machine, machine_facts())
     write_json(arguments.sources, sources)
+    note_comparison(params)
+    write_json(arguments.optional, params.optional_sections)
     write_json(arguments.trial, {"trial": trial_of(arguments.trial)})
 
 

@@ -132,7 +132,7 @@ class Params(Section):
 
     name: str
     """Name of the comparison, in every output."""
-    description: str
+    description: str = ""
     """What it compares, in one sentence; printed at the top of the report."""
     model: ModelParams
     dataset: DatasetParams
@@ -151,6 +151,12 @@ class Params(Section):
     nodes: NodesParams = NodesParams()
     tracking: TrackingParams = TrackingParams()
     upload: UploadParams = UploadParams()
+
+    @property
+    def optional_sections(self) -> dict[str, Any]:
+        """What params.yaml may leave out, with every default: DVC, which asks for each, reads it here."""
+        optional = {name for name, field in Params.model_fields.items() if not field.is_required()}
+        return self.model_dump(mode="json", include=optional)
 
     @property
     def baseline(self) -> str:
@@ -236,19 +242,13 @@ class Params(Section):
         return self.train.global_batch_size // per_forward
 
 
-def load_params(path: Path = Path("params.yaml"), *, is_for_dvc: bool = False, looks_at_data: bool = True) -> Params:
+def load_params(path: Path = Path("params.yaml"), *, looks_at_data: bool = True) -> Params:
     """Return the comparison that the file describes; local data and models have to be there if it `looks_at_data`.
 
-    With `is_for_dvc`, sections whose keys all have defaults have to stand there too: DVC would miss them, hours later.
     Raises ConfigurationError (exit code 2) with one line that names the key, the value and what is allowed.
     """
     try:
-        content = read_strict_yaml(path)
-        params = Params.model_validate(content)
-        for section in Params.model_fields:
-            # No stage depends on `nodes`.
-            if is_for_dvc and section not in content and section != "nodes":
-                raise ValueError(f"{section}: missing, and DVC asks for it; write `{section}: {{}}` for its defaults")
+        params = Params.model_validate(read_strict_yaml(path))
         if looks_at_data:
             base = path.resolve().parent
             check_paths(params.model, params.dataset, ranges=params.ranges, heldout=params.heldout, base=base)
@@ -279,7 +279,7 @@ def _require_even_split(name: str, world_size: int, train: TrainParams) -> None:
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="tasks.params", description="Check params.yaml.")
     parser.add_argument("file", nargs="?", type=Path, default=Path("params.yaml"))
-    load_params(parser.parse_args().file, is_for_dvc=True)
+    load_params(parser.parse_args().file)
 
 
 if __name__ == "__main__":

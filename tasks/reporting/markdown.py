@@ -27,7 +27,7 @@ def render_markdown(results: Results) -> str:
     nothing = measured_notes.nothing(results)
     blocks = [
         f"# {escaped(results.name)}",
-        escaped(results.description),
+        *([escaped(results.description)] if results.description else []),
         *([f"> {escaped(results.label)}"] if results.label else []),
         f"**{escaped(results.verdict)}**",
         "## What was compared",

@@ -157,6 +157,8 @@ class _Store:
         for name in ("mlflow", "alembic", "urllib3.connectionpool"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._comparison = comparison
+        # MLflow writes this path into its SQL as it is, where quotation marks end it; a URI has none.
+        os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = (Path.cwd() / "mlruns").as_uri()
         self._client = MlflowClient(tracking_uri=comparison.uri)
         self._known: dict[tuple[str, str], set[int]] = {}
         found = self._client.get_experiment_by_name(comparison.experiment)

@@ -21,6 +21,7 @@ from tasks.sources.repeated_rows import RepeatedRows
 from tasks.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, class_names
 from tasks.sources.rows import BATCH_ROWS, values_of
 from tasks.stage.failure import ConfigurationError, DataError
+from tasks.stage.kept import mark_used
 from tasks.stage.progress import counting
 from tasks.stage.source_params import DatasetParams, RowRange
 from training.files import digest_of_file, digest_of_json, replacing, write_json
@@ -76,6 +77,7 @@ def stored_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = N
     facts = _facts(facts_file)
     if facts is not None and facts["num_rows"] >= num_rows and file.is_file():
         if digest_of_file(file) == facts["sha256"]:
+            mark_used(folder)
             _log.info("%s: reused the %d rows in %s", dataset.source, facts["num_rows"], folder)
             return StoredRows(file, facts["num_rows"], identity.get("digest"), facts.get("license"))
         _log.warning("%s: %s is damaged; reading the source again", dataset.source, file)

@@ -10,8 +10,10 @@ from typing import Any
 _PROJECT = Path(__file__).resolve().parents[2]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What a comparison or a cell may be called."""
-RESERVED = ("base", "gates")
+"""What a comparison or a model may be called."""
+_CELL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""DVC takes a dot for the way into a section: `cells.a.b` would be b of the cell a."""
+_RESERVED = ("base", "gates")
 """Beside the cells stand: in evaluation.json and in tables the base model, in metrics.json the gates."""
 
 
@@ -30,11 +32,10 @@ def require_name(key: str, value: str) -> None:
 
 def require_cell_name(name: str) -> None:
     """Raise ValueError unless a cell can be called so, in every file and table that tells cells by their names."""
-    require_name("cells", name)
-    if name in RESERVED or "." in name:
+    if not _CELL_NAME.fullmatch(name) or name in _RESERVED:
         raise ValueError(
-            f"cells: got the name {name!r}; allowed: one without '.', which ends a key of dvc.yaml, and none of "
-            f"{', '.join(RESERVED)}, which name other things beside the cells"
+            f"cells: got {name[:80]!r}; allowed: letters, digits, '_' and '-', at most 64, starting with a letter or "
+            f"digit, and none of {', '.join(_RESERVED)}, which name other things beside the cells"
         )
 
 

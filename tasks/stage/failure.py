@@ -1,9 +1,12 @@
 """Failures a user can mend: one line and an exit code of their own, never a traceback."""
 
+import contextlib
 import errno
+import os
 import sys
 from collections.abc import Callable
 from enum import IntEnum
+from pathlib import Path
 from typing import NoReturn
 
 from tasks.stage.parent import end_with_parent
@@ -93,6 +96,14 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
         sys.stderr.write(f"{name}: {_one_line(error)}\n")
         is_by_hand = isinstance(error, PreemptedError) and is_stopped_by_hand()
         sys.exit(ExitCode.INTERRUPTED if is_by_hand else error.exit_code)
+    except PermissionError as error:
+        # Of a process, not of a file.
+        if not error.filename:
+            raise
+        sys.stderr.write(
+            f"{name}: {_one_line(f'{error.filename}: {whose_it_is(Path(os.fsdecode(error.filename)))}')}\n"
+        )
+        sys.exit(ExitCode.RESOURCES)
     except OSError as error:
         if error.errno not in STORAGE_ERRORS:
             raise
@@ -104,7 +115,17 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
     sys.exit(ExitCode.OK)
 
 
-def _one_line(error: Exception) -> str:
+def whose_it_is(path: Path) -> str:
+    """Return whose a path is that this user may not use, and how to get it: the end of a line that begins with it."""
+    there = next((found for found in (path, *path.absolute().parents) if os.access(found, os.F_OK)), Path("/"))
+    with contextlib.suppress(KeyError, OSError):
+        owner = there.owner()
+        if os.stat(there).st_uid != os.geteuid():
+            return f"permission denied, it belongs to {owner}; `sudo chown -R $USER .` makes this folder yours"
+    return "permission denied; make it writable (`chmod -R u+rwX .`), or move the project"
+
+
+def _one_line(error: Exception | str) -> str:
     line = redacted(shortened(" ".join(str(error).split()), limit=_MAX_LINE_CHARACTERS))
     # What somebody else wrote may hold codes that a terminal obeys.
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)

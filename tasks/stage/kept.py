@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,4 +32,13 @@ def kept_manifest(folder: Path) -> dict[str, Any] | None:
         is_whole = all(digest_of_file(folder / name) == digest for name, digest in manifest["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return manifest if is_whole else None
+    if not is_whole:
+        return None
+    mark_used(folder)
+    return manifest
+
+
+def mark_used(entry: Path) -> None:
+    """Note that what is kept there was used now, for tasks/stage/prune.py."""
+    with contextlib.suppress(OSError):
+        os.utime(entry)

@@ -6,13 +6,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish", "busybox"}
 _MAKES = {"make", "gmake"}
 _PR_SET_PDEATHSIG = 1
 _SECONDS_BETWEEN_LOOKS = 0.5
+
+STARTER = "DDP_COMPARE_STARTER"
+"""Environment variable: the process that the commands of a flow descend from."""
 
 
 def end_with_parent() -> None:
@@ -23,6 +26,9 @@ def end_with_parent() -> None:
     elsewhere, and for the others, a thread looks.
     """
     set_parent_death_signal(signal.SIGTERM)
+    starter = os.environ.get(STARTER)
+    if sys.platform == "linux" and starter and int(starter) not in _ancestors():
+        os.kill(os.getpid(), signal.SIGTERM)  # killed before we could ask to be told
     links = _links_that_matter()
     if sys.platform == "linux":
         del links[:1]  # a second SIGTERM would cut short what the first began
@@ -48,6 +54,13 @@ def parent_death_signal_setter(number: int) -> Callable[[], None]:
             os._exit(1)
 
     return set_signal
+
+
+def _ancestors() -> Iterator[int]:
+    parent = _parent_of(os.getpid())
+    while parent:
+        yield parent
+        parent = _parent_of(parent)
 
 
 def _links_that_matter() -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ tracking: {uri: "http://127.0.0.1:5000", experiment: test}
 upload: {repo_id: owner/name, private: true, checkpoints: last}
 """
 WHOLE = GOOD + REST
-"""With every section; DVC asks for them."""
+"""With every section."""
 
 # What is changed in WHOLE, and what the line must name.
 MORE_BAD = {
@@ -64,6 +64,8 @@ MORE_BAD = {
     "unknown option": ("strategy: ddp, ", "strategy: ddp, options: {fast: true}, ", ["options", "fast"]),
     "cell of 65 characters": ("2proc:", f"{'a' * 65}:", ["cells", "at most 64"]),
     "cell name that is a formula": ("2proc:", "'=cmd':", ["cells", "'=cmd'"]),
+    "cell name with a dot": ("2proc:", "a.b:", ["cells", "'a.b'", "letters, digits, '_' and '-'"]),
+    "cell name that begins with a dash": ("2proc:", "-a:", ["cells", "'-a'"]),
     "cell name that is HTML": ("2proc:", "'<script>':", ["cells", "<script>"]),
     "cell name with a pipe": ("2proc:", "'a|b':", ["cells", "a|b"]),
     "cell name with a newline": ("2proc:", '"a\\nb":', ["cells", "a\\nb"]),
@@ -153,10 +155,10 @@ def test_a_file_that_is_no_params_file_ends_with_2_and_one_line(case: str, comma
 _PATHS: list[tuple[str, ...]] = []
 _LOADED: dict[str, Any] = YAML(typ="safe", pure=True).load(WHOLE)
 _REQUIRED = [
-    ("name",), ("description",), ("model",), ("model", "source"), ("model", "name"), ("dataset",), ("ranges",),
+    ("name",), ("model",), ("model", "source"), ("model", "name"), ("dataset",), ("ranges",),
     ("dataset", "source"), ("heldout",), ("workload",), ("train",), ("train", "epochs"), ("train", "learning_rate"),
-    ("train", "global_batch_size"), ("train", "micro_batch_size"), ("train", "seq_len"), ("cells",), ("tracking",),
-    ("cells", "2proc", "strategy"), ("cells", "2proc", "world_size"), ("measure",), ("upload",), ("cost", "price_date"),
+    ("train", "global_batch_size"), ("train", "micro_batch_size"), ("train", "seq_len"), ("cells",),
+    ("cells", "2proc", "strategy"), ("cells", "2proc", "world_size"), ("cost", "price_date"),
 ]  # fmt: skip
 
 

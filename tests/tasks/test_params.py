@@ -185,14 +185,16 @@ def test_a_price_has_a_day_and_checkpoints_have_names(tmp_path: Path) -> None:
     assert params.checkpoint_names == names
 
 
-def test_a_section_that_dvc_would_miss_hours_later_is_missed_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "params.yaml"
-    file.write_text(GOOD + "measure: {}\nquality: {}\ntracking: {}\nupload: {}\n")
-    load_params(file)
-    with pytest.raises(ConfigurationError, match=r"cost: missing, and DVC asks for it; write `cost: {}`"):
-        load_params(file, is_for_dvc=True)
-    file.write_text(file.read_text() + "cost: {}\n")
-    assert load_params(file, is_for_dvc=True) == load_params(file)
+def test_what_has_a_default_may_be_left_out_and_means_its_defaults(tmp_path: Path) -> None:
+    (left_out := tmp_path / "left-out.yaml").write_text(GOOD.replace("description: A test.\n", ""))
+    (empty := tmp_path / "empty.yaml").write_text(
+        left_out.read_text() + "measure: {}\nquality: {}\ncost: {}\ntracking: {}\nupload: {}\n"
+    )
+    assert load_params(left_out) == load_params(empty)
+    sections = load_params(left_out).optional_sections
+    assert sections == load_params(empty).optional_sections
+    assert set(sections) == {"description", "measure", "quality", "cost", "nodes", "tracking", "upload"}
+    assert sections["tracking"] == {"uri": None, "experiment": "ddp-compare"}
 
 
 def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_p
 
 @pytest.mark.parametrize("name", ["embedded", "qwen2-arxiv"])
 def test_every_preset_is_valid(name: str, project: Path) -> None:
-    assert load_params(project / "presets" / f"{name}.yaml", is_for_dvc=True).name == name
+    assert load_params(project / "presets" / f"{name}.yaml").name == name
 
 
 @pytest.mark.parametrize("name", ["resnet18-imagefolder", "resnet18-2nodes"])

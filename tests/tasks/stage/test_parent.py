@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.stage.parent import STARTER
+
 pytestmark = pytest.mark.alone
 
 # A stand-in for DVC: it runs a shell that runs the stage and does not replace itself by it.
@@ -91,3 +93,20 @@ def test_a_stage_that_nobody_kills_goes_on() -> None:
     assert not _is_gone_within(stage, 1.5)
     os.kill(stage, signal.SIGKILL)
     parent.wait()
+
+
+def test_a_stage_whose_flow_was_killed_before_it_could_ask_ends_at_once() -> None:
+    def start(starter: int) -> subprocess.Popen[str]:
+        environment = {**os.environ, STARTER: str(starter)}
+        return subprocess.Popen([sys.executable, "-c", STAGE], stdout=-1, text=True, env=environment)
+
+    flow = subprocess.Popen([sys.executable, "-c", ""])
+    flow.wait()
+    assert start(flow.pid).wait(timeout=10) == -signal.SIGTERM
+    stage = start(os.getpid())
+    try:
+        assert stage.stdout is not None
+        assert stage.stdout.readline() == "up\n"
+    finally:
+        stage.kill()
+        stage.wait()

@@ -1,0 +1,19 @@
+"""A whole comparison, killed in some of its stages; `python -m tests.chaos comparison` kills it in all."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.comparison import Kill, comparison_trials
+
+KILLS = [
+    Kill("fingerprint", "stage"), Kill("download", "flow"), Kill("train 2proc", "rank"), Kill("train 2proc", "dvc"),
+    Kill("train 2proc", "server"), Kill("evaluate", "make"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_kills_of_every_kind_leave_nobody_and_the_clean_weights(tmp_path: Path) -> None:
+    trials = list(comparison_trials(tmp_path / "comparison", KILLS))
+    assert [trial.problem for trial in trials] == [""] * len(KILLS)

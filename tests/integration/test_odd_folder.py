@@ -1,0 +1,58 @@
+"""A whole comparison in an odd folder, without git and with nothing in params.yaml but the work."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from tasks.services.tracked import Comparison
+from tasks.services.tracker import _Store
+from tests.architecture.test_makefile import ODD
+from tests.workspace import SMALL, Workspace
+
+_LEFT_OUT: dict[str, None] = dict.fromkeys(("description", "quality", "cost", "tracking", "upload"))
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_download_without_git_in_an_odd_folder_says_what_to_type_and_then_works_without_optional_sections(
+    tmp_path: Path, project: Path
+) -> None:
+    changes = {**SMALL, "ranges": ["0-64"], "heldout": "64-80", "measure.speed": False, **_LEFT_OUT}
+    workspace = Workspace.create(tmp_path / ODD, project=project, changes=changes)
+    folder = workspace.folder
+    shutil.rmtree(folder / ".git")
+    shutil.copy(project / "Makefile", folder)
+    (folder / ".venv").symlink_to(Path(sys.executable).parent.parent)
+    make = ("make", "-o", ".venv/.ready")
+
+    assert workspace.run(*make, "params").stdout == "params.yaml is valid\n"
+    said = workspace.run(*make, "compare", ok=False).stdout.splitlines()
+    assert "is not a git repository; to work without one: dvc config --local core.no_scm true" in said[-2]
+
+    workspace.run("dvc", "config", "--local", "core.no_scm", "true")
+    said = workspace.run(*make, "compare").stdout
+    assert "Exception" not in said
+    assert "WARNING" not in said
+    assert (folder / "reports" / "index.html").is_file()
+    assert len(MlflowClient(f"sqlite:///{folder / 'mlflow.db'}").search_runs(["1"])) == 3
+    assert any((folder / "mlruns").rglob("index.html"))
+    said = workspace.repro().stdout
+    assert said.count("didn't change, skipping") == 8
+    assert "up to date" in workspace.run("dvc", "status").stdout
+
+
+def test_the_tracker_stores_runs_in_an_odd_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ODD
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    uri = f"sqlite:///{folder}/mlflow.db"
+    run = _Store(
+        Comparison(uri=uri, experiment="odd", name="odd", description="", digest="0", facts={"a": "b"})
+    ).open_parent()  # fmt: skip
+    (tmp_path / "a.txt").write_text("a")
+    client = MlflowClient(uri)
+    client.log_artifact(run.info.run_id, str(tmp_path / "a.txt"))
+    assert [file.name for file in (folder / "mlruns").rglob("*.txt")] == ["a.txt"]
