@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from tasks.builtin.corpus import corpus_rows
 from tasks.builtin.tiny_model import write_tiny_qwen2
 from tasks.fingerprint import machine_facts
+from tasks.launchers.torchrun import FileRendezvous
 from tasks.params import Params, load_params
 from tasks.train import CellRun
 from training.files import write_json
@@ -67,12 +68,14 @@ def run_ranks(folder: Path, params: Params, cell: str, *, pairs: int, steps: int
     )  # fmt: skip
     write_json(folder / cell / "config.json", run.config(base_model=folder / "base_model", slices=folder / "slices"))
     out = folder / cell / "out.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    rendezvous = FileRendezvous((folder / cell / "rendezvous").resolve())
+    rendezvous.make()
+    command = [sys.executable, "-m", "torch.distributed.run", *rendezvous.arguments()]
     command += [f"--nproc-per-node={params.cells[cell].world_size}", "-m", "benchmarks.bookkeeping_rank"]
     command += ["--config", str(folder / cell / "config.json"), "--out", str(out)]
     command += ["--pairs", str(pairs), "--steps", str(steps)]
-    threads = {"OMP_NUM_THREADS": str(params.train.threads_per_rank)}
-    subprocess.run(command, cwd=_PROJECT, env={**os.environ, **threads}, check=True)
+    more = {"OMP_NUM_THREADS": str(params.train.threads_per_rank), **rendezvous.environment()}
+    subprocess.run(command, cwd=_PROJECT, env={**os.environ, **more}, check=True)
     timed: dict[str, Any] = json.loads(out.read_bytes())
     return timed
 

@@ -27,6 +27,7 @@ from benchmarks.levers_loss import ROUNDS, ROWS, VOCABULARIES, loss_rows, measur
 from benchmarks.results_file import RESULTS, write_results
 from tasks.builtin.corpus import corpus_rows
 from tasks.builtin.tiny_model import write_tiny_qwen2
+from tasks.launchers.torchrun import FileRendezvous
 from tasks.measuring.intervals import ratio_of_medians
 from tasks.params import Params
 from tasks.stage.ranks import told_to_ranks
@@ -169,10 +170,13 @@ def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps
     ]
     arms = {json.dumps(side): side for pair in sides for side in pair}
     write_json(work / "arms.json", {"arms": arms, "rounds": num_rounds, "steps": num_steps})
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={first.ranks}"]
+    rendezvous = FileRendezvous((work / "rendezvous").resolve())
+    rendezvous.make()
+    command = [sys.executable, "-m", "torch.distributed.run", *rendezvous.arguments()]
+    command += [f"--nproc-per-node={first.ranks}"]
     command += ["-m", "benchmarks.levers_rank", "--config", str(work / "config.json")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    subprocess.run(command, cwd=_PROJECT, env=environment, check=True)
+    subprocess.run(command, cwd=_PROJECT, env=environment | rendezvous.environment(), check=True)
     found = json.loads((work / "found.json").read_bytes())
     return [_gain(*(found[json.dumps(side)] for side in pair)) for pair in sides]
 

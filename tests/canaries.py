@@ -18,6 +18,12 @@ SECRETS = {
     "NO_PROXY": "127.0.0.1,localhost",
     "no_proxy": "127.0.0.1,localhost",
     "AWS_SECRET_ACCESS_KEY": f"{WORD}/of+storage",
+    "GITHUB_PAT": f"{WORD}-pat",
+    "DB_PASS": f"{WORD}-pass",
+    "DB_PWD": f"{WORD}-pwd",
+    "SERVICE_CREDENTIALS": f'{{"key": "{WORD}-credentials"}}',
+    "AZURE_STORAGE_CONNECTION_STRING": f"AccountName=me;AccountKey={WORD}-account;EndpointSuffix=example.org",
+    "NOTIFY_URL": f"https://hooks.example.org/services/T0/{WORD}-hook",
 }
 """The environment of somebody who uses every service that a comparison may use."""
 

@@ -9,6 +9,7 @@ huggingface_hub reads HF_ENDPOINT when it is imported: give the environment to a
 Spoken: repository info, tree, paths-info, resolve (with ranges), create, preupload, LFS batch and upload, commit.
 """
 
+import dataclasses
 import json
 import re
 import threading
@@ -21,7 +22,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from tests.hub_repos import Repo
 from tests.hub_routes import ROUTES, Answer, Call, RefusalError, as_json
 
-FaultKind = Literal["500", "503", "429", "drop", "truncate", "lose answer", "stall"]
+PAGE = b"<!DOCTYPE html><title>Sign in</title>"
+FaultKind = Literal["500", "503", "429", "drop", "truncate", "lose answer", "stall", "flip", "portal", "login", "wait"]
 
 
 @dataclass
@@ -30,11 +32,14 @@ class Fault:
 
     drop: the connection closes before the request is looked at. truncate: half of the answer's body arrives.
     lose answer: the request is carried out and the connection closes instead of an answer. stall: no answer comes.
+    flip: one bit of the body is another. portal: a web page answers, as in a network that wants a login; login: it is
+    somewhere else, and the answer leads there. wait: 429, and the caller is to wait for `seconds`.
     """
 
     kind: FaultKind
     pattern: str
     times: int
+    seconds: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,22 +104,22 @@ class HubServer:
             repo.add_folder(folder)
         return repo
 
-    def fail(self, kind: FaultKind, pattern: str, *, times: int = 1) -> None:
+    def fail(self, kind: FaultKind, pattern: str, *, times: int = 1, seconds: int = 0) -> None:
         """Let the next `times` requests that match go wrong."""
-        self.faults.append(Fault(kind, pattern, times))
+        self.faults.append(Fault(kind, pattern, times, seconds))
 
     def count(self, pattern: str) -> int:
         """Return how many requests arrived whose `METHOD /path` the pattern matches."""
         return sum(bool(re.search(pattern, request.line)) for request in self.requests)
 
-    def receive(self, line: str, num_bytes: int) -> FaultKind | None:
+    def receive(self, line: str, num_bytes: int) -> Fault | None:
         """Note the request and return what is to go wrong with it."""
         with self._lock:
             self.requests.append(Request(line, num_bytes))
             for fault in self.faults:
                 if fault.times > 0 and re.search(fault.pattern, line):
                     fault.times -= 1
-                    return fault.kind
+                    return fault
         return None
 
     def respond(self, line: str, call: Call) -> Answer:
@@ -142,7 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         line = f"{self.command} {unquote(url.path)}"
         body = self._read_body()
-        fault = self.hub.receive(line, len(body))
+        planned = self.hub.receive(line, len(body))
+        fault = None if planned is None else planned.kind
         if fault == "stall":
             self.hub.is_closing.wait()
         if fault in ("drop", "stall"):
@@ -152,11 +158,21 @@ class _Handler(BaseHTTPRequestHandler):
             status = int(fault)
             self._send(Answer(json.dumps({"error": "injected"}).encode(), status, {"Retry-After": "0"}))
             return
+        if planned is not None and fault == "wait":
+            self._send(Answer(b"{}", 429, {"Retry-After": str(planned.seconds)}))
+            return
+        if fault in ("portal", "login") or url.path == "/login":
+            leads_there = fault == "login" and url.path != "/login"
+            headers = {"Content-Type": "text/html", **({"Location": f"{self.hub.url}/login"} if leads_there else {})}
+            self._send(Answer(PAGE, 302 if leads_there else 200, headers))
+            return
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         is_authorised = token in self.hub.tokens
         query = parse_qs(url.query)
         call = Call(self.hub.repos, self.hub.url, self.headers, body, query, is_authorised)
         answer = self.hub.respond(line, call)
+        if fault == "flip" and answer.body:
+            answer = dataclasses.replace(answer, body=bytes([answer.body[0] ^ 1]) + answer.body[1:])
         if fault == "lose answer":
             self.close_connection = True
         else:

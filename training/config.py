@@ -19,6 +19,9 @@ GPU the matrix products become too small to be fast."""
 FIRST_RANK = "DDP_COMPARE_FIRST_RANK"
 """Environment variable, where ranks are on several machines: the number of the first one on this machine."""
 
+STORE = "DDP_COMPARE_STORE"
+"""Environment variable, where all ranks are on this machine: the file, in a folder of their own, in which they meet."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentConfig:

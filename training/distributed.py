@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from training import failure
-from training.config import TrainingConfig
+from training.config import STORE, TrainingConfig
 
 # The longest wait of one rank for another: for rank 0 writing a checkpoint of several GB to a slow disk.
 _TIMEOUT = datetime.timedelta(minutes=10)
@@ -125,10 +125,11 @@ def joined_ranks(config: TrainingConfig) -> Iterator[Ranks]:
     # NCCL refuses two ranks on one GPU.
     backend = "nccl" if device.type == "cuda" and not config.oversubscribe else "gloo"
     _use_loopback_on_one_machine(world_size)
-    if "RANK" in os.environ:
+    if "RANK" in os.environ and STORE not in os.environ:
         dist.init_process_group("gloo", timeout=_TIMEOUT)
     else:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=_TIMEOUT)
+        store = dist.FileStore(os.environ[STORE], world_size) if "RANK" in os.environ else dist.HashStore()
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
     group: Any = dist.new_group(backend=backend, timeout=_TIMEOUT)
     yield Ranks(rank=rank, world_size=world_size, device=device, backend=backend, gradient_group=group)
     # After an error the others may be gone, and leaving in good order would wait for them.
@@ -147,7 +148,7 @@ def _device_of(config: TrainingConfig, *, local_rank: int) -> torch.device:
 
 
 def _use_loopback_on_one_machine(world_size: int) -> None:
-    """Keep gloo off the network where all ranks are on this machine, whose host name may not even resolve."""
+    """Keep gloo and NCCL off the network where all ranks are on this machine, whose name may not even resolve."""
     names = [name for _, name in socket.if_nameindex()]
     if int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) == world_size and "lo" in names:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,11 +16,12 @@ from typing import Any
 from tasks.launchers import Nodes
 from tasks.stage.log_cap import LogCap
 from tasks.stage.parent import parent_death_signal_setter
-from training.config import FIRST_RANK
+from training.config import FIRST_RANK, STORE
 
 _ENDING = re.compile(r"^\s*rank\s*:\s*\d+ \(local_rank: (\d+)\).*?^\s*exitcode\s*:\s*(-?\d+)", re.DOTALL | re.MULTILINE)
 _ROOT_CAUSE = "Root Cause"
 _LINES_SHOWN = 20
+_SECONDS_BETWEEN_HEARTBEATS = 10**8
 
 
 class RankLogs:
@@ -114,6 +116,36 @@ class Place:
         return {FIRST_RANK: str(self.node_rank * ranks_per_node), **ways}
 
 
+@dataclass(frozen=True)
+class FileRendezvous:
+    """This machine alone: its torchrun and its ranks meet in files, which nobody but their owner can read or write.
+
+    `torchrun --standalone` opens two ports to the network and unpickles what anybody writes there.
+    """
+
+    folder: Path
+    """For this launch alone."""
+
+    def make(self) -> None:
+        """Make the folder; nobody but us may look into it."""
+        self.folder.mkdir(mode=0o700)
+
+    def arguments(self) -> list[str]:
+        """Return what torchrun is told."""
+        # Every heartbeat would make the file longer, and there is nobody else to hear it.
+        settings = f"store_type=file,keep_alive_interval={_SECONDS_BETWEEN_HEARTBEATS}"
+        return [
+            "--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.folder / 'torchrun'}",
+            # The name of this machine may not resolve.
+            "--rdzv-id=one-machine", f"--rdzv-conf={settings}", "--local-addr=localhost",
+        ]  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """Return what torchrun and the ranks are told beside."""
+        # Unless it is told not to, torchrun serves a store for the ranks on a port of all interfaces.
+        return {STORE: str(self.folder / "ranks"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
 class Launch:
     """The ranks of this machine under torchrun.
 
@@ -137,12 +169,16 @@ class Launch:
         self.log_folder = log_folder
         ranks_here = world_size if place is None else world_size // place.num_nodes
         self._logs = RankLogs(log_folder, first_rank=0 if place is None else place.node_rank * ranks_here)
+        self._rendezvous = FileRendezvous(log_folder.resolve() / "rendezvous")
         command = [sys.executable, "-m", "torch.distributed.run"]
-        # The name of this machine may not resolve.
-        command += ["--standalone", "--local-addr=localhost"] if place is None else place.arguments()
+        if place is None:
+            self._rendezvous.make()
+            command += self._rendezvous.arguments()
+        else:
+            command += place.arguments()
         command += [f"--nproc-per-node={ranks_here}", "--max-restarts=0"]
         command += [f"--log-dir={log_folder}", "--redirects=3", "-m", module, "--config", str(config), *arguments]
-        more = {} if place is None else place.environment(ranks_here)
+        more = self._rendezvous.environment() if place is None else place.environment(ranks_here)
         with self._logs.file.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -176,6 +212,7 @@ class Launch:
             self._signal(signal.SIGKILL)
             self._process.wait()
             self._log_cap.close()
+            shutil.rmtree(self._rendezvous.folder, ignore_errors=True)
 
     def exit_code(self) -> int:
         """Return 0, or the exit code of the rank that caused the end (negative: the signal that ended it)."""

@@ -5,8 +5,11 @@ that holds neither a token nor a signed address.
 """
 
 import contextlib
+import hashlib
+import json
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +22,7 @@ from tasks.services.manifest import MANIFEST, differences, paths_in, read_digest
 from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
 from tasks.stage.failure import ConfigurationError, DataError, ResourceError, StageError
 from tasks.stage.links import link_file
+from training.files import digest_of_file
 
 if TYPE_CHECKING:  # importing the library takes half a second, which most stages need not spend
     from huggingface_hub import HfApi
@@ -26,6 +30,7 @@ if TYPE_CHECKING:  # importing the library takes half a second, which most stage
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _MAX_CARD_BYTES = 2**20
+_patience = network.Patience()
 
 
 def resolve_commit(repo_id: str, revision: str, *, kind: Literal["model", "dataset"]) -> str:
@@ -63,6 +68,8 @@ def download_model(repo_id: str, commit: str, folder: Path) -> None:
     with _reading(f"model {repo_id}", commit), network.saying_that_it_runs(f"downloading model {repo_id}"):
         snapshot = Path(_call(fetch))
     files = [file for pattern in wanted for file in sorted(snapshot.glob(pattern))]
+    for file in files:
+        _compare(file, f"model {repo_id} at {commit}")
     names = {file.name for file in files}
     if "config.json" not in names:
         raise DataError(f"model {repo_id} at {commit}: has no config.json; choose a transformers model")
@@ -77,6 +84,30 @@ def download_model(repo_id: str, commit: str, folder: Path) -> None:
         place = link_file if file.suffix == ".safetensors" else shutil.copyfile
         place(file.resolve(), folder / file.name)
     _log.info("model %s at %s: %d files in %s", repo_id, commit, len(files), folder)
+
+
+def _compare(file: Path, place: str) -> None:
+    """Raise DataError, and keep neither the file nor its link, unless its content has the hash that the Hub states.
+
+    The cache names a file by that hash: sha256 of a large one, git's of the others.
+    """
+    blob = file.resolve()
+    stated = blob.name
+    if re.fullmatch(r"[0-9a-f]{64}", stated):
+        got = digest_of_file(blob)
+    elif re.fullmatch(r"[0-9a-f]{40}", stated):
+        content = blob.read_bytes()
+        got = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    else:
+        _log.warning("%s: %s: the Hub states no hash of it; it is taken as it arrived", place, file.name)
+        return
+    if got != stated:
+        blob.unlink()
+        file.unlink(missing_ok=True)
+        raise DataError(
+            f"{place}: {file.name} is not what the Hub states (its hash is {stated[:16]}..., that of what arrived "
+            f"{got[:16]}...); it is deleted: run again"
+        )
 
 
 def license_of(repo_id: str, commit: str, *, kind: Literal["model", "dataset"]) -> str | None:
@@ -259,7 +290,7 @@ def _writing(repo_id: str) -> Iterator[None]:
 
 def _failure(error: Exception, place: str) -> Exception:
     """Return the one-line failure for what the Hub or the network did, or `error` itself if it is neither."""
-    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.errors import FileMetadataError, OfflineModeIsEnabled
 
     if isinstance(error, StageError):
         return error
@@ -271,9 +302,21 @@ def _failure(error: Exception, place: str) -> Exception:
             f"{place}: the Hub could not be reached ({network.reason(error)}, {tries} tries); check the network "
             "and run again: what has arrived is kept"
         )
+    if any(isinstance(cause, json.JSONDecodeError | FileMetadataError) for cause in network.causes(error)):
+        return ResourceError(f"{place}: what answers is not the Hub ({network.reason(error)}); check network and proxy")
     if network.status_code(error) is not None:
         return ResourceError(f"{place}: the Hub answered {network.reason(error)}; run again later")
     return error
+
+
+def bound_requests() -> None:
+    """From now on, no request of this process to the Hub waits without end, whoever makes it."""
+    from huggingface_hub import get_session
+
+    hooks = get_session().event_hooks
+    for event, hook in (("request", network.set_time_limits), ("response", _patience.look)):
+        if hook not in hooks[event]:
+            hooks[event].append(hook)
 
 
 def _call(call: Callable[[], _Result]) -> _Result:
@@ -281,15 +324,12 @@ def _call(call: Callable[[], _Result]) -> _Result:
 
     The library's own warnings print addresses with signatures; ours say the same without.
     """
-    from huggingface_hub import get_session
     from huggingface_hub.errors import OfflineModeIsEnabled
     from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils import logging as hub_logging
 
     def once() -> _Result:
-        hooks = get_session().event_hooks["request"]
-        if network.set_time_limits not in hooks:
-            hooks.append(network.set_time_limits)
+        bound_requests()
         return call()
 
     # Xet, the Hub's storage, tries for six minutes by itself.

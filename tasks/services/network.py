@@ -2,10 +2,13 @@
 
 import contextlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
+
+from tasks.stage.failure import ResourceError
 
 if TYPE_CHECKING:
     import httpx2
@@ -16,6 +19,8 @@ _Result = TypeVar("_Result")
 WAITS_SECONDS = (1.0, 2.0, 4.0)
 """Pauses between the tries of one call."""
 _LIMITS_SECONDS = {"connect": 10.0, "read": 120.0, "write": 120.0, "pool": 120.0}
+_MOST_SECONDS_TO_WAIT = 90.0
+"""Of all pauses together that a server asks for while a process runs."""
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -53,6 +58,40 @@ def saying_that_it_runs(what: str, *, every_seconds: float = 10.0) -> Iterator[N
     finally:
         is_over.set()
         thread.join()
+
+
+class Patience:
+    """Looks at every answer of a server: says how long it asks us to wait, and ends what would take too long."""
+
+    def __init__(self) -> None:
+        self._left_seconds = _MOST_SECONDS_TO_WAIT
+
+    def look(self, response: "httpx2.Response") -> None:
+        """Raise ResourceError where the server asks for too long a pause, or a web page answers in its place."""
+        host = response.request.url.host
+        kind, path = response.headers.get("content-type", ""), response.request.url.path
+        if response.status_code == 200 and kind.startswith("text/html") and not path.endswith((".html", ".htm")):
+            raise ResourceError(
+                f"{host}: a web page answers where data was asked for, as the login page of a network or proxy does; "
+                "open it in a browser and sign in, or check HTTPS_PROXY and HF_ENDPOINT, then run again"
+            )
+        asked = _seconds_asked_for(response)
+        if response.status_code not in _TRANSIENT_STATUS or not asked:
+            return
+        if asked > self._left_seconds:
+            raise ResourceError(
+                f"{host}: HTTP {response.status_code}, and it asks to wait {asked:,} s; allowed: "
+                f"{_MOST_SECONDS_TO_WAIT:.0f} s in all; run again then: what has arrived is kept"
+            )
+        self._left_seconds -= asked
+        _log.warning("%s: HTTP %d; waiting %d s, as it asks", host, response.status_code, asked)
+
+
+def _seconds_asked_for(response: "httpx2.Response") -> int | None:
+    """Return for how long the server asks us to wait, where the library that calls it would do so."""
+    limit = re.search(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)", response.headers.get("ratelimit", ""))
+    asked = limit[1] if limit else response.headers.get("retry-after", "")
+    return int(asked[:12]) if asked.isdecimal() else None
 
 
 def is_transient(error: BaseException) -> bool:

@@ -15,6 +15,7 @@ from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
 from tasks.sources.heads import give_head
 from tasks.sources.row_store import stored_rows
 from tasks.stage.failure import DataError
+from tasks.stage.foreign import is_panic
 from tasks.stage.kept import MANIFEST, keeping, kept_manifest
 from tasks.stage.source_params import BUILTIN_CLASSIFIERS, DatasetParams, ModelParams
 from training.files import digest_of_file, digest_of_json, write_json
@@ -211,7 +212,10 @@ def _refusing(what: str) -> Iterator[None]:
     """Turn any complaint of a library about a file that is not ours into one line with exit code 3."""
     try:
         yield
-    except Exception as error:  # the Rust libraries raise plain Exception
+    except BaseException as error:
+        # The Rust libraries raise plain Exception, or panic.
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         reason = " ".join(str(error).split())[:300]
         raise DataError(f"{what}: cannot be used ({type(error).__name__}: {reason})") from None
 

@@ -19,7 +19,7 @@ from tasks.services import hub
 from tasks.sources.parquet import open_parquet
 from tasks.sources.repeated_rows import RepeatedRows
 from tasks.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, class_names
-from tasks.sources.rows import BATCH_ROWS, values_of
+from tasks.sources.rows import values_of
 from tasks.stage.failure import ConfigurationError, DataError
 from tasks.stage.kept import mark_used
 from tasks.stage.progress import counting
@@ -58,12 +58,13 @@ class StoredRows:
         left = num_rows
         with open_parquet(self.file) as file:
             names = [name for name in Row._fields if name in file.schema_arrow.names]
-            for batch in file.iter_batches(BATCH_ROWS, columns=names):
+            # Each was written as one batch, of bounded size; a batch of several would be as large as all of them.
+            for group in range(file.num_row_groups):
                 if left <= 0:
                     return
-                columns = (column.slice(0, left).to_pylist() for column in batch.columns)
-                yield [Row(*row) for row in zip(*columns, strict=True)]
-                left -= batch.num_rows
+                table = file.read_row_group(group, columns=names).slice(0, left)
+                yield [Row(*row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]
+                left -= table.num_rows
 
 
 def stored_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = None) -> StoredRows:

@@ -31,10 +31,11 @@ def test_every_test_that_the_document_names_is_there(project: Path) -> None:
     assert len(_NAMED.findall(text)) == text.count("`tests/") > 40
 
 
-def test_all_40_faults_are_told_with_who_shows_them_or_why_nobody_does(project: Path) -> None:
+def test_all_faults_are_told_with_who_shows_them_or_why_nobody_does(project: Path) -> None:
     lines = (project / "docs" / "faults.md").read_text().splitlines()
     rows = [re.split(r" \| ", line.strip("| ")) for line in lines if re.match(r"\| \d", line)]
-    assert [int(row[0]) for row in rows] == list(range(1, 41))
+    assert [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
+    assert len(rows) >= 47
     assert {len(row) for row in rows} == {4}
     for row in rows:
         assert _NAMED.search(row[3]) or "not shown yet" in row[3] or "cannot be" in row[3], row

@@ -36,7 +36,7 @@ def _meet(bomb: Path) -> None:
             ".pt": lambda: load_tensors(bomb),
             ".npz": lambda: Spool(bomb.parent.parent / "spool").load_ledger(bomb),
             ".jsonl": lambda: stored_rows(DatasetParams(source=f"path:{bomb}"), 1),
-            ".parquet": lambda: stored_rows(DatasetParams(source=f"path:{bomb}"), 1),
+            ".parquet": lambda: stored_rows(DatasetParams(source=f"path:{bomb}"), 1_000),
             ".yaml": lambda: load_params(bomb),
         }
         loads[bomb.suffix]()

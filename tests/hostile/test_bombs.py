@@ -45,6 +45,10 @@ CODES = {
     "digits.jsonl": 3,
     "lists.jsonl": 3,
     "page.parquet": 3,
+    "shared.parquet": 3,
+    "typed.parquet": 3,
+    "understated.parquet": 3,
+    "columns.parquet": 2,
     "laughs.yaml": 2,
     "laughs-of-mappings.yaml": 2,
 }
@@ -134,6 +138,36 @@ def _data_sets(folder: Path) -> None:
     (folder / "digits.jsonl").write_bytes(b'{"text": ' + b"9" * 10_000_000 + b"}\n")
     (folder / "lists.jsonl").write_bytes(b'{"text": [' + b"[]," * 3_000_000 + b"0]}\n")
     pq.write_table(pa.table({"text": ["x" * (GIGABYTE // 10)]}), folder / "page.parquet", compression="zstd")
+    # A kilobyte each, and the rows are 10 GB: all of them name the one value of the column's dictionary.
+    one = pa.DictionaryArray.from_arrays(pa.array([0] * 1_000, pa.int32()), pa.array(["x" * (GIGABYTE // 100)]))
+    pq.write_table(pa.table({"text": one}), folder / "typed.parquet", compression="zstd")
+    pq.write_table(pa.table({"text": one}), folder / "shared.parquet", compression="zstd", store_schema=False)
+    (folder / "understated.parquet").write_bytes(_understated(GIGABYTE * 3 // 2))
+    table = pa.table({f"c{number}": pa.array([0], pa.int8()) for number in range(20_000)} | {"text": ["x"]})
+    pq.write_table(table, folder / "columns.parquet")
+
+
+def _understated(num_bytes: int) -> bytes:
+    """Return a parquet file of one page of that size, whose footer says that it is 100 bytes."""
+    stream = io.BytesIO()
+    pq.write_table(
+        pa.table({"text": ["x" * num_bytes]}), stream, compression="zstd", use_dictionary=False, write_statistics=False
+    )
+    raw = stream.getvalue()
+    start = len(raw) - 8 - int.from_bytes(raw[-8:-4], "little")
+    footer = raw[start:]
+    stated = pq.read_metadata(io.BytesIO(raw)).row_group(0).column(0).total_uncompressed_size
+    assert _varint(stated) in footer
+    return raw[:start] + footer.replace(_varint(stated), _varint(100, length=len(_varint(stated))))
+
+
+def _varint(value: int, *, length: int = 1) -> bytes:
+    """Return the number as Thrift's compact protocol writes it, in at least that many bytes."""
+    rest, out = 2 * value, []
+    while rest or len(out) < length:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*out[:-1], out[-1] & 0x7F])
 
 
 def _yaml(folder: Path) -> None:

@@ -27,6 +27,9 @@ TOKEN = SECRETS["HF_TOKEN"]
         ("sqlite:////srv/mlflow.db", "sqlite:////srv/mlflow.db"),
         ("http://127.0.0.1:5000/#/experiments/1", "http://127.0.0.1:5000/#/experiments/1"),
         ("is it 1 // 2 or 1 @ 2?", "is it 1 // 2 or 1 @ 2?"),
+        ("refused: token=abcdefgh1&x=1", "refused: token=***&x=1"),
+        ("AccountName=me;AccountKey=abcdefgh==;Suffix=core", "AccountName=me;AccountKey=***;Suffix=core"),
+        ("eos_token=<|endoftext|>, pad_token_id=151643, key=1", "eos_token=<|endoftext|>, pad_token_id=151643, key=1"),
     ],
 )
 def test_a_text_loses_its_secrets_and_nothing_else(text: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +48,35 @@ def test_the_value_of_a_secret_variable_is_taken_out_wherever_it_stands(
     assert WORD not in redacted(f"could not use {value!r}, [{value}]")
     password = value.rpartition("@")[0].rpartition(":")[2] or value
     assert WORD not in redacted(f"wrong password {password}")
+
+
+OTHER_SECRETS = {
+    "PREFECT_API_AUTH_STRING": (f"admin:{WORD}-auth", f"{WORD}-auth"),
+    "PREFECT_SERVER_API_AUTH_STRING": (f"admin:{WORD}-auth", f"{WORD}-auth"),
+    "PAT": (f"{WORD}-pat", f"{WORD}-pat"),
+    "SSH_PASSPHRASE": (f"{WORD}-phrase", f"{WORD}-phrase"),
+    "slack_webhook": (f"https://hooks.example.org/a/{WORD}", f"a/{WORD}"),
+    "MLFLOW_TRACKING_URI": (f"https://mlflow.example.org/api?token={WORD}-mlflow&x=1", f"{WORD}-mlflow"),
+    "SOME_ADDRESS": (f"https://example.org/?q={WORD}-that-is-long", f"{WORD}-that-is-long"),
+    "QUOTED_ADDRESS": (f"https://example.org/?sig={WORD}%2Fx%3D", f"{WORD}/x="),
+    **{name: (SECRETS[name], SECRETS[name]) for name in ("GITHUB_PAT", "DB_PASS", "DB_PWD", "SERVICE_CREDENTIALS")},
+    "AZURE_STORAGE_CONNECTION_STRING": (SECRETS["AZURE_STORAGE_CONNECTION_STRING"], f"AccountKey={WORD}-account;"),
+    "NOTIFY_URL": (SECRETS["NOTIFY_URL"], f"/services/T0/{WORD}-hook"),
+}
+"""Name of a variable -> its value, and what a server may repeat of it."""
+
+
+@pytest.mark.parametrize("name", OTHER_SECRETS)
+def test_what_a_server_repeats_of_a_secret_variable_is_taken_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    value, repeated = OTHER_SECRETS[name]
+    monkeypatch.setenv(name, value)
+    for said in (value, repeated):
+        assert WORD not in redacted(f"refused {said!r} {{'detail': '{said}'}}")
+
+
+def test_the_current_folder_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PWD", "/home/somebody/project")
+    assert redacted("in /home/somebody/project") == "in /home/somebody/project"
 
 
 def test_a_short_value_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,18 @@ from filelock import FileLock
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.canaries import SECRETS, CommandLines
+from tests.listeners import Listeners
+from tests.processes import new_mark
 from tests.workspace import SMALL, Workspace
+from training.files import write_json
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspace:
     """A workspace in which the flow has run from nothing to the end, with its output in `first-run.log`.
 
-    It ran with secrets in its environment (tests/canaries.py); command lines that held one are in command-lines.txt.
+    It ran with secrets in its environment (tests/canaries.py); command lines that held one are in command-lines.txt,
+    and listeners.json says what its processes listened on.
     `make test` has it made once for all processes of its tests. Nobody changes it.
     """
     shared = os.environ.get("DDP_COMPARE_FINISHED")
@@ -32,8 +37,10 @@ def _finish(folder: Path, project: Path) -> None:
     # One that failed before may have left a half of it.
     shutil.rmtree(folder, ignore_errors=True)
     workspace = Workspace.create(folder / "project", project=project, changes=SMALL)
-    with CommandLines() as command_lines:
-        (workspace.folder / "first-run.log").write_text(workspace.flow(**SECRETS))
+    mark = new_mark()
+    with CommandLines() as command_lines, Listeners(mark) as listeners:
+        (workspace.folder / "first-run.log").write_text(workspace.flow(**SECRETS, **mark))
+    write_json(folder / "listeners.json", [asdict(listener) for listener in listeners.found])
     found = "\n".join([str(command_lines.num_looks), *command_lines.found])
     (folder / "command-lines.txt").write_text(found)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub_server import HubServer
+from tests.hub_server import FaultKind, HubServer
 
 TOKEN = "hf_canaryCanaryCanaryCanaryCanary03"
 IN_HASTE = """
@@ -193,3 +193,57 @@ def test_an_unreachable_hub_ends_with_exit_code_4_in_bounded_tries(reader: Reade
     offline = reader.fetch(HF_HUB_OFFLINE="1")
     assert offline.returncode == 4
     assert "HF_HUB_OFFLINE is set, and the local cache is not enough; unset it" in offline.stderr
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_flipped_bit_is_refused_not_kept_and_fetched_anew_by_the_next_run(reader: Reader, name: str) -> None:
+    reader.hub.fail("flip", f"GET .*/resolve/.*/{name}")
+    ended = reader.fetch()
+    assert ended.returncode == 3
+    assert f": {name} is not what the Hub states (its hash is " in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+    assert not (reader.folder / "model").exists()
+    assert [path.name for path in (reader.folder / "cache").rglob(name)] == []
+    again = reader.fetch()
+    assert again.returncode == 0, again.stderr
+    assert reader.found == TAKEN
+
+
+def test_a_bit_that_flips_in_the_cache_is_seen_offline_too(reader: Reader) -> None:
+    assert reader.fetch().returncode == 0
+    (weights,) = (reader.folder / "cache").rglob("snapshots/*/model.safetensors")
+    (reader.folder / "model" / "model.safetensors").unlink()
+    weights.resolve().write_bytes(b"W" + TAKEN["model.safetensors"][1:])
+    ended = reader.fetch(HF_HUB_OFFLINE="1")
+    assert ended.returncode == 3
+    assert "model.safetensors is not what the Hub states" in ended.stderr
+
+
+@pytest.mark.parametrize("kind", ["portal", "login"])
+@pytest.mark.parametrize("where", [".", "(GET|HEAD) .*/resolve/"])
+def test_the_login_page_of_a_network_is_said_in_one_line(reader: Reader, kind: FaultKind, where: str) -> None:
+    reader.hub.fail(kind, where, times=1000)
+    ended = reader.fetch()
+    assert ended.returncode == 4
+    assert "127.0.0.1: a web page answers where data was asked for" in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_hour_that_the_hub_asks_to_wait_for_is_not_waited(reader: Reader) -> None:
+    reader.hub.fail("wait", "GET /api/", times=1000, seconds=3600)
+    ended = reader.fetch()
+    assert ended.returncode == 4
+    assert "HTTP 429, and it asks to wait 3,600 s; allowed: 90 s in all; run again then" in ended.stderr
+    assert len(reader.hub.requests) < 3
+
+
+def test_a_pause_that_the_hub_asks_for_is_said_and_all_of_them_are_bounded(reader: Reader) -> None:
+    reader.hub.fail("wait", "GET /api/models/owner/model/tree", times=2, seconds=1)
+    ended = reader.fetch()
+    assert ended.returncode == 0, ended.stderr
+    assert "HTTP 429; waiting 1 s, as it asks" in ended.stderr
+    reader.hub.fail("wait", "GET /api/", times=1000, seconds=1)
+    impatient = "from tasks.services import network\nnetwork._MOST_SECONDS_TO_WAIT = 3\n"
+    ended = reader.fetch(program=impatient + FETCH)
+    assert ended.returncode == 4
+    assert "it asks to wait 1 s; allowed: 3 s in all" in ended.stderr

@@ -1,0 +1,49 @@
+"""A tokenizer whose pattern panics, or never ends, on a text of the data set: one line and exit code 3, in time."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+BODY = """
+import sys
+from tokenizers import Tokenizer
+from tasks.slicing import tokens
+from tasks.stage.failure import exit_with_one_line
+
+tokens._SECONDS_OF_A_BATCH = float(sys.argv[3])
+def command():
+    backend = Tokenizer.from_file(sys.argv[1])
+    tokenizer = tokens.RowTokenizer(backend, 0, 9, frozenset(), (), "")
+    print(len(tokenizer.rows([sys.argv[2]] * 4, row_ids=[5, 6, 7, 8])))
+exit_with_one_line(command, name="slice")
+"""
+
+
+def _tokenise(folder: Path, pattern: str, text: str, *, seconds: float) -> subprocess.CompletedProcess[str]:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "u": 1}, unk_token="u"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    command = [sys.executable, "-c", BODY, str(folder / "tokenizer.json"), text, str(seconds)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_pattern_that_panics_is_one_line(tmp_path: Path) -> None:
+    done = _tokenise(tmp_path, "(x+x+)+y", "x" * 3_000, seconds=50)
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1), done.stderr
+    assert done.stderr.startswith("slice: tokenizer of the base model, rows 5 to 8: panics (Onig: Regex search error")
+    assert "use another tokenizer or other rows" in done.stderr
+
+
+def test_a_pattern_that_takes_too_long_is_one_line_and_ends(tmp_path: Path) -> None:
+    done = _tokenise(tmp_path, r"(?:x{0,900}x{0,900})(?=\d)", "x" * 1_500 + "q1", seconds=0.5)
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1), done.stderr
+    assert "tokenizer of the base model, rows 5 to 8: takes over" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["a", "aaaa"])
+def test_what_is_written_meanwhile_is_not_lost(tmp_path: Path, text: str) -> None:
+    done = _tokenise(tmp_path, "a", text, seconds=50)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", "")

@@ -1,0 +1,102 @@
+"""What listens: every socket that marked processes open for others to connect to, while they run."""
+
+import contextlib
+import os
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.processes import left_of
+
+_LISTENING = "0A"
+_LISTENING_UNIX = 0x10000
+_SECONDS_BETWEEN_LOOKS = 0.02
+
+
+@dataclass(frozen=True)
+class Listener:
+    """One socket that waits for connections."""
+
+    address: str
+    """`ADDRESS:PORT`; of a Unix socket its path, which begins with @ where it is no file."""
+    owner: str
+    """Command line of the process that has it."""
+    is_open: bool
+    """Whether anybody else can reach it: from another machine, or as another user through the file system."""
+
+
+class Listeners:
+    """While it is open, looks at the sockets of all processes with the mark (tests/processes.py)."""
+
+    def __init__(self, mark: dict[str, str]) -> None:
+        self.found: set[Listener] = set()
+        self.num_looks = 0
+        self._mark = mark
+        self._seen: set[str] = set()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(_SECONDS_BETWEEN_LOOKS):
+            self.num_looks += 1
+            new = {inode: found for inode, *found in _listening() if inode not in self._seen}
+            if not new:
+                continue
+            self._seen |= set(new)
+            for owner, inodes in _sockets_of(self._mark):
+                for inode in inodes & set(new):
+                    address, is_open = new[inode]
+                    self.found.add(Listener(str(address), owner, bool(is_open)))
+
+
+def _listening() -> Iterator[tuple[str, str, bool]]:
+    """Yield inode, address and whether others can reach it, of every listening socket of this machine."""
+    for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENING:
+                number, port = fields[1].split(":")
+                raw = b"".join(struct.pack("=I", int(number[at : at + 8], 16)) for at in range(0, len(number), 8))
+                address = socket.inet_ntop(family, raw)
+                is_loopback = address.startswith("127.") or address in ("::1", "::ffff:127.0.0.1")
+                yield fields[9], f"{address}:{int(port, 16)}", not is_loopback
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split(maxsplit=7)
+        if len(fields) == 8 and int(fields[3], 16) & _LISTENING_UNIX:
+            yield fields[6], fields[7], _others_can_reach(fields[7])
+
+
+def _others_can_reach(path: str) -> bool:
+    """Return whether another user gets to the file of a Unix socket: through every folder above it, and may write."""
+    file = Path(path)
+    with contextlib.suppress(FileNotFoundError):
+        is_writable = file.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        may_pass = all(folder.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH) for folder in file.parents)
+        return bool(is_writable and may_pass)
+    return path.startswith("@")
+
+
+def _sockets_of(mark: dict[str, str]) -> Iterator[tuple[str, set[str]]]:
+    for pid, command in left_of(mark).items():
+        inodes = set()
+        with contextlib.suppress(OSError):
+            for descriptor in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+        yield command, inodes
