@@ -5,6 +5,7 @@ import atexit
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +30,16 @@ def _main() -> None:
 
 
 def _run(*, rebench: bool) -> None:
+    from flows.server import find_or_start, is_to_be_had
+
+    # A server starts slower than all the rest of a run that does nothing.
+    if not rebench and not is_to_be_had() and _is_cached():
+        _say_verdict()
+        return
     # Prefect says on the terminal what we say better; all of it stands in the log of the run.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     # What we say after the run belongs to none.
     os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
-
-    from flows.server import find_or_start
 
     server = find_or_start(temporary=True)
     # Registered before Prefect is imported, so that it happens after Prefect has sent its last events.
@@ -54,6 +59,15 @@ def _run(*, rebench: bool) -> None:
         server.end()
         os._exit(code)
     sys.exit(code)
+
+
+def _is_cached() -> bool:
+    from flows.pipeline import find_cached
+
+    cached = find_cached()
+    for stage, finding in cached.items():
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {stage}: {finding}\n")
+    return bool(cached)
 
 
 def _say(state: "State[Any]") -> int:

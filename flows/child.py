@@ -156,6 +156,10 @@ def _chunks(reading: int, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
 
 
 def environment_for(interpreter: str) -> dict[str, str]:
-    """Return our environment, with the interpreter's folder first in PATH so that `python` means this one."""
+    """Return our environment, with the interpreter's folder first in PATH so that `python` means this one.
+
+    What opens the Prefect server is not in it: a stage needs none.
+    """
     folder = str(Path(interpreter).parent)
-    return {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])}
+    kept = {name: value for name, value in os.environ.items() if not name.endswith("API_AUTH_STRING")}
+    return {**kept, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])}

@@ -33,7 +33,7 @@ def ddp_compare(rebench: bool = False) -> State[Any]:
     `rebench` measures the speed again even if nothing has changed, and fails if a cell has become slower.
     """
     set_up_flow_log()
-    if deployment.id:  # started by a worker, whose death would leave us unattended
+    if deployment.id:  # started by a runner, whose death would leave us unattended
         end_with_parent()
     with unless_prefect_is_gone("runs that were killed may still be shown as running"):
         end_abandoned_runs()

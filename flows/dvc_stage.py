@@ -1,9 +1,7 @@
 """One DVC stage as one Prefect task run: order, live log, `Cached` where DVC finds nothing to do."""
 
 import logging
-import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,22 +9,19 @@ from typing import Any
 
 from dvc.exceptions import DvcException
 from dvc.lock import LockError
-from dvc.repo import Repo
 from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, Failed
 
-from flows.child import environment_for, run_child
 from flows.output import StageOutput
+from flows.pipeline import DVC_LOCK, content_of, reasons_to_run, reproduce
 from flows.progress import shown_in_prefect
 from flows.run_log import line_logger
 from tasks.stage.failure import ExitCode
-from tasks.stage.parent import STARTER
 
 logger = logging.getLogger(__name__)
 
 LOGS = Path(".work/logs")
-DVC_LOCK = Path("dvc.lock")
 _MAX_REASONS = 4
 _MAX_MESSAGE_CHARACTERS = 500
 _DVC_CHATTER = ("Running stage ", "> ", "Updating lock file", "WARNING:", "Stage '")
@@ -75,7 +70,7 @@ def _another_try_may_help(_task: Task[Any, Any], _run: object, state: State[Any]
 )
 def _dvc_stage(stage: str, environment: dict[str, str]) -> State[Any]:
     try:
-        reasons = reasons_to_run(stage)
+        reasons = reasons_to_run(stage)[stage]
     except LockError as error:
         return _failed(stage, f"another DVC works in this folder: {_one_line(error)}", ExitCode.RESOURCES)
     except DvcException as error:
@@ -90,15 +85,11 @@ def _reproduce(stage: str, environment: dict[str, str], *, why: str) -> State[An
     """Let DVC restore or run the stage, and say which of them it was."""
     logger.info("%s: %s", stage, why)
     started_at = time.perf_counter()
-    lock_before = _content_of(DVC_LOCK)
+    lock_before = content_of(DVC_LOCK)
     output = StageOutput(LOGS / f"{stage}.log", send=line_logger().info)
     try:
         with shown_in_prefect(stage):
-            code = run_child(
-                [sys.executable, "-m", "flows.tied_dvc", str(os.getpid()), "repro", "--single-item", stage],
-                env={**environment_for(sys.executable), STARTER: str(os.getpid()), **environment},
-                hear=output.hear,
-            )
+            code = reproduce(stage, environment=environment, hear=output.hear)
     finally:
         output.close()
     if code != 0:
@@ -107,23 +98,11 @@ def _reproduce(stage: str, environment: dict[str, str], *, why: str) -> State[An
         logger.info("%s: cached, restored from the DVC cache", stage)
         return Completed(name="Cached", message="restored from the DVC cache")
     seconds = time.perf_counter() - started_at
-    if _content_of(DVC_LOCK) == lock_before:
+    if content_of(DVC_LOCK) == lock_before:
         logger.info("%s: done in %.1f s, with the same result as before", stage, seconds)
         return Completed(name="Unchanged", message=f"ran, because of {why}; same result as before")
     logger.info("%s: done in %.1f s", stage, seconds)
     return Completed(message=f"ran, because of {why}")
-
-
-def reasons_to_run(stage: str) -> list[str]:
-    """Return what DVC finds changed about the stage, in words; nothing where it is up to date."""
-    # What it has to show and to warn of comes again from the child, if one is needed.
-    logging.getLogger("dvc").setLevel(logging.CRITICAL)
-    with Repo() as repo, repo.lock:
-        (found,) = repo.stage.collect(stage)
-        status: list[Any] = found.status().get(found.addressing, [])
-    if status and f"\n  {stage}:" not in _content_of(DVC_LOCK).decode():
-        return ["has not run here before"]
-    return list(_words_of(status))
 
 
 def reason_of_failure(lines: Iterable[str], dvc_code: int) -> tuple[str, int]:
@@ -148,17 +127,6 @@ def _failed(stage: str, message: str, exit_code: int) -> State[Any]:
     return Failed(message=message, data=int(exit_code))
 
 
-def _words_of(status: list[Any]) -> Iterable[str]:
-    for entry in status:
-        if isinstance(entry, str):
-            yield "its command" if entry == "changed checksum" else entry
-            continue
-        for files in entry.values():
-            for file, change in files.items():
-                changes = ", ".join(change) if isinstance(change, dict) else change
-                yield f"{file} ({changes})"
-
-
 def _in_short(reasons: list[str]) -> str:
     more = len(reasons) - _MAX_REASONS
     return ", ".join(reasons[:_MAX_REASONS]) + (f" and {more} more" if more > 0 else "")
@@ -168,7 +136,3 @@ def _one_line(error: Exception) -> str:
     line = " ".join(str(error).split())[:_MAX_MESSAGE_CHARACTERS]
     is_without_git = "is not a git repository" in line
     return f"{line}; to work without one: dvc config --local core.no_scm true" if is_without_git else line
-
-
-def _content_of(file: Path) -> bytes:
-    return file.read_bytes() if file.exists() else b""

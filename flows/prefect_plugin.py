@@ -1,22 +1,55 @@
 """Makes `prefect deployment run ddp-compare` mean `ddp-compare/ddp-compare`, and `rebench` `ddp-compare/rebench`.
 
-Prefect's command line wants FLOW/DEPLOYMENT. It loads this module as a plugin, which prefect.toml allows.
+Prefect's command line wants FLOW/DEPLOYMENT, and our server credentials. It loads this module as a plugin, which
+prefect.toml allows.
 """
 
+import os
 import sys
+import urllib.error
+import urllib.request
+from http import HTTPStatus
 from pathlib import PurePath
 
-from prefect.plugins import HookContext, register_hook
+from prefect.plugins import HookContext, SetupResult, register_hook
+
+from flows.served import served_environment
+from tasks.stage.failure import ExitCode
+from training.redaction import redacted
 
 _FLOW = "ddp-compare"
 _NAMES = ("ddp-compare", "rebench")
 _VERBS = {"run", "inspect", "delete"}
+_SECONDS_TO_ANSWER = 5.0
 
 
 @register_hook
-def setup_environment(*, ctx: HookContext) -> None:
-    """Rewrite a bare name of ours in the command line that is about to be read, and nothing else."""
-    sys.argv[:] = with_full_name(sys.argv)
+def setup_environment(*, ctx: HookContext) -> SetupResult | None:
+    """Rewrite a bare name of ours in the command line that is about to be read, and say where `make serve` runs.
+
+    Ends the process in one line if the command is about our deployments and no server answers.
+    """
+    meant = with_full_name(sys.argv)
+    served = {} if "PREFECT_API_URL" in os.environ else served_environment()
+    url = served.get("PREFECT_API_URL") or ctx.api_url or ""
+    if meant != sys.argv and not _answers(url, has_credentials=bool(served) or "PREFECT_API_URL" in os.environ):
+        sys.stderr.write(
+            f"ddp-compare: no Prefect server of this folder answers at {redacted(url)}; type `make serve` in another "
+            "terminal, then this again\n"
+        )
+        sys.exit(ExitCode.RESOURCES)
+    sys.argv[:] = meant
+    return SetupResult(env=served) if served else None
+
+
+def _answers(url: str, *, has_credentials: bool) -> bool:
+    try:
+        urllib.request.urlopen(f"{url.rstrip('/')}/version", timeout=_SECONDS_TO_ANSWER).close()
+    except urllib.error.HTTPError as error:
+        return has_credentials or error.code != HTTPStatus.UNAUTHORIZED  # else that of another folder or user
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def with_full_name(arguments: list[str]) -> list[str]:

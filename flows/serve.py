@@ -1,4 +1,4 @@
-"""`python -m flows.serve`: the deployments of prefect.yaml, with a server and a worker, until Ctrl-C."""
+"""`python -m flows.serve`: the deployments of prefect.yaml, with a server and a runner, until Ctrl-C."""
 
 import argparse
 import logging
@@ -10,8 +10,9 @@ import time
 from types import FrameType
 from typing import NoReturn
 
-from flows.child import end_group, environment_for
-from flows.server import HOME, Server, find_or_start
+from flows.child import end_group
+from flows.served import LOCK, SERVED
+from flows.server import Server, find_or_start, set_environment
 from tasks.params import load_params
 from tasks.stage.failure import ExitCode, ResourceError, exit_with_one_line
 from tasks.stage.lock import holding
@@ -19,9 +20,6 @@ from tasks.stage.parent import parent_death_signal_setter
 
 logger = logging.getLogger(__name__)
 
-POOL = "ddp-compare"
-"""The work pool that prefect.yaml names."""
-LOCK = HOME / "serve.lock"
 _SECONDS_TO_END = 40.0
 
 
@@ -32,59 +30,44 @@ def _main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    set_environment()
     with holding(LOCK, "make serve", refusal="this project is served already: {holder}; end it first"):
+        SERVED.unlink(missing_ok=True)
         server = find_or_start(temporary=False)
         try:
             logger.info("%s the Prefect server at %s", "starting" if server.is_ours else "using", server.url)
             server.wait_until_ready()
-            _prepare()
+            if server.is_ours:
+                page = server.url.removesuffix("/api")
+                logger.info("UI: %s; it asks for PREFECT_API_AUTH_STRING, which stands in %s", page, SERVED)
             _serve(server)
         finally:
+            SERVED.unlink(missing_ok=True)
             server.end()
 
 
-def _prepare() -> None:
-    """Bring pool and deployments up to date, after ending the runs that a killed server has left Running."""
-    from flows.running import end_abandoned_runs
-
-    end_abandoned_runs()
-    _prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-    _prefect("deploy", "--all")
-
-
-def _prefect(*arguments: str) -> None:
-    ran = subprocess.run(_command(*arguments), env=environment_for(sys.executable), capture_output=True, text=True)
-    if ran.returncode != 0:
-        raise ResourceError(f"prefect {' '.join(arguments)}: {(ran.stderr or ran.stdout).strip()[-500:]}")
-
-
 def _serve(server: Server) -> None:
-    """Run the worker until it or the server ends, or we are asked to stop; a run under way may save first."""
+    """Run the runner until it or the server ends, or we are asked to stop; a run under way may save first."""
     from flows.running import wait_for_runs
 
-    worker = subprocess.Popen(
-        _command(
-            "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1", "--name", f"serve-{os.getpid()}"
-        ),
-        env=environment_for(sys.executable),
+    # Prefect says on the terminal what we say better; all of it stands in the log of the run.
+    environment = {"PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL", **os.environ}
+    runner = subprocess.Popen(
+        [sys.executable, "-m", "flows.runner"],
+        env=environment,
         preexec_fn=parent_death_signal_setter(signal.SIGTERM),
         # Ctrl-C on the terminal is for us alone: a second signal would keep the run from saving.
         start_new_session=True,
     )
-    page = server.url.removesuffix("/api")
-    logger.info("serving ddp-compare: `prefect deployment run ddp-compare` starts a run; UI: %s", page)
     try:
-        while worker.poll() is None and server.is_running:
+        while runner.poll() is None and server.is_running:
             time.sleep(0.5)
-        raise ResourceError(f"the Prefect {'worker' if server.is_running else 'server'} ended by itself")
+        ended = "runner ended by itself; see .work/logs/prefect_runner.log"
+        raise ResourceError(f"the Prefect {ended if server.is_running else 'server ended by itself'}")
     finally:
-        end_group(worker, seconds_to_save=_SECONDS_TO_END, is_leader_alone=True)
-        # A run that lost its worker still tells the server how it ended.
+        end_group(runner, seconds_to_save=_SECONDS_TO_END, is_leader_alone=True)
+        # A run that lost its runner still tells the server how it ended.
         wait_for_runs(seconds=_SECONDS_TO_END)
-
-
-def _command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
 
 
 def _stop(_number: int, _frame: FrameType | None) -> NoReturn:

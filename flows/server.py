@@ -1,11 +1,11 @@
 """The Prefect server of this project: found where it runs already, else started for as long as it is needed.
 
-Nothing here imports Prefect in the process that asks: the server gets a head start while that one imports.
+It listens on loopback, is for the user who started it alone, and does nothing for pages of other sites. Nothing here
+imports Prefect in the process that asks: the server gets a head start while that one imports.
 """
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -18,11 +18,14 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from tasks.stage.failure import ResourceError
+from flows.database import set_damaged_aside
+from flows.served import SERVED, served_environment
+from tasks.services.own_site import OwnSite, make_private_folder, new_credentials, write_private
+from tasks.stage.failure import ConfigurationError, ResourceError
 from tasks.stage.logs import switch_off_telemetry
 from tasks.stage.parent import set_parent_death_signal
 
-HOME = Path(".prefect")
+HOME = SERVED.parent
 LOG = Path(".work/logs/prefect_server.log")
 _STARTUP_SECONDS = 180.0
 
@@ -47,7 +50,7 @@ class Server:
     def wait_until_ready(self) -> None:
         """Return once the server answers. Raises ResourceError if it ends, or takes longer than three minutes."""
         deadline = time.monotonic() + _STARTUP_SECONDS
-        while not _answers(f"{self.url}/health"):
+        while not _answers(self.url):
             if self._process is None:
                 raise ResourceError(f"no Prefect server answers at {self.url}; start it, or unset PREFECT_API_URL")
             if not self.is_running:
@@ -69,43 +72,52 @@ class Server:
 
 
 def set_environment() -> None:
-    """Keep Prefect's files in the project, and its usage data at home."""
+    """Keep Prefect's files in the project, closed to other users, and its usage data at home."""
     switch_off_telemetry()
     # Under a missing folder the server would wait for three minutes.
-    HOME.mkdir(parents=True, exist_ok=True)
+    make_private_folder(HOME)
     os.environ.setdefault("PREFECT_HOME", str(HOME.resolve()))
     # Our plugin is for the command line that somebody types; where Prefect starts itself it only gets in the way.
     os.environ["PREFECT_PLUGINS_ENABLED"] = "false"
 
 
+def is_to_be_had() -> bool:
+    """Return True if a server runs already that a comparison would be recorded by: yours, or that of `make serve`."""
+    return bool(os.environ.get("PREFECT_API_URL") or served_environment())
+
+
 def find_or_start(*, temporary: bool) -> Server:
-    """Return the server to use, which may still be starting; PREFECT_API_URL is set to it.
+    """Return the server to use, which may still be starting; the environment says where it is and what it asks for.
 
     In this order: the one that PREFECT_API_URL names, unless it does not answer and a temporary one will do; this
-    project's own, at the address in prefect.toml, if `make serve` runs; a new one, with the UI and schedules at that
-    address or, if temporary, without both and at any free port. Raises ResourceError if somebody else has the address.
+    project's own, if `make serve` runs; a new one, with the UI and schedules at the address in prefect.toml or, if
+    temporary, without both and at any free port. Raises ResourceError if somebody else has the address.
     """
     set_environment()
     if url := os.environ.get("PREFECT_API_URL"):
-        if not temporary or _answers(f"{url.rstrip('/')}/health"):
+        if not temporary or _answers(url.rstrip("/")):
             return Server(url.rstrip("/"))
         sys.stderr.write("ddp-compare: no Prefect server answers at PREFECT_API_URL; this run is recorded here alone\n")
-    url = address_in_settings()
-    if _is_ours(url):
-        server = Server(url)
-    elif temporary:
-        server = _start(("127.0.0.1", 0), temporary=True)
-    else:
-        parts = urllib.parse.urlsplit(url)
-        server = _start((parts.hostname or "127.0.0.1", parts.port or 4200), temporary=False)
-    os.environ["PREFECT_API_URL"] = server.url
-    return server
+    served = served_environment()
+    if temporary and served and _answers(served["PREFECT_API_URL"]):
+        os.environ.update(served)
+        return Server(served["PREFECT_API_URL"])
+    return _start(("127.0.0.1", 0) if temporary else _address_in_settings(), temporary=temporary)
 
 
-def address_in_settings() -> str:
-    """Return `api.url` of prefect.toml: where the Prefect command line looks for the server."""
+def _address_in_settings() -> tuple[str, int]:
+    """Return where `make serve` listens: `api.url` of prefect.toml, with another port if the environment says so."""
     settings = tomllib.loads(Path("prefect.toml").read_text(encoding="utf-8"))
-    return str(settings["api"]["url"]).rstrip("/")
+    parts = urllib.parse.urlsplit(str(settings["api"]["url"]))
+    port = os.environ.get("PREFECT_SERVER_API_PORT") or str(parts.port or 4200)
+    if not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ConfigurationError(f"PREFECT_SERVER_API_PORT: got {port!r}; allowed: 1 to 65535")
+    if parts.hostname not in ("127.0.0.1", "localhost"):
+        raise ConfigurationError(
+            f"prefect.toml: api.url: got the host {parts.hostname}; allowed: 127.0.0.1, since `make serve` is for this "
+            "machine alone; PREFECT_API_URL names a server elsewhere (docs/team.md)"
+        )
+    return "127.0.0.1", int(port)
 
 
 def _start(address: tuple[str, int], *, temporary: bool) -> Server:
@@ -113,12 +125,15 @@ def _start(address: tuple[str, int], *, temporary: bool) -> Server:
         listening = socket.create_server(address)
     except OSError as error:
         raise ResourceError(
-            f"port {address[1]} is not to be had ({error.strerror}); free it, or change api.url in prefect.toml"
+            f"port {address[1]} is not to be had ({os.strerror(error.errno or 0)}); free it, or choose another one: "
+            "PREFECT_SERVER_API_PORT=4201 make serve"
         ) from None
+    set_damaged_aside(HOME / "prefect.db")
     LOG.parent.mkdir(parents=True, exist_ok=True)
     with listening, LOG.open("wb") as log:
-        host, port = listening.getsockname()[:2]
-        url = f"http://{host}:{port}/api"
+        origin = "http://{}:{}".format(*listening.getsockname())
+        access = {"PREFECT_API_URL": f"{origin}/api", "PREFECT_API_AUTH_STRING": new_credentials()}
+        os.environ.update(access)
         command = [sys.executable, "-m", "flows.server", "--socket", str(listening.fileno())]
         process = subprocess.Popen(
             [*command, "--temporary"] if temporary else command,
@@ -126,26 +141,25 @@ def _start(address: tuple[str, int], *, temporary: bool) -> Server:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, "PREFECT_API_URL": url, "PREFECT_SERVER_UI_API_URL": url},
+            env={
+                **os.environ,
+                "PREFECT_SERVER_UI_API_URL": access["PREFECT_API_URL"],
+                "PREFECT_SERVER_API_AUTH_STRING": access["PREFECT_API_AUTH_STRING"],
+                "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",
+                "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": origin,
+            },
             # Ctrl-C on the terminal is for us alone: the server has to outlive the flow.
             start_new_session=True,
         )
-    return Server(url, process)
+    if not temporary:
+        write_private(SERVED, "".join(f"{name}={value}\n" for name, value in access.items()))
+    return Server(access["PREFECT_API_URL"], process)
 
 
-def _answers(url: str) -> bytes:
-    with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=5) as answer:
-        return bytes(answer.read())
-    return b""
-
-
-def _is_ours(url: str) -> bool:
-    """Return True if the server there keeps its files in this project."""
-    try:
-        home = json.loads(_answers(f"{url}/admin/settings") or b"{}").get("home", "")
-    except ValueError:
-        return False
-    return bool(home) and Path(home) == Path(os.environ["PREFECT_HOME"])
+def _answers(url: str) -> bool:
+    with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(f"{url}/health", timeout=5):
+        return True
+    return False
 
 
 def _main() -> None:
@@ -158,7 +172,8 @@ def _main() -> None:
     from prefect.server.api.server import create_app
 
     app = create_app(ephemeral=arguments.temporary, final=True)
-    config = uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=3)
+    own = OwnSite(app, address=os.environ["PREFECT_API_URL"].removesuffix("/api"))
+    config = uvicorn.Config(own, log_level="error", lifespan="on", timeout_graceful_shutdown=3)
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=arguments.socket)])
 
 

@@ -4,18 +4,29 @@ import argparse
 import json
 import logging
 import os
+import signal
+import socket
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import uvicorn
+from starlette.types import ASGIApp
 
 from tasks.params import Params, load_params
+from tasks.services.own_site import OwnSite, new_credentials, write_private
 from tasks.services.tracked import Comparison, tracking_uri
 from tasks.services.tracker import PENDING, send_report
-from tasks.stage.failure import ResourceError, exit_with_one_line
+from tasks.stage.failure import ExitCode, ResourceError, exit_with_one_line
 from tasks.stage.logs import configure_logging
 from training.files import digest_of_file
 from training.redaction import redacted
 
 _log = logging.getLogger(__name__)
+
+_ACCESS = Path(".work/mlflow.env")
+"""There while the UI is served; readable by its user alone."""
 
 
 def send_pending(params: Params) -> bool:
@@ -36,22 +47,53 @@ def send_pending(params: Params) -> bool:
 
 
 def serve(uri: str, *, port: int) -> None:
-    """Become MLflow's UI of the store, on loopback; Ctrl-C ends it. A tracking server has its own UI."""
+    """Serve MLflow's UI of the store, on loopback and to this user alone, until Ctrl-C.
+
+    A tracking server has its own UI. Raises ResourceError if the port is somebody else's.
+    """
     if uri.startswith(("http://", "https://")):
         _log.info("the runs are in the tracking server %s", redacted(uri))
         return
-    _log.info("MLflow on http://127.0.0.1:%d (Ctrl-C ends it), runs from %s", port, redacted(uri))
-    # Without these MLflow starts four workers and a job queue: 2.7 GB of memory in place of 0.5.
+    address = f"http://127.0.0.1:{port}"
+    try:
+        listening = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise ResourceError(
+            f"port {port} is not to be had ({os.strerror(error.errno or 0)}); free it, or choose another one: "
+            "MLFLOW_PORT=5001 make mlflow"
+        ) from None
+    user, _, password = (credentials := new_credentials()).partition(":")
+    write_private(_ACCESS, f"MLFLOW_TRACKING_USERNAME={user}\nMLFLOW_TRACKING_PASSWORD={password}\n")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    try:
+        with listening:
+            app = OwnSite(_app(uri), address=address, credentials=credentials)
+            _log.info("MLflow on %s (Ctrl-C ends it), runs from %s", address, redacted(uri))
+            _log.info("the user name and the password that it asks for stand in %s", _ACCESS)
+            uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
+    finally:
+        _ACCESS.unlink(missing_ok=True)
+
+
+def _app(uri: str) -> ASGIApp:
+    """Return MLflow's own app of the store: `mlflow server` has no place to put a lock in front of it."""
+    # Without this MLflow starts a job queue, which takes memory and runs what its API is sent.
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
-    # By environment: a command line is readable by everyone on the machine.
-    os.environ["MLFLOW_BACKEND_STORE_URI"] = uri
-    arguments = ["server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    os.execv(sys.executable, [sys.executable, "-m", "mlflow", *arguments])
+    # What `mlflow server` gives the process that serves.
+    os.environ.update(_MLFLOW_SERVER_FILE_STORE=uri, _MLFLOW_SERVER_ARTIFACT_ROOT="mlflow-artifacts:/")
+    from mlflow.server.fastapi_app import app
+
+    return app
+
+
+def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(ExitCode.OK)
 
 
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="tasks.services.tracker_ui", description=__doc__)
-    parser.add_argument("--port", type=int, default=5000)
+    parser.add_argument("--port", type=int, default=os.environ.get("MLFLOW_PORT", "5000"))
     parser.add_argument("--only-send", action="store_true", help="send what the tracker missed and open no UI")
     arguments = parser.parse_args()
     configure_logging()

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.child import end_group, run_child
+from flows.child import end_group, environment_for, run_child
 from tests.flows.toy_project import living, wait_for
 
 pytestmark = pytest.mark.alone
@@ -112,3 +112,12 @@ def test_child_has_a_terminal_exactly_where_we_have_one(is_terminal: bool) -> No
     assert f"terminal {is_terminal}" in os.read(reading, 1000).decode()
     os.close(reading)
     os.close(writing)
+
+
+def test_stage_is_not_told_what_opens_the_prefect_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
+        monkeypatch.setenv(name, "ddp-compare:secret")
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    environment = environment_for(sys.executable)
+    assert "ddp-compare:secret" not in environment.values()
+    assert environment["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.dvc_stage import reason_of_failure, reasons_to_run
+from flows.dvc_stage import reason_of_failure
+from flows.pipeline import reasons_to_run as reasons_by_stage
 from tests.flows.toy_project import ToyProject, make_toy_project
+
+
+def reasons_to_run(stage: str) -> list[str]:
+    return reasons_by_stage(stage)[stage]
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,31 @@
 """The few questions that tests ask a Prefect server, over plain HTTP: no Prefect setting of the test process counts."""
 
+import base64
 import json
 import time
 import urllib.error
 import urllib.request
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 
 class Api:
-    """A server's REST interface."""
+    """A server's REST interface, for whoever has its credentials."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """`environment` is what tells Prefect of the server: PREFECT_API_URL and PREFECT_API_AUTH_STRING."""
+        self.environment = {name: environment[name] for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")}
+        self.url = self.environment["PREFECT_API_URL"]
+        token = base64.b64encode(self.environment["PREFECT_API_AUTH_STRING"].encode()).decode()
+        self.headers = {"Content-Type": "application/json", "Authorization": f"Basic {token}"}
+
+    @classmethod
+    def of_served(cls, project: Path) -> "Api":
+        """Return the one of `make serve` in the project."""
+        lines = (project / ".prefect/server.env").read_text().splitlines()
+        return cls(dict(line.split("=", 1) for line in lines))
 
     def ask(self, path: str, **body: Any) -> Any:
         """Return the answer to a POST of these fields."""
@@ -19,12 +33,16 @@ class Api:
 
     def post(self, path: str, body: Any) -> Any:
         """Return the answer to a POST of any JSON value."""
+        if "Prefect-Csrf-Token" not in self.headers:
+            client = str(uuid.uuid4())
+            token = self.read(f"csrf-token?client={client}")["token"]
+            self.headers.update({"Prefect-Csrf-Client": client, "Prefect-Csrf-Token": token})
         content = json.dumps(body).encode()
-        return self._answer(urllib.request.Request(f"{self.url}/{path}", content, {"Content-Type": "application/json"}))
+        return self._answer(urllib.request.Request(f"{self.url}/{path}", content, self.headers))
 
     def read(self, path: str) -> Any:
         """Return the answer to a GET."""
-        return self._answer(urllib.request.Request(f"{self.url}/{path}"))
+        return self._answer(urllib.request.Request(f"{self.url}/{path}", headers=self.headers))
 
     def _answer(self, request: urllib.request.Request) -> Any:
         for wait in (0.5, 1.0, 2.0, None):

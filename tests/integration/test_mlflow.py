@@ -1,5 +1,6 @@
 """A real MLflow on a real SQLite store."""
 
+import base64
 import contextlib
 import json
 import logging
@@ -7,16 +8,19 @@ import os
 import signal
 import socket
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -333,37 +337,96 @@ def test_a_speedup_that_is_withheld_later_vanishes_with_the_files_that_showed_it
     assert place.steps("1proc") == ALL_STEPS
 
 
+@contextlib.contextmanager
+def _ui(place: Place, project: Path) -> Iterator[tuple[int, dict[str, str], int]]:
+    """Serve the UI as `make mlflow` does; yield its port, what it asks for and its pid."""
+    (place.folder / "params.yaml").write_text(json.dumps(PARAMS))
+    port = _closed_port()
+    environment = {**os.environ, "PYTHONPATH": str(project), "MLFLOW_PORT": str(port)}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tasks.services.tracker_ui"],
+        cwd=place.folder, env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        _page(f"http://127.0.0.1:{port}/health", server)
+        lines = (place.folder / ".work/mlflow.env").read_text().splitlines()
+        yield port, dict(line.split("=", 1) for line in lines), server.pid
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        assert server.wait(30) == 0
+    assert not (place.folder / ".work/mlflow.env").exists()
+
+
 @pytest.mark.slow
 def test_make_mlflow_opens_a_ui_that_shows_the_cells_side_by_side_and_the_tables(
     place: Place, project: Path, browser: Browser
 ) -> None:
     place.report(speedup=1.5)
-    (place.folder / "params.yaml").write_text(json.dumps(PARAMS))
-    port = _closed_port()
-    environment = {**os.environ, "PYTHONPATH": str(project)}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tasks.services.tracker_ui", "--port", str(port)],
-        cwd=place.folder, env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        page = _page(f"http://127.0.0.1:{port}/", server)
-        assert "<title>MLflow</title>" in page
+    with _ui(place, project) as (port, access, _):
+        assert "<title>MLflow</title>" in _read(port, "/", access)
         run = place.runs()["small"]
-        address = f"http://127.0.0.1:{port}/get-artifact?path=index.html&run_uuid={run.info.run_id}"
-        assert _page(address, server) == "<p>report</p>"
-        _look_at_the_ui(browser, port, place.runs(), project / "test-artifacts")
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(30)
+        assert _read(port, f"/get-artifact?path=index.html&run_uuid={run.info.run_id}", access) == "<p>report</p>"
+        _look_at_the_ui(browser, port, access, place.runs(), project / "test-artifacts")
 
 
-def _look_at_the_ui(browser: Browser, port: int, runs: dict[str, Any], artifacts: Path) -> None:
+@pytest.mark.slow
+def test_make_mlflow_is_for_its_own_user_on_loopback_and_for_its_own_pages(place: Place, project: Path) -> None:
+    place.report(speedup=1.5)
+    create = {"path": "/api/2.0/mlflow/experiments/create", "body": {"name": "of somebody else"}}
+    with _ui(place, project) as (port, access, pid):
+        file, secret = place.folder / ".work/mlflow.env", access["MLFLOW_TRACKING_PASSWORD"]
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert _refused(port, {"path": "/"}) == 401
+        assert _refused(port, {"path": "/ajax-api/3.0/mlflow/assistant/config"}) == 401
+        assert _refused(port, create) == 401
+        for headers in ({"Host": "evil.example:5000"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+            assert _refused(port, create, access, **headers) == 403, headers
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        sockets = [at for one in processes for at in one.net_connections("inet") if at.status == psutil.CONN_LISTEN]
+        assert {(at.laddr.ip, at.laddr.port) for at in sockets} == {("127.0.0.1", port)}
+        assert not [one for one in processes if secret in " ".join(one.cmdline())]
+        assert "experiment_id" in _read(port, create["path"], access, body=create["body"])
+
+        taken = subprocess.run(
+            [sys.executable, "-m", "tasks.services.tracker_ui", "--port", str(port)], cwd=place.folder,
+            env={**os.environ, "PYTHONPATH": str(project)}, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert taken.returncode == 4
+        (line,) = taken.stderr.splitlines()
+        assert line.startswith(f"mlflow: port {port} is not to be had (Address already in use)")
+        assert file.read_text().rstrip().endswith(secret), "the one that serves keeps its password"
+
+
+def _read(port: int, path: str, access: dict[str, str] | None = None, *, body: Any = None, **headers: str) -> str:
+    content = None if body is None else json.dumps(body).encode()
+    if access:
+        pair = f"{access['MLFLOW_TRACKING_USERNAME']}:{access['MLFLOW_TRACKING_PASSWORD']}"
+        headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+    address = f"http://127.0.0.1:{port}{path}"
+    request = urllib.request.Request(address, content, {"Content-Type": "application/json", **headers})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def _refused(port: int, asked: dict[str, Any], access: dict[str, str] | None = None, **headers: str) -> int:
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        _read(port, asked["path"], access, body=asked.get("body"), **headers)
+    return refusal.value.code
+
+
+def _look_at_the_ui(browser: Browser, port: int, access: dict[str, str], runs: dict[str, Any], artifacts: Path) -> None:
     parent = runs["small"].info
     cells, experiments = (
         urllib.parse.quote(json.dumps(ids))
         for ids in ([runs[cell].info.run_id for cell in ("1proc", "2proc")], [parent.experiment_id])
     )
-    page = browser.new_page(viewport={"width": 1280, "height": 1600})
+    page = browser.new_page(
+        viewport={"width": 1280, "height": 1600},
+        http_credentials={
+            "username": access["MLFLOW_TRACKING_USERNAME"],
+            "password": access["MLFLOW_TRACKING_PASSWORD"],
+        },
+    )
     page.goto(f"http://127.0.0.1:{port}/#/compare-runs?runs={cells}&experiments={experiments}")
     # Names in one column, then the cells' values beside each other.
     body = page.locator("body")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -17,6 +18,7 @@ from flows.server import find_or_start
 from tasks.params import load_params
 from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_for
 from tests.integration.prefect_api import Api
+from tests.processes import left_of, new_mark, none_left_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -33,13 +35,14 @@ def server_of(toy: ToyProject) -> Iterator[Api]:
             del os.environ[name]
         os.chdir(toy.folder)
         server = find_or_start(temporary=True)
+        api = Api(os.environ)
     finally:
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(before)
     try:
         server.wait_until_ready()
-        yield Api(server.url)
+        yield api
     finally:
         server.end()
 
@@ -61,14 +64,14 @@ def api(home: ToyProject) -> Iterator[Api]:
 def finished(api: Api, tmp_path_factory: pytest.TempPathFactory) -> ToyProject:
     """A toy project whose flow has run once, from nothing to the end."""
     toy = make_toy_project(tmp_path_factory.mktemp("finished") / "toy")
-    ran = toy.flow(PREFECT_API_URL=api.url)
+    ran = toy.flow(**api.environment)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == ["2proc is faster, says the toy", "Report: reports/index.html"]
     return toy
 
 
 def _flow(toy: ToyProject, api: Api, **extra: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
-    ran = toy.flow(PREFECT_API_URL=api.url, **extra)
+    ran = toy.flow(**api.environment, **extra)
     return ran, api.states(api.last_flow_run())
 
 
@@ -153,6 +156,77 @@ def test_failing_stage_gives_its_exit_code_and_its_one_line(finished: ToyProject
     assert (run["state_type"], run["state"]["message"]) == ("FAILED", "slice: rows of the toy: got 3; allowed: 4")
 
 
+@pytest.fixture
+def done(finished: ToyProject, tmp_path: Path) -> ToyProject:
+    """A copy of the finished project, which no server serves."""
+    subprocess.run(["cp", "-a", finished.folder, tmp_path / "toy"], check=True)
+    toy = ToyProject(tmp_path / "toy")
+    subprocess.run(
+        [sys.executable, "-m", "dvc", "repro", "--quiet"], cwd=toy.folder, env=toy.environment(), check=True, timeout=60
+    )
+    toy.executed()
+    return toy
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def test_twenty_reruns_of_what_is_cached_start_no_server_and_leave_nothing_behind(done: ToyProject) -> None:
+    mark = new_mark()
+    sizes = []
+    with none_left_of(mark):
+        for _ in range(20):
+            ran = done.flow(**mark)
+            assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "Report: reports/index.html"), ran.stderr
+            assert ran.stderr.count(": cached, nothing has changed") == len(STAGES) - 1
+            assert "fingerprint: done, with the same result as before" in ran.stderr
+            assert done.executed() == ["fingerprint"]
+            sizes.append([_bytes_in(done.folder / name) for name in (".prefect", ".work", "reports", "data")])
+        assert left_of(mark) == {}
+    assert len({tuple(size) for size in sizes}) == 1, sizes
+
+
+def test_rerun_of_what_is_cached_imports_no_prefect(done: ToyProject) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "flows"],
+        cwd=done.folder, env=done.environment(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ran.returncode == 0
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ran.stderr.splitlines()}
+    assert "dvc" in imported
+    assert not imported & {"prefect", "torch", "mlflow", "pandas", "sqlalchemy"}
+
+
+def test_stage_that_always_runs_and_finds_something_else_has_the_rest_run_again(done: ToyProject) -> None:
+    done.change("dvc.yaml", "data/fingerprint.json same", "data/fingerprint.json $(cat machine.txt)")
+    (done.folder / "machine.txt").write_text("new")
+    ran = done.flow()
+    assert ran.returncode == 0, ran.stderr
+    assert "download" in done.executed()
+    (done.folder / "machine.txt").write_text("newer")
+    assert done.flow().returncode == 0
+    assert "download" in done.executed()
+
+
+def test_damaged_database_of_prefect_is_put_aside_in_one_line_and_the_comparison_runs(done: ToyProject) -> None:
+    home = done.folder / ".prefect"
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir()
+    (home / "prefect.db").write_bytes(b"no database " * 1000)
+    done.change("params.yaml", "seed: 1", "seed: 99")
+    ran = done.flow()
+    assert ran.returncode == 0, ran.stderr
+    told = [line for line in ran.stderr.splitlines() if "was damaged" in line]
+    assert told == [
+        "ddp-compare: .prefect/prefect.db was damaged; it is .prefect/prefect.db.damaged now, and Prefect begins a new "
+        "one (earlier runs are no longer shown, no result is lost)"
+    ]
+    assert (home / "prefect.db.damaged").read_bytes().startswith(b"no database ")
+    with contextlib.closing(sqlite3.connect(home / "prefect.db")) as connection:
+        assert connection.execute("select count(*) from flow_run").fetchone() == (1,)
+
+
 @pytest.mark.parametrize("broken", ["epochs: 0", "epoch: 1"])
 def test_bad_params_end_in_one_line_before_anything_is_started(tmp_path: Path, broken: str) -> None:
     toy = make_toy_project(tmp_path / "toy")
@@ -212,7 +286,7 @@ def test_signal_lets_training_save_and_leaves_no_process(
     finished: ToyProject, api: Api, tmp_path: Path, number: int, exit_code: int
 ) -> None:
     toy = _untrained_copy(finished, tmp_path)
-    with toy.running("flows", PREFECT_API_URL=api.url, TOY_IS_SLOW="train@2proc") as flow:
+    with toy.running("flows", **api.environment, TOY_IS_SLOW="train@2proc") as flow:
         training = _start_training(toy)
         everything = [*training, *psutil.Process(flow.pid).children(recursive=True)]
         flow.send_signal(number)

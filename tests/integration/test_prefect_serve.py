@@ -1,4 +1,4 @@
-"""`python -m flows.serve`: server, deployments and worker come up, runs start as a user types it, all ends together."""
+"""`python -m flows.serve`: server, deployments and runner come up, runs start as a user types it, all ends together."""
 
 import contextlib
 import http.server
@@ -78,11 +78,10 @@ def _is_of_training(words: str) -> bool:
 @contextlib.contextmanager
 def _serving(toy: ToyProject, training: ToyTraining) -> Iterator[Served]:
     mark = new_mark()
-    url = (toy.folder / "prefect.toml").read_text().split('url = "')[1].split('"')[0]
     with none_left_of(mark), toy.running("flows.serve", **training.environment, **mark) as process:
-        wait_for(lambda: "started!" in toy.output() or process.poll(), seconds=120, what="the worker has started")
+        wait_for(lambda: "serving ddp-" in toy.output() or process.poll(), seconds=120, what="the runner has started")
         assert process.poll() is None, toy.output()
-        yield Served(toy, training, Api(url), process, mark)
+        yield Served(toy, training, Api.of_served(toy.folder), process, mark)
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +113,6 @@ def test_two_deployments_one_on_demand_and_one_by_cron_that_measures_again(serve
         assert deployment["global_concurrency_limit"]["limit"] == 1
         assert deployment["concurrency_options"]["collision_strategy"] == "ENQUEUE"
         assert "ddp-compare" in deployment["tags"]
-    # Its runs come while the first one trains.
-    minutely = [{"schedule": {"cron": "* * * * *", "timezone": "UTC"}, "active": True}]
-    assert served.api.post(f"deployments/{rebench['id']}/schedules", minutely)
     # With SQLAlchemy 2.1 none were ever planned, without a word. The server plans them in turns of its own.
     wait_for(lambda: _weekdays_at_three(served), seconds=90, what="runs are planned at 03:00")
     assert _weekdays_at_three(served) == {6}
@@ -136,6 +132,10 @@ def test_second_server_of_the_project_is_refused_in_one_line(served: Served) -> 
 
 def test_bare_name_typed_literally_starts_a_run_whose_progress_is_an_artifact(served: Served) -> None:
     run = served.start_run()
+    # Its runs come while this one trains.
+    minutely = [{"schedule": {"cron": "* * * * *", "timezone": "UTC"}, "active": True}]
+    (rebench,) = [one for one in served.api.ask("deployments/filter") if one["name"] == "rebench"]
+    assert served.api.post(f"deployments/{rebench['id']}/schedules", minutely)
     assert served.type("prefect deployment inspect ddp-compare/ddp-compare").returncode == 0
     wait_for(lambda: _progress_of(served, run), seconds=30, what="the progress is shown")
     before = _progress_of(served, run)[0]
@@ -188,7 +188,7 @@ def test_notification_of_the_readme_tells_of_a_failed_run(served: Served) -> Non
 
 
 def _overdue(served: Served) -> list[dict[str, Any]]:
-    """Return the planned runs that have not started 5 s after their time, longer than the worker needs to look."""
+    """Return the planned runs that have not started 5 s after their time, longer than the runner needs to look."""
     latest = (datetime.now(UTC) - timedelta(seconds=5)).isoformat()
     return [run for run in served.runs("SCHEDULED") if run["expected_start_time"] < latest]
 
@@ -200,7 +200,8 @@ def test_minutely_cron_waits_for_the_run_before_which_is_cancelled_saved_and_gon
     wait_for(lambda: _overdue(served), seconds=120, what="the time of the cron has come")
     assert [run["id"] for run in served.runs("RUNNING")] == [first["id"]], "another deployment, the same machine"
 
-    everything = psutil.Process(find(served.mark, "worker start")).children(recursive=True)
+    flow = psutil.Process(find(served.mark, "multiprocessing.spawn"))
+    everything = [flow, *flow.children(recursive=True)]
     assert len(everything) >= 6, "flow, DVC, shell or stage, torchrun and two ranks"
     seen = served.training.last_step()
     served.api.ask(f"flow_runs/{first['id']}/set_state", state={"type": "CANCELLING"})
@@ -215,23 +216,23 @@ def test_minutely_cron_waits_for_the_run_before_which_is_cancelled_saved_and_gon
 
 def test_end_of_the_server_ends_the_run_and_everything_it_started(served: Served) -> None:
     seen = served.training.wait_for_step(served.toy)
-    assert len(left_of(served.mark)) >= 9, "serve, server, worker, flow, DVC, shell, stage, torchrun and two ranks"
+    assert len(left_of(served.mark)) >= 9, "serve, server, runner, flow, DVC, shell, stage, torchrun and two ranks"
     os.kill(served.process.pid, signal.SIGTERM)
     assert served.process.wait(timeout=40) == 0
     assert left_of(served.mark) == {}
     assert served.training.saved_step() >= seen
 
 
-def test_kill_of_the_worker_or_of_serve_leaves_nobody_and_no_run_that_seems_to_run(
+def test_kill_of_the_runner_or_of_serve_leaves_nobody_and_no_run_that_seems_to_run(
     project_to_serve: tuple[ToyProject, ToyTraining],
 ) -> None:
     with _serving(*project_to_serve) as served:
         assert served.runs("RUNNING") == [], "what the server before left was told as crashed"
         killed = served.start_run()
-        os.kill(find(served.mark, "worker start"), signal.SIGKILL)
+        os.kill(find(served.mark, "flows.runner"), signal.SIGKILL)
         served.require_gone()
         assert served.process.wait(timeout=1) == 4
-        assert "the Prefect worker ended by itself" in served.toy.output()
+        assert "the Prefect runner ended by itself" in served.toy.output()
     with _serving(*project_to_serve) as served:
         assert served.api.read(f"flow_runs/{killed['id']}")["state_type"] == "CRASHED"
         served.start_run()

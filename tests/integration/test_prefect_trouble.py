@@ -46,7 +46,7 @@ def test_kill_of_dvc_ends_the_training_and_a_second_comparison_is_refused_meanwh
 ) -> None:
     mark = new_mark()
     training.forget()
-    with none_left_of(mark), toy.running("flows", PREFECT_API_URL=api.url, **training.environment, **mark) as flow:
+    with none_left_of(mark), toy.running("flows", **api.environment, **training.environment, **mark) as flow:
         training.wait_for_step(toy)
         second = toy.flow()
         assert second.returncode == 4
@@ -72,7 +72,7 @@ def test_kill_of_the_shell_that_typed_make_compare_leaves_nobody(
     training.forget()
     shutil.copy(PROJECT / "Makefile", toy.folder / "Makefile")
     (toy.folder / ".venv").symlink_to(BIN.parent)
-    environment = toy.environment(PREFECT_API_URL=api.url, **training.environment, **mark)
+    environment = toy.environment(**api.environment, **training.environment, **mark)
     with none_left_of(mark), (toy.folder / "output.txt").open("w") as output:
         # What .ready stands for is made already.
         typed = "make -o .venv/.ready compare; true"
@@ -126,7 +126,7 @@ def test_stages_that_fail_are_tried_again_if_asked_for_and_those_that_take_too_l
     with none_left_of(mark):
         ran = subprocess.run(
             [sys.executable, "-c", _SCRIPT.replace("{stages!r}", repr(stages))],
-            cwd=toy.folder, env=toy.environment(PREFECT_API_URL=api.url, **trouble, **mark), capture_output=True,
+            cwd=toy.folder, env=toy.environment(**api.environment, **trouble, **mark), capture_output=True,
             text=True, timeout=120,
         )  # fmt: skip
         assert left_of(mark) == {}
@@ -142,7 +142,7 @@ def test_stages_that_fail_are_tried_again_if_asked_for_and_those_that_take_too_l
 def test_flow_serve_needs_neither_pool_nor_worker(toy: ToyProject, api: Api) -> None:
     mark = new_mark()
     (toy.folder / "serving.py").write_text(_SERVING)
-    with none_left_of(mark), toy.running("serving", PREFECT_API_URL=api.url, **mark):
+    with none_left_of(mark), toy.running("serving", **api.environment, **mark):
         wait_for(lambda: api.ask("deployments/filter"), seconds=60, what=f"it is served; said: {toy.output()}")
         (deployment,) = api.ask("deployments/filter")
         run = api.ask(f"deployments/{deployment['id']}/create_flow_run")
@@ -172,7 +172,7 @@ def test_flow_that_loses_its_server_finishes_and_the_next_run_tells_prefect(toy:
     assert "Traceback" not in said
     with server_of(toy) as api:
         assert api.last_flow_run()["state_type"] == "RUNNING"
-        assert toy.flow(PREFECT_API_URL=api.url).returncode == 0
+        assert toy.flow(**api.environment).returncode == 0
         states = [run["state_type"] for run in api.ask("flow_runs/filter", sort="START_TIME_DESC", limit=2)]
         assert states == ["COMPLETED", "CRASHED"]
 

@@ -1,0 +1,86 @@
+"""The pipeline as DVC sees it, asked without Prefect: what is out of date, and to bring one stage up to date."""
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
+
+from flows.child import environment_for, run_child
+from tasks.stage.parent import STARTER
+
+DVC_LOCK = Path("dvc.lock")
+_ALWAYS = ["always changed"]
+_CACHED = "cached, nothing has changed"
+_UNCHANGED = "done, with the same result as before"
+
+
+def reasons_to_run(*stages: str) -> dict[str, list[str]]:
+    """Return for each stage, all if none is named, what DVC finds changed, in words; nothing where it is up to date.
+
+    Raises DvcException as DVC does.
+    """
+    # What it has to show and to warn of comes again from the child, if one is needed.
+    logging.getLogger("dvc").setLevel(logging.CRITICAL)
+    with Repo() as repo, repo.lock:
+        collected = [repo.stage.collect(stage)[0] for stage in stages] or repo.index.stages
+        return {stage.addressing: _reasons_of(stage) for stage in collected}
+
+
+def reproduce(stage: str, *, environment: Mapping[str, str], hear: Callable[[bytes], None]) -> int:
+    """Let DVC restore or run the stage, whose command gets `environment` on top of ours; return DVC's exit code."""
+    return run_child(
+        [sys.executable, "-m", "flows.tied_dvc", str(os.getpid()), "repro", "--single-item", stage],
+        env={**environment_for(sys.executable), STARTER: str(os.getpid()), **environment},
+        hear=hear,
+    )
+
+
+def find_cached() -> dict[str, str]:
+    """Return each stage with what was found, if none has anything to do once those that always run have; else {}."""
+    if not DVC_LOCK.exists():
+        return {}
+    with contextlib.suppress(DvcException):  # the flow meets it again, and says what it means
+        before = reasons_to_run()
+        always = [stage for stage, reasons in before.items() if reasons == _ALWAYS]
+        if _is_cached(before) and all(reproduce(stage, environment={}, hear=_ignore) == 0 for stage in always):
+            after = reasons_to_run()
+            if _is_cached(after):
+                return {stage: _UNCHANGED if reasons else _CACHED for stage, reasons in after.items()}
+    return {}
+
+
+def _is_cached(reasons: dict[str, list[str]]) -> bool:
+    return all(words in ([], _ALWAYS) for words in reasons.values())
+
+
+def _ignore(_said: bytes) -> None:
+    pass
+
+
+def _reasons_of(stage: Any) -> list[str]:
+    status: list[Any] = stage.status().get(stage.addressing, [])
+    if status and f"\n  {stage.addressing}:" not in content_of(DVC_LOCK).decode():
+        return ["has not run here before"]
+    return list(_words_of(status))
+
+
+def _words_of(status: list[Any]) -> Iterable[str]:
+    for entry in status:
+        if isinstance(entry, str):
+            yield "its command" if entry == "changed checksum" else entry
+            continue
+        for files in entry.values():
+            for file, change in files.items():
+                changes = ", ".join(change) if isinstance(change, dict) else change
+                yield f"{file} ({changes})"
+
+
+def content_of(file: Path) -> bytes:
+    """Return what the file holds, nothing where there is none."""
+    return file.read_bytes() if file.exists() else b""

@@ -1,0 +1,62 @@
+"""`python -m flows.runner`: runs the deployments of prefect.yaml, one at a time, with the flow of this folder alone.
+
+Prefect's own runner: unlike a worker it takes no command, environment or folder from the server, only when to run.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from prefect.client.schemas.objects import ConcurrencyLimitConfig
+from prefect.runner import Runner
+from prefect.schedules import Schedule
+from ruamel.yaml import YAML
+
+from flows.ddp_compare import ddp_compare
+from flows.running import end_abandoned_runs
+from training.redaction import formatted, redact_logs
+
+LOG = Path(".work/logs/prefect_runner.log")
+
+
+class _Runner(Runner):
+    def handle_sigterm(self, *_: Any, **__: Any) -> NoReturn:
+        """End at once: the run under way hears of it, saves, and tells the server itself how it ended."""
+        os._exit(0)
+
+
+async def _serve() -> None:
+    runner = _Runner(name="ddp-compare", limit=1, pause_on_shutdown=False)
+    for deployment in YAML(typ="safe", pure=True).load(Path("prefect.yaml"))["deployments"]:
+        await runner.aadd_flow(
+            ddp_compare,
+            name=deployment["name"],
+            description=deployment["description"],
+            tags=deployment["tags"],
+            parameters=deployment.get("parameters"),
+            schedules=[Schedule(**plan) for plan in deployment.get("schedules", [])],
+            concurrency_limit=ConcurrencyLimitConfig(**deployment["concurrency_limit"]),
+        )
+    sys.stderr.write("serving ddp-compare: `prefect deployment run ddp-compare` starts a run\n")
+    # Where the server does not answer Prefect says so here at length.
+    with LOG.open("w", encoding="utf-8") as log, contextlib.redirect_stdout(log):
+        await runner.start()
+
+
+def _main() -> int:
+    redact_logs()
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        end_abandoned_runs()
+        asyncio.run(_serve())
+    except Exception as error:
+        LOG.write_text(formatted(error), encoding="utf-8")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

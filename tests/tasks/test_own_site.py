@@ -1,0 +1,92 @@
+"""A web server of ours answers its own user, under its own address, and nobody else."""
+
+import asyncio
+import base64
+import stat
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+
+from tasks.services.own_site import OwnSite, make_private_folder, new_credentials, write_private
+
+ADDRESS = "http://127.0.0.1:5000"
+
+
+def _ask(credentials: str | None, path: str = "/", **headers: str) -> httpx.Response:
+    app = OwnSite(PlainTextResponse("inside"), address=ADDRESS, credentials=credentials)
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=ADDRESS) as client:
+            return await client.get(path, headers=headers)
+
+    return asyncio.run(ask())
+
+
+def _basic(credentials: str) -> str:
+    return "Basic " + base64.b64encode(credentials.encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": ADDRESS}, 200),
+        ({"Origin": "http://127.0.0.1:4200"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example:5000"}, 403),
+        ({"Host": "127.0.0.1:5001"}, 403),
+        ({"Host": ""}, 403),
+    ],
+)
+def test_only_requests_to_its_own_address_from_its_own_pages_come_in(headers: dict[str, str], status: int) -> None:
+    assert _ask(None, **headers).status_code == status
+
+
+def test_credentials_are_asked_for_as_a_browser_understands_and_only_the_right_ones_open() -> None:
+    credentials = new_credentials()
+    refused = _ask(credentials)
+    assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, 'Basic realm="ddp-compare"')
+    assert "inside" not in refused.text
+    for wrong in (new_credentials(), credentials[:-1], credentials + "x", ":"):
+        assert _ask(credentials, Authorization=_basic(wrong)).status_code == 401
+    assert _ask(credentials, Authorization=f"Bearer {credentials}").status_code == 401
+    assert _ask(credentials, Authorization=_basic(credentials)).text == "inside"
+    assert _ask(credentials, "/health").status_code == 200
+    assert _ask(credentials, "/health/x").status_code == 401
+
+
+def test_websocket_is_refused_like_any_other_request() -> None:
+    said: list[dict[str, Any]] = []
+
+    async def connect() -> None:
+        async def send(message: Any) -> None:
+            said.append(message)
+
+        async def receive() -> Any:
+            raise AssertionError("nothing is asked")
+
+        app = OwnSite(PlainTextResponse("inside"), address=ADDRESS, credentials="a:b")
+        await app({"type": "websocket", "path": "/", "headers": [(b"host", b"127.0.0.1:5000")]}, receive, send)
+
+    asyncio.run(connect())
+    assert [message["type"] for message in said] == ["websocket.close"]
+
+
+def test_private_file_is_private_whatever_stood_there_and_whatever_the_umask(tmp_path: Path) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o755)
+    (folder / "secret").write_text("older and longer than what follows")
+    (folder / "secret").chmod(0o666)
+    make_private_folder(folder)
+    write_private(folder / "secret", "new")
+    assert (folder / "secret").read_text() == "new"
+    assert stat.S_IMODE((folder / "secret").stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_credentials_differ_each_time() -> None:
+    assert len({new_credentials() for _ in range(100)}) == 100
