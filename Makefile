@@ -124,6 +124,7 @@ bench-growth: $(READY)  ## How time and memory grow with rows, steps and epochs
 
 retrain: $(READY)  ## Train every cell anew, though nothing has changed
 	@rm -rf .work/runs
+	dvc repro fingerprint
 	dvc repro -f -s train
 	python -m flows
 

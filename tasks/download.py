@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.builtin.corpus import package_versions
-from tasks.params import Params, load_params
+from tasks.params import Params
 from tasks.sources.commits import commit_of
 from tasks.sources.image_models import stored_image_model
 from tasks.sources.image_rows import facts_of_images, stored_images
@@ -23,7 +23,9 @@ from tasks.stage.failure import DataError, exit_with_one_line
 from tasks.stage.kept import MANIFEST
 from tasks.stage.links import link_file, link_folder
 from tasks.stage.logs import configure_logging
-from tasks.stage.source_params import DatasetParams
+from tasks.stage.snapshot import Snapshot
+from tasks.stage.source_digest import digest_of_source
+from tasks.stage.source_params import DatasetParams, Source
 from training.files import write_json
 
 _log = logging.getLogger(__name__)
@@ -87,10 +89,11 @@ def _download_images(params: Params, raw: Path, *, source_digest: str | None) ->
     _warn_of_rows(dataset, facts)
 
 
-def _require_unchanged(dataset: DatasetParams, *digests: str | None) -> None:
+def _require_unchanged(source: Source, *digests: str | None) -> None:
     """Raise DataError if the source was another when the run began."""
     if None not in digests and len(set(digests)) > 1:
-        raise DataError(f"dataset.source {dataset.source}: changed since this run began; run again")
+        section = "dataset" if isinstance(source, DatasetParams) else "model"
+        raise DataError(f"{section}.source {source.source}: changed since this run began; run again")
 
 
 def _warn_of_rows(dataset: DatasetParams, facts: dict[str, Any]) -> None:
@@ -138,13 +141,19 @@ def _main() -> None:
     parser.add_argument("--sources", type=Path, required=True)
     parser.add_argument("--raw", type=Path, required=True)
     parser.add_argument("--base-model", type=Path, required=True)
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/stage/snapshot.py)")
     arguments = parser.parse_args()
     configure_logging()
-    params = load_params()
+    snapshot = Snapshot.read(arguments.inputs)
+    params = snapshot.load_params()
     sources = json.loads(arguments.sources.read_text(encoding="utf-8"))
     download_rows(params, arguments.raw, source_digest=(sources["dataset"] or {}).get("digest"))
     rows = json.loads((arguments.raw / MANIFEST).read_text(encoding="utf-8"))
     download_model(params, arguments.base_model, class_names=rows.get("class_names", ()))
+    for source, begun in ((params.dataset, sources["dataset"]), (params.model, sources["model"])):
+        if begun is not None:
+            _require_unchanged(source, begun["digest"], digest_of_source(Path(source.location)) or "")
+    snapshot.require_unchanged()
 
 
 if __name__ == "__main__":

@@ -15,24 +15,26 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tasks.evaluating.continuations import continue_rows
 from tasks.evaluating.sums import sums_over
-from tasks.params import Params, load_params
+from tasks.params import Params
 from tasks.reference.first_step import first_step
 from tasks.reporting.statistics import perplexity
+from tasks.stage.damage import damaged, require_digest, require_whole
 from tasks.stage.failure import DataError, DivergedError, exit_with_one_line
-from tasks.stage.kept import kept_manifest, mark_used
+from tasks.stage.kept import mark_used
 from tasks.stage.logs import configure_logging
-from training.files import digest_of_file, digest_of_json, write_json
+from tasks.stage.meaning import meanings_below
+from tasks.stage.snapshot import Snapshot
+from training.files import digest_of_json, write_json
 
 _log = logging.getLogger(__name__)
 
 _STORE = Path(".work/evaluation")
-_REFERENCE, _EVALUATING = (Path(__file__).with_name(name) for name in ("reference", "evaluating"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,7 @@ class Rows:
     base_model: Path
     """The folder whose tokenizer made the tokens."""
     workload: str
+    snapshot: Snapshot = field(default_factory=lambda: Snapshot(None))
 
 
 def subjects_of(params: Params, *, base_model: Path, runs: Path) -> list[Subject]:
@@ -74,13 +77,12 @@ def subjects_of(params: Params, *, base_model: Path, runs: Path) -> list[Subject
 
     Raises DataError (exit code 3) if one is missing or is not, byte for byte, what its manifest or receipt says.
     """
-    manifest = kept_manifest(base_model)
-    if manifest is None:
-        raise DataError(f"{base_model}: a file is missing or not what manifest.json says; {_remedy(base_model)}")
-    subjects = [Subject(name="base", checkpoint=None, weights_digest=manifest["digest"])]
+    require_whole(base_model)
+    digest = _read(base_model / "manifest.json")["digest"]
+    subjects = [Subject(name="base", checkpoint=None, weights_digest=digest)]
     for cell in params.cells:
         file = runs / cell / _read(runs / cell / "run.json").get("final_checkpoint", "")
-        subjects.append(_subject(cell, file, run=runs / cell))
+        subjects.append(_subject(cell, file))
     return subjects
 
 
@@ -91,14 +93,13 @@ def subjects_of_epochs(params: Params, *, runs: Path) -> list[Subject]:
         for part in _read(runs / cell / "run.json")["segments"]:
             name = f"{params.model.name}_{part['range']}-epoch-{part['epoch']}.pt"
             file = runs / cell / part["folder"] / name
-            subjects.append(_subject(cell, file, run=runs / cell, segment=(part["range"], part["epoch"])))
+            subjects.append(_subject(cell, file, segment=(part["range"], part["epoch"])))
     return subjects
 
 
-def _subject(cell: str, file: Path, *, run: Path, segment: tuple[str, int] | None = None) -> Subject:
+def _subject(cell: str, file: Path, *, segment: tuple[str, int] | None = None) -> Subject:
     promised = _read(file.parent / "receipt.json").get("files", {}).get(file.name, {}).get("sha256")
-    if not file.is_file() or (digest := digest_of_file(file)) != promised:
-        raise DataError(f"{file}: the checkpoint is missing or not what its receipt says; {_remedy(run)}")
+    digest = require_digest(file, promised)
     return Subject(name=cell, checkpoint=file, weights_digest=digest, segment=segment)
 
 
@@ -151,12 +152,14 @@ def _evaluate_or_reuse(subject: Subject, rows: Rows, *, code: str) -> dict[str, 
         "rows": _read(rows.folder / "manifest.json")["digest"],
         "seq_len": rows.seq_len,
         "workload": rows.workload,
-        "code": [code, *(digest_of_file(file) for file in (Path(__file__), *sorted(_EVALUATING.glob("*.py"))))],
+        "code": [code, meanings_below("tasks.evaluate")],
     }
-    return _kept_or_new(f"{subject.title}: evaluated", depends_on, lambda: evaluate(subject, rows))
+    return _kept_or_new(f"{subject.title}: evaluated", depends_on, lambda: evaluate(subject, rows), rows.snapshot)
 
 
-def _first_step_or_reuse(params: Params, *, slices: Path, base_model: Path, code: str) -> dict[str, Any]:
+def _first_step_or_reuse(
+    params: Params, snapshot: Snapshot, *, slices: Path, base_model: Path, code: str
+) -> dict[str, Any]:
     """Return the base model's loss on the rows of step 1; see tasks/reference/first_step.py."""
     train, part = params.train, str(params.ranges[0])
     depends_on = {
@@ -165,20 +168,23 @@ def _first_step_or_reuse(params: Params, *, slices: Path, base_model: Path, code
         "range": part,
         "order": [train.seed, train.global_batch_size, train.micro_batch_size, train.seq_len, train.augment],
         "workload": params.workload,
-        "code": [code, *(digest_of_file(file) for file in sorted(_REFERENCE.glob("*.py")))],
+        "code": [code, meanings_below("tasks.reference.first_step")],
     }
 
     def compute() -> dict[str, Any]:
         import torch
 
+        require_whole(slices / part)
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return first_step(params, slices=slices, base_model=base_model, device=device)
 
-    return _kept_or_new("base: loss of step 1 computed", depends_on, compute)
+    return _kept_or_new("base: loss of step 1 computed", depends_on, compute, snapshot)
 
 
-def _kept_or_new(what: str, depends_on: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _kept_or_new(
+    what: str, depends_on: dict[str, Any], make: Callable[[], dict[str, Any]], snapshot: Snapshot
+) -> dict[str, Any]:
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
     kept = _STORE / f"{digest_of_json({**depends_on, 'versions': versions})}.json"
     if kept.is_file():
@@ -186,6 +192,7 @@ def _kept_or_new(what: str, depends_on: dict[str, Any], make: Callable[[], dict[
         mark_used(kept)
         return _read(kept)
     found = make()
+    snapshot.require_unchanged()
     write_json(kept, found)
     return found
 
@@ -234,9 +241,11 @@ def _main() -> None:
     parser = argparse.ArgumentParser(prog="tasks.evaluate", description=__doc__)
     for name in ("slices", "base-model", "runs", "code", "evaluation"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/stage/snapshot.py)")
     arguments = parser.parse_args()
     configure_logging()
-    params = load_params()
+    snapshot = Snapshot.read(arguments.inputs)
+    params = snapshot.load_params()
     manifest = _read(arguments.slices / "manifest.json")
     rows = Rows(
         folder=arguments.slices / str(params.heldout),
@@ -245,19 +254,24 @@ def _main() -> None:
         eos_token_id=manifest.get("eos_token_id"),
         base_model=arguments.base_model,
         workload=params.workload,
+        snapshot=snapshot,
     )
+    require_whole(rows.folder)
     subjects = subjects_of(params, base_model=arguments.base_model, runs=arguments.runs)
     code = _read(arguments.code)["digest"]
     summary = _summary(params, rows, subjects, runs=arguments.runs, code=code)
-    first = _first_step_or_reuse(params, slices=arguments.slices, base_model=arguments.base_model, code=code)
+    first = _first_step_or_reuse(params, snapshot, slices=arguments.slices, base_model=arguments.base_model, code=code)
+    snapshot.require_unchanged()
     write_json(arguments.evaluation / "evaluation.json", {**summary, "first_step": first})
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise DataError(f"{path}: {error}; {_remedy(path)}") from None
+    except ValueError as error:
+        raise damaged(path, f"is damaged ({error})") from None
     return value
 
 

@@ -1,24 +1,32 @@
-"""Stage `fingerprint`: what decides numbers - the meaning of training/, this machine, local source files, the trial.
+"""Stage `fingerprint`: what decides numbers - the meaning of the code, this machine, local source files, the trial.
 
-Runs every time and takes about a second: torch is not imported, versions come from the installed packages' metadata.
+It begins every run with a snapshot: of every other stage, what its params, its code and its other inputs are. Runs
+every time and takes about a second: torch is not imported, versions come from the installed packages' metadata.
 """
 
 import argparse
-import ast
 import json
 import os
+import shutil
 from pathlib import Path
 
 from tasks.measuring import RANK_FILES
-from tasks.params import load_params
+from tasks.params import Params, load_params
 from tasks.stage.failure import DataError, exit_with_one_line
 from tasks.stage.logs import configure_logging
 from tasks.stage.machine import machine_facts
+from tasks.stage.meaning import keep_meanings, meanings_below, read_source
 from tasks.stage.prune import note_comparison
+from tasks.stage.snapshot import stages_of, values_of
 from tasks.stage.source_digest import digest_of_source
 from training.files import digest_of_json, write_json
 
 _TRAINING = Path(__file__).resolve().parent.parent / "training"
+_RUN_BY_RANKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "train": (("training.__main__",), ("training.measure",)),
+    "measure": (("training.__main__",), ()),
+}
+"""Stage -> (what its ranks run, what of it they run for another stage alone)."""
 TRIAL = "DDP_COMPARE_TRIAL"
 """Environment variable: any text that was not used before has the stage `measure` measure the speed again."""
 
@@ -29,12 +37,24 @@ def digest_of_code(folder: Path) -> str:
     Two versions that differ in comments, docstrings or layout have the same digest. The digest holds for one
     version of Python, whose grammar decides what a syntax tree is; that version is part of the machine's facts.
     """
-    meanings = {}
-    for file in sorted(set(folder.rglob("*.py")) - {folder / name for name in RANK_FILES}):
-        tree = ast.parse(file.read_bytes())
-        _drop_docstrings(tree)
-        meanings[file.relative_to(folder).as_posix()] = ast.dump(tree, include_attributes=False)
-    return digest_of_json(meanings)
+    files = set(folder.rglob("*.py")) - {folder / name for name in RANK_FILES}
+    return digest_of_json({file.relative_to(folder).as_posix(): read_source(file)[0] for file in files})
+
+
+def write_snapshots(folder: Path, params: Params) -> None:
+    """Write NAME.json for every other stage of dvc.yaml: what it may work on in this run (tasks/stage/snapshot.py)."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for stage in stages_of(params):
+        module = stage.name.partition("@")[0]
+        if module == "fingerprint":
+            continue
+        ranks, without = _RUN_BY_RANKS.get(module, ((), ()))
+        content = {
+            "params": values_of(params, stage.params),
+            "code": meanings_below(f"tasks.{module}", *ranks, without=without),
+            "deps": stage.deps,
+        }
+        write_json(folder / f"{stage.name}.json", content)
 
 
 def trial_of(path: Path) -> str | None:
@@ -52,18 +72,6 @@ def trial_of(path: Path) -> str | None:
     return kept
 
 
-def _drop_docstrings(tree: ast.AST) -> None:
-    """Remove every string that stands as a statement: it documents, it does nothing."""
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [part for part in body if not _is_bare_string(part)] or [ast.Pass()]  # type: ignore[attr-defined]
-
-
-def _is_bare_string(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="tasks.fingerprint", description=__doc__)
     parser.add_argument("--code", type=Path, required=True)
@@ -71,6 +79,7 @@ def _main() -> None:
     parser.add_argument("--sources", type=Path, required=True)
     parser.add_argument("--trial", type=Path, required=True)
     parser.add_argument("--optional", type=Path, required=True)
+    parser.add_argument("--stages", type=Path, required=True)
     arguments = parser.parse_args()
     configure_logging()
     params = load_params()
@@ -84,6 +93,8 @@ def _main() -> None:
     note_comparison(params)
     write_json(arguments.optional, params.optional_sections)
     write_json(arguments.trial, {"trial": trial_of(arguments.trial)})
+    write_snapshots(arguments.stages, params)
+    keep_meanings()
 
 
 if __name__ == "__main__":

@@ -15,28 +15,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.measuring import RANK_FILES
 from tasks.measuring.certificate import NUM_ORDERS, Subject, certified_as, certify
 from tasks.measuring.differences import MARGIN
 from tasks.measuring.sample import Sample, take_sample
 from tasks.measuring.session import measure_cells
 from tasks.measuring.timed_ranges import timed_ranges
-from tasks.params import Params, load_params
+from tasks.params import Params
+from tasks.stage.damage import require_whole
 from tasks.stage.failure import DataError, exit_with_one_line
 from tasks.stage.kept import MANIFEST, keeping, kept_manifest
 from tasks.stage.lock import machine_lock
 from tasks.stage.logs import configure_logging
+from tasks.stage.meaning import meanings_below
 from tasks.stage.ranks import choose_device, nodes_of, told_to_ranks
+from tasks.stage.snapshot import Snapshot
 from tasks.stage.stopping import stop_on_signals
+from tasks.stage.train_params import NOT_CONTENT
 from training.files import digest_of_file, digest_of_json, write_json
 
 _log = logging.getLogger(__name__)
 
 _STORE = Path(".work/measure")
-_MEASURING, _REFERENCE = (Path(__file__).with_name(name) for name in ("measuring", "reference"))
-_CERTIFYING = [_MEASURING / name for name in ("certificate.py", "differences.py", "sample.py")]
-_BLOCKS = [Path(__file__).parents[1] / "training" / name for name in RANK_FILES]
-_NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps", "watchdog_seconds"}
+_CERTIFYING = ("tasks.measuring.certificate", "tasks.measuring.sample")
+_TIMING = ("tasks.measuring.session", "training.measure")
+_STARTING = ("tasks.launchers",)
+"""What starts ranks decides neither an update nor the seconds of one."""
 _NUM_STEPS = 8
 """Updates of the certificate: enough for the optimizer's moments, warm-up and a partial last batch to matter."""
 _CERTIFICATE = "certificate.json"
@@ -47,6 +50,7 @@ _SPEED = "speed.json"
 class Inputs:
     """What the stage is given."""
 
+    snapshot: Snapshot
     params: Params
     base_model: Path
     base_model_digest: str
@@ -67,12 +71,12 @@ class Inputs:
             {
                 "cell": cell,
                 "spread": self.params.cells[cell].model_dump(),
-                "train": self.params.train.model_dump(exclude=_NOT_CONTENT),
+                "train": self.params.train.model_dump(exclude=set(NOT_CONTENT)),
                 "workload": self.params.workload,
                 "base_model": self.base_model_digest,
                 "sample": self.sample.digest,
                 "code": self.code_digest,
-                "sources": [digest_of_file(file) for file in [*_CERTIFYING, *sorted(_REFERENCE.glob("*.py"))]],
+                "sources": meanings_below(*_CERTIFYING, without=_STARTING),
                 "machine": self.machine["digest"],
             }
         )
@@ -82,16 +86,13 @@ class Inputs:
         return digest_of_json(
             {
                 "cells": {cell: spread.model_dump() for cell, spread in self.params.cells.items()},
-                "train": self.params.train.model_dump(exclude=_NOT_CONTENT),
+                "train": self.params.train.model_dump(exclude=set(NOT_CONTENT)),
                 "measure": self.params.measure.model_dump(),
                 "workload": self.params.workload,
                 "base_model": self.base_model_digest,
                 "rows": self.rows_digests,
                 "code": self.code_digest,
-                "sources": [
-                    digest_of_file(file)
-                    for file in [*sorted(_MEASURING.glob("*.py")), _MEASURING / "model_error.json", *_BLOCKS]
-                ],
+                "sources": meanings_below(*_TIMING, without=_STARTING),
                 "machine": self.machine["digest"],
                 "trial": self.trial,
             }
@@ -116,6 +117,8 @@ def _main() -> None:
     if is_wanted:
         _log.info("speed: %s", "measured already" if is_measured else "to be measured")
     if missing or not is_measured:
+        for folder in (inputs.base_model, *inputs.rows):
+            require_whole(folder)
         with machine_lock("measuring"), stop_on_signals() as stop:
             for leftover in _STORE.glob("*.partial"):
                 shutil.rmtree(leftover)
@@ -124,6 +127,7 @@ def _main() -> None:
             if not is_measured:
                 _measure_speed(speed_key, inputs, stop)
     found = [_read(_STORE / inputs.key(cell) / _CERTIFICATE) for cell in cells]
+    inputs.snapshot.require_unchanged()
     shutil.rmtree(arguments.measurements, ignore_errors=True)
     facts = {
         "code_digest": inputs.code_digest,
@@ -160,6 +164,7 @@ def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
         certificate = certify(subject)
         shutil.rmtree(work)
         shutil.rmtree(folder / "sample")
+        inputs.snapshot.require_unchanged()
         write_json(folder / _CERTIFICATE, certificate)
         write_json(folder / MANIFEST, {"files": {_CERTIFICATE: digest_of_file(folder / _CERTIFICATE)}})
 
@@ -172,18 +177,21 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
             inputs.params, machine=inputs.machine, base_model=inputs.base_model, rows=inputs.rows, work=work, stop=stop
         )
         shutil.rmtree(work)
+        inputs.snapshot.require_unchanged()
         write_json(folder / _SPEED, measurement.model_dump(mode="json"))
         write_json(folder / MANIFEST, {"files": {_SPEED: digest_of_file(folder / _SPEED)}})
 
 
 def _read_inputs(arguments: argparse.Namespace) -> Inputs:
-    params = load_params()
+    snapshot = Snapshot.read(arguments.inputs)
+    params = snapshot.load_params()
     ranges = [str(part) for part in params.ranges]
     is_weak = params.measure.scaling == "weak"
     least = params.train.global_batch_size * (max(one.world_size for one in params.cells.values()) if is_weak else 1)
     names = timed_ranges(arguments.slices, ranges, seq_len=params.train.seq_len, least_rows=least)
     rows = [arguments.slices / name for name in names]
     return Inputs(
+        snapshot=snapshot,
         rows=rows,
         rows_digests=[_read(part / "manifest.json")["digest"] for part in rows],
         params=params,
@@ -209,6 +217,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tasks.measure", description=__doc__)
     for name in ("slices", "base-model", "code", "machine", "trial", "measurements"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/stage/snapshot.py)")
     return parser.parse_args()
 
 

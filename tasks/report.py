@@ -8,7 +8,6 @@ import logging
 import sys
 from pathlib import Path
 
-from tasks.params import load_params
 from tasks.reporting import data_files, drawing
 from tasks.reporting.collect import collect_results
 from tasks.reporting.history_file import with_history
@@ -19,6 +18,7 @@ from tasks.reporting.results import Results, read_results, write_results
 from tasks.services.tracker import log_report
 from tasks.stage.failure import ConfigurationError, exit_with_one_line
 from tasks.stage.logs import configure_logging
+from tasks.stage.snapshot import Snapshot
 
 _INPUTS = ("raw", "base_model", "slices", "measurements", "runs", "evaluation", "machine")
 
@@ -57,6 +57,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=Path)
     parser.add_argument("--evaluation", type=Path)
     parser.add_argument("--machine", type=Path)
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/stage/snapshot.py)")
     parser.add_argument("--reports", type=Path, required=True)
     parser.add_argument("--from-results", type=Path, metavar="FILE", help="render anew from this results.json alone")
     arguments = parser.parse_args()
@@ -75,9 +76,13 @@ def _main() -> None:
         logger.info("rendering anew from %s", arguments.from_results)
         write_report(results, reports)
     else:
-        params = load_params()
+        snapshot = Snapshot.read(arguments.inputs)
+        params = snapshot.load_params()
         outputs = read_outputs(params, **{name: getattr(arguments, name) for name in _INPUTS})
+        # Before and after: the history takes a record in between, and large files are read when they are needed.
+        snapshot.require_unchanged()
         results = make_report(outputs, reports)
+        snapshot.require_unchanged()
         if results.history is not None:
             logger.info("history: %s", results.history.summary)
         logger.info("checked %d gates on the runs of %s", len(results.gates), ", ".join(params.cells))

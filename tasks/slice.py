@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from tasks.params import Params, load_params
+from tasks.params import Params
 from tasks.slicing.tokens import RowTokenizer, load_tokenizer
 from tasks.sources.row_policy import CUT, QUARANTINED, Row, in_words
 from tasks.stage.choices import has_labels
@@ -29,6 +29,7 @@ from tasks.stage.kept import MANIFEST, keeping, kept_manifest
 from tasks.stage.links import link_folder
 from tasks.stage.logs import configure_logging
 from tasks.stage.progress import counting
+from tasks.stage.snapshot import Snapshot
 from tasks.stage.source_params import RowRange
 from training.files import digest_of_file, digest_of_json, write_json
 
@@ -177,14 +178,17 @@ def _main() -> None:
     parser.add_argument("--raw", type=Path, required=True)
     parser.add_argument("--base-model", type=Path, required=True)
     parser.add_argument("--slices", type=Path, required=True)
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/stage/snapshot.py)")
     arguments = parser.parse_args()
     configure_logging()
-    params = load_params()
+    snapshot = Snapshot.read(arguments.inputs)
+    params = snapshot.load_params()
     if importlib.util.find_spec(f"tasks.slicing.{params.workload}"):
         own: Any = importlib.import_module(f"tasks.slicing.{params.workload}")
         own.write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)
     else:
         write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)
+    snapshot.require_unchanged()
 
 
 def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -> None:

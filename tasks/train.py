@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tasks.launchers import NODES_FILE
-from tasks.params import Params, load_params
+from tasks.params import Params
 from tasks.services.tracker import follow_cell
 from tasks.stage.choices import unit_of
+from tasks.stage.damage import require_whole
 from tasks.stage.disk import require_room, require_writable
 from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.stage.links import link_folder
@@ -24,9 +25,11 @@ from tasks.stage.lock import machine_lock
 from tasks.stage.logs import configure_logging
 from tasks.stage.memory import run_within_memory
 from tasks.stage.ranks import choose_device, nodes_of, told_to_ranks
+from tasks.stage.snapshot import Snapshot
 from tasks.stage.stopping import stop_on_signals
+from tasks.stage.train_params import NOT_CONTENT
 from training.files import digest_of_json, write_json
-from training.receipt import problem_with
+from training.receipt import problem_with, set_aside
 
 _log = logging.getLogger(__name__)
 
@@ -35,9 +38,6 @@ _WORK = Path(".work/runs")
 _CHECKPOINT_BYTES_PER_PARAMETER = 12
 _PARTIALS_KEPT = 2
 """As many as training/checkpoint.py keeps where it saves at an interval."""
-
-# What the content of a segment does not depend on: how far the run goes, when it logs or saves, what is called a hang.
-_NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps", "watchdog_seconds"}
 
 
 def segments_of(
@@ -48,7 +48,7 @@ def segments_of(
     The number of epochs and ranges is not part of a fingerprint: one more of either leaves the finished ones valid.
     """
     spread = params.cells[cell].model_dump()
-    content = params.train.model_dump(exclude=_NOT_CONTENT)
+    content = params.train.model_dump(exclude=set(NOT_CONTENT))
     previous = base_model
     segments = []
     for part in params.ranges:
@@ -147,7 +147,8 @@ class CellRun:
 def _main() -> None:
     arguments = _parse_arguments()
     configure_logging()
-    run = _describe(arguments)
+    snapshot = Snapshot.read(arguments.inputs)
+    run = _describe(arguments, snapshot.load_params())
     missing = run.missing()
     _log.info(
         "%s: %d of %d segments are finished already%s",
@@ -155,6 +156,7 @@ def _main() -> None:
     )  # fmt: skip
     if missing:
         require_writable(run.work, arguments.run.parent)
+        _require_whole(run, missing, arguments)
         require_room(run.work, run.checkpoint_bytes, num=run.most_checkpoints(missing), what="checkpoint")
         with (
             machine_lock(f"training of cell {run.cell}"),
@@ -163,11 +165,24 @@ def _main() -> None:
             config = run.config(base_model=arguments.base_model, slices=arguments.slices)
             _train(run, config, follower, total_steps=sum(part["num_steps"] for part in missing))
             follower.replay([run.segment_folder(part) for part in run.segments])
+    try:
+        snapshot.require_unchanged()
+    except DataError as error:
+        for part in missing:
+            set_aside(run.segment_folder(part), str(error))
+        raise
     _assemble(run, arguments.run)
 
 
-def _describe(arguments: argparse.Namespace) -> CellRun:
-    params = load_params()
+def _require_whole(run: CellRun, missing: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    """Read what is going to be trained on; raises DataError for a file that is not what its manifest says."""
+    require_whole(arguments.base_model, digest=run.base_model["digest"])
+    slices = _read(arguments.slices / "manifest.json")["slices"]
+    for name in dict.fromkeys(part["range"] for part in missing):
+        require_whole(arguments.slices / name, digest=slices[name]["digest"])
+
+
+def _describe(arguments: argparse.Namespace, params: Params) -> CellRun:
     cell = arguments.cell
     if cell not in params.cells:
         raise ConfigurationError(f"cell {cell!r} is not in params.yaml; allowed: {', '.join(params.cells)}")
@@ -222,6 +237,8 @@ def _assemble(run: CellRun, output: Path) -> None:
         # One that is left from when the cell was on several says nothing of this one.
         "nodes": _read(nodes) if run.params.cells[run.cell].num_nodes > 1 and nodes.exists() else [],
         "backend": described[0]["backend"],
+        "train": run.params.train.model_dump(),
+        "workload": run.params.workload,
         "segments": described,
         "final_checkpoint": final,
     }
@@ -240,6 +257,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("cell")
     for name in ("slices", "base-model", "code", "machine", "run"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/stage/snapshot.py)")
     return parser.parse_args()
 
 

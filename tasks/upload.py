@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.params import Params, load_params
+from tasks.params import Params
 from tasks.reporting.model_card import card_text, metrics_of
 from tasks.reporting.results import Results, read_results
 from tasks.services import hub
@@ -24,6 +24,7 @@ from tasks.stage.choices import has_labels, unit_of
 from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.stage.links import link_file
 from tasks.stage.logs import configure_logging
+from tasks.stage.snapshot import Snapshot
 from training.failure import BadCheckpointError
 from training.files import digest_of_file, write_json
 from training.receipt import RECEIPT
@@ -224,6 +225,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--reports", type=Path, required=True, help="folder with the finished report")
     parser.add_argument("--staged", type=Path, required=True, help="folder to fill with what is published")
     parser.add_argument("--receipt", type=Path, required=True, help="file that says what became of it")
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/stage/snapshot.py)")
     parser.add_argument("--dry-run", action="store_true", help="only list the files and their sizes")
     arguments, unknown = parser.parse_known_args()
     if unknown:  # argparse would print them, and somebody may have given a token
@@ -234,7 +236,8 @@ def _parse_arguments() -> argparse.Namespace:
 def _main() -> None:
     arguments = _parse_arguments()
     configure_logging()
-    params = load_params()
+    snapshot = Snapshot.read(arguments.inputs)
+    params = snapshot.load_params()
     sources = Sources(base_model=arguments.base_model, runs=arguments.runs, reports=arguments.reports)
     if arguments.dry_run:
         with tempfile.TemporaryDirectory(prefix=".dry-run-", dir=arguments.reports) as folder:
@@ -246,6 +249,7 @@ def _main() -> None:
             "or set upload.repo_id: null to publish nothing. The comparison itself is finished: see reports/"
         )
     manifest = stage_publication(params, sources, arguments.staged)
+    snapshot.require_unchanged()
     receipt = _publish(params, arguments.staged, manifest["cell"])
     if receipt["status"] == "staged":
         sys.stdout.write(f"nothing published; {_extent(manifest)} staged in {arguments.staged}\n")

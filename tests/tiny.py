@@ -87,7 +87,8 @@ def make_tiny_workload(workload: str, root: Path) -> tuple[Path, list[Path]]:
 
 def _with_manifest(folder: Path, *, num_parameters: int, model_type: str) -> Path:
     """Describe the files of a model folder in its manifest.json; return the folder."""
-    files = {path.name: digest_of_file(path) for path in sorted(folder.iterdir())}
+    paths = (path for path in sorted(folder.iterdir()) if path.name != "manifest.json")
+    files = {path.name: digest_of_file(path) for path in paths}
     write_json(
         folder / "manifest.json",
         {

@@ -8,6 +8,7 @@ Before the first step there is nothing to save, and either signal kills the proc
 import argparse
 import faulthandler
 import fcntl
+import importlib
 import logging
 import os
 import signal
@@ -30,6 +31,7 @@ from training.lifeline import end_with_parent
 from training.redaction import formatted, redact_logs, redacted, shortened
 from training.safe_loading import require_safe_torch
 from training.stopping import StopRequest
+from training.unwritten import require_code
 from training.whereabouts import Whereabouts
 
 _MAX_REASON_CHARACTERS = 2_000
@@ -51,6 +53,7 @@ def main() -> int:
     parser.add_argument(
         "--whereabouts", type=Path, metavar="FILE", help="tell there where this rank is (training/whereabouts.py)"
     )
+    parser.add_argument("--code", metavar="SHA256", help="refuse to train with other sources than these")
     parser.add_argument("--serve", metavar="SOCKET", help="train nothing, run blocks on command")
     arguments = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
@@ -123,17 +126,27 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
     if arguments.serve is not None:
         from training.measure import serve
 
+        _require_code(config, arguments)
         with joined_ranks(config) as ranks:
             serve(config, ranks, address=arguments.serve)
         return
 
     from training.loop import train
 
+    _require_code(config, arguments)
     with joined_ranks(config) as ranks, whereabouts.counting(ranks.num_collectives):
         train(
             config, ranks, stop=stop, events=events,
             keeps_gradient=arguments.keep_gradient, whereabouts=whereabouts,
         )  # fmt: skip
+
+
+def _require_code(config: TrainingConfig, arguments: argparse.Namespace) -> None:
+    """Import the rest, what the config names; then refuse code that changed since the ranks were started."""
+    importlib.import_module(f"training.workloads.{config.workload}")
+    importlib.import_module(f"training.strategies.{config.strategy}")
+    if arguments.code is not None:
+        require_code(arguments.code)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,12 @@ class BadCheckpointError(TrainingError):
     exit_code = EXIT_BAD_CHECKPOINT
 
 
+class ChangedInputError(TrainingError):
+    """Rows or code changed while they were worked with; nothing of it was saved."""
+
+    exit_code = EXIT_BAD_CHECKPOINT
+
+
 class UnwritableError(TrainingError):
     """A checkpoint, or the ledger on its way to one, could not be written; the checkpoint before it is whole."""
 

@@ -26,6 +26,7 @@ from training.prefetch import prefetched
 from training.record import Counters, SegmentRecord, now
 from training.rows import Rows, training_rows
 from training.schedule import learning_rate_at
+from training.setting import setting_of
 from training.stopping import StopRequest
 from training.strategies import Strategy
 from training.whereabouts import Section, Whereabouts
@@ -231,7 +232,10 @@ def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord, *, versio
         hand_over(folder, ranks, fingerprint=segment.fingerprint)
         version_drift = store.version_drift(folder)
         store.load_partial(folder, strategy.replica, record)
-    record.counters.note_launch(micro_batch_size=launch.config.micro_batch_size, version_drift=version_drift)
+    setting = setting_of(launch.config, ranks, strategy.replica.module)
+    record.counters.note_launch(
+        micro_batch_size=launch.config.micro_batch_size, version_drift=version_drift, setting=setting
+    )
     done = record.counters.segment_step
     launch.stop.listen()
     launch.events.send(

@@ -20,6 +20,7 @@ from training.distributed import Ranks
 from training.spool import LEDGER_COLUMNS, LEDGER_DTYPE, Spool
 from training.strategies import StepResult
 from training.traffic import Recorded, num_exchanges
+from training.unwritten import Stamps, require_unwritten, stamps_of
 from training.window import StepFacts
 
 _LEDGER, _STEPS = "ledger.npz", "steps.jsonl"
@@ -82,12 +83,18 @@ class Counters:
     """Samples per forward pass, in the order of use; several where memory ran out and it went on with smaller ones."""
     version_drift: list[str] = field(default_factory=list)
     """What was another version when the state that a launch went on from was saved: "torch 2.14.0, then 2.15.0"."""
+    settings: list[dict[str, Any]] = field(default_factory=list)
+    """What it ran with (training/setting.py), in the order of use; one, unless launches differed."""
 
-    def note_launch(self, *, micro_batch_size: int, version_drift: Sequence[str]) -> None:
+    def note_launch(
+        self, *, micro_batch_size: int, version_drift: Sequence[str], setting: dict[str, Any] | None = None
+    ) -> None:
         """Enter what a launch that goes on with the segment does otherwise than those before."""
         if micro_batch_size not in self.micro_batch_sizes:
             self.micro_batch_sizes.append(micro_batch_size)
         self.version_drift += [part for part in version_drift if part not in self.version_drift]
+        if setting is not None and setting not in self.settings:
+            self.settings.append(setting)
 
 
 @dataclass
@@ -112,6 +119,10 @@ class SegmentRecord:
     _loaded_from: Path | None = None
     _marks: "deque[tuple[int, int, int, int]]" = field(default_factory=lambda: deque(maxlen=_MARKS))
     _span_started: float = 0.0
+    _stamps: Stamps = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stamps = stamps_of(self.segment.slice_dir)
 
     @property
     def lines(self) -> Iterator[dict[str, Any]]:
@@ -218,7 +229,8 @@ class SegmentRecord:
         optimizer_checksums: list[str],
         rank_devices: list[dict[str, Any]],
     ) -> dict[str, Any]:
-        """Return the content of segment.json."""
+        """Return the content of segment.json; raises ChangedInputError if its rows were written to meanwhile."""
+        require_unwritten(self.segment.slice_dir, self._stamps)
         totals = _without_repeated_count(dataclasses.asdict(self.counters))
         loss_sum, seconds = totals.pop("loss_sum"), totals["train_seconds"]
         return {

@@ -18,6 +18,7 @@ from typing import Any
 
 from tasks.launchers import Nodes
 from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
+from tasks.stage.snapshot import code_for_ranks
 from training.files import write_json
 
 _log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class Workers:
             world_size=self.world_size,
             threads_per_rank=config["threads_per_rank"],
             log_folder=work / "logs" / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f"),
-            arguments=["--serve", address],
+            arguments=["--serve", address, *(code_for_ranks() if self._module == "training" else ())],
             module=self._module,
             **({} if nodes is None else {"nodes": nodes}),
         )

@@ -69,6 +69,9 @@ def collect_results(outputs: Outputs) -> Results:
 
 def _comparison(outputs: Outputs) -> ComparisonFacts:
     params, raw, base, machine = outputs.params, outputs.raw, outputs.base_model, outputs.machine
+    trained = outputs.baseline.facts
+    # The gate "Same work in every cell" holds all others against it.
+    recorded = next(iter(outputs.baseline.segments[0].facts.settings), {})
     return ComparisonFacts(
         model=ModelFacts(
             name=params.model.name,
@@ -80,9 +83,10 @@ def _comparison(outputs: Outputs) -> ComparisonFacts:
         ),
         ranges=[_slice(outputs, str(part)) for part in params.ranges],
         heldout=_slice(outputs, str(params.heldout)),
-        workload=params.workload,
-        unit=unit_of(params.workload),
-        train=params.train.model_dump(exclude_none=True),
+        workload=trained.workload,
+        unit=unit_of(trained.workload),
+        train={key: value for key, value in trained.train.items() if value is not None},
+        recorded={name: recorded.get(name, {}) for name in ("versions", "kernels", "environment")},
         machine=MachineFacts(
             **machine.model_dump(include=set(MachineFacts.model_fields) - {"gpus"}),
             gpus=[GpuFacts(name=gpu["name"], memory_gib=gpu["memory_gib"]) for gpu in machine.gpus],

@@ -10,6 +10,7 @@ from tasks.reporting.gate import Finding, finding
 from tasks.reporting.ledger import compare_rows, compare_steps
 from tasks.reporting.measured import DATA_BOUND_SHARE, arm_of, efficiency, waits_for_data
 from tasks.reporting.outputs import Outputs, RunOutputs
+from tasks.reporting.setting import setting_problems
 from tasks.reporting.stage_files import RunFile
 from tasks.stage.choices import unit_of
 
@@ -37,6 +38,7 @@ def same_setting(outputs: Outputs, cell: str) -> Finding | None:
         if fact(run.facts) != expected:
             problems.append(f"{cell}: {what} {fact(run.facts)}, expected {expected}")
     problems += _step_problems(cell, run, first, baseline)
+    problems += setting_problems(outputs, cell)
     return finding(
         problems,
         otherwise=f"{cell}: start weights {outputs.base_model.digest[:12]}, code {baseline.facts.code_digest[:12]}, "

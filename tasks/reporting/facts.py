@@ -146,7 +146,9 @@ class ComparisonFacts(Record):
     scaling: Literal["strong"] = "strong"
     """strong: the global batch is the same in every cell."""
     train: dict[str, bool | int | float | str]
-    """The work, the same in every cell: the section `train` of params.yaml."""
+    """The work, the same in every cell: the section `train` of params.yaml, as it stands in the baseline's record."""
+    recorded: dict[str, dict[str, bool | int | float | str | None]] = {}
+    """`versions`, `kernels` and `environment` as the baseline's ranks recorded them; the other cells' are the same."""
     machine: MachineFacts
     """The machine."""
     trained_at: str

@@ -18,11 +18,10 @@ from tasks.reporting.measured import arm_of, without_comparison
 from tasks.reporting.outputs import Outputs
 from tasks.reporting.results import CellResults, Results
 from tasks.stage.failure import DataError
+from tasks.stage.train_params import NOT_CONTENT
 from training.files import digest_of_json
 
 COLUMNS = list(HistoryRecord.model_fields)
-_NOT_CONTENT = {"epochs", "log_every_steps", "checkpoint_every_steps", "watchdog_seconds"}
-"""Of the section train: what no step's time depends on."""
 
 
 def with_history(results: Results, outputs: Outputs, path: Path) -> Results:
@@ -75,7 +74,7 @@ def digest_of_work(params: Params, results: Results) -> str:
             "dataset": params.dataset.model_dump(),
             "ranges": [[part.range, part.digest] for part in facts.ranges],
             "workload": params.workload,
-            "train": params.train.model_dump(exclude=_NOT_CONTENT),
+            "train": params.train.model_dump(exclude=set(NOT_CONTENT)),
             "cells": [[name, cell.model_dump()] for name, cell in params.cells.items()],
             "scaling": params.measure.scaling,
         }

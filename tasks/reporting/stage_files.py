@@ -111,6 +111,7 @@ class SegmentFile(StageFile):
     checkpoints_not_used: list[str]
     started_at: str
     micro_batch_sizes: list[int] = []
+    settings: list[dict[str, Any]] = []
     version_drift: list[str] = []
     rank_devices: list[RankDevice] = []
     recorded_exchanges: RecordedExchanges | None = None
@@ -161,6 +162,8 @@ class RunFile(StageFile):
     code_digest: str
     segments: list[SegmentEntry]
     final_checkpoint: str
+    train: dict[str, Any]
+    workload: str
 
 
 class DifferenceFile(StageFile):

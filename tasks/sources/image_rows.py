@@ -81,6 +81,9 @@ def stored_images(dataset: DatasetParams) -> StoredImages:
     if manifest is None:
         with keeping(folder) as new:
             facts = _read(source, dataset, new / ROWS)
+            # The store is named after what the source held.
+            if source_digest is not None and digest_of_source(source) != source_digest:
+                raise DataError(f"dataset.source {dataset.source}: changed while it was read; run again")
             files = {ROWS: digest_of_file(new / ROWS)}
             write_json(new / MANIFEST, {**facts, "identity": identity, "files": files})
         _log.info("%s: read %d images into %s", dataset.source, facts["num_rows"], folder)

@@ -47,7 +47,7 @@ def stored_model(model: ModelParams, *, commit: str | None = None, class_names: 
         _log.info("%s: reused the model in %s", model.source, folder)
         return folder
     with keeping(folder) as partial:
-        _fill(partial, model, commit, class_names)
+        _fill(partial, model, commit, class_names, identity)
         facts = _checked_facts(partial, model.source, is_classifier=bool(class_names))
         if class_names and model.kind != "builtin":
             with _refusing(f"model.source {model.source}: as a classifier of {len(class_names)} classes"):
@@ -87,7 +87,9 @@ def _identity(model: ModelParams, commit: str | None) -> dict[str, Any]:
     return {"source": model.source, "files": {file.name: digest_of_file(file) for file in files}}
 
 
-def _fill(folder: Path, model: ModelParams, commit: str | None, class_names: Sequence[str]) -> None:
+def _fill(
+    folder: Path, model: ModelParams, commit: str | None, class_names: Sequence[str], identity: dict[str, Any]
+) -> None:
     if model.kind == "builtin":
         corpus_params = DatasetParams(source="builtin:docstrings")
         rows = next(stored_rows(corpus_params, tiny_model.NUM_TOKENIZER_ROWS).batches(tiny_model.NUM_TOKENIZER_ROWS))
@@ -103,6 +105,9 @@ def _fill(folder: Path, model: ModelParams, commit: str | None, class_names: Seq
         # Copies, not links: DVC makes its outputs read-only, and the user's own files must stay as they are.
         for file in _files_to_take(Path(model.location), model.source):
             shutil.copyfile(file, folder / file.name)
+        # The store is named after what the source held.
+        if {file.name: digest_of_file(file) for file in folder.iterdir()} != identity["files"]:
+            raise DataError(f"model.source {model.source}: changed while it was read; run again")
 
 
 def _license(model: ModelParams, commit: str | None) -> str | None:

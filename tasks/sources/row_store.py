@@ -84,6 +84,9 @@ def stored_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = N
         _log.warning("%s: %s is damaged; reading the source again", dataset.source, file)
     with replacing(file) as temporary:
         _read(dataset, num_rows, commit, temporary)
+        # The store is named after what the source held.
+        if _identity(dataset, commit) != identity:
+            raise DataError(f"dataset.source {dataset.source}: changed while it was read; run again")
     license_id = None if commit is None else hub.license_of(dataset.location, commit, kind="dataset")
     facts = {"num_rows": num_rows, "sha256": digest_of_file(file), "license": license_id, "identity": identity}
     write_json(facts_file, facts)

@@ -27,6 +27,7 @@ from tasks.stage.failure import (
     StageError,
 )
 from tasks.stage.live import EventStream
+from tasks.stage.snapshot import code_for_ranks
 from tasks.stage.watchdog import Hang, Watchdog
 from training.config import LOSS_CHUNK_ROWS
 from training.failure import FAILURES, recorded_failures
@@ -143,7 +144,7 @@ def run_ranks(
             world_size=config["world_size"],
             threads_per_rank=config["threads_per_rank"],
             log_folder=_new_log_folder(work / "logs"),
-            arguments=["--whereabouts", str(watchdog.file), *arguments],
+            arguments=["--whereabouts", str(watchdog.file), *code_for_ranks(), *arguments],
             **({} if nodes is None else {"nodes": nodes}),
         )
         hang = None

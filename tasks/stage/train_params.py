@@ -6,6 +6,9 @@ from pydantic import Field
 
 from tasks.stage.section import Finite, Section
 
+NOT_CONTENT = frozenset({"epochs", "log_every_steps", "checkpoint_every_steps", "watchdog_seconds"})
+"""Keys that no segment's content depends on: how far the run goes, when it logs or saves, what is called a hang."""
+
 
 class TrainParams(Section):
     """The work: the same in every cell. How it is spread over ranks is said in `cells`."""

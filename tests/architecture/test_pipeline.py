@@ -10,6 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tasks.measuring import RANK_FILES
+from tasks.stage.meaning import meanings_below
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +37,23 @@ def test_upload_depends_on_the_report_and_nothing_depends_on_upload(stages: dict
         assert not outputs & set(stage.get("do", stage).get("deps", [])), name
 
 
-def test_code_that_only_measures_is_measured_anew_and_retrains_nothing(stages: dict[str, Any], project: Path) -> None:
+def test_every_stage_but_the_first_works_on_its_snapshot_and_depends_on_it(stages: dict[str, Any]) -> None:
+    """What its params and its code are stands there (tests/tasks/stage/test_meaning.py), so no code is listed twice."""
+    for name, stage in stages.items():
+        if name == "fingerprint":
+            continue
+        stage = stage.get("do", stage)
+        key = f"{name}@${{key}}" if name == "train" else name
+        snapshot = f"data/fingerprint/stages/{key}.json"
+        assert f" --inputs {snapshot}" in stage["cmd"], name
+        assert snapshot in stage["deps"], name
+        assert not [dep for dep in stage["deps"] if dep.startswith(("tasks", "training"))], name
+
+
+def test_code_that_only_measures_is_measured_anew_and_retrains_nothing(project: Path) -> None:
     files = {f"training/{name}" for name in RANK_FILES}
-    assert files < set(stages["measure"]["deps"])
+    assert files < set(meanings_below("tasks.measure", "training.__main__"))
+    assert not files & set(meanings_below("tasks.train", "training.__main__", without=["training.measure"]))
     assert all((project / file).is_file() for file in files)
     loaded = subprocess.run(
         [sys.executable, "-c", "import sys, training.loop; print(*sorted(sys.modules))"],

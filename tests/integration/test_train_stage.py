@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 def untrained(workspace: Workspace) -> Workspace:
     """A workspace in which every segment of 2proc is still to be trained, 300 of them."""
     workspace.change({"train.epochs": 150, "train.learning_rate": 1e-3})
+    workspace.repro("fingerprint")
     return workspace
 
 

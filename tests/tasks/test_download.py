@@ -20,6 +20,7 @@ from tasks.sources import models, row_store
 from tasks.sources.row_policy import MAX_CHARACTERS
 from tasks.stage import sorted_numbers
 from tasks.stage.failure import ConfigurationError, DataError
+from tasks.stage.source_digest import digest_of_source
 from training.files import digest_of_file, digest_of_json
 
 TEXTS = [f"Text {number} of the data set, in its own words." for number in range(40)]
@@ -370,3 +371,69 @@ def test_the_stage_ends_with_exit_code_3_and_one_line(project: Path, defaults: d
     assert ended.returncode == 3
     assert ended.stderr.startswith("download: dataset.source path:rows.jsonl: column 'text': row 7 is int; ")
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_rows_that_change_while_they_are_read_are_not_stored_as_what_they_were(
+    defaults: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = ask(defaults, jsonl(as_lines(TEXTS)))
+    before = Path("rows.jsonl").read_bytes()
+    read = row_store.values_of
+
+    def read_while_somebody_writes(*arguments: Any, **named: Any) -> Any:
+        Path("rows.jsonl").write_bytes(before.replace(b"Text 3 ", b"Word 3 "))
+        yield from read(*arguments, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(row_store, "values_of", read_while_somebody_writes)
+        with pytest.raises(DataError, match=r"dataset\.source path:rows\.jsonl: changed while it was read; run again"):
+            download_rows(params, Path("data/raw"), source_digest=None)
+    Path("rows.jsonl").write_bytes(before)
+    rows, _ = rows_and_manifest(params)
+    assert [row["text"] for row in rows] == TEXTS[:30]
+
+
+def test_a_model_that_changes_while_it_is_copied_is_not_stored_as_what_it_was(
+    defaults: dict[str, Any], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (model / "config.json").read_bytes()
+    copy = shutil.copyfile
+
+    def copy_while_somebody_writes(source: Path, target: Path) -> None:
+        (model / "config.json").write_bytes(before + b"\n")
+        copy(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfile", copy_while_somebody_writes)
+        with pytest.raises(DataError, match="changed while it was read; run again"):
+            download_model(local_model(defaults, model), Path("data/base_model"))
+    (model / "config.json").write_bytes(before)
+    download_model(local_model(defaults, model), Path("data/base_model"))
+    assert Path("data/base_model/config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(("section", "changed"), [("dataset", "rows.jsonl"), ("model", "model/config.json")])
+def test_a_local_source_that_changed_since_the_run_began_fails_the_stage_in_one_line(
+    section: str, changed: str, project: Path, defaults: dict[str, Any], model: Path
+) -> None:
+    dataset = jsonl(as_lines(TEXTS))
+    params = {**defaults, "dataset": dataset, "ranges": ["0-20"], "heldout": "20-30"}
+    params["model"] = {"source": "path:model", "name": "local"}
+    Path("params.yaml").write_text(json.dumps(params))  # JSON is YAML
+    places = {"dataset": Path("rows.jsonl"), "model": model}
+    Path("sources.json").write_text(
+        json.dumps({name: {"digest": digest_of_source(place)} for name, place in places.items()})
+    )
+    with Path(changed).open("a") as file:
+        file.write("\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "tasks.download", "--sources=sources.json", "--raw=raw", "--base-model=base_model"],
+        env={**os.environ, "PYTHONPATH": str(project)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stderr.splitlines()[-1] == (
+        f"download: {section}.source path:{places[section].name}: changed since this run began; run again"
+    )

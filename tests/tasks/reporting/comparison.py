@@ -214,6 +214,7 @@ def _write_run(
         path = folder / "segments" / f"{part}-epoch-{epoch}"
         path.mkdir(parents=True)
         segment = _segment(cell, part, epoch, world_size, taken, first_step)
+        segment["settings"] = [setting_of(params)]
         write_json(path / "segment.json", segment)
         _write_steps(path, part, epoch, first_step, taken, world_size)
         _write_ledger(path, part, epoch, world_size, first_step)
@@ -226,8 +227,25 @@ def _write_run(
         | {"micro_batch_size": 1, "grad_accum_steps": train["global_batch_size"] // world_size}
         | {"global_batch_size": train["global_batch_size"], "model_name": params["model"]["name"]}
         | {"base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16, "code_digest": "c0de" * 16}
+        | {"train": Params.model_validate(params).train.model_dump(), "workload": params["workload"]}
         | {"segments": segments, "final_checkpoint": f"{segments[-1]['folder']}/tiny_qwen2_8-16-epoch-1.pt"},
     )
+
+
+def setting_of(params: dict[str, Any]) -> dict[str, Any]:
+    """Return what the ranks of a cell record of what they run with (training/setting.py)."""
+    train = Params.model_validate(params).train.model_dump(exclude={"epochs", "watchdog_seconds"})
+    return {
+        "train": train | {"loss_chunk_rows": 384},
+        "workload": params["workload"],
+        "model_name": params["model"]["name"],
+        "options": {},
+        "device": "cpu",
+        "versions": {"python": "3.11.9", "torch": "2.15.0", "cuda": None},
+        "kernels": {"attention": "sdpa", "deterministic": False, "matmul_precision": "highest"},
+        "environment": {"OMP_NUM_THREADS": "1"},
+        "ranks_differ": {},
+    }
 
 
 def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, first_step: int) -> dict[str, Any]:

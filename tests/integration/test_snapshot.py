@@ -1,0 +1,231 @@
+"""A run works on one snapshot of its inputs: whatever is edited in the middle of a stage, DVC records nothing of it.
+
+The stages are the real ones, as dvc.yaml has them, in a finished comparison; the edit is made by a hook of the
+interpreter while the stage runs (MEANWHILE).
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tasks.stage.meaning import NOT_CONTENT
+from tests.workspace import Workspace
+
+pytestmark = pytest.mark.slow
+
+MEANWHILE = """
+import os, sys
+opened = []
+
+def hook(event, arguments):
+    if event != "open" or not isinstance(arguments[0], (str, os.PathLike)):
+        return
+    if os.path.basename(arguments[0]) == "params.yaml" and "/tasks/" in sys.argv[0]:
+        opened.append(1)
+        if len(opened) == 2:  # the stage has begun to work on what it read when it was opened first
+            exec(os.environ["EDIT"])
+
+sys.addaudithook(hook)
+"""
+PARAM_OF = {
+    "download": ("ranges", ["0-64", "64-120"]),
+    "slice": ("heldout", "130-160"),
+    "measure": ("train.weight_decay", 0.05),
+    "train@1proc": ("train.weight_decay", 0.05),
+    "evaluate": ("train.weight_decay", 0.05),
+    "report": ("description", "Another one."),
+    "upload": ("upload.private", False),
+}
+"""Stage -> one of its params, and another value for it."""
+STAGES: dict[str, Any] = YAML(typ="safe").load(Path(__file__).resolve().parents[2] / "dvc.yaml")["stages"]
+
+
+def _entry(stage: str) -> dict[str, Any]:
+    name, _, cell = stage.partition("@")
+    entry = json.dumps(STAGES[name].get("do", STAGES[name])).replace("${key}", cell)
+    loaded: dict[str, Any] = json.loads(entry)
+    return loaded
+
+
+def _edges() -> list[tuple[str, str]]:
+    """Return (stage, input) of every edge of dvc.yaml but the snapshots themselves, the params and the code."""
+    inputs = {stage: [dep for dep in _entry(stage)["deps"] if "/stages/" not in dep] for stage in PARAM_OF}
+    return [(stage, what) for stage, deps in inputs.items() for what in ("params.yaml", "its code", *deps)]
+
+
+@pytest.fixture(scope="module")
+def shared(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A copy of the finished comparison in which every edit is undone after its test."""
+    workspace = finished.copy(tmp_path_factory.mktemp("snapshot") / "workspace")
+    (workspace.folder / "hook").mkdir()
+    (workspace.folder / "hook" / "sitecustomize.py").write_text(MEANWHILE)
+    return workspace
+
+
+def _edit_of(stage: str, what: str, folder: Path) -> tuple[Path, str]:
+    """Return the file that is edited, and its text then, made so that nothing is written through a hard link."""
+    if what == "params.yaml":
+        file = folder / what
+        before = file.read_bytes()
+        Workspace(folder).change(dict([PARAM_OF[stage]]))
+        after = file.read_text()
+        file.write_bytes(before)
+        return file, after
+    if what == "its code":
+        file = folder / "tasks" / f"{stage.partition('@')[0]}.py"
+        return file, f"{file.read_text()}\nCHANGED = True\n"
+    place = folder / what
+    file = next(file for file in sorted([place, *place.rglob("*")]) if file.is_file())
+    return file, "somebody wrote this\n"
+
+
+@pytest.mark.parametrize(("stage", "what"), _edges())
+def test_an_input_edited_in_the_middle_of_a_stage_fails_it_in_one_line(
+    stage: str, what: str, shared: Workspace
+) -> None:
+    file, after = _edit_of(stage, what, shared.folder)
+    kept = file.with_name(f".kept-{file.name}")
+    os.link(file, kept)
+    new = f"import pathlib; p = pathlib.Path({str(file)!r}); p.unlink(); p.write_text({after!r})"
+    command = shlex.split(_entry(stage)["cmd"])
+    try:
+        ran = shared.run(*command, ok=False, PYTHONPATH=str(shared.folder / "hook"), EDIT=new)
+    finally:
+        kept.replace(file)
+    expected = 3 if what.startswith(("data", "reports")) else 2
+    assert ran.returncode == expected, ran.stdout
+    line = ran.stdout.splitlines()[-1]
+    assert line.startswith(f"{stage.partition('@')[0]}: "), line
+    assert "changed while this run was going; run again" in line or (
+        "params.yaml changed while this run was going: " in line and PARAM_OF[stage][0] in line
+    )
+    assert file.relative_to(shared.folder).as_posix() in line or what == "params.yaml"
+
+
+def _wait_for_step(workspace: Workspace, cell: str, process: subprocess.Popen[Any]) -> None:
+    log = workspace.folder / ".work" / "runs" / cell / "steps.jsonl"
+    log.unlink()
+    deadline = time.monotonic() + 900
+    while not (log.exists() and '"event": "step"' in log.read_text()):
+        assert process.poll() is None, "it ended before it could be disturbed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _recorded(workspace: Workspace, stage: str) -> dict[str, Any]:
+    lock = YAML(typ="safe").load(workspace.folder / "dvc.lock")
+    found: dict[str, Any] = lock["stages"][stage]
+    return found
+
+
+@pytest.mark.parametrize("command", [["-m", "dvc", "repro"], ["-m", "flows"]])
+def test_a_param_edited_while_a_cell_trains_is_never_recorded_for_it(command: list[str], workspace: Workspace) -> None:
+    workspace.change({"train.learning_rate": 0.001, "measure.speed": False, "ranges": ["0-64", "64-128", "160-400"]})
+    before = _recorded(workspace, "train@1proc")
+    with subprocess.Popen(
+        ["python", *command], cwd=workspace.folder, env=workspace.environment(), stdout=-1, stderr=-2, text=True
+    ) as run:
+        _wait_for_step(workspace, "1proc", run)
+        workspace.change({"train.weight_decay": 0.05})
+        said, _ = run.communicate(timeout=900)
+    assert run.returncode != 0
+    assert "train: params.yaml changed while this run was going: train.weight_decay 0.01 -> 0.05; run again" in said
+    if command[-1] == "flows":
+        assert run.returncode == 2
+    assert _recorded(workspace, "train@1proc") == before, "nothing was recorded"
+    assert workspace.launches("2proc") == 1, "no other cell was trained with other values"
+    assert not (workspace.folder / "data" / "runs" / "1proc" / "run.json").exists()
+    launches = workspace.launches("1proc")
+    workspace.change({"train.weight_decay": 0.01})
+    workspace.repro("train@1proc")
+    assert workspace.launches("1proc") == launches, "what it had trained still fits"
+    record = json.loads((workspace.folder / "data/runs/1proc/run.json").read_text())
+    values = [record["train"], *(part["settings"][0]["train"] for part in record["segments"])]
+    assert {value["weight_decay"] for value in values} == {0.01}
+    assert {value["learning_rate"] for value in values} == {0.001}
+
+
+def test_a_param_edited_between_the_end_of_a_stage_and_dvcs_record_makes_it_stale(workspace: Workspace) -> None:
+    """DVC reads params.yaml itself after the command; what the stage worked with is the snapshot, which it records."""
+    stage = workspace.folder / "tasks" / "train.py"
+    stage.write_text(
+        stage.read_text().replace(
+            "    _assemble(run, arguments.run)\n\n\ndef",
+            "    _assemble(run, arguments.run)\n"
+            "    text = Path('params.yaml').read_text()\n"
+            "    Path('params.yaml').write_text(text.replace('weight_decay: 0.01', 'weight_decay: 0.05'))\n\n\ndef",
+        )
+    )
+    workspace.repro("train@1proc")
+    assert _recorded(workspace, "train@1proc")["params"]["params.yaml"]["train"]["weight_decay"] == 0.05
+    launches = workspace.launches("1proc")
+    workspace.repro("train@1proc")
+    assert workspace.launches("1proc") == launches + 1, "it was trained with the value that params.yaml has"
+
+
+@pytest.mark.parametrize("place", ["data/slices/0-64/tokens.npy", "data/base_model/model.safetensors"])
+def test_bytes_zeroed_in_place_are_found_before_training_and_mended_by_the_remedy(
+    place: str, workspace: Workspace
+) -> None:
+    file = workspace.folder / place
+    whole = file.read_bytes()
+    facts = file.stat()
+    with file.open("r+b") as opened:
+        opened.seek(1024)
+        opened.write(bytes(512))
+    # As a disk does it: neither DVC nor anybody else is told by a date.
+    os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert file.read_bytes() != whole
+    workspace.change({"train.learning_rate": 0.001})
+    launches = workspace.launches("1proc")
+    refused = workspace.repro("train@1proc", ok=False)
+    assert refused.returncode != 0
+    line = next(line for line in refused.stdout.splitlines() if line.startswith("train: "))
+    assert line.startswith(f"train: {place}: is damaged: its sha256 is ")
+    assert "exited with 3" in refused.stdout
+    assert workspace.launches("1proc") == launches, "no rank was started"
+    workspace.repro("train@1proc")
+    assert workspace.launches("1proc") == launches + 1
+    assert file.read_bytes() == whole
+
+
+def test_every_module_that_a_stage_imports_is_one_that_it_depends_on(workspace: Workspace) -> None:
+    said = workspace.repro("-f", PYTHONPROFILEIMPORTTIME="1").stdout
+    parts = re.split(r"Running stage '([^']+)'", said)[1:]
+    stages = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert len(stages) == 9
+    for stage, text in stages.items():
+        if stage == "fingerprint":
+            continue
+        snapshot = json.loads((workspace.folder / f"data/fingerprint/stages/{stage}.json").read_text())
+        names = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in snapshot["code"]}
+        imported = set(re.findall(r"^import time:.*\| +(tasks\.[\w.]+)$", text, flags=re.MULTILINE))
+        assert imported, stage
+        assert f"tasks.{stage.partition('@')[0]}" in names
+        # What is left out by name is left out with what it alone imports.
+        unknown = {name for name in imported - names - NOT_CONTENT if name not in _IMPORTED_BY_THOSE}
+        assert not unknown, f"{stage} imports {sorted(unknown)}"
+
+
+_IMPORTED_BY_THOSE = {
+    "tasks.services",
+    "tasks.services.network",
+    "tasks.services.tracked",
+    "tasks.stage",
+    "tasks.stage.cell_params",
+    "tasks.stage.choices",
+    "tasks.stage.gpus",
+    "tasks.stage.section",
+    "tasks.stage.source_params",
+    "tasks.stage.strict_yaml",
+    "tasks.stage.train_params",
+}
+"""Modules that a module of NOT_CONTENT imports."""
