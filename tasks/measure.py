@@ -1,49 +1,64 @@
 """Stage `measure`: what is measured beside the training, before it begins.
 
-First the equivalence certificate of each cell: whether an update of its ranks equals that of one process. Then the
-speed: blocks of real steps of all cells, taking turns. What was found stays in .work/measure/ under the digest of
-everything that it depends on, so that one more epoch measures nothing, nor does one more range whose rows are about as
-long, and one more cell only what is new.
+First the equivalence certificate of each cell: whether an update of its ranks equals that of one process. Then twins:
+the baseline's first steps with sums in other orders, to see how far right trainings part. Then the speed: blocks of
+real steps of all cells, taking turns. What was found stays in .work/measure/ under the digest of everything that it
+depends on: one more epoch measures twins alone, as does one more range whose rows are about as long, and one more cell
+only what is new.
 """
 
 import argparse
+import importlib.util
 import json
 import logging
 import shutil
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.measuring.certificate import NUM_ORDERS, Subject, certified_as, certify
+from tasks.measuring.certificate import Subject, certified_as, certify, stopped
 from tasks.measuring.differences import MARGIN
 from tasks.measuring.sample import Sample, take_sample
 from tasks.measuring.session import measure_cells
 from tasks.measuring.timed_ranges import timed_ranges
+from tasks.measuring.twins import train_twins
+from tasks.measuring.updates import NUM_ORDERS
 from tasks.params import Params
 from tasks.stage.damage import require_whole
+from tasks.stage.disk import require_room
 from tasks.stage.failure import DataError, exit_with_one_line
 from tasks.stage.kept import MANIFEST, keeping, kept_manifest
 from tasks.stage.lock import machine_lock
 from tasks.stage.logs import configure_logging
 from tasks.stage.meaning import meanings_below
+from tasks.stage.progress import counting
 from tasks.stage.ranks import choose_device, nodes_of, told_to_ranks
 from tasks.stage.snapshot import Snapshot
 from tasks.stage.stopping import stop_on_signals
 from tasks.stage.train_params import NOT_CONTENT
+from training.config import read_config
 from training.files import digest_of_file, digest_of_json, write_json
 
 _log = logging.getLogger(__name__)
 
 _STORE = Path(".work/measure")
 _CERTIFYING = ("tasks.measuring.certificate", "tasks.measuring.sample")
+_TWINNING = ("tasks.measuring.twins",)
 _TIMING = ("tasks.measuring.session", "training.measure")
 _STARTING = ("tasks.launchers",)
 """What starts ranks decides neither an update nor the seconds of one."""
-_NUM_STEPS = 8
-"""Updates of the certificate: enough for the optimizer's moments, warm-up and a partial last batch to matter."""
+_NUM_STEPS, _FEWEST_STEPS = 8, 3
+"""Updates of the certificate: enough for the optimizer's moments, warm-up and a partial last batch to matter; and of a
+large model: the first, one with moments, and one of a partial batch."""
+_BYTES_PER_UPDATE = 8
+"""Of each parameter on disk: its weight and its gradient, in fp32."""
+_MOST_BYTES = 4 * 2**30
+"""On disk for all updates of the certificate, beyond which it makes do with fewer."""
 _CERTIFICATE = "certificate.json"
 _SPEED = "speed.json"
+_TWINS = "twins.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +75,10 @@ class Inputs:
     """The rows that the certificate is made on."""
     rows: list[Path]
     """The ranges whose steps are timed (tasks/measuring/timed_ranges.py)."""
-    rows_digests: list[str]
-    """sha256 of their content."""
+    slices: Path
+    """Folder with all ranges."""
+    rows_digests: Mapping[str, str]
+    """Range -> sha256 of its content, of all ranges."""
     trial: str | None
     """The session of measuring that was asked for last; another one measures the speed again."""
 
@@ -81,22 +98,49 @@ class Inputs:
             }
         )
 
+    @property
+    def needs_twins(self) -> bool:
+        """Whether something is held against twins, and there is a second computation to train them with."""
+        has_reference = importlib.util.find_spec(f"tasks.reference.{self.params.workload}") is not None
+        return len(self.params.cells) > 1 and self.params.measure.twin_seconds > 0 and has_reference
+
+    def twins_key(self) -> str:
+        """Return the digest of everything that the twins depend on."""
+        return digest_of_json(
+            {
+                "cells": {cell: spread.model_dump() for cell, spread in self.params.cells.items()},
+                "train": self.params.train.model_dump(exclude=set(NOT_CONTENT) - {"epochs"}),
+                "seconds": self.params.measure.twin_seconds,
+                "workload": self.params.workload,
+                "base_model": self.base_model_digest,
+                "rows": dict(self.rows_digests),
+                "code": self.code_digest,
+                "sources": meanings_below(*_TWINNING, without=_STARTING),
+                "machine": self.machine["digest"],
+            }
+        )
+
     def speed_key(self) -> str:
         """Return the digest of everything that the speed of the cells depends on."""
         return digest_of_json(
             {
                 "cells": {cell: spread.model_dump() for cell, spread in self.params.cells.items()},
                 "train": self.params.train.model_dump(exclude=set(NOT_CONTENT)),
-                "measure": self.params.measure.model_dump(),
+                "measure": self.params.measure.model_dump(exclude={"twin_seconds"}),
                 "workload": self.params.workload,
                 "base_model": self.base_model_digest,
-                "rows": self.rows_digests,
+                "rows": {part.name: self.rows_digests[part.name] for part in self.rows},
                 "code": self.code_digest,
                 "sources": meanings_below(*_TIMING, without=_STARTING),
                 "machine": self.machine["digest"],
                 "trial": self.trial,
             }
         )
+
+
+def num_updates(num_parameters: int) -> int:
+    """Return how many updates are certified of a model of this size, all of which wait on disk to be compared."""
+    return _NUM_STEPS if _NUM_STEPS * _BYTES_PER_UPDATE * num_parameters <= _MOST_BYTES else _FEWEST_STEPS
 
 
 def cells_to_certify(params: Params) -> list[str]:
@@ -116,14 +160,17 @@ def _main() -> None:
     is_measured = not is_wanted or kept_manifest(_STORE / speed_key) is not None
     if is_wanted:
         _log.info("speed: %s", "measured already" if is_measured else "to be measured")
-    if missing or not is_measured:
-        for folder in (inputs.base_model, *inputs.rows):
+    has_twins = not inputs.needs_twins or kept_manifest(_STORE / inputs.twins_key()) is not None
+    if missing or not has_twins or not is_measured:
+        for folder in (inputs.base_model, *(inputs.slices / name for name in inputs.rows_digests)):
             require_whole(folder)
         with machine_lock("measuring"), stop_on_signals() as stop:
             for leftover in _STORE.glob("*.partial"):
                 shutil.rmtree(leftover)
             for cell in missing:
                 _certify(cell, inputs, stop)
+            if not has_twins:
+                _train_twins(inputs, stop)
             if not is_measured:
                 _measure_speed(speed_key, inputs, stop)
     found = [_read(_STORE / inputs.key(cell) / _CERTIFICATE) for cell in cells]
@@ -139,6 +186,8 @@ def _main() -> None:
         "cells": found,
     }
     write_json(arguments.measurements / _CERTIFICATE, facts)
+    if inputs.needs_twins:
+        shutil.copyfile(_STORE / inputs.twins_key() / _TWINS, arguments.measurements / _TWINS)
     if is_wanted:
         shutil.copyfile(_STORE / speed_key / _SPEED, arguments.measurements / _SPEED)
 
@@ -149,6 +198,9 @@ def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
     device = choose_device(cell, params, inputs.machine)
     with keeping((_STORE / inputs.key(cell)).resolve()) as folder:
         work = folder / "ranks"
+        num_bytes = _BYTES_PER_UPDATE * _read(inputs.base_model / "manifest.json")["num_parameters"]
+        # Beside the updates, the checkpoint: weights and two moments.
+        require_room(folder, num_bytes, num=sample.num_steps + 2, what="certified update")
         sample.write(folder / "sample")
         told = told_to_ranks(cell, params, device=device, base_model=inputs.base_model, work=work)
         segment = {"range": sample.range, "epoch": 1, "fingerprint": inputs.key(cell)}
@@ -169,6 +221,35 @@ def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
         write_json(folder / MANIFEST, {"files": {_CERTIFICATE: digest_of_file(folder / _CERTIFICATE)}})
 
 
+def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
+    """Train the first steps of the baseline a few times and keep the losses."""
+    params, key = inputs.params, inputs.twins_key()
+    segments = [
+        {"range": name, "epoch": epoch, "fingerprint": key, "slice_dir": str((inputs.slices / name).resolve())}
+        for name in map(str, params.ranges)
+        for epoch in range(1, params.train.epochs + 1)
+    ]
+    with keeping((_STORE / key).resolve()) as folder, counting("twins of the baseline, steps", None) as advance:
+        told = {}
+        for cell in params.cells:
+            device = choose_device(cell, params, inputs.machine)
+            config = told_to_ranks(cell, params, device=device, base_model=inputs.base_model, work=folder / "ranks")
+            write_json(folder / "config.json", {**config, "segments": segments})
+            told[cell] = read_config(folder / "config.json")
+
+        def on_step() -> None:
+            advance(1)
+            if stop.is_set():
+                raise stopped()
+
+        baseline = told.pop(params.baseline)
+        twins = train_twins(baseline, told, max_seconds=params.measure.twin_seconds, on_step=on_step)
+        (folder / "config.json").unlink()
+        inputs.snapshot.require_unchanged()
+        write_json(folder / _TWINS, twins.model_dump(mode="json"))
+        write_json(folder / MANIFEST, {"files": {_TWINS: digest_of_file(folder / _TWINS)}})
+
+
 def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
     """Measure the cells against each other and keep what was found."""
     with keeping((_STORE / key).resolve()) as folder:
@@ -184,24 +265,27 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
 
 def _read_inputs(arguments: argparse.Namespace) -> Inputs:
     snapshot = Snapshot.read(arguments.inputs)
-    params = snapshot.load_params()
+    params, base_model = snapshot.load_params(), _read(arguments.base_model / "manifest.json")
     ranges = [str(part) for part in params.ranges]
     is_weak = params.measure.scaling == "weak"
     least = params.train.global_batch_size * (max(one.world_size for one in params.cells.values()) if is_weak else 1)
-    names = timed_ranges(arguments.slices, ranges, seq_len=params.train.seq_len, least_rows=least)
-    rows = [arguments.slices / name for name in names]
+    timed = timed_ranges(arguments.slices, ranges, seq_len=params.train.seq_len, least_rows=least)
     return Inputs(
         snapshot=snapshot,
-        rows=rows,
-        rows_digests=[_read(part / "manifest.json")["digest"] for part in rows],
+        slices=arguments.slices,
+        rows=[arguments.slices / name for name in timed],
+        rows_digests={name: _read(arguments.slices / name / "manifest.json")["digest"] for name in ranges},
         params=params,
         base_model=arguments.base_model,
-        base_model_digest=_read(arguments.base_model / "manifest.json")["digest"],
+        base_model_digest=base_model["digest"],
         code_digest=_read(arguments.code)["digest"],
         machine=_read(arguments.machine),
         trial=_read(arguments.trial)["trial"],
         sample=take_sample(
-            arguments.slices, str(params.ranges[0]), num_steps=_NUM_STEPS, batch_size=params.train.global_batch_size
+            arguments.slices,
+            ranges[0],
+            num_steps=num_updates(base_model["num_parameters"]),
+            batch_size=params.train.global_batch_size,
         ),
     )
 

@@ -43,6 +43,9 @@ class MeasureParams(Section):
     """Whether to measure it so; false: the only speedup is that of the whole training, without an interval."""
     half_width: Finite | None = Field(default=None, gt=0, le=0.5)
     """Measuring ends once every speedup's 95 % interval is within +- this share; null: 0.02 on GPU, 0.03 on CPU."""
+    twin_seconds: Finite = Field(default=3.0, ge=0, le=86_400)
+    """Seconds in which the same work is trained a few times with its sums re-ordered, to see how far right trainings
+    part; at least three steps are made. 0: none is, and the loss curves are only held together coarsely."""
     max_seconds: Finite = Field(default=30.0, gt=0, le=86_400)
     """Seconds after which it ends, narrow enough or not; the fewest rounds that an interval needs are run anyway."""
     block_seconds: Finite = Field(default=0.2, gt=0, le=600)

@@ -48,7 +48,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="training", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see training/config.py")
     parser.add_argument(
-        "--keep-gradient", action="store_true", help="also write the first step's gradient into the work folder"
+        "--keep-updates", action="store_true", help="also write what each update begins with into the work folder"
     )
     parser.add_argument(
         "--whereabouts", type=Path, metavar="FILE", help="tell there where this rank is (training/whereabouts.py)"
@@ -137,7 +137,7 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
     with joined_ranks(config) as ranks, whereabouts.counting(ranks.num_collectives):
         train(
             config, ranks, stop=stop, events=events,
-            keeps_gradient=arguments.keep_gradient, whereabouts=whereabouts,
+            keeps_updates=arguments.keep_updates, whereabouts=whereabouts,
         )  # fmt: skip
 
 

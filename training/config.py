@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-GRADIENT_FILE = "gradient.pt"
-"""In the work folder, if asked for on the command line: the first step's gradient (training/gradient.py)."""
+UPDATES_FOLDER = "updates"
+"""In the work folder, if asked for on the command line: what each update begins with (training/update_keeper.py)."""
 
 LOSS_CHUNK_ROWS = {"cpu": 384, "cuda": 2048}
 """Device -> rows of logits that exist at once unless params.yaml says so. A CPU's cache holds no more; with fewer on a

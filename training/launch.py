@@ -11,10 +11,10 @@ from training.distributed import Ranks
 from training.events import EventStream
 from training.failure import EXIT_INTERRUPTED, StoppedError
 from training.fault import Plan
-from training.gradient import GradientKeeper
 from training.record import now
 from training.stopping import StopRequest
 from training.strategies import Strategy
+from training.update_keeper import UpdateKeeper
 from training.whereabouts import Whereabouts
 from training.workloads import Workload
 
@@ -33,8 +33,8 @@ class Launch:
     """What is said to the parent."""
     store: CheckpointStore
     """Where finished and partial work is."""
-    keeps_gradient: bool
-    """Whether to write the first step's gradient to a file (training/gradient.py)."""
+    keeps_updates: bool
+    """Whether to write down what each update begins with (training/update_keeper.py)."""
     faults: Plan | None
     """What is to go wrong, in tests."""
     whereabouts: Whereabouts
@@ -58,8 +58,8 @@ def build_strategy(launch: Launch) -> Strategy:
     strategy.replica.on_section = launch.whereabouts.enter
     if launch.faults is not None:
         launch.faults.build_into(strategy, launch.whereabouts)
-    if launch.keeps_gradient:
-        strategy.replica.on_gradient = GradientKeeper(config.work_dir, launch.ranks)
+    if launch.keeps_updates:
+        strategy.replica.on_gradient = UpdateKeeper(config.work_dir, launch.ranks, strategy.replica.module)
     return strategy
 
 

@@ -44,7 +44,7 @@ def train(
     *,
     stop: StopRequest,
     events: EventStream,
-    keeps_gradient: bool = False,
+    keeps_updates: bool = False,
     whereabouts: Whereabouts | None = None,
 ) -> None:
     """Train every segment of the run that is not finished, in order, each from where its predecessor ended.
@@ -56,7 +56,7 @@ def train(
         config.work_dir, model_name=config.model_name, world_size=ranks.world_size, exact=config.exact, events=events
     )
     launch = Launch(
-        config=config, ranks=ranks, stop=stop, events=events, store=store, keeps_gradient=keeps_gradient,
+        config=config, ranks=ranks, stop=stop, events=events, store=store, keeps_updates=keeps_updates,
         faults=planned_faults(ranks.rank), whereabouts=whereabouts or Whereabouts(),
     )  # fmt: skip
     if ranks.is_first:

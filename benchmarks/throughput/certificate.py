@@ -7,8 +7,9 @@ from typing import Any
 
 from benchmarks.throughput.groups import Setup
 from tasks.launchers.torchrun import Launch
-from tasks.measuring.differences import difference, tolerance
-from training.config import GRADIENT_FILE, read_config
+from tasks.measuring.certificate import judge
+from tasks.measuring.updates import hold_against_one_process
+from training.config import read_config
 from training.files import write_json
 
 _STEPS = 3
@@ -17,13 +18,10 @@ _TIMEOUT = 540.0
 
 
 def certify_two_ranks(setup: Setup, work: Path) -> dict[str, Any]:
-    """Return how far two ranks are from one process, in fp32, beside the noise floor of re-ordered sums.
+    """Return how far updates of two ranks are from one process's, in fp32, beside the noise floor of re-ordered sums.
 
     Raises RuntimeError with the ranks' last words if they do not end well.
     """
-    from tasks.reference.update import OneProcess, as_ranks, other_orders
-    from training.weights import load_tensors
-
     one = dataclasses.replace(
         setup, world_size=2, precision="fp32", global_batch_size=_ROWS_PER_STEP,
         slice_dir=_first_rows(setup.slice_dir, work / "rows"), num_rows=_STEPS * _ROWS_PER_STEP,
@@ -32,22 +30,19 @@ def certify_two_ranks(setup: Setup, work: Path) -> dict[str, Any]:
     write_json(work / "config.json", told)
     _train(work, threads=setup.threads)
     config = read_config(work / "config.json")
-    process = OneProcess(config)
-    expected = process.update(as_ranks(config), on_step=_nothing)
-    others = [process.update(order, on_step=_nothing) for order in other_orders(config)]
-    (weights,) = work.glob("segments/*/model_*.pt")
-    found = {"gradient": load_tensors(work / GRADIENT_FILE)["gradient"], "weights": load_tensors(weights)}
-    apart = {kind: difference(tensors, getattr(expected, kind)).relative_l2 for kind, tensors in found.items()}
-    floors = {
-        kind: max(difference(getattr(other, kind), getattr(expected, kind)).relative_l2 for other in others)
-        for kind in found
+    updates, problems = hold_against_one_process(config, on_update=_nothing)
+    verdict, problem = judge(updates, problems)
+    compared = {
+        "gradient": [update.gradient for update in updates if update.gradient],
+        "weights": [update.weights for update in updates if update.weights],
     }
     return {
-        **apart,
-        "noise_floor": floors,
-        "steps": _STEPS,
+        **{kind: max(part.found.relative_l2 for part in parts) for kind, parts in compared.items()},
+        "noise_floor": {kind: max(part.noise_floor for part in parts) for kind, parts in compared.items()},
+        "steps": len(updates),
         "device": setup.device,
-        "passed": all(apart[kind] <= tolerance(floors[kind]) for kind in found),
+        "passed": verdict == "passed",
+        "problem": problem,
     }
 
 
@@ -63,7 +58,7 @@ def _first_rows(rows: Path, folder: Path) -> Path:
 def _train(work: Path, *, threads: int) -> None:
     launch = Launch(
         work / "config.json", world_size=2, threads_per_rank=threads, log_folder=work / "logs",
-        arguments=["--keep-gradient"],
+        arguments=["--keep-updates"],
     )  # fmt: skip
     deadline = time.monotonic() + _TIMEOUT
     try:

@@ -1,12 +1,13 @@
 """The equivalence certificate of a cell: a few updates of its real ranks against those of one process.
 
-The ranks are started by the cell's launcher and run the training as it is, on a sample of the first range. One process
-then computes the same updates on its own (tasks/reference/update.py), in the order in which the ranks add their
-gradients up, and in a few other orders, whose spread is what re-ordering alone makes: the noise floor. A right trainer
-stays within a few times the floor, a wrong one does not: in fp32 they are five orders of magnitude apart.
+The ranks are started by the cell's launcher and run the training as it is, on a sample of the first range, and leave
+what each update began with. One process then makes each update once more (tasks/reference/update.py), from the ranks'
+own weights, so that what rounding grows into over several updates is in none of them. Of an update two things are
+compared. The reduced gradient: against the one process's in the ranks' order, with the differences that other orders
+make as the noise floor. And what the update made of the weights: against what the one process makes of them with the
+ranks' gradient, its own clipping, and moments that it has kept itself since the first update.
 """
 
-import gc
 import importlib
 import importlib.util
 import logging
@@ -14,21 +15,17 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tasks.launchers import Nodes
-from tasks.measuring.differences import EXCHANGE_EPS, FP32_EPS, Difference, difference, tolerance
+from tasks.measuring.updates import Compared, Update, exchanged_as, hold_against_one_process, kept_updates
 from tasks.stage.failure import DataError, DistributedError, PreemptedError
 from tasks.stage.progress import counting
 from tasks.stage.ranks import run_ranks
-from training.config import GRADIENT_FILE, read_config
-
-if TYPE_CHECKING:  # torch takes seconds to import, which a stage that finds every certificate made does not need
-    from torch import Tensor
-
-    from tasks.reference.update import Updated
+from training.config import read_config
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +34,11 @@ _LARGEST_GRADIENT_TOLERANCE = {"none": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
 _LARGEST_WEIGHTS_TOLERANCE = 0.1
 """Above these the noise hides what a wrong trainer does: the certificate then says `not checked`.
 
-The gradient's is relative to the gradient, the weights' to what the updates changed in them.
+The gradient's is relative to the gradient, the weights' to what the update changed in them, and has to be kept to in
+one update at least: in the first ones of a warm-up the changes are next to nothing.
 """
-NUM_ORDERS = 2
-"""Other orders in which one process adds the gradients up, for the noise floor."""
+_SECONDS_TO_WRITE_AN_UPDATE = 300.0
+"""While rank 0 writes several GB, the others are silent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,34 +55,6 @@ class Subject:
     """Optimizer steps of the sample."""
     stop: threading.Event
     """Set once the stage is asked to stop."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observed:
-    """What the ranks did."""
-
-    gradient: dict[str, "Tensor"]
-    gradient_step: int
-    checksums: list[str]
-    """sha256 of every rank's gradient."""
-    weights: dict[str, "Tensor"] | None
-    """None if the ranks refused to go on."""
-    refusal: str | None
-    """Why they did."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """What was found, for one kind of tensor."""
-
-    found: Difference
-    """The ranks against one process that adds in the ranks' order."""
-    noise_floor: Difference
-    """The largest of the other orders against that same process."""
-    tolerance: float
-    """Largest relative L2 difference allowed."""
-    relative_change: float | None = None
-    """Weights: L2 norm of what the updates changed / L2 norm of the weights."""
 
 
 def certified_as(config: dict[str, Any]) -> dict[str, Any]:
@@ -109,26 +79,23 @@ def certify(subject: Subject) -> dict[str, Any]:
     if importlib.util.find_spec(f"tasks.reference.{config['workload']}") is None:
         why = f"the workload {config['workload']} has no second computation (tasks/reference/{config['workload']}.py)"
         return {**facts, "verdict": "not checked", "problem": why, "seconds": time.perf_counter() - started}
-    total = subject.num_steps * (2 + NUM_ORDERS)
     with (
-        counting(f"equivalence of {config['cell']}, steps", total) as advance,
+        counting(f"equivalence of {config['cell']}, updates", 2 * subject.num_steps) as advance,
         ThreadPoolExecutor(max_workers=1) as thread,
     ):
         # Seconds of imports, while the launcher takes seconds as well.
         thread.submit(importlib.import_module, f"tasks.reference.{config['workload']}")
-        observed = _run_ranks(subject, advance)
-        expected, others, base = _compute(subject, advance)
-    rounding = EXCHANGE_EPS[_exchanged_as(config)]
-    gradient, weights, problem = _compare(observed, expected, others, base, rounding)
-    compared = {"gradient": gradient, "weights": weights}
-    verdict, problem = _judge(compared, problem, _LARGEST_GRADIENT_TOLERANCE[_exchanged_as(config)])
+        refusal = _run_ranks(subject, advance)
+        told = read_config(Path(config["work_dir"]) / "config.json")
+        updates, problems = hold_against_one_process(told, on_update=partial(_go_on, subject, advance))
+    verdict, problem = judge(updates, [refusal] if refusal else problems, exchange=exchanged_as(config))
+    worst = {kind: _worst(updates, kind) for kind in ("gradient", "weights")}
     certificate = {
         **facts,
-        "gradient_step": observed.gradient_step,
-        **{name: part.found.as_json() if part else None for name, part in compared.items()},
-        "noise_floor": {name: part.noise_floor.as_json() if part else None for name, part in compared.items()},
-        "tolerance": {name: part.tolerance if part else None for name, part in compared.items()},
-        "relative_change_of_weights": weights.relative_change if weights else None,
+        **{kind: part.found.as_json() if part else None for kind, part in worst.items()},
+        "noise_floor": {kind: part.noise_floor if part else None for kind, part in worst.items()},
+        "tolerance": {kind: part.tolerance if part else None for kind, part in worst.items()},
+        "updates": [asdict(update) for update in updates],
         "verdict": verdict,
         "problem": problem,
         "seconds": time.perf_counter() - started,
@@ -137,142 +104,78 @@ def certify(subject: Subject) -> dict[str, Any]:
     return certificate
 
 
-def _run_ranks(subject: Subject, advance: Callable[[int], None]) -> Observed:
-    """Have the ranks train on the sample; return what they left behind."""
+def _go_on(subject: Subject, advance: Callable[[int], None]) -> None:
+    advance(1)
+    if subject.stop.is_set():
+        raise stopped()
+
+
+def _run_ranks(subject: Subject, advance: Callable[[int], None]) -> str | None:
+    """Have the ranks train on the sample; return why they refused to go on, if they did."""
     last: dict[str, Any] = {}
 
     def follow(events: list[dict[str, Any]]) -> None:
         last.update(events[-1] if events else {})
         advance(sum(event["event"] == "step" for event in events))
 
-    work, refusal = Path(subject.config["work_dir"]), None
     try:
         run_ranks(
             subject.config, launcher=subject.launcher, nodes=subject.nodes, follow=follow, stop=subject.stop,
-            arguments=["--keep-gradient"],
+            arguments=["--keep-updates"], watchdog_seconds=_SECONDS_TO_WRITE_AN_UPDATE,
         )  # fmt: skip
     except PreemptedError:
-        raise _stopped() from None
+        raise stopped() from None
     except DistributedError:
         # Ranks that found themselves apart are no broken machine: they are what the certificate is about.
-        if last.get("error") != "RanksDisagreeError" or not (work / GRADIENT_FILE).exists():
+        if last.get("error") != "RanksDisagreeError" or not kept_updates(Path(subject.config["work_dir"])):
             raise
-        refusal = last["reason"]
-    from training.weights import load_tensors
-
-    kept = load_tensors(work / GRADIENT_FILE)
-    files = sorted(work.glob(f"segments/*/{subject.config['model_name']}_*.pt"))
-    return Observed(
-        gradient=kept["gradient"],
-        gradient_step=kept["step"],
-        checksums=kept["checksums"],
-        weights=None if refusal else load_tensors(files[0]),
-        refusal=refusal,
-    )
+        return str(last["reason"])
+    return None
 
 
-def _compute(
-    subject: Subject, advance: Callable[[int], None]
-) -> tuple["Updated", list["Updated"], dict[str, "Tensor"]]:
-    """Return the updates of one process in the ranks' order, in other orders, and the weights before them."""
-    import torch
-
-    from tasks.reference.update import OneProcess, as_ranks, other_orders
-
-    config = read_config(Path(subject.config["work_dir"]) / "config.json")
-
-    def on_step() -> None:
-        advance(1)
-        if subject.stop.is_set():
-            raise _stopped()
-
-    process = OneProcess(config)
-    expected = process.update(as_ranks(config), on_step=on_step)
-    others = [process.update(order, on_step=on_step) for order in other_orders(config)]
-    assert len(others) == NUM_ORDERS
-    start_weights = process.start_weights
-    if config.device == "cuda":
-        # This process goes on to measure, beside ranks that need the memory.
-        del process
-        gc.collect()
-        torch.cuda.empty_cache()
-    return expected, others, start_weights
-
-
-def _stopped() -> PreemptedError:
+def stopped() -> PreemptedError:
+    """Return what ends a stage that was asked to stop."""
     return PreemptedError("measuring was stopped; cells that are certified are kept, the next run does the others")
 
 
-def _compare(
-    observed: Observed, expected: "Updated", others: list["Updated"], base: dict[str, "Tensor"], rounding: float
-) -> tuple[Compared | None, Compared | None, str | None]:
-    """Return the comparison of gradient and weights, and what made one impossible."""
-    if {expected.gradient_step, *(other.gradient_step for other in others)} != {observed.gradient_step}:
-        steps = [expected.gradient_step, *(other.gradient_step for other in others)]
-        first = f"the first finite gradient is that of step {observed.gradient_step} on the ranks"
-        return None, None, f"{first}, of step {', '.join(map(str, steps))} in one process"
-    gradient = weights = None
-    problem = observed.refusal
-    if problem is None and len(set(observed.checksums)) > 1:
-        different = len(set(observed.checksums))
-        problem = f"the reduced gradient is not the same on all ranks: {different} different checksums"
-    try:
-        gradient = _compared(observed.gradient, expected.gradient, [other.gradient for other in others], rounding)
-        if observed.weights is not None:
-            change = difference(base, expected.weights).relative_l2
-            # An update moves a weight by no more than it changes it.
-            others_weights = [other.weights for other in others]
-            of_weights = max(FP32_EPS, rounding * change)
-            weights = _compared(observed.weights, expected.weights, others_weights, of_weights, change)
-    except ValueError as error:
-        problem = f"what the ranks left is not of this model: {error}"
-    return gradient, weights, problem
+def _worst(updates: list[Update], kind: str) -> Compared | None:
+    """Return what was found where the difference is the largest beside what is allowed."""
+    parts = [part for update in updates if (part := getattr(update, kind)) is not None]
+    telling = [part for part in parts if part.tolerance <= _LARGEST_WEIGHTS_TOLERANCE] or parts
+    return max(telling, key=lambda part: part.excess, default=None)
 
 
-def _compared(
-    found: dict[str, "Tensor"],
-    expected: dict[str, "Tensor"],
-    others: list[dict[str, "Tensor"]],
-    rounding: float,
-    relative_change: float | None = None,
-) -> Compared:
-    floor = max((difference(other, expected) for other in others), key=lambda one: one.relative_l2)
-    return Compared(
-        found=difference(found, expected),
-        noise_floor=floor,
-        tolerance=tolerance(floor.relative_l2, rounding),
-        relative_change=relative_change,
-    )
-
-
-def _exchanged_as(config: dict[str, Any]) -> str:
-    return str(config["options"].get("gradient_hook", "none"))
-
-
-def _judge(
-    compared: dict[str, Compared | None], problem: str | None, largest_gradient_tolerance: float
-) -> tuple[str, str | None]:
+def judge(updates: list[Update], problems: list[str], *, exchange: str = "none") -> tuple[str, str | None]:
     """Return the verdict and, unless it is `passed`, the reason in plain words."""
-    problems = [problem] if problem else []
-    for name, part in compared.items():
-        if part and not part.found.relative_l2 <= part.tolerance:
+    problems = list(problems)
+    for kind in ("gradient", "weights"):
+        wrong = [(part, one.step) for one in updates if (part := getattr(one, kind)) and not part.excess <= 1]
+        if wrong:
+            part, step = max(wrong, key=lambda each: each[0].excess)
+            more = f"; so {'does' if len(wrong) == 2 else 'do'} {len(wrong) - 1} more" if len(wrong) > 1 else ""
             problems.append(
-                f"the {name} differ{'s' if name == 'gradient' else ''} by {part.found.relative_l2:.1e} (relative L2), "
-                f"{part.tolerance:.1e} allowed, most in {part.found.largest_in}"
+                f"update {step}: the {kind} differ{'s' if kind == 'gradient' else ''} by "
+                f"{part.found.relative_l2:.1e} (relative L2), {part.tolerance:.1e} allowed, most in "
+                f"{part.found.largest_in}{more}"
             )
     if problems:
         return "failed", "; ".join(problems)
-    gradient, weights = compared["gradient"], compared["weights"]
-    if gradient is None or weights is None:
+    gradients = [part for one in updates if (part := one.gradient)]
+    weights = [part for one in updates if (part := one.weights)]
+    if updates and not gradients:
+        return "not checked", f"the gradient was finite in none of the {len(updates)} updates"
+    if not gradients or not weights:
         raise DataError("the ranks left neither a problem nor all that is compared; run again")
-    if gradient.tolerance > largest_gradient_tolerance:
+    noisiest = max(gradients, key=lambda part: part.tolerance)
+    if noisiest.tolerance > _LARGEST_GRADIENT_TOLERANCE[exchange]:
         return "not checked", (
-            f"re-ordering alone changes the gradient by {gradient.noise_floor.relative_l2:.1e}: too much to tell a "
+            f"re-ordering alone changes the gradient of an update by {noisiest.noise_floor:.1e}: too much to tell a "
             "wrong one by"
         )
-    if weights.relative_change and weights.tolerance > _LARGEST_WEIGHTS_TOLERANCE * weights.relative_change:
+    clearest = min(weights, key=lambda part: part.tolerance)
+    if clearest.tolerance > _LARGEST_WEIGHTS_TOLERANCE:
         return "not checked", (
-            f"re-ordering alone changes the weights by {weights.noise_floor.relative_l2:.1e}, the updates by "
-            f"{weights.relative_change:.1e}: too little between them to tell a wrong trainer by"
+            f"rounding the weights is {clearest.noise_floor:.1e} of what an update changes in them: too much to tell a "
+            "wrong one by"
         )
     return "passed", None

@@ -20,7 +20,7 @@ class Difference:
     max_abs: float
     """Largest absolute difference of an element."""
     relative_l2: float
-    """L2 norm of the differences / L2 norm of the expected tensors; summed in fp64."""
+    """L2 norm of the differences / L2 norm of the expected tensors, or of what an update changed; summed in fp64."""
     is_bitwise_equal: bool
     """Whether all bits agree."""
     largest_in: str | None
@@ -31,8 +31,10 @@ class Difference:
         return asdict(self)
 
 
-def difference(found: Mapping[str, "Tensor"], expected: Mapping[str, "Tensor"]) -> Difference:
-    """Return how far `found` is from `expected`, over the names of the latter.
+def difference(
+    found: Mapping[str, "Tensor"], expected: Mapping[str, "Tensor"], *, since: Mapping[str, "Tensor"] | None = None
+) -> Difference:
+    """Return how far `found` is from `expected`, over its names; relative to `expected`, or to what it changed `since`.
 
     Raises ValueError if a tensor is missing or has another shape.
     """
@@ -46,7 +48,7 @@ def difference(found: Mapping[str, "Tensor"], expected: Mapping[str, "Tensor"]) 
         exact = right.double()
         apart = (left.double() - exact).abs_()
         squares[name] = float((apart * apart).sum())
-        norm += float((exact * exact).sum())
+        norm += float(((exact if since is None else exact - since[name].double()) ** 2).sum())
         max_abs = max(max_abs, float(apart.max()) if apart.numel() else 0.0)
         is_equal = is_equal and left.equal(right)
     total = sum(squares.values())
@@ -73,3 +75,22 @@ def tolerance(noise_floor: float, rounding: float = FP32_EPS) -> float:
     there are too few terms to re-order.
     """
     return MARGIN * max(noise_floor, rounding)
+
+
+_ROUNDINGS = 4
+"""Of every weight in an update: decay and step, in two kernels that need not be the same."""
+
+
+def rounding_of_update(after: Mapping[str, "Tensor"], *, since: Mapping[str, "Tensor"]) -> float:
+    """Return what rounding every weight once in fp32 comes to, relative to what the update changed in them (L2)."""
+    norm = sum(float((part.double() ** 2).sum()) for part in after.values())
+    change = sum(float(((part.double() - since[name].double()) ** 2).sum()) for name, part in after.items())
+    return FP32_EPS / 2 * (norm / change) ** 0.5 if change else 0.0
+
+
+def tolerance_of_update(noise_floor: float) -> float:
+    """Return the difference that a right update with the same gradient stays below, relative to what it changes.
+
+    A few roundings of the weights, and MARGIN x the rounding of what is added to them.
+    """
+    return MARGIN * FP32_EPS + _ROUNDINGS * noise_floor

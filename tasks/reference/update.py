@@ -1,12 +1,13 @@
-"""A few updates computed by one process that stands in for any number of ranks: no wrapper and no communication.
+"""Updates computed by one process that stands in for any number of ranks: no wrapper and no communication.
 
 Which rows are in which micro-batch, how they are padded, and the learning rate come from training/, as they do for the
 ranks. Everything that makes an update of them is done a second time here: the loss, the number that it is divided by,
 the sum of the gradients, clipping, and the calls of the optimizer.
 """
 
+import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,14 @@ from torch import Tensor
 from tasks.stage.failure import DivergedError
 from training.config import TrainingConfig
 from training.data import IGNORED_LABEL, MicroBatch
-from training.plan import StepPlan, micro_batch_of, plan_of
-from training.rows import training_rows
+from training.plan import SegmentPlan, StepPlan, micro_batch_of, plan_of
+from training.rows import Rows, training_rows
 from training.schedule import learning_rate_at
 
+_LARGEST_CACHE = 2**30
+"""Bytes of micro-batches' gradients that are kept to be added up in several orders."""
+_STEPS_UNTIL_SCALE_GROWS = 2000
+"""Of fp16, in which the gradient was finite: what torch's GradScaler waits for."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Order = Callable[[StepPlan, int], list[list[int]]]
@@ -37,6 +42,20 @@ class Updated:
     """That step, from 1."""
     weights: dict[str, Tensor]
     """After the last step."""
+
+
+@dataclass(frozen=True)
+class StepGradient:
+    """What a step's micro-batches give at the weights as they are."""
+
+    loss: float
+    """Mean over the step's labels."""
+    by_order: list[dict[str, Tensor]]
+    """The reduced gradient before clipping, by parameter name, once for each order asked for."""
+
+
+Part = list[Tensor | None]
+"""Of one micro-batch, or of several: the gradient of every parameter."""
 
 
 def as_ranks(config: TrainingConfig) -> Order:
@@ -69,7 +88,12 @@ def as_one_rank(step: StepPlan, number: int) -> list[list[int]]:
 
 def shuffled(step: StepPlan, number: int) -> list[list[int]]:
     """Return one sum over all micro-batches in a random order, another one in every step."""
-    return [np.random.default_rng(number).permutation(len(step.micro_batches)).tolist()]
+    return shuffled_by(0, step, number)
+
+
+def shuffled_by(seed: int, step: StepPlan, number: int) -> list[list[int]]:
+    """Return the same for this seed."""
+    return [np.random.default_rng([seed, number]).permutation(len(step.micro_batches)).tolist()]
 
 
 def other_orders(config: TrainingConfig) -> list[Order]:
@@ -90,7 +114,7 @@ def other_orders(config: TrainingConfig) -> list[Order]:
 
 
 class OneProcess:
-    """A process that applies the updates of a config from the base model's weights, as often as asked."""
+    """A process that computes the updates of a config's segments, from the base model's weights or from any others."""
 
     def __init__(self, config: TrainingConfig) -> None:
         torch.set_num_threads(config.threads_per_rank)
@@ -100,86 +124,166 @@ class OneProcess:
         self._named = {name: part for name, part in self._model.named_parameters() if part.requires_grad}
         self.start_weights = {name: part.detach().to("cpu", copy=True) for name, part in self._named.items()}
         """The base model's weights, on the CPU."""
+        self._steps = list(_steps(config))
+        self.num_steps = len(self._steps)
+        """Steps of all segments."""
+        self.start_over()
 
-    def update(self, order: Order, *, on_step: Callable[[], None]) -> Updated:
-        """Apply an update per step of the config's one segment; sums go in this order; `on_step` is called after each.
+    def start_over(self) -> None:
+        """Stand before the first step: the base model's weights, no moments, the first scale."""
+        self.begin_at(self.start_weights)
+        self._optimizer = _optimizer(list(self._named.values()), self._config)
+        self._scale, self._num_finite = (65536.0 if self._config.precision == "fp16" else 1.0), 0
 
-        Raises DivergedError if no gradient is finite.
-        """
-        config, parameters = self._config, list(self._named.values())
+    def begin_at(self, weights: Mapping[str, Tensor]) -> None:
+        """Take these weights; moments and scale stay. Raises ValueError if they are not of this model."""
+        for name, part in self._named.items():
+            if name not in weights or weights[name].shape != part.shape:
+                raise ValueError(f"{name} is missing or has another shape")
         with torch.no_grad():
             for name, part in self._named.items():
-                part.copy_(self.start_weights[name])
-        optimizer = _optimizer(parameters, config)
-        scaler = torch.amp.GradScaler(config.device, enabled=config.precision == "fp16")
-        gradient: dict[str, Tensor] = {}
-        gradient_step = 0
-        for number, step, micro_batches, learning_rate in _steps(config):
-            self._sum_gradients([[micro_batches[index] for index in group] for group in order(step, number)], scaler)
-            scaler.unscale_(optimizer)
-            parts = {name: part.grad for name, part in self._named.items() if part.grad is not None}
-            is_finite = all(bool(part.isfinite().all()) for part in parts.values())
-            if is_finite and not gradient_step:
-                gradient_step = number
-                gradient = {name: part.to("cpu", copy=True) for name, part in parts.items()}
-            torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm, foreach=True)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate
-            if is_finite:
-                scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad(set_to_none=True)
-            on_step()
-        if not gradient_step:
-            raise DivergedError("no step of the sample has a finite gradient in one process; lower train.learning_rate")
-        weights = {name: part.detach().to("cpu", copy=True) for name, part in self._named.items()}
-        return Updated(gradient=gradient, gradient_step=gradient_step, weights=weights)
+                part.copy_(weights[name])
 
-    def _sum_gradients(self, groups: list[list[MicroBatch]], scaler: torch.amp.GradScaler) -> None:
-        """Leave in every parameter's `grad` the gradient of the mean loss over the labels of all groups.
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights as they are, where they are."""
+        return {name: part.detach() for name, part in self._named.items()}
+
+    def gradient(self, number: int, *orders: Order) -> StepGradient:
+        """Return the gradient of step `number`, from 1, at the weights as they are; its sums go in these orders.
 
         As on N ranks, what a rank adds up is N times too large and then divided by N, which matters where fp16
         overflows; and exchanged in the dtype that the config asks for.
         """
+        step, micro_batches = self._steps[number - 1].plan, self._micro_batches(number)
+        num_labels = max(sum(int((part.labels != IGNORED_LABEL).sum()) for part in micro_batches), 1)
+        losses: dict[int, float] = {}
+
+        def compute(index: int) -> Part:
+            losses[index], part = self._of_micro_batch(micro_batches[index], num_labels)
+            return part
+
+        bytes_of_all = 4 * sum(part.numel() for part in self._named.values()) * len(micro_batches)
+        if len(orders) > 1 and self._config.device == "cpu" and bytes_of_all <= _LARGEST_CACHE:
+            # On a GPU they are computed again: kernels that add in whatever order are part of the noise.
+            compute = functools.cache(compute)
+        by_order = [self._sum(order(step, number), compute) for order in orders]
+        return StepGradient(loss=sum(losses.values()) / num_labels, by_order=by_order)
+
+    def apply(self, gradient: Mapping[str, Tensor], number: int) -> bool:
+        """Clip the gradient and make the update of step `number`; return False, and make none, if it is not finite."""
         config, parameters = self._config, list(self._named.values())
-        dtype = _DTYPES[config.precision]
-        scale = 1 if config.exact else config.world_size
-        num_labels = sum(int((part.labels != IGNORED_LABEL).sum()) for group in groups for part in group)
-        exchanged_as = _DTYPES.get(config.options.get("gradient_hook", "none"), torch.float32)
-        totals: list[Tensor | None] = [None] * len(parameters)
-        for group in groups:
-            for part in group:
-                torch.manual_seed(part.dropout_seed)
-                with torch.autocast(config.device, dtype, enabled=dtype != torch.float32):
-                    loss = self._workload.loss_sum(self._model, part, chunk_rows=config.loss_chunk_rows)
-                scaler.scale(loss * (scale / max(num_labels, 1))).backward()
-            for index, parameter in enumerate(parameters):
-                total, mine = totals[index], parameter.grad
-                if mine is not None:
-                    mine = mine.to(exchanged_as).div_(scale)
-                    totals[index] = mine if total is None else total.add_(mine)
-                parameter.grad = None
-        for parameter, total in zip(parameters, totals, strict=True):
-            parameter.grad = None if total is None else total.to(parameter.dtype)
+        for name, parameter in self._named.items():
+            found = gradient.get(name)
+            parameter.grad = None if found is None else found.to(parameter.device, copy=True)
+        is_finite = is_all_finite(gradient)
+        if is_finite:
+            torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm, foreach=True)
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._steps[number - 1].learning_rate
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if config.precision == "fp16":
+            self._rescale(is_finite)
+        return is_finite
 
+    def update(self, order: Order, *, on_step: Callable[[], None]) -> Updated:
+        """Make all updates from the base model on, in this order; raises DivergedError if no gradient is finite."""
+        self.start_over()
+        first: tuple[int, dict[str, Tensor]] | None = None
+        for number in range(1, self.num_steps + 1):
+            (gradient,) = self.gradient(number, order).by_order
+            if self.apply(gradient, number) and first is None:
+                first = number, {name: part.to("cpu", copy=True) for name, part in gradient.items()}
+            on_step()
+        if first is None:
+            raise DivergedError("no step of the sample has a finite gradient in one process; lower train.learning_rate")
+        weights = {name: part.to("cpu", copy=True) for name, part in self.weights.items()}
+        return Updated(gradient=first[1], gradient_step=first[0], weights=weights)
 
-def _steps(config: TrainingConfig) -> Iterator[tuple[int, StepPlan, list[MicroBatch], float]]:
-    """Yield number, plan, micro-batches on the device and learning rate of every step."""
-    (segment,) = config.segments
-    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
-    source = training_rows(workload, config, segment)
-    plan = plan_of(source, config, segment)
-    for number in range(1, plan.num_steps + 1):
-        step = plan.step(number)
-        micro_batches = [
-            micro_batch_of(source, step, index, seq_len=config.seq_len, seed=(config.seed, number))
-            for index in range(len(step.micro_batches))
+    def _micro_batches(self, number: int) -> list[MicroBatch]:
+        config, step = self._config, self._steps[number - 1]
+        return [
+            micro_batch_of(step.source, step.plan, index, seq_len=config.seq_len, seed=(config.seed, number)).to(
+                torch.device(config.device)
+            )
+            for index in range(len(step.plan.micro_batches))
         ]
-        learning_rate = learning_rate_at(
-            number, plan.num_steps, peak=config.learning_rate, schedule=config.schedule,
-            warmup_steps=config.warmup_steps,
-        )  # fmt: skip
-        yield number, step, [part.to(torch.device(config.device)) for part in micro_batches], learning_rate
+
+    def _of_micro_batch(self, part: MicroBatch, num_labels: int) -> tuple[float, Part]:
+        """Return the sum of the losses, and the gradient of the mean over so many labels, scaled as on a rank."""
+        config, dtype = self._config, _DTYPES[self._config.precision]
+        torch.manual_seed(part.dropout_seed)
+        with torch.autocast(config.device, dtype, enabled=dtype != torch.float32):
+            loss = self._workload.loss_sum(self._model, part, chunk_rows=config.loss_chunk_rows)
+        (loss * (self._num_ranks / num_labels) * self._scale).backward()
+        gradient = [parameter.grad for parameter in self._named.values()]
+        for parameter in self._named.values():
+            parameter.grad = None
+        return float(loss.detach()), gradient
+
+    def _sum(self, groups: list[list[int]], gradient_of: Callable[[int], Part]) -> dict[str, Tensor]:
+        """Return the sum over all groups of micro-batches, each what one rank adds up."""
+        exchanged_as = _DTYPES.get(self._config.options.get("gradient_hook", "none"), torch.float32)
+        ranks = [
+            [None if part is None else part.to(exchanged_as).div(self._num_ranks) for part in mine]
+            for mine in (functools.reduce(_added, map(gradient_of, group)) for group in groups)
+        ]
+        total = functools.reduce(_added, ranks)
+        return {
+            name: part.to(torch.float32).div(self._scale)
+            for name, part in zip(self._named, total, strict=True)
+            if part is not None
+        }
+
+    @property
+    def _num_ranks(self) -> int:
+        return 1 if self._config.exact else self._config.world_size
+
+    def _rescale(self, is_finite: bool) -> None:
+        """Halve the scale of fp16 after an overflow, double it after long without one."""
+        self._num_finite = self._num_finite + 1 if is_finite else 0
+        if not is_finite:
+            self._scale /= 2
+        elif self._num_finite == _STEPS_UNTIL_SCALE_GROWS:
+            self._scale, self._num_finite = self._scale * 2, 0
+
+
+def is_all_finite(gradient: Mapping[str, Tensor]) -> bool:
+    """Return whether every element of it is a finite number."""
+    return all(bool(part.isfinite().all()) for part in gradient.values())
+
+
+def _added(left: Part, right: Part) -> Part:
+    return [a if b is None else b if a is None else a + b for a, b in zip(left, right, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One optimizer step of the run."""
+
+    source: Rows
+    segment_plan: SegmentPlan
+    segment_step: int
+    learning_rate: float
+
+    @property
+    def plan(self) -> StepPlan:
+        return self.segment_plan.step(self.segment_step)
+
+
+def _steps(config: TrainingConfig) -> Iterator[_Step]:
+    """Yield every step of the run."""
+    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
+    for segment in config.segments:
+        source = training_rows(workload, config, segment)
+        plan = plan_of(source, config, segment)
+        for number in range(1, plan.num_steps + 1):
+            learning_rate = learning_rate_at(
+                number, plan.num_steps, peak=config.learning_rate, schedule=config.schedule,
+                warmup_steps=config.warmup_steps,
+            )  # fmt: skip
+            yield _Step(source=source, segment_plan=plan, segment_step=number, learning_rate=learning_rate)
 
 
 def _optimizer(parameters: list[Any], config: TrainingConfig) -> torch.optim.Optimizer:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from tasks.reporting import statistics
 from tasks.reporting.accuracy import accuracies, time_to_accuracy
+from tasks.reporting.chaos import chaos_of
 from tasks.reporting.cost import cost_of
 from tasks.reporting.equivalence import equivalences
 from tasks.reporting.facts import ComparisonFacts, DatasetFacts, GpuFacts, MachineFacts, ModelFacts, SliceFacts
@@ -57,6 +58,7 @@ def collect_results(outputs: Outputs) -> Results:
         label=label_of(outputs),
         gates=gates,
         equivalence=equivalences(outputs),
+        chaos=chaos_of(outputs.twins),
         comparison=_comparison(outputs),
         cells=cells,
         quality=_quality(outputs),

@@ -1,24 +1,11 @@
-"""Is it the same training? Checks of what the ranks did to the weights, and of the losses that they logged."""
+"""Is it the same training? Checks of what the ranks did to the weights, and of the first loss that they logged."""
 
 import itertools
-
-import numpy as np
 
 from tasks.reporting import wording
 from tasks.reporting.gate import Finding, finding, not_checked
 from tasks.reporting.outputs import Outputs
-from tasks.reporting.statistics import relative_differences
 from tasks.stage.choices import unit_of
-
-_EARLY_STEPS = 100
-_EARLY_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
-"""Largest relative difference of the loss on any of the first steps.
-
-In fp32 a right trainer differed by rounding, 1e-7 over 50 steps, and the mildest wrong one that was tried, a gradient
-half as large before AdamW, by 2e-3; the bounds for 16 bit are set, not measured.
-"""
-_LATE_TOLERANCE = {"fp32": 1e-2, "bf16": 1e-1, "fp16": 1e-1}
-"""Mean relative difference after that: rounding grows from step to step. Set, not measured."""
 
 _START_TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-3}
 """Relative difference allowed between the loss at step 1 and the base model's.
@@ -108,55 +95,5 @@ def starts_from_base_model(outputs: Outputs, cell: str) -> Finding:
             "loss_at_step_1": loss,
             "relative_difference": difference,
             "tolerance": tolerance,
-        },
-    )
-
-
-def _precision_of_updates(outputs: Outputs, cell: str) -> str:
-    """Return the precision of forward and backward, or of the exchange of gradients where that has 16 bits."""
-    compared = (outputs.params.cells[name] for name in (cell, outputs.params.baseline))
-    hooks = [one.options.get("gradient_hook", "none") for one in compared]
-    exchanged = next((hook for hook in hooks if hook != "none"), "fp32")
-    own = outputs.params.train.precision
-    return own if own != "fp32" else exchanged
-
-
-def loss_curves_coincide(outputs: Outputs, cell: str) -> Finding | None:
-    """Check that the cell's loss follows the baseline's, step by step."""
-    if cell == outputs.params.baseline:
-        return None
-    precision = _precision_of_updates(outputs, cell)
-    early_tolerance, late_tolerance = _EARLY_TOLERANCE[precision], _LATE_TOLERANCE[precision]
-    baseline, run, problems = outputs.baseline.steps, outputs.runs[cell], []
-    if len(run.steps.loss) != len(baseline.loss):
-        return finding(
-            [f"{cell}: {len(run.steps.loss)} optimizer steps against {len(baseline.loss)}"],
-            otherwise="",
-            numbers={"steps": len(run.steps.loss)},
-        )
-    differences = relative_differences(run.steps.loss, baseline.loss)
-    early, late = differences[:_EARLY_STEPS], differences[_EARLY_STEPS:]
-    if not early.max() <= early_tolerance:
-        step = baseline.step[int(np.argmax(early))]
-        problems.append(
-            f"{cell}: loss differs by {early.max():.1e} at step {step}, at most {early_tolerance:.0e} allowed in "
-            f"{precision}"
-        )
-    elif late.size and not late.mean() <= late_tolerance:
-        problems.append(
-            f"{cell}: loss differs by {late.mean():.1e} on average after step {_EARLY_STEPS}, "
-            f"at most {late_tolerance:.0e} allowed in {precision}"
-        )
-    largest = float(differences.max())
-    return finding(
-        problems,
-        otherwise=f"largest relative difference of the loss of {cell} against {outputs.params.baseline} over "
-        f"{wording.counted(len(baseline.loss), 'step')}: {wording.difference(largest)} (allowed in {precision}: "
-        f"{early_tolerance:.0e} on each of the first {_EARLY_STEPS} steps, {late_tolerance:.0e} on average after that)",
-        numbers={
-            "steps": len(run.steps.loss),
-            "largest_relative_difference": largest,
-            "early_tolerance": early_tolerance,
-            "late_mean_tolerance": late_tolerance,
         },
     )

@@ -9,7 +9,7 @@ from tasks.reporting.stage_files import CertifiedCell
 
 
 class Equivalence(Record):
-    """A few updates of a cell's ranks against those of one process, for the gradient or for the weights."""
+    """Updates of a cell's ranks against those of one process from the same state: the one that is farthest apart."""
 
     cell: str
     """Name of the cell."""
@@ -18,15 +18,15 @@ class Equivalence(Record):
     num_steps: int
     """Updates that were made."""
     compared: str
-    """What was compared: gradient (of the first update, before clipping) or weights (after the last)."""
+    """What was compared: gradient (before clipping) or weights (what an update changed in them)."""
     relative_l2: float
-    """L2 norm of the differences / L2 norm of the one process's."""
+    """L2 norm of the differences / L2 norm of the one process's gradient, or of its change of the weights."""
     max_abs: float
     """Largest absolute difference of an element."""
     is_bitwise_equal: bool
     """Whether all bits agree."""
     noise_floor: float
-    """Relative L2 difference that adding the micro-batches up in another order makes, in one process."""
+    """Relative L2 difference that another order of the micro-batches makes of the gradient, rounding of the weights."""
     tolerance: float
     """Relative L2 difference allowed."""
     verdict: Verdict
@@ -66,7 +66,8 @@ def update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
         return not_checked("; ".join(gaps))
     return finding(
         problems,
-        otherwise=f"{_in_words(one, outputs.params.train.precision)}. Allowed is {certificate.margin:g} times what "
+        otherwise=f"{_in_words(one, outputs.params.train.precision)}. Each update began from the same state on both "
+        f"sides; allowed is {certificate.margin:g} times what "
         "re-ordering the sums alone makes, at least that many fp32 roundings",
         numbers={
             f"{part.compared}_{name}": getattr(part, name)
@@ -89,7 +90,7 @@ def _parts(one: CertifiedCell) -> list[Equivalence]:
         found, floor, tolerance = (
             getattr(place, what) if place else None for place in (one, one.noise_floor, one.tolerance)
         )
-        if found and floor and tolerance:
+        if found and floor is not None and tolerance:
             parts.append(
                 Equivalence(
                     cell=one.cell,
@@ -97,7 +98,7 @@ def _parts(one: CertifiedCell) -> list[Equivalence]:
                     num_steps=one.num_steps,
                     compared=what,
                     **found.model_dump(include={"relative_l2", "max_abs", "is_bitwise_equal"}),
-                    noise_floor=floor.relative_l2,
+                    noise_floor=floor,
                     tolerance=tolerance,
                     verdict=one.verdict,
                 )
@@ -106,10 +107,10 @@ def _parts(one: CertifiedCell) -> list[Equivalence]:
 
 
 def _in_words(one: CertifiedCell, precision: str) -> str:
-    places = {"gradient": "of the first update", "weights": f"after {one.num_steps} updates"}
+    places = {"gradient": f"of {one.num_steps} updates", "weights": "as each update changed them"}
     parts = [
         f"{part.compared} {places[part.compared]} "
-        f"{'bitwise equal' if part.is_bitwise_equal else f'{part.relative_l2:.1e} apart'} "
+        f"{'bitwise equal' if part.is_bitwise_equal else f'at most {part.relative_l2:.1e} apart'} "
         f"(noise floor {wording.difference(part.noise_floor)}, {part.tolerance:.1e} allowed)"
         for part in _parts(one)
     ]

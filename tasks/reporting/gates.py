@@ -16,6 +16,7 @@ from tasks.reporting import (
     correctness,
     equivalence,
     heldout,
+    loss_curves,
     own_device,
     rows_of_blocks,
     synchronisation,
@@ -53,7 +54,7 @@ _CHECKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
     (
         "Loss curves coincide",
         "Does every cell's loss follow the baseline's, step by step?",
-        correctness.loss_curves_coincide,
+        loss_curves.loss_curves_coincide,
     ),
     (
         "Evaluated what was trained",

@@ -33,10 +33,12 @@ def how_measured(results: Results) -> list[str]:
     if results.equivalence:
         notes.append(
             f"Before the training, each cell's ranks made {results.equivalence[0].num_steps} updates on the first "
-            "rows, and one process without wrapper or communication made the same ones, with code of its own for loss, "
-            "weighting, clipping and update. Update equivalence compares the two; the noise floor is what adding the "
-            "same micro-batches up in another order changes in that one process."
+            "rows, and one process without wrapper or communication made each of them again from the same weights, "
+            "with code of its own for loss, weighting, clipping and update. Update equivalence compares the two; the "
+            "noise floor is what adding the same micro-batches up in another order changes in that one process."
         )
+    if results.chaos is not None:
+        notes.append(results.chaos.sentence)
     if resumed:
         notes.append(
             f"Training was interrupted and taken up again from a checkpoint ({', '.join(resumed)}); each start warms "

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from tasks.params import Params
+from tasks.reporting.chaos import Twins
 from tasks.reporting.ledger import Ledger, Samples, digest_of_rows, ledger_of, samples_of
 from tasks.reporting.measurement import MeasurementFile
 from tasks.reporting.stage_files import (
@@ -156,6 +157,8 @@ class Outputs:
     slices: dict[str, SliceOutputs]
     certificate: CertificateFile | None
     """Of update equivalence; None where the stage `measure` has not run."""
+    twins: Twins | None
+    """Trainings of the same work; None where the stage `measure` has trained none."""
     measurement: MeasurementFile | None
     """Of speed; None where the stage `measure` has not run."""
     runs: dict[str, RunOutputs]
@@ -212,6 +215,7 @@ def read_outputs(
             name: SliceOutputs(slices / name, _read(slices / name / "manifest.json", SliceManifest)) for name in names
         },
         certificate=_read(certificate, CertificateFile) if certificate.exists() else None,
+        twins=_read(measurements / "twins.json", Twins) if (measurements / "twins.json").exists() else None,
         measurement=_read_measurement(measurements / "speed.json", params),
         runs={cell: _read_run(runs / cell) for cell in params.cells},
         evaluation=_read(evaluation / "evaluation.json", EvaluationFile),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from tasks.reporting.chaos import Chaos
 from tasks.reporting.cost import Cost
 from tasks.reporting.equivalence import Equivalence
 from tasks.reporting.facts import ComparisonFacts, NodeFacts, Record
@@ -185,6 +186,8 @@ class Results(Record):
     """The checks that stand before a speedup, in the order of the report, each with its finding of every cell."""
     equivalence: list[Equivalence] = Field(default_factory=list)
     """Updates of each cell's ranks against those of one process; empty where that was not measured."""
+    chaos: Chaos | None = None
+    """How far two right trainings of this work part; null where that was not measured."""
     comparison: ComparisonFacts
     """What was compared."""
     cells: list[CellResults] = Field(min_length=1)

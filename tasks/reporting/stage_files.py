@@ -176,10 +176,10 @@ class DifferenceFile(StageFile):
 
 
 class NoiseFloorFile(StageFile):
-    """How far one process is from itself when it adds up in another order, in certificate.json."""
+    """What re-ordered sums make of the gradient, and rounding of the weights, in certificate.json."""
 
-    gradient: DifferenceFile | None
-    weights: DifferenceFile | None
+    gradient: float | None
+    weights: float | None
 
 
 class ToleranceFile(StageFile):

@@ -68,6 +68,10 @@ class Exhibit:
     spares_baseline: bool = False
     """Whether one process does exactly what it does without the defect, so that its run can be shared."""
 
+    def applies_to(self, workload: str) -> bool:
+        """Return whether the lines are ones that this workload runs."""
+        return workload == "causal_lm" or all(part.file != "training/data.py" for part in self.mutations)
+
     @property
     def mutations(self) -> list[Mutation]:
         """Everything that is changed in the sources."""

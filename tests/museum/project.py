@@ -12,13 +12,12 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tests.museum.stage_process import StageProcess
-from tests.tiny import make_slice, make_tiny_model
-from training.files import digest_of_file, digest_of_json, write_json
+from tests.museum.workloads import PARAMS, VOCAB_SIZE, write_model, write_rows, write_tokenizer
+from training.files import write_json
 
 CELLS = ("1proc", "2proc")
 SOURCES = ("tasks", "training")
 _LAUNCHER = Path(__file__).with_name("forked.py")
-_VOCAB_SIZE = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,11 @@ class Size:
     train: tuple[tuple[str, Any], ...] = ()
     """Changes to the section `train` of params.yaml."""
     hidden_size: int = 128
-    """Width of the model."""
+    """Width of the language model."""
+    workload: str = "causal_lm"
+    """What is trained: one of tests/museum/workloads.py."""
+    measure: tuple[tuple[str, Any], ...] = ()
+    """Changes to the section `measure`."""
 
 
 def make_project(folder: Path, checkout: Path, size: Size) -> None:
@@ -47,8 +50,9 @@ def make_project(folder: Path, checkout: Path, size: Size) -> None:
     shutil.copy(_LAUNCHER, folder / "tasks" / "launchers" / "forked.py")
     data = folder / "data"
     for name, seed in (("base_model", size.seed), ("other_model", size.seed + 1000)):
-        make_tiny_model(data / name, vocab_size=_VOCAB_SIZE, hidden_size=size.hidden_size, seed=seed)
-        _write_tokenizer(data / name)
+        write_model(size.workload, data / name, hidden_size=size.hidden_size, seed=seed)
+        if size.workload != "image_classification":
+            write_tokenizer(data / name)
     ranges = _write_slices(data, size)
     write_json(data / "raw" / "manifest.json", _raw_manifest(size))
     write_json(data / "fingerprint" / "code.json", {"digest": "0" * 64})
@@ -107,9 +111,9 @@ def _write_slices(data: Path, size: Size) -> list[str]:
     # One long row is held out: the stage `evaluate` also continues rows, which takes most of its time.
     for index, (num_rows, min_len) in enumerate([(size.num_rows[0], 2), (size.num_rows[1], 2), (1, 64)]):
         name = f"{first}-{first + num_rows}"
-        folder = make_slice(
-            data / "slices" / name, num_rows=num_rows, vocab_size=_VOCAB_SIZE, min_len=min_len, max_len=64,
-            first_row=first, seed=10 * size.seed + index,
+        folder = data / "slices" / name
+        write_rows(
+            size.workload, folder, num_rows=num_rows, first_row=first, min_len=min_len, seed=10 * size.seed + index
         )  # fmt: skip
         manifest = json.loads((folder / "manifest.json").read_bytes())
         facts[name] = {key: manifest[key] for key in ("digest", "num_rows", "num_tokens")}
@@ -117,22 +121,10 @@ def _write_slices(data: Path, size: Size) -> list[str]:
         first += num_rows
     write_json(
         data / "slices" / "manifest.json",
-        {"tokenizer_digest": "0" * 64, "vocab_size": _VOCAB_SIZE, "eos_token_id": _VOCAB_SIZE - 1}
-        | {"workload": "causal_lm", "slices": facts, "heldout": names[-1]},
+        {"tokenizer_digest": "0" * 64, "vocab_size": VOCAB_SIZE, "eos_token_id": VOCAB_SIZE - 1}
+        | {"workload": size.workload, "slices": facts, "heldout": names[-1]},
     )
     return names
-
-
-def _write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer whose token i is the word `wi`, and enter it into the folder's manifest."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel({f"w{index}": index for index in range(_VOCAB_SIZE)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    manifest = json.loads((folder / "manifest.json").read_bytes())
-    manifest["files"]["tokenizer.json"] = digest_of_file(folder / "tokenizer.json")
-    write_json(folder / "manifest.json", {**manifest, "digest": digest_of_json(manifest["files"])})
 
 
 def _raw_manifest(size: Size) -> dict[str, Any]:
@@ -151,11 +143,11 @@ def _params(names: list[str], size: Size) -> dict[str, Any]:
     return {
         "name": "museum",
         "description": "A comparison that may have a defect.",
-        "model": {"source": "builtin:tiny-qwen2", "name": "tiny"},
-        "dataset": {"source": "builtin:docstrings"},
+        "model": PARAMS[size.workload]["model"],
+        "dataset": PARAMS[size.workload]["dataset"],
         "ranges": names[:-1],
         "heldout": names[-1],
-        "workload": "causal_lm",
+        "workload": size.workload,
         "train": {
             "epochs": 1,
             "global_batch_size": 8,
@@ -164,12 +156,12 @@ def _params(names: list[str], size: Size) -> dict[str, Any]:
             "warmup_steps": 2,
             "weight_decay": 0.01,
             "max_grad_norm": 1.0,
-            "seq_len": 64,
             "seed": size.seed,
+            **PARAMS[size.workload]["train"],
             **dict(size.train),
         },
         # The gates are what is looked at here; speeds of whole trainings are enough for them.
-        "measure": {"speed": False},
+        "measure": {"speed": False, **dict(size.measure)},
         "cells": {
             "1proc": {"strategy": "single", "world_size": 1, "launcher": "forked"},
             "2proc": {"strategy": "ddp", "world_size": 2, "launcher": "forked"},

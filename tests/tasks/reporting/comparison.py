@@ -81,6 +81,7 @@ def write_comparison(
     for cell, facts in params["cells"].items():
         _write_run(folder / "runs" / cell, cell, facts, params, seconds[cell], device)
     write_certificate(folder, params)
+    write_twins(folder, num_steps=STEPS_PER_SEGMENT * len(params["ranges"]))
     _write_evaluation(folder, params)
     return params
 
@@ -115,13 +116,12 @@ def arguments_of(folder: Path) -> list[str]:
 def write_certificate(folder: Path, params: dict[str, Any], **changes: Any) -> None:
     """Write the equivalence certificate; `changes` are made to every cell's."""
     apart = {"max_abs": 1e-6, "relative_l2": 5e-8, "is_bitwise_equal": False, "largest_in": "a.weight"}
-    floor = apart | {"relative_l2": 2e-7}
     cell = {
         "num_steps": 8,
         "precision": "fp32",
         "gradient": apart,
         "weights": apart | {"relative_l2": 3e-7},
-        "noise_floor": {"gradient": floor, "weights": floor | {"relative_l2": 4e-7}},
+        "noise_floor": {"gradient": 2e-7, "weights": 4e-7},
         "tolerance": {"gradient": 2e-6, "weights": 4e-6},
         "verdict": "passed",
         "problem": None,
@@ -138,6 +138,14 @@ def write_certificate(folder: Path, params: dict[str, Any], **changes: Any) -> N
             ]
         },
     )
+
+
+def write_twins(folder: Path, *, num_steps: int, apart: float = 1e-7) -> None:
+    """Write three trainings of so many steps whose losses are so far apart, relative to each other."""
+    twins = [
+        {"order": f"order {index}", "losses": [4.0 * (1 + index * apart / 2)] * num_steps} for index in range(3)
+    ]  # fmt: skip
+    write_json(folder / "measurements" / "twins.json", {"twins": twins, "seconds": 3.0})
 
 
 def edit_json(path: Path, **changes: Any) -> None:

@@ -128,7 +128,7 @@ def _forget_segment(folder: Path) -> None:
         (_segment("2proc", part="8-16", start_optimizer_checksum="x"), [NO_BREAK], "with another optimizer state than"),
         (_segment("2proc", start_checksum="base"), [NO_BREAK, FROM_BASE], "2proc: started from weights base,"),
         (_segment("2proc", part="8-16", start_checksum="x"), [NO_BREAK], "2proc 8-16 epoch 1: started with other"),
-        (_steps("2proc", loss=3.91), [CURVES], "loss differs by 2.6e-03 at step 2, at most 1e-04 allowed in fp32"),
+        (_steps("2proc", loss=3.91), [CURVES], "loss differs by 2.6e-03 at step 2, at most 2e-06 allowed"),
         (_run_json("2proc", base_model_digest="e1" * 32), [SAME_WORK], "2proc: start weights e1e1e1e1e1e1, expected"),
         (_run_json("2proc", code_digest="e1" * 32), [SAME_WORK], "2proc: code e1e1"),
         (_run_json("1proc", machine_digest="e1" * 32), [SAME_WORK], "1proc: machine e1e1"),
@@ -240,7 +240,7 @@ def test_a_gate_that_compares_cells_is_not_passed_where_there_is_one_cell(tmp_pa
     assert all(gates[name].compared.startswith(("only one cell", "no cell")) for name in unchecked)
 
 
-def test_rounding_may_grow_over_a_long_run_where_other_work_may_not(tmp_path: Path, params: dict[str, Any]) -> None:
+def test_beyond_the_twins_the_loss_may_part_a_little_but_not_on_average(tmp_path: Path, params: dict[str, Any]) -> None:
     def write_losses(cell: str, factor: float) -> None:
         for part, first in (("0-8", 1), ("8-16", 151)):
             path = segment_folder(tmp_path, cell, part) / "steps.jsonl"
@@ -253,10 +253,10 @@ def test_rounding_may_grow_over_a_long_run_where_other_work_may_not(tmp_path: Pa
     write_losses("1proc", 1.0)
     write_losses("2proc", 1.005)
     assert CURVES not in failed(gates_of(tmp_path, params))
-    write_losses("2proc", 1.02)
+    write_losses("2proc", 1.05)
     gates = gates_of(tmp_path, params)
     assert CURVES in failed(gates)
-    assert "2.0e-02 on average after step 100" in gates[CURVES].compared
+    assert "mean loss of steps 99 to 114 differs by 4.4e-02, at most 3e-02 allowed" in gates[CURVES].compared
 
 
 def _everyone_reads_everything(folder: Path) -> None:

@@ -1,0 +1,106 @@
+"""What a scratch project trains, workload by workload: base model, rows, and what params.yaml says of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.tiny import make_slice, make_tiny_classifier, make_tiny_model
+from training.files import digest_of_file, digest_of_json, write_json
+
+VOCAB_SIZE = 256
+_IMAGE_SIZE = 16
+_NUM_CLASSES = 3
+
+PARAMS: dict[str, dict[str, Any]] = {
+    "causal_lm": {
+        "model": {"source": "builtin:tiny-qwen2", "name": "tiny"},
+        "dataset": {"source": "builtin:docstrings"},
+        "train": {"seq_len": 64},
+    },
+    "sequence_classification": {
+        "model": {"source": "builtin:tiny-modernbert", "name": "tiny"},
+        "dataset": {"source": "builtin:docstrings", "label": "package"},
+        "train": {"seq_len": 64},
+    },
+    # As chaotic as trainings come: ReLU and the largest of a window jump, and SGD makes more of it at this rate.
+    "image_classification": {
+        "model": {"source": "builtin:resnet18", "name": "tiny"},
+        "dataset": {"source": "builtin:digits", "image_size": _IMAGE_SIZE},
+        "train": {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 1e-2, "max_grad_norm": 5.0},
+    },
+}
+"""Workload -> the sections of params.yaml that depend on it."""
+
+
+def write_model(workload: str, folder: Path, *, hidden_size: int, seed: int) -> None:
+    """Write a base model of random weights."""
+    if workload == "causal_lm":
+        make_tiny_model(folder, vocab_size=VOCAB_SIZE, hidden_size=hidden_size, seed=seed)
+    elif workload == "sequence_classification":
+        make_tiny_classifier(folder, vocab_size=VOCAB_SIZE, num_classes=_NUM_CLASSES, seed=seed)
+    else:
+        _write_resnet(folder)
+
+
+def write_rows(workload: str, folder: Path, *, num_rows: int, first_row: int, min_len: int, seed: int) -> None:
+    """Write a slice."""
+    if workload == "image_classification":
+        _write_images(folder, num_rows=num_rows, first_row=first_row, seed=seed)
+        return
+    num_classes = _NUM_CLASSES if workload == "sequence_classification" else 0
+    make_slice(
+        folder, num_rows=num_rows, vocab_size=VOCAB_SIZE, min_len=min_len, max_len=64, first_row=first_row, seed=seed,
+        num_classes=num_classes,
+    )  # fmt: skip
+
+
+def _write_resnet(folder: Path) -> None:
+    from tasks.builtin.resnet import write_resnet18
+
+    folder.mkdir(parents=True)
+    write_resnet18(folder, [str(digit) for digit in range(10)])
+    files = {file.name: digest_of_file(file) for file in sorted(folder.iterdir())}
+    facts: dict[str, Any] = {
+        "source": "builtin:resnet18",
+        "kind": "builtin",
+        "revision": None,
+        "commit": None,
+        "label": "ResNet18",
+    }
+    facts |= {"num_parameters": 11_181_642, "model_type": "resnet18", "is_random_weights": True}
+    write_json(folder / "manifest.json", {**facts, "digest": digest_of_json(files), "files": files})
+
+
+def _write_images(folder: Path, *, num_rows: int, first_row: int, seed: int) -> None:
+    """Write handwritten digits, other ones for another seed, in a size that a ResNet18 takes."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    chosen = np.random.default_rng(seed).choice(len(digits.target), num_rows, replace=False)
+    grey = (digits.images[chosen] * (255 / 16)).round().astype(np.uint8)
+    large = grey.repeat(_IMAGE_SIZE // 8, axis=1).repeat(_IMAGE_SIZE // 8, axis=2)
+    arrays = {
+        "images": np.repeat(large[:, None], 3, axis=1).copy(),
+        "labels": digits.target[chosen].astype(np.int64),
+        "row_ids": np.arange(first_row, first_row + num_rows, dtype=np.int64),
+    }
+    folder.mkdir(parents=True)
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    files = {f"{name}.npy": digest_of_file(folder / f"{name}.npy") for name in sorted(arrays)}
+    about = {"range": f"{first_row}-{first_row + num_rows}", "num_rows": num_rows, "num_tokens": num_rows}
+    write_json(folder / "manifest.json", {**about, "digest": digest_of_json(files), "files": files})
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer whose token i is the word `wi`, and enter it into the folder's manifest."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCAB_SIZE)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["files"]["tokenizer.json"] = digest_of_file(folder / "tokenizer.json")
+    write_json(folder / "manifest.json", {**manifest, "digest": digest_of_json(manifest["files"])})
