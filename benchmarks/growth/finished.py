@@ -35,8 +35,9 @@ def write_finished(folder: Path, *, num_rows: int, epochs: int) -> None:
     _write_sources(folder, num_rows + _HELDOUT_ROWS)
     for name in (rows, heldout):
         _write_slice(folder / "slices" / name, name)
+    train = Params.model_validate(params).train.model_dump()
     for size in (1, 2):
-        _write_run(folder / "runs" / f"{size}proc", size, num_rows, epochs)
+        _write_run(folder / "runs" / f"{size}proc", size, num_rows, train)
     figures = {"loss": 3.0, "num_tokens": _HELDOUT_ROWS * (_TOKENS - 1), "checkpoint": None}
     figures["parameter_checksum"] = _checksum(epochs)
     first = {"range": rows, "epoch": 1, "num_rows": _ROWS_PER_STEP, "num_tokens": _ROWS_PER_STEP * (_TOKENS - 1)}
@@ -78,13 +79,20 @@ def _write_slice(folder: Path, name: str) -> None:
     write_json(folder / "manifest.json", facts)
 
 
-def _write_run(folder: Path, world_size: int, num_rows: int, epochs: int) -> None:
+def _write_run(folder: Path, world_size: int, num_rows: int, train: dict[str, Any]) -> None:
+    epochs = train["epochs"]
+    setting = {
+        "train": {name: value for name, value in train.items() if name not in ("epochs", "watchdog_seconds")},
+        "workload": "causal_lm", "model_name": "tiny", "options": {}, "device": "cpu", "versions": {}, "kernels": {},
+        "environment": {}, "ranks_differ": {},
+    }  # fmt: skip
     num_steps = -(-num_rows // _ROWS_PER_STEP)
     entries = []
     for epoch in range(1, epochs + 1):
         place = f"segments/0-{num_rows}-epoch-{epoch}"
         path, first_step = folder / place, (epoch - 1) * num_steps + 1
-        write_json(path / "segment.json", _segment(world_size, num_rows, epoch, num_steps, first_step))
+        facts = _segment(world_size, num_rows, epoch, num_steps, first_step)
+        write_json(path / "segment.json", facts | {"settings": [setting]})
         lines = (_line(world_size, num_rows, epoch, num_steps, first_step, number) for number in range(num_steps))
         with (path / "steps.jsonl").open("w") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
@@ -100,7 +108,7 @@ def _write_run(folder: Path, world_size: int, num_rows: int, epochs: int) -> Non
         {"cell": f"{world_size}proc", "strategy": "single" if world_size == 1 else "ddp", "world_size": world_size}
         | {"launcher": "torchrun", "threads_per_rank": 1, "device": "cpu", "backend": "gloo", "micro_batch_size": 4}
         | {"grad_accum_steps": 4 // world_size, "global_batch_size": _ROWS_PER_STEP, "final_checkpoint": "none"}
-        | {"segments": entries}
+        | {"segments": entries, "train": train, "workload": "causal_lm"}
         | _DIGESTS,
     )
 

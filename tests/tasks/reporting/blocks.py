@@ -7,7 +7,7 @@ import numpy as np
 
 from tasks.reporting.measurement import ArmBlocks, BlockWork, MeasurementFile, RankDevice
 from tasks.reporting.outputs import Outputs, Steps
-from tests.tasks.reporting.comparison import NUM_PARAMETERS, RANGES, num_labels, rows_of
+from tests.tasks.reporting.comparison import NUM_PARAMETERS, RANGES, num_labels, rows_in_order
 from tests.tasks.reporting.measured import arm, estimate, measurement
 from training.files import write_json
 from training.row_digest import digest_of_rows
@@ -29,7 +29,7 @@ SPEEDUP = SECONDS["1proc"] / SECONDS["2proc"]
 def block(name: str, turn: int, **changes: Any) -> BlockWork:
     """Return a block of the two steps of a range, the first range in odd turns; its losses are those of its rows."""
     part, kind = RANGES[turn % 2], KINDS[name]
-    rows = np.array(rows_of(part))
+    rows = np.array(rows_in_order(part))
     steps = [rows[:4], rows[4:]]
     # Rank 0 has the even rows.
     first = [rows[::2] for rows in steps]

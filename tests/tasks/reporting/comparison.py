@@ -256,6 +256,15 @@ def setting_of(params: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def record_as(folder: Path, params: dict[str, Any]) -> None:
+    """Have every run say that it was trained with these params."""
+    train = Params.model_validate(params).train.model_dump()
+    for cell in params["cells"]:
+        edit_json(folder / "runs" / cell / "run.json", train=train)
+        for part in params["ranges"]:
+            edit_segment(folder, cell, part, settings=[setting_of(params)])
+
+
 def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, first_step: int) -> dict[str, Any]:
     rows = rows_of(part)
     tokens = sum(num_labels(row) for row in rows)

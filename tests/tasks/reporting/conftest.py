@@ -29,7 +29,7 @@ def withheld_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The results of the same comparison with ranks whose parameters differ."""
     folder = tmp_path_factory.mktemp("withheld")
     params = write_comparison(folder)
-    edit_segment(folder, "2proc", "8-16", parameter_checksums=["aa", "bb"])
+    edit_segment(folder, "2proc", "8-16", parameter_checksums=["05" * 8, "bb"])
     return collect_results(outputs_of(folder, params))
 
 
@@ -48,5 +48,5 @@ def withheld_measured_results(tmp_path_factory: pytest.TempPathFactory) -> Resul
     folder = tmp_path_factory.mktemp("withheld-measured")
     params = write_comparison(folder)
     write_measurement(folder)
-    edit_segment(folder, "2proc", "8-16", parameter_checksums=["aa", "bb"])
+    edit_segment(folder, "2proc", "8-16", parameter_checksums=["05" * 8, "bb"])
     return collect_results(outputs_of(folder, params))

@@ -162,7 +162,7 @@ def test_a_withheld_speedup_withholds_every_cost(tmp_path: Path) -> None:
     params = PARAMS | {"cost": PRICE}
     write_comparison(tmp_path, params=params)
     write_measurement(tmp_path, with_speedup(1.6))
-    edit_segment(tmp_path, "2proc", "8-16", parameter_checksums=["aa", "bb"])
+    edit_segment(tmp_path, "2proc", "8-16", parameter_checksums=["05" * 8, "bb"])
     results = collect_results(outputs_of(tmp_path, params))
     assert results.is_withheld
     assert results.cost is None

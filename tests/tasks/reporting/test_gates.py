@@ -69,7 +69,8 @@ def test_every_gate_passes_on_a_clean_comparison(tmp_path: Path, params: dict[st
     assert gates[DATA_BOUND].compared == (
         "1proc waited for data in 0.2 % of its step time; 2proc waited for data in 0.3 % of its step time"
     )
-    of_each = [NO_BREAK, FROM_BASE, SAME_WORK, ONCE, TOKENS, DATA_BOUND, ONLY_STEPS, OWN_DEVICE]
+    of_each = [NO_BREAK, FROM_BASE, EVALUATED, ASKED_FOR, SAME_WORK, ONCE, HELD_OUT, TOKENS, DATA_BOUND, ONLY_STEPS]
+    of_each.append(OWN_DEVICE)
     for name, gate in gates.items():
         judged = [found.cell for found in gate.findings]
         assert judged == (["1proc", "2proc"] if name in of_each else ["2proc"]), name
@@ -269,7 +270,7 @@ def test_work_done_twice_is_told_per_unit_of_work(tmp_path: Path) -> None:
     params = write_comparison(tmp_path, seconds={"1proc": [6.0, 4.0], "2proc": [8.0, 4.8]})
     _everyone_reads_everything(tmp_path)
     gates = gates_of(tmp_path, params)
-    assert failed(gates) == [SAME_ROWS, ONCE, TOKENS]
+    assert failed(gates) == [ASKED_FOR, SAME_ROWS, ONCE, TOKENS]
     # 126 tokens in 12.8 s against 63 tokens in 10 s.
     assert true_figure(gates) == "2proc did 2.00x the work of 1proc; per unit of work it is 1.56x as fast"
 

@@ -13,7 +13,7 @@ from tasks.reporting.collect import collect_results
 from tasks.reporting.history_file import COLUMNS, read_history, with_history
 from tasks.reporting.results import Results, read_results
 from tasks.stage.failure import DataError
-from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, write_comparison
+from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, record_as, write_comparison
 from tests.tasks.reporting.measured import arm, estimate, measurement, write_measurement
 from tests.tasks.reporting.page import Page
 
@@ -81,13 +81,14 @@ def test_the_same_results_add_nothing_and_another_session_adds_its_own(
     assert (tmp_path / "reports" / "history.csv").read_bytes().startswith(before)
 
 
-def test_how_often_is_logged_makes_no_other_work_and_the_learning_rate_does(
+def test_how_often_is_logged_makes_no_other_work_and_the_weight_decay_does(
     tmp_path: Path, measured: dict[str, Any]
 ) -> None:
     remember(tmp_path, measured)
     digests = []
-    for train in ({"log_every_steps": 7}, {"learning_rate": 1e-3}):
+    for train in ({"log_every_steps": 7}, {"weight_decay": 0.1}):
         changed = {**measured, "train": {**measured["train"], **train}}
+        record_as(tmp_path, changed)
         remember(tmp_path, changed)
         digests.append(lines_of(tmp_path)[-1]["params_digest"])
     first = lines_of(tmp_path)[0]["params_digest"]

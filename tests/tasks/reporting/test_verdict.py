@@ -27,7 +27,7 @@ def verdict_with(folder: Path, seconds: dict[str, list[float]], params: dict[str
 def test_the_verdict_says_how_much_faster_at_what_times_and_with_what_doubt(clean_results: Results) -> None:
     assert clean_results.verdict == (
         "2proc trains 1.56x as fast as 1proc (78 % of linear) at equal work: 6.40 s against 10.0 s per epoch; "
-        "all 14 gates passed; one run of each cell (single segments 1.50x to 1.67x), so no interval yet."
+        "all 17 gates passed; one run of each cell (single segments 1.50x to 1.67x), so no interval yet."
     )
 
 
@@ -47,7 +47,7 @@ def test_several_cells_are_all_answered_the_best_one_first(tmp_path: Path) -> No
     verdict = verdict_with(tmp_path, THREE, THREE_CELLS)
     assert verdict.startswith(
         "4proc trains 2.40x as fast as 1proc (60 % of linear) at equal work: 5.00 s against 12.0 s per epoch; others: "
-        "2proc 1.50x (75 % of linear); all 14 gates passed;"
+        "2proc 1.50x (75 % of linear); all 17 gates passed;"
     )
 
 
@@ -56,11 +56,11 @@ def test_the_headline_is_the_best_cell_that_passed_and_says_what_is_withheld_and
     assert collect_results(outputs_of(tmp_path, params)).verdict == (
         "2proc trains 1.50x as fast as 1proc (75 % of linear) at equal work: 8.00 s against 12.0 s per epoch; 4proc is "
         "withheld: “Every rank has a device of its own” failed: 4proc needs 4 CPUs and shares 2: a cell whose ranks "
-        "share devices says nothing about scaling; 13 of 14 gates passed, 1 failed; one run of each cell (single "
+        "share devices says nothing about scaling; 16 of 17 gates passed, 1 failed; one run of each cell (single "
         "segments 1.50x to 1.50x), so no interval yet."
     )
     # The gate that needs the fewest words speaks for all.
-    edit_segment(tmp_path, "4proc", "8-16", parameter_checksums=["a", "b", "c", "d"])
+    edit_segment(tmp_path, "4proc", "8-16", parameter_checksums=["05" * 8, "b", "c", "d"])
     verdict = collect_results(outputs_of(tmp_path, params)).verdict
     assert (
         "4proc is withheld: “Same parameters on all ranks” and 1 other gate failed: 4proc 8-16 epoch 1: 4 d" in verdict
@@ -78,7 +78,7 @@ def test_cells_that_one_gate_withholds_share_a_clause(tmp_path: Path) -> None:
     assert verdict.startswith("2proc trains 1.50x")
     assert (
         "; 4proc and 3proc are withheld: “Same parameters on all ranks” failed: 4proc 0-8 epoch 1: 1 checksums of 4 "
-        "ranks; 3proc 0-8 epoch 1: 1 checksums of 2 ranks; 13 of"
+        "ranks; 3proc 0-8 epoch 1: 1 checksums of 2 ranks; 16 of"
     ) in verdict
 
 
@@ -98,7 +98,7 @@ def test_a_proven_cell_is_the_headline_even_where_an_unproven_one_is_faster(tmp_
 def test_a_speedup_above_linear_is_a_suspect_even_where_the_gate_believes_it(tmp_path: Path, two: float) -> None:
     # 10 s against 2 x 4.7 s are an efficiency of 1.06, against 2 x 4.95 s of 1.01: within the noise of one run.
     verdict = verdict_with(tmp_path, {"1proc": [6.0, 4.0], "2proc": [2.7, two - 2.7]})
-    assert "all 14 gates passed" in verdict
+    assert "all 17 gates passed" in verdict
     warning = (
         "; suspect: 2proc is above linear (106 %), which its ranks alone cannot make; probably something slowed 1p"
     )
@@ -110,7 +110,7 @@ def test_one_cell_has_no_speedup(tmp_path: Path) -> None:
     verdict = verdict_with(tmp_path, {"1proc": [6.0, 4.0]}, params)
     assert verdict == (
         "1proc needs 10.0 s per epoch; a speedup needs a second cell to compare with; "
-        "7 of 14 gates passed, 7 not checked."
+        "10 of 17 gates passed, 7 not checked."
     )
 
 
