@@ -7,8 +7,7 @@ from typing import Any
 
 from benchmarks.throughput.groups import Setup
 from tasks.launchers.torchrun import Launch
-from tasks.measuring.certificate import judge
-from tasks.measuring.updates import hold_against_one_process
+from tasks.measuring.updates import hold_against_one_process, judge
 from training.config import read_config
 from training.files import write_json
 

@@ -1,6 +1,5 @@
 """Blocks of real optimizer steps, run by waiting ranks while everything else is idle."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ import numpy as np
 from tasks.measuring.arms import Arm
 from tasks.measuring.gpu_meter import GpuFigures, GpuMeter
 from tasks.measuring.workers import Workers
-from tasks.reporting.measurement import BlockWork
 
 _GOLDEN = 0.6180339887498949
 """Multiples of it, without their whole part, are spread evenly however many there are."""
@@ -35,8 +33,8 @@ class Timed:
     """Positions computed by each rank that ran, padding included."""
     num_samples: int
     """Samples."""
-    work: BlockWork | None = None
-    """What was done in it, for the gates."""
+    told: Mapping[str, Any] | None = None
+    """What the gates are told of it: turn, range, steps, and under `ranks` each rank's own words."""
     gpus: Sequence[GpuFigures] = ()
     """What the GPUs of the ranks did meanwhile, the block's lead-in included; empty on the CPU."""
     metered_seconds: float = 0.0
@@ -222,7 +220,7 @@ class Bench:
             num_tokens=sum(one["num_tokens"] for one in found),
             positions_by_rank=[one["num_positions"] for one in found],
             num_samples=sum(one["num_samples"] for one in found),
-            work=_work(found, turn=self._turn, part=group.ranges[segment], steps=own),
+            told={"turn": self._turn, "range": group.ranges[segment], "steps": own, "ranks": found},
             gpus=figures.gpus[: group.world_size] if figures else (),
             metered_seconds=figures.seconds if figures else 0.0,
         )
@@ -235,30 +233,3 @@ class Bench:
             steps = self.draw_steps()
             for name in half:
                 trials.add(self.run(by_name[name], steps))
-
-
-def _work(found: Sequence[Mapping[str, Any]], *, turn: int, part: str, steps: list[int]) -> BlockWork:
-    """Return what all ranks did in a block; sums, except of the gradient's norm, which is the whole one's on each."""
-
-    def summed(name: str) -> Any:
-        return sum(one[name] for one in found)
-
-    norm, loss = max(one["grad_norm_sum"] for one in found), summed("loss_sum")
-    is_recorded = all(one["exchange_bytes"] is not None for one in found)
-    return BlockWork(
-        turn=turn,
-        range=part,
-        steps=steps,
-        seconds=max(one["seconds"] for one in found),
-        num_samples=summed("num_samples"),
-        num_tokens=summed("num_tokens"),
-        num_targets=summed("num_targets"),
-        num_positions=summed("num_positions"),
-        num_micro_batches=summed("num_micro_batches"),
-        rows=f"{summed('rows_digest') % 2**64:016x}",
-        rows_of_first_rank=f"{found[0]['rows_digest']:016x}",
-        loss_sum=loss if math.isfinite(loss) else None,
-        grad_norm_sum=norm if math.isfinite(norm) else None,
-        num_exchanges=[one["num_exchanges"] for one in found],
-        exchange_bytes=[one["exchange_bytes"] for one in found] if is_recorded else None,
-    )

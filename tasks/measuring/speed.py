@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from tasks.measuring.blocks import Bench, Timed, Trials
 from tasks.measuring.interleaving import Stopping, rounds
 from tasks.measuring.intervals import Interval, least_trials, pairs_needed, ratio_of_medians
 from tasks.measuring.waterfall import waterfall
-from tasks.reporting.measurement import ArmBlocks, Estimate, NoiseFloor, Phase, Waterfall
+from tasks.reporting.measurement import ArmBlocks, BlockWork, Estimate, NoiseFloor, Phase, Waterfall
 
 _log = logging.getLogger(__name__)
 
@@ -142,11 +143,37 @@ def _blocks(phase: Phase, arms: Sequence[Arm], trials: Trials) -> list[ArmBlocks
             arm=arm.name,
             cell=arm.cell,
             kind=arm.kind,
-            blocks=[block.work for block in trials.blocks[arm.name] if block.work is not None],
+            blocks=[_work(block.told) for block in trials.blocks[arm.name] if block.told is not None],
         )
         for arm in arms
         if arm.name in trials.blocks
     ]
+
+
+def _work(told: Mapping[str, Any]) -> BlockWork:
+    """Return what all ranks did in a block; sums, except of the gradient's norm, which is the whole one's on each."""
+    found: Sequence[Mapping[str, Any]] = told["ranks"]
+
+    def summed(name: str) -> Any:
+        return sum(one[name] for one in found)
+
+    norm, loss = max(one["grad_norm_sum"] for one in found), summed("loss_sum")
+    is_recorded = all(one["exchange_bytes"] is not None for one in found)
+    return BlockWork(
+        **{key: told[key] for key in ("turn", "range", "steps")},
+        seconds=max(one["seconds"] for one in found),
+        num_samples=summed("num_samples"),
+        num_tokens=summed("num_tokens"),
+        num_targets=summed("num_targets"),
+        num_positions=summed("num_positions"),
+        num_micro_batches=summed("num_micro_batches"),
+        rows=f"{summed('rows_digest') % 2**64:016x}",
+        rows_of_first_rank=f"{found[0]['rows_digest']:016x}",
+        loss_sum=loss if math.isfinite(loss) else None,
+        grad_norm_sum=norm if math.isfinite(norm) else None,
+        num_exchanges=[one["num_exchanges"] for one in found],
+        exchange_bytes=[one["exchange_bytes"] for one in found] if is_recorded else None,
+    )
 
 
 def _noise(comparison: Comparison, bench: Bench, advance: Callable[[int], None]) -> tuple[NoiseFloor, list[ArmBlocks]]:

@@ -14,6 +14,7 @@ from tasks.measuring.differences import (
     tolerance,
     tolerance_of_update,
 )
+from tasks.stage.failure import DataError
 from training.config import UPDATES_FOLDER, TrainingConfig
 
 if TYPE_CHECKING:  # torch takes seconds to import, which a stage that finds every certificate made does not need
@@ -21,6 +22,14 @@ if TYPE_CHECKING:  # torch takes seconds to import, which a stage that finds eve
 
     from tasks.reference.update import OneProcess
 
+_LARGEST_GRADIENT_TOLERANCE = {"none": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
+"""By the dtype of the exchange, none: fp32; the mildest wrong gradient that was tried was 4.5e-2 off."""
+LARGEST_WEIGHTS_TOLERANCE = 0.1
+"""Above these the noise hides what a wrong trainer does: the certificate then says `not checked`.
+
+The gradient's is relative to the gradient, the weights' to what the update changed in them, and has to be kept to in
+one update at least: in the first ones of a warm-up the changes are next to nothing.
+"""
 NUM_ORDERS = 2
 """Other orders in which one process adds the gradients up, for the noise floor."""
 
@@ -164,3 +173,39 @@ def kept_updates(work: Path) -> list[Path]:
 def exchanged_as(config: Mapping[str, Any]) -> str:
     """Return the dtype in which gradients are exchanged; none: fp32."""
     return str(config["options"].get("gradient_hook", "none"))
+
+
+def judge(updates: list[Update], problems: list[str], *, exchange: str = "none") -> tuple[str, str | None]:
+    """Return the verdict and, unless it is `passed`, the reason in plain words."""
+    problems = list(problems)
+    for kind in ("gradient", "weights"):
+        wrong = [(part, one.step) for one in updates if (part := getattr(one, kind)) and not part.excess <= 1]
+        if wrong:
+            part, step = max(wrong, key=lambda each: each[0].excess)
+            more = f"; so {'does' if len(wrong) == 2 else 'do'} {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            problems.append(
+                f"update {step}: the {kind} differ{'s' if kind == 'gradient' else ''} by "
+                f"{part.found.relative_l2:.1e} (relative L2), {part.tolerance:.1e} allowed, most in "
+                f"{part.found.largest_in}{more}"
+            )
+    if problems:
+        return "failed", "; ".join(problems)
+    gradients = [part for one in updates if (part := one.gradient)]
+    weights = [part for one in updates if (part := one.weights)]
+    if updates and not gradients:
+        return "not checked", f"the gradient was finite in none of the {len(updates)} updates"
+    if not gradients or not weights:
+        raise DataError("the ranks left neither a problem nor all that is compared; run again")
+    noisiest = max(gradients, key=lambda part: part.tolerance)
+    if noisiest.tolerance > _LARGEST_GRADIENT_TOLERANCE[exchange]:
+        return "not checked", (
+            f"re-ordering alone changes the gradient of an update by {noisiest.noise_floor:.1e}: too much to tell a "
+            "wrong one by"
+        )
+    clearest = min(weights, key=lambda part: part.tolerance)
+    if clearest.tolerance > LARGEST_WEIGHTS_TOLERANCE:
+        return "not checked", (
+            f"rounding the weights is {clearest.noise_floor:.1e} of what an update changes in them: too much to tell a "
+            "wrong one by"
+        )
+    return "passed", None

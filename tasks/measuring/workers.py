@@ -17,8 +17,8 @@ from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any
 
 from tasks.launchers import Nodes
+from tasks.stage.code_of_ranks import code_for_ranks
 from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
-from tasks.stage.snapshot import code_for_ranks
 from training.files import write_json
 
 _log = logging.getLogger(__name__)

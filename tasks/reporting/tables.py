@@ -187,7 +187,7 @@ def equivalence(results: Results) -> Table | None:
     rows = [
         [
             part.cell,
-            f"{part.compared}, {'step 1' if part.compared == 'gradient' else f'step {part.num_steps}'}",
+            f"{part.compared} of {part.num_steps} updates, the widest",
             wording.difference(part.relative_l2),
             wording.difference(part.max_abs),
             "yes" if part.is_bitwise_equal else "no",

@@ -15,6 +15,8 @@ _MAX_RATIO = 200
 _BATCH_BYTES = 32 * 2**20
 _BATCH_ROWS = 1_000
 _SPARE_BYTES = 2**30
+_SHARED_BYTES = 16 * 2**20
+"""Of a column's largest part: beyond that pyarrow would keep all other values too, to know which are shared."""
 
 
 def read_values(path: Path, columns: list[str], *, place: str) -> Iterator[Any]:
@@ -32,9 +34,11 @@ def read_values(path: Path, columns: list[str], *, place: str) -> Iterator[Any]:
                 _require_kind(file.schema_arrow.field(column).type, column, place, is_text=column == columns[0])
         sizes = {column: _column_bytes(metadata, column, place) for column in columns}
         largest = max(largest for _, largest in sizes.values())
-        # As a dictionary, a value that many rows share is decoded once.
+        # As a dictionary, a value that many rows share is decoded once. In a larger part the limit below ends a file
+        # whose rows share what does not fit into memory as often as there are rows.
+        shared = [column for column in columns if sizes[column][1] <= _SHARED_BYTES]
         with (
-            open_parquet(path, read_dictionary=columns, metadata=metadata) as file,
+            open_parquet(path, read_dictionary=shared, metadata=metadata) as file,
             decoding_within(min(MOST_BYTES, _SPARE_BYTES + 4 * largest), place=place),
         ):
             yield from _rows(file, columns, packed=sizes[columns[0]][0], largest=largest, place=place)
@@ -73,16 +77,22 @@ def _decoded(values: Any, first_row: int, place: str) -> Iterable[Any]:
     import pyarrow as pa
 
     if not pa.types.is_dictionary(values.type):
-        values = values.dictionary_encode()
+        for row, value in enumerate(values, start=first_row):
+            yield _python_value(value, row, place)
+        return
     known: dict[int | None, Any] = {None: None}
     for row, index in enumerate(values.indices.to_pylist(), start=first_row):
         if index not in known:
-            try:
-                value = values.dictionary[index].as_py()
-            except UnicodeDecodeError:
-                raise DataError(f"{place}: row {row} is not UTF-8; mend it in the source") from None
-            known[index] = value[: MAX_CHARACTERS + 1] if isinstance(value, str) else value
+            known[index] = _python_value(values.dictionary[index], row, place)
         yield known[index]
+
+
+def _python_value(value: Any, row: int, place: str) -> Any:
+    try:
+        found = value.as_py()
+    except UnicodeDecodeError:
+        raise DataError(f"{place}: row {row} is not UTF-8; mend it in the source") from None
+    return found[: MAX_CHARACTERS + 1] if isinstance(found, str) else found
 
 
 def _require_kind(kind: Any, column: str, place: str, *, is_text: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tasks.launchers import Nodes
 from tasks.params import Params
+from tasks.stage.code_of_ranks import code_for_ranks
 from tasks.stage.failure import (
     STORAGE_ERRORS,
     ConfigurationError,
@@ -27,7 +28,6 @@ from tasks.stage.failure import (
     StageError,
 )
 from tasks.stage.live import EventStream
-from tasks.stage.snapshot import code_for_ranks
 from tasks.stage.watchdog import Hang, Watchdog
 from training.config import LOSS_CHUNK_ROWS
 from training.failure import FAILURES, recorded_failures

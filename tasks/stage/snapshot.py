@@ -14,9 +14,9 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tasks.params import Params, load_params
+from tasks.stage.code_of_ranks import checks
 from tasks.stage.failure import ConfigurationError, DataError
 from tasks.stage.meaning import PROJECT, meanings_of
-from training.unwritten import digest_of_code
 
 _REMEDY = "run again: make compare; what is finished and still fits is kept"
 _PIPELINE = Path("dvc.yaml")
@@ -84,7 +84,7 @@ class Snapshot:
             content = json.loads(file.read_bytes())
             deps = content["deps"]
             snapshot = cls(file, content["params"], content["code"], deps, _seen(deps))
-            _of_this_process.append(snapshot)
+            checks.append(snapshot.require_code)
             return snapshot
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{file}: {type(error).__name__}: {error}; `dvc repro` makes it anew") from None
@@ -125,20 +125,6 @@ class Snapshot:
         now = meanings_of(self.code, project=PROJECT)
         if changed := [path for path, meaning in self.code.items() if now.get(path) != meaning]:
             raise ConfigurationError(f"{_first(changed)} changed while this run was going; {_REMEDY}")
-
-
-_of_this_process: list[Snapshot] = []
-
-
-def code_for_ranks() -> list[str]:
-    """Return the arguments that tell ranks which code they may run: what is on disk, once that is the snapshot's.
-
-    Ranks import it seconds after the stage has looked, and refuse anything else then.
-    """
-    digest = digest_of_code()
-    for snapshot in _of_this_process:
-        snapshot.require_code()
-    return ["--code", digest]
 
 
 def _seen(places: list[str]) -> dict[Path, tuple[int, int, int]]:

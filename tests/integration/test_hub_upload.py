@@ -118,6 +118,7 @@ def publisher(tmp_path: Path, project: Path) -> Iterator[Publisher]:
 def test_stage_is_done_only_once_published_and_a_second_run_sends_nothing(publisher: Publisher) -> None:
     work = Workspace.create(publisher.folder / "work", project=publisher.project, changes={})
     make_finished_comparison(work.folder, repo_id="owner/tiny")
+    work.repro("--single-item", "fingerprint")
     without_token = publisher.hub.environment(cache=publisher.folder / "cache")
     refused = work.repro("--single-item", "upload", ok=False, **without_token)
     assert refused.returncode != 0

@@ -82,7 +82,7 @@ BAD = {
     "cell name with a slash": ("2proc:", "a/b:", ["cells", "a/b"]),
     "cell name of the base model": ("2proc:", "base:", ["cells", "'base'", "gates"]),
     "cell name of the gates": ("2proc:", "gates:", ["cells", "'gates'", "base"]),
-    "cell name that dvc would split": ("2proc:", "2.proc:", ["cells", "'2.proc'", "without '.'"]),
+    "cell name that dvc would split": ("2proc:", "2.proc:", ["cells", "'2.proc'", "letters, digits, '_' and '-'"]),
     "cell name that climbs": ("2proc:", "..:", ["cells", "'..'"]),
     "no cells": (GOOD[GOOD.index("  1proc") :], "", ["cells"]),
     "unknown built-in model": ("builtin:tiny-qwen2", "builtin:gpt5", ["model.source", "gpt5", "tiny-qwen2"]),

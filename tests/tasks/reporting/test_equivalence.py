@@ -103,8 +103,8 @@ def test_without_the_stage_measure_the_report_says_so(tmp_path: Path, params: di
 def test_page_and_markdown_show_differences_beside_floor_and_tolerance(tmp_path: Path, params: dict[str, Any]) -> None:
     results, _ = results_of(tmp_path, params)
     text = render_markdown(results)
-    assert "| 2proc | gradient, step 1 | 5.0e-08 | 1.0e-06 | no | 2.0e-07 | 2.0e-06 |" in text
-    assert "| 2proc | weights, step 8 | 3.0e-07 | 1.0e-06 | no | 4.0e-07 | 4.0e-06 |" in text
+    assert "| 2proc | gradient of 8 updates, the widest | 5.0e-08 | 1.0e-06 | no | 2.0e-07 | 2.0e-06 |" in text
+    assert "| 2proc | weights of 8 updates, the widest | 3.0e-07 | 1.0e-06 | no | 4.0e-07 | 4.0e-06 |" in text
     assert "made 8 updates on the first rows" in text
     page = render_html(results, {})
     assert "Updates of the ranks against those of one process" in page
