@@ -106,12 +106,13 @@ def is_taken(place: str) -> bool:
 
 
 def _introduce(door: socket.socket, introduction: str) -> None:
-    """Tell everybody who knocks who holds the lock, until it is given back."""
+    """Tell whoever of this user knocks who holds the lock, until it is given back; nothing is ever read."""
     with contextlib.suppress(OSError):
         while True:
             caller, _ = door.accept()
             with caller, contextlib.suppress(OSError):
-                caller.sendall(introduction.encode())
+                if _user_of(caller) == os.geteuid():
+                    caller.sendall(introduction.encode())
 
 
 def _holder_of(place: str) -> tuple[int | None, str] | None:
@@ -126,7 +127,7 @@ def _holder_of(place: str) -> tuple[int | None, str] | None:
             # Refused where it has bound the name only just now, or where it does not want to be known.
             with contextlib.suppress(OSError):
                 caller.connect(place)
-                _, user, _ = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                user = _user_of(caller)
                 words = ""
                 with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                     words = _in_words(caller.recv(4096)) if user == os.geteuid() else ""
@@ -135,6 +136,12 @@ def _holder_of(place: str) -> tuple[int | None, str] | None:
             return None
         time.sleep(0.02)
     return None, ""
+
+
+def _user_of(other: socket.socket) -> int:
+    """Return the user id of the process at the other end: the kernel's word."""
+    _, user, _ = struct.unpack("3i", other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(user)
 
 
 def _name_of(user: int) -> str:

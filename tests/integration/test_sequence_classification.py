@@ -98,7 +98,7 @@ def test_one_more_epoch_trains_only_that_and_goes_on_from_the_rest(packages: Wor
     launches = packages.launches("2proc")
     before = packages.checkpoint("2proc", "0-400-epoch-2").read_bytes()
     packages.change({"train.epochs": 3})
-    packages.repro("--single-item", "train@2proc")
+    packages.repro("train@2proc")
     assert packages.launches("2proc") == launches + 1
     assert packages.checkpoint("2proc", "0-400-epoch-2").read_bytes() == before
     segments = read(packages, "data/runs/2proc/run.json")["segments"]

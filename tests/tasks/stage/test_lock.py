@@ -128,6 +128,17 @@ def test_another_users_training_costs_a_warning_and_our_own_is_still_alone(caplo
         assert f"ours, pid {os.getpid()} on " in refused.stderr
 
 
+def test_a_holder_tells_another_user_nothing_of_itself() -> None:
+    with _held_by_nobody(), socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(10)
+        caller.connect(f"\0{lock_name()}/0")
+        assert caller.recv(4096) == b""
+    with machine_lock("ours"), socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(10)
+        caller.connect(f"\0{lock_name()}/0")
+        assert b'"purpose": "ours"' in caller.recv(4096)
+
+
 def test_a_user_who_takes_every_place_and_says_nothing_keeps_nobody_from_working(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
