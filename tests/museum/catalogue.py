@@ -143,6 +143,22 @@ Written by `make museum`; do not edit.
 |---|---|---|---|---|---|
 {rows}
 
+## What no gate sees
+
+- **A wait of equal length in every step of the baseline**, in the measured blocks and in the training alike, while the
+  speedup stays below linear: nothing else says how long that step ought to take. Above linear the verdict names a
+  suspect, and beyond 1.1 times linear a gate fails.
+- **A baseline that another micro-batch or another number of threads would make faster.** All cells share both, so that
+  the comparison is equal; whether the settings are good ones is what the advice tries.
+- **A mistake in what both computations share:** which rows of a step are in which micro-batch, how they are padded, and
+  the tokens that the slices hold. The order of the rows and the learning rates are computed a second time.
+- **Clocks or power limits that somebody changes between the blocks of one arm and those of another.** Arms take turns
+  within seconds, so that a change in between hits all of them; the GPU's clocks and power stand in the report.
+- **Held-out texts that stand in the training rows once more under another number.** They are counted, and the report
+  says how many, since all cells share them.
+- **Whoever may write to the folder.** The files of the stages are what the gates judge by; a results.json that was
+  edited by hand is rendered as it stands until DVC makes it anew.
+
 ## The lines
 
 {lines}"""
