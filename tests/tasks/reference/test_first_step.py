@@ -13,9 +13,10 @@ from tasks.params import Params
 from tasks.reference.first_step import first_step
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.tracked_run import PARAMS
+from tests.training.conftest import config_for_one_rank
 from training.config import read_config
 from training.data import collate
-from training.distributed import Ranks
+from training.distributed import joined_ranks
 from training.events import EventStream
 from training.files import write_json
 from training.loop import train
@@ -32,10 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_tiny_model(root / "model")
     make_slice(root / "slices" / "0-80", num_rows=80, max_len=40)
     return root
-
-
-ALONE = Ranks(rank=0, world_size=1, device=torch.device("cpu"), backend="gloo", gradient_group=None)  # type: ignore[arg-type]
-"""This process as the only rank: it has nobody to exchange anything with."""
 
 
 def params_with(**train: Any) -> Params:
@@ -77,7 +74,8 @@ def logged(folder: Path, work: Path, **changes: Any) -> tuple[dict[str, Any], st
     config = make_config(work, folder / "model", slices, **{**shared, **changes})
     write_json(work / "config.json", config)
     events = EventStream(work / "steps.jsonl", rank=0)
-    train(read_config(work / "config.json"), ALONE, stop=StopRequest(), events=events)
+    with joined_ranks(config_for_one_rank()) as alone:
+        train(read_config(work / "config.json"), alone, stop=StopRequest(), events=events)
     lines = [json.loads(line) for line in (work / "steps.jsonl").read_text().splitlines()]
     segment = json.loads(next(work.rglob("segment.json")).read_bytes())
     return next(line for line in lines if line["event"] == "step"), segment["start_checksum"]
