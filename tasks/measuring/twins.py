@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tasks.measuring.differences import FP32_EPS, MARGIN
-from tasks.reporting.chaos import Twin, Twins
+from tasks.reporting.twins import Twin, Twins
 from training.config import TrainingConfig
 
 if TYPE_CHECKING:  # torch takes seconds to import

@@ -8,7 +8,8 @@ import numpy as np
 from tasks.reporting import wording
 from tasks.reporting.gate import Finding, finding
 from tasks.reporting.ledger import compare_rows, compare_steps
-from tasks.reporting.measured import DATA_BOUND_SHARE, arm_of, efficiency, waits_for_data
+from tasks.reporting.measured import arm_of, efficiency, waits_for_data
+from tasks.reporting.measurement import DATA_BOUND_SHARE
 from tasks.reporting.outputs import Outputs, RunOutputs
 from tasks.reporting.setting import setting_problems
 from tasks.reporting.stage_files import RunFile

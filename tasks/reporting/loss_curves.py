@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.reporting import wording
-from tasks.reporting.chaos import Twins
 from tasks.reporting.gate import Finding, finding
 from tasks.reporting.outputs import Outputs
 from tasks.reporting.statistics import relative_differences
+from tasks.reporting.twins import Twins
 
 MULTIPLE = 10.0
 """How many times as far as the twins a cell may part from the baseline on any step."""

@@ -3,15 +3,13 @@
 from collections.abc import Collection, Sequence
 
 from tasks.reporting import statistics
-from tasks.reporting.measurement import ArmSpeed, Estimate, Measurement, Part, Waterfall
+from tasks.reporting.measurement import DATA_BOUND_SHARE, ArmSpeed, Estimate, Measurement, Part, Waterfall
 from tasks.reporting.wording import listed, percent, small_percent
 
 DATA_WAIT = "data wait"
 """Name of the part of a waterfall that is waiting for data."""
 _AGAINST_THE_BASELINE = (DATA_WAIT, "host-to-device copy", "optimizer", "fixed")
 """Parts of which only what does not shrink with the ranks is a loss, so that the baseline is in them."""
-DATA_BOUND_SHARE = 0.05
-"""Share of the step above which a cell is data-bound, and its ratio is not called GPU scaling."""
 
 
 def without_cells(measurement: Measurement, cells: Collection[str]) -> Measurement:

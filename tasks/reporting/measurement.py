@@ -10,6 +10,9 @@ from pydantic import Field
 
 from tasks.reporting.facts import Record
 
+DATA_BOUND_SHARE = 0.05
+"""Share of the step above which a cell is data-bound, and its ratio is not called GPU scaling."""
+
 
 class Estimate(Record):
     """A figure with its interval."""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from tasks.params import Params
-from tasks.reporting.chaos import Twins
 from tasks.reporting.ledger import Ledger, Samples, digest_of_rows, ledger_of, samples_of
 from tasks.reporting.measurement import MeasurementFile
 from tasks.reporting.stage_files import (
@@ -28,6 +27,7 @@ from tasks.reporting.stage_files import (
     SegmentFile,
     SliceManifest,
 )
+from tasks.reporting.twins import Twins
 from tasks.stage.choices import has_labels, unit_of
 from tasks.stage.failure import DataError
 from training.arrays import Numbers, parts_of_array

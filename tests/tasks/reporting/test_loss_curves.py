@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.reporting.chaos import Twin, Twins, chaos_of
+from tasks.reporting.chaos import chaos_of
 from tasks.reporting.gate import Finding
 from tasks.reporting.loss_curves import allowed_by, differences, loss_curves_coincide
+from tasks.reporting.twins import Twin, Twins
 from tests.tasks.reporting.comparison import edit_json, edit_steps, outputs_of, write_twins
 
 BASE = np.linspace(4.0, 3.0, 40)
