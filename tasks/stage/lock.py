@@ -31,9 +31,9 @@ NUM_PLACES = 8
 _held: set[str] = set()
 
 
-def lock_name() -> str:
-    """Return the name of the machine's lock in the kernel: another one for each temporary folder."""
-    return "ddp-compare/" + hashlib.sha256(os.path.realpath(tempfile.gettempdir()).encode()).hexdigest()[:16]
+def lock_name(folder: str | None = None) -> str:
+    """Return the name of the machine's lock in the kernel: another one for each temporary folder, by default ours."""
+    return "ddp-compare/" + hashlib.sha256(os.path.realpath(folder or tempfile.gettempdir()).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager

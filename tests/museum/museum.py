@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.reporting.results import Results
+from tasks.stage.lock import is_taken, lock_name
 from tests.museum.exhibit import Exhibit
 from tests.museum.project import CELLS, Size, change_params, copy_project, make_project, run_stage, start_training
 from tests.museum.stage_process import StageFailedError, run_elsewhere
@@ -174,9 +175,9 @@ def run_two_jobs(project: Path, cells: tuple[str, ...]) -> Outcome:
     """Start the training of a cell, and once more while the first one has not ended."""
     (cell,) = cells
     first = start_training(project, cell)
-    lock = project / "ddp-compare.lock"
+    lock = f"\0{lock_name(str(project))}/0"
     deadline = time.monotonic() + 60
-    while not (lock.exists() and lock.stat().st_size) and time.monotonic() < deadline:
+    while not is_taken(lock) and time.monotonic() < deadline:
         time.sleep(0.005)
     # It trains for a second only: it is held, so that the second job is sure to come before its end.
     os.kill(first.pid, signal.SIGSTOP)

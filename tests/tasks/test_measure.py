@@ -1,6 +1,5 @@
 """The equivalence certificate, made by the real stage with real ranks on gloo, of right trainers and of wrong ones."""
 
-import fcntl
 import json
 import os
 import signal
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tasks.stage.lock import lock_name, machine_lock
 from tests.conftest import PROJECT
 from tests.integration.conftest import processes_in
 from tests.museum.exhibit import Mutation
@@ -202,15 +202,13 @@ def test_a_comparison_of_plain_processes_needs_no_certificate(copied: Path) -> N
     assert json.loads((copied / "data/measurements/certificate.json").read_bytes())["cells"] == []
 
 
-def test_the_machines_lock_is_respected(copied: Path) -> None:
-    lock = os.open(copied / "ddp-compare.lock", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    try:
-        with pytest.raises(StageFailedError, match="another comparison") as caught:
-            run_stage(copied, "measure")
-        assert caught.value.exit_code == 4
-    finally:
-        os.close(lock)
+def test_the_machines_lock_is_respected(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The stage's own process has its temporary files there (tests/museum/stage_process.py).
+    name = lock_name(str(copied))
+    monkeypatch.setattr("tasks.stage.lock.lock_name", lambda: name)
+    with machine_lock("ours"), pytest.raises(StageFailedError, match="another comparison") as caught:
+        run_stage(copied, "measure")
+    assert caught.value.exit_code == 4
 
 
 @pytest.mark.parametrize("moment", ["ranks", "one process"])
