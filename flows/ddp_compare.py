@@ -1,5 +1,6 @@
 """The flow: the stages of dvc.yaml in their order, each a task run, and the report as an artifact."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from flows.rebench import new_trial, require_no_regression
 from flows.run_log import set_up_flow_log
 from flows.running import count_as_running, end_abandoned_runs, tag_run
 from tasks.params import Params, load_params
-from tasks.stage.failure import StageError
+from tasks.stage.failure import ExitCode, StageError
 from tasks.stage.lock import workspace_lock
 from tasks.stage.parent import end_with_parent
 
@@ -33,12 +34,19 @@ def ddp_compare(rebench: bool = False) -> State[Any]:
     `rebench` measures the speed again even if nothing has changed, and fails if a cell has become slower.
     """
     set_up_flow_log()
-    if deployment.id:  # started by a runner, whose death would leave us unattended
+    is_served, parent = bool(deployment.id), os.getppid()
+    if is_served:  # started by a runner, whose death would leave us unattended
         end_with_parent()
     with unless_prefect_is_gone("runs that were killed may still be shown as running"):
         end_abandoned_runs()
     count_as_running()
-    outcome.append(_compare(rebench=rebench))
+    try:
+        outcome.append(_compare(rebench=rebench))
+    finally:
+        if is_served and os.getppid() != parent:
+            # The training has saved and ended. Prefect would ask a server for a minute that mostly ended with the
+            # runner; the next start marks this run as crashed.
+            os._exit(ExitCode.PREEMPTED)
     return outcome[-1]
 
 

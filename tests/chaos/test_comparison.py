@@ -6,10 +6,7 @@ import pytest
 
 from tests.chaos.comparison import Kill, comparison_trials
 
-KILLS = [
-    Kill("fingerprint", "stage"), Kill("download", "flow"), Kill("train 2proc", "rank"), Kill("train 2proc", "dvc"),
-    Kill("train 2proc", "server"), Kill("evaluate", "make"),
-]  # fmt: skip
+KILLS = [Kill("download", "flow"), Kill("train 2proc", "dvc")]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tasks.reporting.measurement import Measurement
+from tasks.reporting.measurement import Measurement, MeasurementFile
 from tests.flows.toy_project import wait_for
 from tests.integration.hosts import TwoHosts, two_hosts
 from tests.processes import left_of, new_mark, none_left_of
@@ -121,7 +121,7 @@ def measured(cluster: Cluster) -> dict[str, Measurement]:
         cluster.stage("fingerprint", DDP_COMPARE_TRIAL=rate)
         cluster.stage("measure")
         speed = cluster.head.folder / "data/measurements/speed.json"
-        found[rate] = Measurement.model_validate(json.loads(speed.read_bytes()))
+        found[rate] = MeasurementFile.model_validate(json.loads(speed.read_bytes()))
     cluster.hosts.shape("1gbit")
     return found
 

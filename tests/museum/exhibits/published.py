@@ -7,7 +7,7 @@ IMAGE_CLASSIFIER = "an image classifier, twice as fast on 2 nodes"
 SHARDED_VARIANTS = "sharded and pipelined variants of a training, said to reach a similar loss"
 KNOWN_MISTAKE = "no single claim: a mistake that training loops are known for"
 
-WORLD_SIZE = 'int(__import__("os").environ["WORLD_SIZE"])'
+WORLD_SIZE = 'int(__import__("os").environ.get("WORLD_SIZE", 1))'
 """In a mutated line: the number of ranks, as the launcher tells it."""
 DIFFERENT_PARAMETERS = "train: the ranks hold different parameters"
 DIFFERENT_TOKENS = "train: the ranks learned from"
