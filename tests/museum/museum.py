@@ -67,6 +67,11 @@ class Outcome:
         """Whether nothing but gates about seconds failed, which a machine busy with something else can bring about."""
         return self.is_caught and self.refusal is None and set(self.failed_gates) <= ABOUT_SECONDS
 
+    def left_open(self, gate: str) -> bool:
+        """Whether all stages ran and the gate of this name could not tell."""
+        gates = [] if self.results is None else self.results["gates"]
+        return any(one["name"] == gate and one["verdict"] == "not checked" for one in gates)
+
     def is_caught_by(self, expected: str) -> bool:
         """Return True if the gate of this name failed, or the stage `STAGE: WORDS` refused with these words."""
         stage, _, words = expected.partition(": ")

@@ -33,6 +33,8 @@ def assert_no_alarm(outcome: Outcome) -> None:
 @pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.key)
 def test_the_defect_is_caught_by_the_named_gate_and_no_speedup_is_printed(museum: Museum, exhibit: Exhibit) -> None:
     outcome = museum.show(exhibit)
+    if exhibit.is_timed and exhibit.caught_by in ABOUT_SECONDS and outcome.left_open(exhibit.caught_by):
+        pytest.skip(f"the machine was too busy for “{exhibit.caught_by}” to tell: {outcome.says}")
     assert outcome.is_caught_by(exhibit.caught_by), f"{outcome.failed_gates}: {outcome.says}"
     if outcome.results is not None:
         assert outcome.results["cells"][-1]["standing"]["state"] == "withheld"
