@@ -221,14 +221,17 @@ def _reported(cell: str, failure: dict[str, Any], launch: Any) -> StageError:
     return kind(f"cell {cell}: {failure['reason']} ({first})")
 
 
+_SMALL_FILE_BYTES = 64 * 1024
+"""More than the files of the ranks' rendezvous, which are gone when it is asked."""
+
+
 def _is_full(folder: Path) -> bool:
-    """Whether the disk takes not even a small file: a launcher's log may then hold nothing either."""
+    """Whether the disk takes not even a small file, beside what the launcher has freed: its log may hold nothing."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            file.write(bytes(4096))
+            return file.write(bytes(_SMALL_FILE_BYTES)) < _SMALL_FILE_BYTES
     except OSError as error:
         return error.errno in STORAGE_ERRORS
-    return False
 
 
 def _new_log_folder(logs: Path) -> Path:
