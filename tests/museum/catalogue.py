@@ -153,7 +153,7 @@ Written by `make museum`; do not edit.
 - **A mistake in what both computations share:** which rows of a step are in which micro-batch, how they are padded, and
   the tokens that the slices hold. The order of the rows and the learning rates are computed a second time.
 - **Clocks or power limits that somebody changes between the blocks of one arm and those of another.** Arms take turns
-  within seconds, so that a change in between hits all of them; the GPU's clocks and power stand in the report.
+  within seconds, so that a change in between hits all of them.
 - **Held-out texts that stand in the training rows once more under another number.** They are counted, and the report
   says how many, since all cells share them.
 - **Whoever may write to the folder.** The files of the stages are what the gates judge by; a results.json that was
