@@ -1,10 +1,13 @@
 """Where the project and the optional real data stand, for every test."""
 
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
 from tasks.stage.logs import switch_off_telemetry
 
@@ -31,3 +34,16 @@ def real_data() -> Path:
     if not (folder / "arxiv_abstracts.parquet").is_file():
         pytest.skip("no folder ../shared/data with real data beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, for one file's tests: as long as it is open, asyncio counts this thread's loop as running."""
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("no chromium: install the distribution's package or set CHROMIUM")
+    with sync_playwright() as playwright:
+        # Root, as in a container, may not use Chromium's sandbox.
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        yield browser
+        browser.close()

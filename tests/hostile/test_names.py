@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from markdown_it import MarkdownIt
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from tasks.download import download_model, download_rows
 from tasks.params import Params, load_params
@@ -139,17 +139,6 @@ def test_a_link_in_a_model_folder_becomes_a_file_of_our_own(workspace: Path, def
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("comparison")
     return hostile(collect_results(outputs_of(folder, write_comparison(folder))))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        pytest.skip("no chromium: install the distribution's package or set CHROMIUM")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        yield browser
-        browser.close()
 
 
 @pytest.mark.slow

@@ -2,13 +2,11 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from playwright.sync_api import Browser, sync_playwright
 
 from tests.canaries import SECRETS, CommandLines
 from tests.listeners import Listeners
@@ -61,15 +59,3 @@ def processes_in(folder: Path) -> list[str]:
         except (OSError, PermissionError):
             continue
     return [line for line in found if not line.startswith(f"{os.getpid()}:")]
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        pytest.skip("no chromium: install the distribution's package or set CHROMIUM")
-    with sync_playwright() as playwright:
-        # Root, as in a container, may not use Chromium's sandbox.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        yield browser
-        browser.close()

@@ -216,6 +216,7 @@ def test_every_module_that_a_stage_imports_is_one_that_it_depends_on(workspace: 
 
 
 _IMPORTED_BY_THOSE = {
+    "tasks.stage.code_of_ranks",
     "tasks.services",
     "tasks.services.network",
     "tasks.services.tracked",
