@@ -1,6 +1,5 @@
 """The table: for a terminal, and in docs/faults.md between two marks."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +7,11 @@ from pathlib import Path
 from rich.table import Table
 
 from tests.chaos.trial import Part, Trial, failure_rate_bound, median_and_worst
+from tests.marked_table import replace_rows
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 _HEADINGS = ("part", "fault", "survived means", "trials", "survived", "seconds lost", "restart", "fails at most", "on")
-_BEGIN, _END = "<!-- written by make chaos: begin -->", "<!-- end -->"
+_BEGIN = "<!-- written by make chaos: begin -->"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +60,5 @@ def table_of(rows: Sequence[Row]) -> Table:
 
 def with_rows(text: str, rows: Sequence[Row], *, order: Sequence[str], machine: str) -> str:
     """Return the document with these rows in it; rows of parts that were not run now stay what they were."""
-    before, _, rest = text.partition(_BEGIN)
-    old, _, after = rest.partition(_END)
-    assert after, f"the document has no {_BEGIN} ... {_END}"
-    known = {line.split("|")[1].strip(): line for line in old.splitlines() if re.match(r"\| [a-z]", line)}
-    known.pop(_HEADINGS[0], None)
-    known |= {row.part.key: _line(row.cells) for row in rows}
-    lines = [_line(_HEADINGS), "|" + "---|" * len(_HEADINGS), *(known[key] for key in order if key in known)]
-    return "\n".join([before + _BEGIN, *lines, "", f"Last on {machine}.", _END + after])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    cells = {row.part.key: row.cells for row in rows}
+    return replace_rows(text, cells, begin=_BEGIN, headings=_HEADINGS, order=order, note=f"Last on {machine}.")

@@ -12,9 +12,10 @@ from typing import Any
 
 from rich.console import Console
 
-from tests.museum.catalogue import Shown, document_of, table_of
+from tests.museum.catalogue import DOCUMENT, Shown, document_of, table_of
 from tests.museum.clean import run_clean
 from tests.museum.exhibits import EXHIBITS
+from tests.museum.kinds import KINDS, Kind, with_kinds
 from tests.museum.museum import Museum, Outcome
 from tests.museum.project import Size
 from tests.museum.workloads import PARAMS
@@ -33,19 +34,20 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", help="exhibits with these words in their name; docs/museum.md is left alone"
     )
+    parser.add_argument("--no-exhibits", action="store_true", help="nothing but the comparisons without a defect")
     parser.add_argument(
-        "--workload", choices=sorted(PARAMS), help="another one than the language model, as long as any gate catches"
+        "--workload", choices=sorted(PARAMS), default="causal_lm", help="another one, as long as any gate catches"
     )
-    parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], help="another one than fp32, likewise")
+    parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32", help="likewise")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    of = {"workload": arguments.workload or "causal_lm", "precision": arguments.precision}
-    is_other = arguments.workload is not None or arguments.precision is not None
+    kind = Kind(workload=arguments.workload, precision=arguments.precision)
+    is_other = kind != KINDS[0]
     console, progress = Console(), Console(stderr=True, highlight=False, soft_wrap=True)
     load = f"load average {os.getloadavg()[0]:.1f} when the museum began"
     root = Path(tempfile.mkdtemp(prefix="museum-"))
     try:
-        museum = Museum(root / "exhibits", _CHECKOUT, size=_size(**of) if is_other else _SIZE, certifies_all=is_other)
+        museum = Museum(root / "exhibits", _CHECKOUT, size=_size(kind) if is_other else _SIZE, certifies_all=is_other)
         if museum.clean.is_caught:
             progress.print(f"the comparison without a defect raises an alarm: {museum.clean.says}")
             return 1
@@ -54,13 +56,15 @@ def main() -> int:
             progress.print(f"the comparison without a defect, timed, raises an alarm: {timed.says}")
             return 1
         shown = []
-        exhibits = [part for part in EXHIBITS if arguments.only in part.key and part.applies_to(of["workload"])]
+        exhibits = [part for part in EXHIBITS if arguments.only in part.key and part.applies_to(kind.workload)]
+        if arguments.no_exhibits:
+            exhibits = []
         for number, exhibit in enumerate(exhibits, start=1):
             shown.append(Shown(exhibit=exhibit, outcome=museum.show(exhibit)))
             progress.print(f"exhibit {number} of {len(exhibits)}: {exhibit.key}: {shown[-1].who_caught}")
         clean: list[list[Outcome]] = []
         for index in range(arguments.clean):
-            outcomes = run_clean(root / "clean", _CHECKOUT, index, **of)
+            outcomes = run_clean(root / "clean", _CHECKOUT, index, workload=kind.workload, precision=kind.precision)
             shutil.rmtree(root / "clean")
             clean.append(outcomes)
             word = f"alarm: {outcomes[-1].says}" if outcomes[-1].is_caught else "no alarm"
@@ -70,15 +74,19 @@ def main() -> int:
     finally:
         shutil.rmtree(root, ignore_errors=True)
     console.print(table_of(shown))
-    if not arguments.only and not is_other:
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        text = document_of(shown, clean, machine=machine, load=load, date=today)
-        (_CHECKOUT / "docs" / "museum.md").write_text(text, encoding="utf-8")
-        console.print("written: docs/museum.md")
     wrong = [
         part.exhibit.key for part in shown if not (part.outcome.is_caught if is_other else part.is_as_expected)
     ]  # fmt: skip
     num_alarms = sum(outcomes[-1].is_caught for outcomes in clean)
+    if not arguments.only:
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        text = DOCUMENT.read_text(encoding="utf-8")
+        if shown and not is_other:
+            text = document_of(shown, clean, machine=machine, load=load, date=today, before=text)
+        caught = f"{len(shown) - len(wrong)} of {len(shown)}" if shown else "not run"
+        row = [str(kind), caught, str(len(clean)), str(num_alarms), today]
+        DOCUMENT.write_text(with_kinds(text, {str(kind): row}, machine=machine), encoding="utf-8")
+        console.print("written: docs/museum.md")
     console.print(
         f"{len(shown) - len(wrong)} of {len(shown)} exhibits as expected{''.join(f'; not: {key}' for key in wrong)}"
     )
@@ -86,13 +94,13 @@ def main() -> int:
     return 1 if wrong or num_alarms else 0
 
 
-def _size(*, workload: str, precision: str | None) -> Size:
+def _size(kind: Kind) -> Size:
     """Return a comparison that is seconds long, in another workload or precision."""
-    train: tuple[tuple[str, Any], ...] = (("precision", precision or "fp32"),)
-    if workload == "image_classification":
+    train: tuple[tuple[str, Any], ...] = (("precision", kind.precision),)
+    if kind.workload == "image_classification":
         # A step takes a second on one core, whatever the images.
-        return Size(workload=workload, num_rows=(45, 13), train=train)
-    return Size(workload=workload, train=train)
+        return Size(workload=kind.workload, num_rows=(45, 13), train=train)
+    return Size(workload=kind.workload, train=train)
 
 
 if __name__ == "__main__":

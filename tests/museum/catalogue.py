@@ -4,13 +4,17 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from tests.marked_table import END
 from tests.museum.exhibit import Exhibit
+from tests.museum.kinds import BEGIN
 from tests.museum.museum import Outcome
 
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "museum.md"
 _WIDTH = 240
 _NOT_CAUGHT = "not caught"
 _LONG_HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{24,}\b")
@@ -66,9 +70,15 @@ def table_of(shown: Sequence[Shown]) -> Table:
 
 
 def document_of(
-    shown: Sequence[Shown], clean: Sequence[Sequence[Outcome]], *, machine: dict[str, Any], load: str, date: str
+    shown: Sequence[Shown],
+    clean: Sequence[Sequence[Outcome]],
+    *,
+    machine: dict[str, Any],
+    load: str,
+    date: str,
+    before: str,
 ) -> str:
-    """Return docs/museum.md."""
+    """Return docs/museum.md; `before`: what it was, whose table of workloads and precisions is kept."""
     missed = [part for part in shown if not part.outcome.is_caught]
     rows = ["| " + " | ".join(_cell(text) for text in _columns(part)) + " |" for part in shown]
     versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("python", "torch", "transformers"))
@@ -85,6 +95,7 @@ def document_of(
         paragraphs="\n\n".join(textwrap.fill(part, 120) for part in paragraphs.strip().split("\n\n")),
         rows="\n".join(rows),
         lines="\n".join(_lines_of(part.exhibit) for part in shown),
+        kinds=f"{BEGIN}{before.partition(BEGIN)[2].partition(END)[0]}{END}",
     )
 
 
@@ -142,6 +153,14 @@ Written by `make museum`; do not edit.
 | mutant | defect | published with it | caught by | naive speedup | what is said instead |
 |---|---|---|---|---|---|
 {rows}
+
+## Other workloads, and 16 bit
+
+The same mutants and comparisons without a defect on other trainings, each two processes against one in fast mode, with
+the certificate made as in any comparison. A mutant counts as caught where a stage refused or any gate failed. The
+ResNet18 learns with SGD and momentum, so that two right trainings of it soon part.
+
+{kinds}
 
 ## What no gate sees
 

@@ -22,6 +22,7 @@ def clean_size(index: int, *, workload: str = "causal_lm", precision: str | None
                 ("max_grad_norm", draw.choice([1.0, 5.0])),
                 ("schedule", draw.choice(["linear", "constant"])),
                 ("augment", draw.choice(["none", "flip_shift"])),
+                ("precision", precision or "fp32"),
             ),
         )  # fmt: skip
     return Size(
