@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from ruamel.yaml import YAML
@@ -19,6 +20,7 @@ from ruamel.yaml import YAML
 from tests.chaos.trial import Trial
 from tests.conftest import PROJECT
 from tests.flows.toy_project import free_port
+from tests.integration.prefect_api import Api
 from tests.processes import left_of, new_mark, none_left_of
 from tests.training.conftest import are_bitwise_equal
 from tests.workspace import SMALL, Workspace
@@ -36,16 +38,23 @@ _WORDS = {
     "run": "flow_engine|prefect.engine|flow-run execute",
     "serve": "-m flows.serve ",
     "server": "-m flows.server ",
-    "worker": "worker start",
+    "runner": "-m flows.runner",
     "dvc": "-m flows.tied_dvc ",
     "stage": "-m tasks.STAGE ",
     "torchrun": "torch.distributed.run ",
     "rank": "--config ",
 }
 """What stands in the command line of a process of each class; `|` between several, any of which will do."""
-_SERVING = ("serve", "server", "worker")
+_SERVING = ("serve", "server", "runner")
 
-_SERVED = {"measure": ("run", "server"), "train 1proc": ("worker",), "train 2proc": ("serve",)}
+_SERVED = {"measure": ("run", "server"), "train 1proc": ("runner",), "train 2proc": ("serve",)}
+_CANCELLED_IN = ("measure", "train 1proc")
+_STOPPED = (
+    ("fingerprint", "dvc"), ("download", "stage"), ("slice", "flow"), ("measure", "server"), ("measure", "rank"),
+    ("train 1proc", "torchrun"), ("train 1proc", "stage"), ("train 2proc", "rank"), ("train 2proc", "dvc"),
+    ("evaluate", "flow"), ("report", "stage"),
+)  # fmt: skip
+_SECONDS_STOPPED = 3.0
 _SECONDS_TO_BE_GONE = 60.0
 """After a kill; 15, served 40, of them are those in which a training may save, and without a server the flow asks
 for it several times."""
@@ -55,16 +64,17 @@ _MOST_SECONDS_INTO_STAGE = 6.0
 
 @dataclass(frozen=True)
 class Kill:
-    """One process to be killed, at a random moment of one stage."""
+    """One process to be killed, at a random moment of one stage; or another trouble for it."""
 
     stage: str
     kind: str
     is_served: bool = False
-    number: signal.Signals = signal.SIGKILL
+    how: Literal["kill", "cancel", "stop"] = "kill"
+    """cancel: of a run, by whoever serves it. stop: for a moment, as a machine does that is put to sleep."""
 
 
 def all_kills() -> list[Kill]:
-    """Return 55 kills, in the order of the stages.
+    """Return 57 kills, two of them runs that are cancelled, in the order of the stages.
 
     A comparison outlives its server, so that it is the last of its stage.
     """
@@ -73,9 +83,15 @@ def all_kills() -> list[Kill]:
         ranks = ["torchrun", "rank"] if stage in _RANKS_IN else []
         kinds = ["dvc", "stage", *ranks, "flow", "make" if len(kills) % 2 else "shell"]
         kills += [Kill(stage, kind) for kind in kinds]
+        kills += [Kill(stage, "run", is_served=True, how="cancel")] if stage in _CANCELLED_IN else []
         kills += [Kill(stage, kind, is_served=True) for kind in _SERVED.get(stage, ())]
         kills.append(Kill(stage, "server"))
     return kills
+
+
+def all_stops() -> list[Kill]:
+    """Return a moment's stop for every class of process, spread over the stages of one comparison."""
+    return [Kill(stage, kind, how="stop") for stage, kind in _STOPPED]
 
 
 class Comparison:
@@ -98,11 +114,17 @@ class Comparison:
         pid = self._reach(kill)
         if pid is None:
             return Trial(problem=f"{kill}: no such process was seen; {self._said()}")
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-            os.kill(pid, kill.number)
+        if kill.how == "cancel":
+            self._cancel_run()
+        else:
+            _send(pid, signal.SIGSTOP if kill.how == "stop" else signal.SIGKILL)
         killed_at = time.monotonic()
-        if kill.kind == "server" and not kill.is_served:
+        if kill.how == "stop":
+            time.sleep(_SECONDS_STOPPED)
+            _send(pid, signal.SIGCONT)
+        elif kill.kind == "server" and not kill.is_served:
             time.sleep(2)
+        if kill.how == "stop" or (kill.kind == "server" and not kill.is_served):
             goes_on = self._find("flow", kill.stage) is not None or self._has_finished()
             return Trial(problem="" if goes_on else f"{kill}: the comparison did not go on; {self._said()}")
         stays = _SERVING if kill.kind == "run" else ()
@@ -153,7 +175,8 @@ class Comparison:
             if time.monotonic() > deadline or self._has_finished():
                 return None
             time.sleep(0.02)
-        most = 0.5 if kill.stage == "fingerprint" else _MOST_SECONDS_INTO_STAGE
+        # What is stopped goes on, and would be past the next stop's stage.
+        most = 0.5 if kill.stage == "fingerprint" or kill.how == "stop" else _MOST_SECONDS_INTO_STAGE
         time.sleep(self._choose.choice([0.0, 0.3, 1.0]) * self._choose.uniform(0, most))
         # One that has ended meanwhile has had its stage's successor take its place.
         return self._find(kill.kind, kill.stage) or self._find(kill.kind, "") or self._find("flow", kill.stage)
@@ -162,10 +185,15 @@ class Comparison:
         if kill.is_served:
             if self._find("serve", "") is None:
                 self._spawn("python -m flows.serve")
-                _wait_for(lambda: "started!" in self._said(), seconds=90)
+                _wait_for(lambda: "serving ddp-" in self._said(), seconds=90)
             self.workspace.run("prefect", "deployment", "run", "ddp-compare")
         elif self._find("flow", "") is None:
             self._spawn(_WORDS["shell"])
+
+    def _cancel_run(self) -> None:
+        api = Api.of_served(self.workspace.folder)
+        for run in api.ask("flow_runs/filter", flow_runs={"state": {"type": {"any_": ["RUNNING"]}}}):
+            api.ask(f"flow_runs/{run['id']}/set_state", state={"type": "CANCELLING"})
 
     def _spawn(self, typed: str) -> None:
         with self._log.open("wb") as log:
@@ -238,6 +266,11 @@ def _make_workspace(folder: Path) -> Workspace:
     settings = folder / "prefect.toml"
     settings.write_text(settings.read_text().replace("4200", str(free_port())))
     return workspace
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+        os.kill(pid, number)
 
 
 def _wait_for(is_so: Callable[[], object], *, seconds: float) -> None:

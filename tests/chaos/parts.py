@@ -117,10 +117,18 @@ PARTS = [
     ),
     Part(
         key="comparison",
-        fault="SIGKILL to shell, make, flow, server, worker, DVC, stage, torchrun, rank, in each stage of a comparison",
+        fault="SIGKILL to shell, make, flow, server, runner, DVC, stage, torchrun, rank, in each stage, "
+        "and two served runs that are cancelled",
         survives="nobody left, the server's flow goes on, the clean run's weights; seconds until nobody was left",
         trials=lambda root: comparison.comparison_trials(root, comparison.all_kills()),
         num_trials=len(comparison.all_kills()),
+    ),
+    Part(
+        key="stops",
+        fault="SIGSTOP to flow, server, DVC, stage, torchrun, rank, in the stages of a comparison, SIGCONT after 3 s",
+        survives="it goes on, the clean run's weights",
+        trials=lambda root: comparison.comparison_trials(root, comparison.all_stops()),
+        num_trials=len(comparison.all_stops()),
     ),
     Part(
         key="soak",
