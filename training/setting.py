@@ -67,6 +67,7 @@ def _setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> dict[str
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "threads": torch.get_num_threads(),
+            "searches_anomalies": torch.is_anomaly_enabled(),
             **{f"{name}_attention": is_on() for name, is_on in _ATTENTION_KERNELS.items()},
         },
         "environment": {

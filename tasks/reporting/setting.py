@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from tasks.reporting import wording
-from tasks.reporting.gate import Finding, finding, not_checked
 from tasks.reporting.outputs import Outputs, RunOutputs
 from tasks.stage.train_params import NOT_CONTENT
 
@@ -12,19 +11,6 @@ _OF_THE_CELL = {"strategy", "options", "world_size", "ranks_differ"}
 """What the ranks recorded of how this cell spreads the work: that is what is compared, or has a gate of its own."""
 _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
 """Keys of `train` that become another value on the way: halved where memory ran out, or the device's default."""
-
-
-def same_recorded_setting(outputs: Outputs, cell: str) -> Finding:
-    """Check that the cell's ranks trained with the values, versions, kernels and environment of the baseline's."""
-    if cell == outputs.params.baseline and not outputs.others:
-        return not_checked("only one cell")
-    settings = [setting for _, setting in _settings(outputs.runs[cell])]
-    return finding(
-        setting_problems(outputs, cell),
-        otherwise=f"{cell}: {len(_values(settings[0])) if settings else 0} recorded values, versions, kernels and "
-        f"variables of the environment are those of {outputs.params.baseline}",
-        numbers={"recorded": len(settings)},
-    )
 
 
 def setting_problems(outputs: Outputs, cell: str) -> list[str]:

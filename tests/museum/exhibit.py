@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 Scenario = Literal["train", "resume both", "resume 2proc", "two jobs"]
 
+_OF_TEXT = {"training/data.py", "training/workloads/causal_lm.py"}
+"""Files whose lines other workloads than the language model do not run."""
+
 
 @dataclass(frozen=True)
 class Mutation:
@@ -68,9 +71,13 @@ class Exhibit:
     spares_baseline: bool = False
     """Whether one process does exactly what it does without the defect, so that its run can be shared."""
 
+    has_dropout: bool = False
+    """Whether the model has dropout; nothing can then be shared with the comparison without a defect."""
+
     def applies_to(self, workload: str) -> bool:
         """Return whether the lines are ones that this workload runs."""
-        return workload == "causal_lm" or all(part.file != "training/data.py" for part in self.mutations)
+        is_of_text = self.has_dropout or any(part.file in _OF_TEXT for part in self.mutations)
+        return workload == "causal_lm" or not is_of_text
 
     @property
     def mutations(self) -> list[Mutation]:

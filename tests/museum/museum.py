@@ -1,11 +1,13 @@
 """A comparison without a defect, and every exhibit beside it."""
 
+import dataclasses
 import json
 import os
 import shutil
 import signal
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,8 @@ class Museum:
         """Whether the certificate is made with every defect, as it would be in a comparison."""
         self.blank = root / "blank"
         """What stands before the training."""
-        run_elsewhere(make_project, self.blank, checkout, size or Size())
+        self._checkout, self._size = checkout, size or Size()
+        run_elsewhere(make_project, self.blank, checkout, self._size)
         self._clean, self.clean = self._compare_without_defect()
         """The comparison without a defect, and what became of it."""
 
@@ -119,10 +122,11 @@ class Museum:
         if exhibit.is_timed:
             return self.show_timed(exhibit)
         folder = self._root / _plain(exhibit.key)
-        project = copy_project(self._clean if exhibit.scenario.startswith("resume") else self.blank, folder)
+        blank = self._blank_with_dropout if exhibit.has_dropout else self.blank
+        project = copy_project(self._clean if exhibit.scenario.startswith("resume") else blank, folder)
         if exhibit.scenario.startswith("resume"):
             self._forget_last_range(project, CELLS if exhibit.scenario == "resume both" else CELLS[1:])
-        else:
+        elif not exhibit.has_dropout:
             self._share(project, exhibit)
         change_params(project, {**dict(exhibit.params), "cells.2proc.launcher": exhibit.launcher})
         for mutation in exhibit.mutations:
@@ -131,6 +135,12 @@ class Museum:
         if exhibit.scenario == "two jobs":
             return run_two_jobs(project, cells)
         return compare(project, cells, measures=self._is_certified(exhibit))
+
+    @cached_property
+    def _blank_with_dropout(self) -> Path:
+        folder = self._root / "blank-dropout"
+        run_elsewhere(make_project, folder, self._checkout, dataclasses.replace(self._size, dropout=0.2))
+        return folder
 
     def _is_certified(self, exhibit: Exhibit) -> bool:
         return exhibit.is_certified or (self._certifies_all and not exhibit.scenario.startswith("resume"))

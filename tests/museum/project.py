@@ -34,6 +34,8 @@ class Size:
     """Width of the language model."""
     workload: str = "causal_lm"
     """What is trained: one of tests/museum/workloads.py."""
+    dropout: float = 0.0
+    """Of the language model."""
     measure: tuple[tuple[str, Any], ...] = ()
     """Changes to the section `measure`."""
 
@@ -50,7 +52,7 @@ def make_project(folder: Path, checkout: Path, size: Size) -> None:
     shutil.copy(_LAUNCHER, folder / "tasks" / "launchers" / "forked.py")
     data = folder / "data"
     for name, seed in (("base_model", size.seed), ("other_model", size.seed + 1000)):
-        write_model(size.workload, data / name, hidden_size=size.hidden_size, seed=seed)
+        write_model(size.workload, data / name, hidden_size=size.hidden_size, seed=seed, dropout=size.dropout)
         if size.workload != "image_classification":
             write_tokenizer(data / name)
     ranges = _write_slices(data, size)

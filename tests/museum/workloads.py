@@ -34,10 +34,10 @@ PARAMS: dict[str, dict[str, Any]] = {
 """Workload -> the sections of params.yaml that depend on it."""
 
 
-def write_model(workload: str, folder: Path, *, hidden_size: int, seed: int) -> None:
+def write_model(workload: str, folder: Path, *, hidden_size: int, seed: int, dropout: float) -> None:
     """Write a base model of random weights."""
     if workload == "causal_lm":
-        make_tiny_model(folder, vocab_size=VOCAB_SIZE, hidden_size=hidden_size, seed=seed)
+        make_tiny_model(folder, vocab_size=VOCAB_SIZE, hidden_size=hidden_size, seed=seed, dropout=dropout)
     elif workload == "sequence_classification":
         make_tiny_classifier(folder, vocab_size=VOCAB_SIZE, num_classes=_NUM_CLASSES, seed=seed)
     else:

@@ -1,6 +1,6 @@
 """The defects, each made by one line of our own trainer or pipeline."""
 
-from tests.museum.exhibits import alike, blocks, mathematics, measuring, resuming, synchronisation, work
+from tests.museum.exhibits import alike, blocks, mathematics, measuring, one_arm, resuming, synchronisation, work
 
 EXHIBITS = [
     *synchronisation.EXHIBITS,
@@ -8,6 +8,7 @@ EXHIBITS = [
     *mathematics.EXHIBITS,
     *resuming.EXHIBITS,
     *alike.EXHIBITS,
+    *one_arm.EXHIBITS,
     *measuring.EXHIBITS,
     *blocks.EXHIBITS,
 ]
