@@ -31,6 +31,8 @@ def main() -> int:
     if unknown := set(chosen) - set(keys):
         parser.error(f"{', '.join(sorted(unknown))}; allowed: {', '.join(keys)}")
     _say_only_results()
+    facts = machine_facts()
+    machine = f"one machine ({facts['cpu']}, {facts['num_cpus']} CPUs; torch {facts['versions']['torch']})"
     console = Console()
     if "system-calls" in chosen and not has_strace():
         console.print("system-calls: left out, strace is not there or may not trace (apt-get install strace)")
@@ -39,11 +41,12 @@ def main() -> int:
     columns = (*columns, TextColumn("{task.fields[failed]}"))
     # Refreshed by hand: a thread of its own would be in the way of those parts that fork this process.
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as progress:
-        rows = [_run(part, progress) for part in PARTS if part.key in chosen]
+        rows = []
+        for part in (part for part in PARTS if part.key in chosen):
+            rows.append(_run(part, progress))
+            # At once: the next part may take an hour, or end this process.
+            DOCUMENT.write_text(with_rows(DOCUMENT.read_text(), rows, order=keys, machine=machine))
     console.print(table_of(rows))
-    facts = machine_facts()
-    machine = f"one machine ({facts['cpu']}, {facts['num_cpus']} CPUs; torch {facts['versions']['torch']})"
-    DOCUMENT.write_text(with_rows(DOCUMENT.read_text(), rows, order=keys, machine=machine))
     console.print(f"written: docs/{DOCUMENT.name}")
     return 0 if all(row.num_survived == len(row.trials) for row in rows) else 1
 

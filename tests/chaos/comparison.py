@@ -205,7 +205,8 @@ class Comparison:
     def _forget(self, stage: str) -> None:
         """Make a stage that is finished run again: its line in dvc.lock, what it keeps, and the cache of runs."""
         name = stage.replace(" ", "@")
-        file, yaml = self.workspace.folder / "dvc.lock", YAML(typ="safe")
+        # Read and written as DVC does: mappings in one line are not read again by every parser.
+        file, yaml = self.workspace.folder / "dvc.lock", YAML()
         lock = yaml.load(file) if file.exists() else {"stages": {}}
         shutil.rmtree(self.workspace.folder / ".dvc" / "cache" / "runs", ignore_errors=True)
         if lock["stages"].pop(name, None) is None:
