@@ -10,7 +10,6 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_emulated_devices_are_measured_against_their_truth_and_drawn(project: Path, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     charts = tmp_path / "charts"

@@ -16,7 +16,6 @@ _LEFT_OUT: dict[str, None] = dict.fromkeys(("description", "quality", "cost", "t
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_download_without_git_in_an_odd_folder_says_what_to_type_and_then_works_without_optional_sections(
     tmp_path: Path, project: Path
 ) -> None:

@@ -20,7 +20,7 @@ from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_f
 from tests.integration.prefect_api import Api
 from tests.processes import left_of, new_mark, none_left_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 STAGES = ["fingerprint", "download", "slice", "measure", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
 COMMANDS = [*STAGES[:-1], "page", "upload"]

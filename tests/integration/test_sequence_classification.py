@@ -37,7 +37,7 @@ OF_CLOCKS = ("Not data-bound", "Only steps were timed", "Speedup is plausible", 
 def packages(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspace:
     """The finished comparison of 1 and 2 processes."""
     workspace = Workspace.create(tmp_path_factory.mktemp("classes") / "project", project=project, changes=CLASSIFIER)
-    workspace.flow()
+    workspace.repro()
     return workspace
 
 

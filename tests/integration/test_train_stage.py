@@ -14,7 +14,7 @@ from tests.processes import left_of, new_mark, none_left_of
 from tests.training.conftest import events_in
 from tests.workspace import Workspace
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
