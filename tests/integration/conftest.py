@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from filelock import FileLock
 from tests.canaries import SECRETS, CommandLines
 from tests.listeners import Listeners
 from tests.processes import new_mark
+from tests.warm.environment import warm_environment
 from tests.workspace import SMALL, Workspace
 from training.files import write_json
 
@@ -43,9 +45,22 @@ def _finish(folder: Path, project: Path) -> None:
     (folder / "command-lines.txt").write_text(found)
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Path]:
+    """The folder `bin` of an environment whose stages and ranks start at once."""
+    with warm_environment() as programs:
+        yield programs
+
+
 @pytest.fixture
-def workspace(finished: Workspace, tmp_path: Path) -> Workspace:
-    """A copy of the finished workspace for one test."""
+def workspace(finished: Workspace, tmp_path: Path, warm: Path) -> Workspace:
+    """A copy of the finished workspace for one test, whose stages and ranks start at once."""
+    return finished.copy(tmp_path / "project", programs=warm)
+
+
+@pytest.fixture
+def cold_workspace(finished: Workspace, tmp_path: Path) -> Workspace:
+    """A copy of the finished workspace for one test that looks at its processes or ends them."""
     return finished.copy(tmp_path / "project")
 
 

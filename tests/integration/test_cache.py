@@ -160,9 +160,9 @@ def _wait_for_steps(
 
 
 def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(
-    workspace: Workspace, tmp_path: Path
+    cold_workspace: Workspace, warm: Path, tmp_path: Path
 ) -> None:
-    disturbed = workspace
+    disturbed = cold_workspace
     disturbed.change(
         {
             "ranges": ["0-64", "64-264"],
@@ -185,7 +185,7 @@ def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(
         time.sleep(0.1)
     assert left == []
 
-    undisturbed = disturbed.copy(tmp_path / "undisturbed")
+    undisturbed = disturbed.copy(tmp_path / "undisturbed", programs=warm)
     subprocess.run(["rm", "-rf", undisturbed.folder / ".work" / "runs" / "2proc"], check=True)
     disturbed.flow()
     assert _launches(disturbed) == [1, 2]

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,9 +29,9 @@ def two_cores() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def of_three(two_cores: None, finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def of_three(two_cores: None, finished: Workspace, tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Workspace:
     """The finished comparison of 1 and 2 processes, and of 4 that are added to it."""
-    workspace = finished.copy(tmp_path_factory.mktemp("cells") / "project")
+    workspace = finished.copy(tmp_path_factory.mktemp("cells") / "project", programs=warm)
     workspace.change({"cells.4proc": FOUR})
     (workspace.folder / "second-run.log").write_text(workspace.flow())
     return workspace

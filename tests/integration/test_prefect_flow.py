@@ -290,7 +290,7 @@ def test_signal_lets_training_save_and_leaves_no_process(
         training = _start_training(toy)
         everything = [*training, *psutil.Process(flow.pid).children(recursive=True)]
         flow.send_signal(number)
-        assert flow.wait(timeout=20) == exit_code
+        assert flow.wait(timeout=60) == exit_code
     assert (toy.folder / "saved.txt").read_text() == "saved"
     assert "train: saved" in toy.output()
     assert "Traceback" not in toy.output()

@@ -13,29 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.warm.imports import HEAVY
+
 _TIMEOUT_SECONDS = 180.0
-_HEAVY = [
-    "torch",
-    "torch.distributed",
-    "torch.nn.parallel",
-    "transformers",
-    "transformers.modeling_utils",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.qwen2.modeling_qwen2",
-    "transformers.generation",
-    "tokenizers",
-    "pydantic.main",
-    "pydantic.functional_validators",
-    "pydantic.plugin._loader",
-    "pydantic.types",
-    "rich.progress",
-    "ruamel.yaml",
-    "safetensors.torch",
-    # The children of a test run import its main module again.
-    "pytest",
-]
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(_HEAVY)
+# The children of a test run import its main module again.
+_CONTEXT.set_forkserver_preload([*HEAVY, "pytest"])
 
 
 class StageFailedError(Exception):
