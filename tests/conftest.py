@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from tasks.stage.logs import switch_off_telemetry
+from tests.warm.environment import warm_environment
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -30,6 +32,7 @@ LONGEST = (
     "integration/test_cache.py",
     "integration/test_prefect_flow.py",
     "benchmarks/test_throughput.py",
+    "integration/test_prefect_serve.py",
     "integration/test_prefect_access.py",
     "integration/test_prefect_trouble.py",
     "integration/test_odd_folder.py",
@@ -66,6 +69,19 @@ def real_data() -> Path:
     if not (folder / "arxiv_abstracts.parquet").is_file():
         pytest.skip("no folder ../shared/data with real data beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Path]:
+    """The folder `bin` of an environment whose stages and ranks start at once."""
+    with warm_environment() as programs:
+        yield programs
+
+
+@pytest.fixture
+def starts_warm(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torchrun and ranks, which this process starts with its own interpreter, start at once."""
+    monkeypatch.setattr(sys, "executable", str(warm / "python"))
 
 
 @pytest.fixture(scope="module")

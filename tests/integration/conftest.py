@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from filelock import FileLock
 from tests.canaries import SECRETS, CommandLines
 from tests.listeners import Listeners
 from tests.processes import new_mark
-from tests.warm.environment import warm_environment
 from tests.workspace import SMALL, Workspace
 from training.files import write_json
 
@@ -43,13 +41,6 @@ def _finish(folder: Path, project: Path) -> None:
     write_json(folder / "listeners.json", [asdict(listener) for listener in listeners.found])
     found = "\n".join([str(command_lines.num_looks), *command_lines.found])
     (folder / "command-lines.txt").write_text(found)
-
-
-@pytest.fixture(scope="session")
-def warm() -> Iterator[Path]:
-    """The folder `bin` of an environment whose stages and ranks start at once."""
-    with warm_environment() as programs:
-        yield programs
 
 
 @pytest.fixture

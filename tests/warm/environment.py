@@ -45,6 +45,7 @@ def _write(folder: Path, socket: Path) -> Path:
     for name in ("lib", "lib64"):
         (folder / name).symlink_to(real.parents[1] / "lib")
     inherited = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "HF_"))}
+    inherited.pop("PYTHONDONTWRITEBYTECODE", None)
     python = folder / "bin" / "python"
     facts = f"SOCKET, REAL, INHERITED = {str(socket)!r}, {str(real)!r}, {inherited!r}"
     python.write_text(f"#!{real} -ISE\n{facts}\n{_LAUNCHER.read_text()}")

@@ -10,12 +10,14 @@ import marshal
 import os
 import sys
 
-FORKED = ("tasks.", "training", "torch.distributed.run")
+FORKED = ("tasks.", "training", "benchmarks.", "torch.distributed.run")
+NO_MATTER = "PYTHONDONTWRITEBYTECODE"
 
 
 def _is_forked(words: list[str]) -> bool:
     rest = [word for word in words if word != "-u"]
     looked_at = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "HF_"))}
+    looked_at.pop(NO_MATTER, None)
     return len(rest) > 1 and rest[0] == "-m" and rest[1].startswith(FORKED) and looked_at == INHERITED  # noqa: F821
 
 

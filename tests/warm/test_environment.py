@@ -4,13 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.flows.toy_project import living, wait_for
-from tests.warm.environment import warm_environment
 
 pytestmark = pytest.mark.slow
 
@@ -21,12 +19,6 @@ facts = {"folder": os.getcwd(), "words": sys.argv[1:], "said": os.environ["SAID"
 print(json.dumps(facts | {"python": sys.executable, "is warm": "torch" in sys.modules}))
 sys.exit(int(os.environ["SAID"]))
 """
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Path]:
-    with warm_environment() as programs:
-        yield programs
 
 
 @pytest.fixture
