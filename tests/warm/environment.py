@@ -16,6 +16,8 @@ from pathlib import Path
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _LAUNCHER = Path(__file__).with_name("launcher.py")
+_NO_MATTER = ("PYTHONDONTWRITEBYTECODE", "HF_HUB_DISABLE_TELEMETRY", "HF_XET_TELEMETRY_ENABLED")
+"""Looked at when an interpreter or a package starts, without consequence here: every stage sets the last two itself."""
 
 
 @contextlib.contextmanager
@@ -45,9 +47,10 @@ def _write(folder: Path, socket: Path) -> Path:
     for name in ("lib", "lib64"):
         (folder / name).symlink_to(real.parents[1] / "lib")
     inherited = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "HF_"))}
-    inherited.pop("PYTHONDONTWRITEBYTECODE", None)
+    for name in _NO_MATTER:
+        inherited.pop(name, None)
     python = folder / "bin" / "python"
-    facts = f"SOCKET, REAL, INHERITED = {str(socket)!r}, {str(real)!r}, {inherited!r}"
+    facts = f"SOCKET, REAL, INHERITED, NO_MATTER = {str(socket)!r}, {str(real)!r}, {inherited!r}, {_NO_MATTER!r}"
     python.write_text(f"#!{real} -ISE\n{facts}\n{_LAUNCHER.read_text()}")
     python.chmod(0o755)
     return folder / "bin"

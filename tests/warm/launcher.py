@@ -1,7 +1,8 @@
 """The `python` of a warm environment: asks tests/warm/server.py for a process, and stands for it to who started it.
 
-Written into the environment's bin/python behind a line with the interpreter, SOCKET, REAL and INHERITED. Whatever is no
-stage, torchrun or rank, and whatever was told something that an interpreter looks at when it starts, is started anew.
+Written into the environment's bin/python behind a line with the interpreter, SOCKET, REAL, INHERITED and NO_MATTER.
+Whatever is no stage, torchrun or rank, and whatever was told something that an interpreter looks at when it starts, is
+started anew.
 """
 
 import _signal
@@ -11,13 +12,13 @@ import os
 import sys
 
 FORKED = ("tasks.", "training", "benchmarks.", "torch.distributed.run")
-NO_MATTER = "PYTHONDONTWRITEBYTECODE"
 
 
 def _is_forked(words: list[str]) -> bool:
     rest = [word for word in words if word != "-u"]
     looked_at = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "HF_"))}
-    looked_at.pop(NO_MATTER, None)
+    for name in NO_MATTER:  # noqa: F821
+        looked_at.pop(name, None)
     return len(rest) > 1 and rest[0] == "-m" and rest[1].startswith(FORKED) and looked_at == INHERITED  # noqa: F821
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.toy_project import living, wait_for
+from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +47,11 @@ def test_a_stage_has_its_words_folder_environment_files_and_exit_code_and_has_to
     changed = cold.stdout.replace(sys.executable, str(warm / "python")).replace('warm": false', 'warm": true')
     assert forked.stdout == changed
     assert forked.stdout.endswith("at the end\n")
+
+
+def test_the_stages_of_a_scratch_project_do_not_import_torch_again(warm: Path, project: Path) -> None:
+    said = Workspace(project, programs=warm).run("python", "-m", "tasks.told", SAID="0").stdout
+    assert '"is warm": true' in said
 
 
 def test_what_an_interpreter_looks_at_when_it_starts_has_it_started_anew(warm: Path, project: Path) -> None:
