@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +11,49 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from tasks.stage.logs import switch_off_telemetry
+from tests.warm.environment import warm_environment
 
 PROJECT = Path(__file__).resolve().parent.parent
 
 switch_off_telemetry()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# `evaluate` takes a thread for every core. Threads that wait by running in circles keep a busy machine from the others:
+# beside one other test, it takes three times the processor time.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The lock of the machine is a file there: two workers are two machines to each other.
     _scratch = tempfile.TemporaryDirectory(prefix=f"{os.environ['PYTEST_XDIST_WORKER']}-")
     os.environ["TMPDIR"] = tempfile.tempdir = _scratch.name
+
+
+LONGEST = (
+    "museum/test_museum.py",
+    "integration/test_snapshot.py",
+    "integration/test_cache.py",
+    "integration/test_prefect_flow.py",
+    "benchmarks/test_throughput.py",
+    "integration/test_prefect_serve.py",
+    "integration/test_prefect_access.py",
+    "integration/test_prefect_trouble.py",
+    "integration/test_odd_folder.py",
+    "integration/test_images.py",
+    "integration/test_sequence_classification.py",
+    "integration/test_one_bad_cell.py",
+    "integration/test_real_data.py",
+    "chaos/test_comparison.py",
+    "chaos/test_kills.py",
+    "museum/test_chaotic.py",
+    "training/test_resume_certificate.py",
+    "tasks/stage/test_ending.py",
+    "tasks/stage/test_watchdog.py",
+)
+"""Files that take a minute or more, the longest first. Begun first, none of them is left to one worker at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; all others stay in their order."""
+    places = {PROJECT / "tests" / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +69,19 @@ def real_data() -> Path:
     if not (folder / "arxiv_abstracts.parquet").is_file():
         pytest.skip("no folder ../shared/data with real data beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Path]:
+    """The folder `bin` of an environment whose stages and ranks start at once."""
+    with warm_environment() as programs:
+        yield programs
+
+
+@pytest.fixture
+def starts_warm(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torchrun and ranks, which this process starts with its own interpreter, start at once."""
+    monkeypatch.setattr(sys, "executable", str(warm / "python"))
 
 
 @pytest.fixture(scope="module")

@@ -36,12 +36,16 @@ SMALL = {
 class Workspace:
     """A project folder with DVC and git set up, whose commands run as a user would type them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, programs: Path | None = None) -> None:
+        """`programs`: the folder `bin` of the environment; by default that of the tests (tests/warm/environment.py)."""
         self.folder = folder
+        self._programs = programs or Path(sys.executable).parent
         self._yaml = YAML(typ="rt", pure=True)
 
     @classmethod
-    def create(cls, folder: Path, *, project: Path, changes: dict[str, Any]) -> "Workspace":
+    def create(
+        cls, folder: Path, *, project: Path, changes: dict[str, Any], programs: Path | None = None
+    ) -> "Workspace":
         """Copy the project's sources from `project` into the new `folder` and change its params.yaml."""
         folder.mkdir(parents=True)
         for name in _COPIED:
@@ -55,14 +59,14 @@ class Workspace:
             shutil.copy(project / ".dvc" / name, folder / ".dvc" / name)
         shutil.copytree(project / ".dvc" / "plots", folder / ".dvc" / "plots")
         subprocess.run(["git", "init", "-q", "."], cwd=folder, check=True)
-        workspace = cls(folder)
+        workspace = cls(folder, programs=programs)
         workspace.change(changes)
         return workspace
 
-    def copy(self, folder: Path) -> "Workspace":
+    def copy(self, folder: Path, *, programs: Path | None = None) -> "Workspace":
         """Return an independent copy, hard links between work folder, cache and outputs included."""
         subprocess.run(["cp", "-a", self.folder, folder], check=True)
-        return Workspace(folder)
+        return Workspace(folder, programs=programs)
 
     def change(self, changes: dict[str, Any]) -> None:
         """Set values in params.yaml; a key names its place with dots; the value None removes the key."""
@@ -84,7 +88,7 @@ class Workspace:
         scratch = self.folder.parent / f"{self.folder.name}-tmp"
         scratch.mkdir(exist_ok=True)
         kept = {key: value for key, value in os.environ.items() if not key.startswith(_NOT_INHERITED)}
-        path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+        path = f"{self._programs}{os.pathsep}{kept['PATH']}"
         # A lock of its own: tests may run beside a comparison.
         return {**kept, "PATH": path, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1", **more}
 

@@ -213,6 +213,7 @@ def test_a_peer_is_compiled_where_its_setting_says_so(setup: Setup, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("starts_warm")
 def test_peers_begin_with_the_block_that_is_asked_for(setup: Setup, tmp_path: Path) -> None:
     found = {}
     with groups(setup, _PEERS, tmp_path) as running:
@@ -227,6 +228,7 @@ def test_peers_begin_with_the_block_that_is_asked_for(setup: Setup, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("starts_warm")
 def test_every_order_of_rows_has_the_same_rows_in_a_block_on_two_processes(setup: Setup, tmp_path: Path) -> None:
     pair, losses = dataclasses.replace(setup, world_size=2), {}
     settings = [one for one in settings_of(pair, "trainer", tmp_path / "settings") if one["micro_batch_size"] == 2]
@@ -246,6 +248,7 @@ def test_every_order_of_rows_has_the_same_rows_in_a_block_on_two_processes(setup
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("starts_warm")
 def test_settings_take_turns_and_one_that_does_not_run_stands_last(setup: Setup, tmp_path: Path) -> None:
     good = [{"collator": "padding", "order": "by_length", "micro_batch_size": size} for size in (1, 2)]
     bad = {"collator": "unknown", "order": "by_length", "micro_batch_size": 4}
@@ -347,6 +350,7 @@ def test_two_processes_need_8_micro_batches_each(setup: Setup, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("starts_warm")
 @pytest.mark.parametrize("world_size", [2])
 def test_all_peers_do_the_same_work_on_two_processes(setup: Setup, tmp_path: Path, world_size: int) -> None:
     found = contest(

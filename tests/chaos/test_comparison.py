@@ -10,7 +10,6 @@ KILLS = [Kill("download", "flow"), Kill("train 2proc", "dvc")]
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_kills_of_every_kind_leave_nobody_and_the_clean_weights(tmp_path: Path) -> None:
     trials = list(comparison_trials(tmp_path / "comparison", KILLS))
     assert [trial.problem for trial in trials] == [""] * len(KILLS)

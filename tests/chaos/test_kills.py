@@ -13,7 +13,7 @@ from tests.chaos.trial import Trial
 from tests.training.forked_ranks import ForkedRanks
 from training.files import write_json
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 _NUM_FAULTS = len(FAULTS) + 2
 """Each kind once, and some twice."""

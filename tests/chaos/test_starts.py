@@ -8,6 +8,5 @@ from tests.chaos.starts import start_trials
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_of_several_starts_in_one_workspace_exactly_one_trains(tmp_path: Path) -> None:
     assert [trial.problem for trial in start_trials(tmp_path / "starts", num_trials=1)] == [""]

@@ -13,8 +13,6 @@ import pytest
 from flows.child import end_group, environment_for, run_child
 from tests.flows.toy_project import living, wait_for
 
-pytestmark = pytest.mark.alone
-
 # Starts a process in a session of its own, tells its pid, and ignores SIGTERM.
 _STUBBORN = """
 import signal, subprocess, sys, time

@@ -44,8 +44,14 @@ def _finish(folder: Path, project: Path) -> None:
 
 
 @pytest.fixture
-def workspace(finished: Workspace, tmp_path: Path) -> Workspace:
-    """A copy of the finished workspace for one test."""
+def workspace(finished: Workspace, tmp_path: Path, warm: Path) -> Workspace:
+    """A copy of the finished workspace for one test, whose stages and ranks start at once."""
+    return finished.copy(tmp_path / "project", programs=warm)
+
+
+@pytest.fixture
+def cold_workspace(finished: Workspace, tmp_path: Path) -> Workspace:
+    """A copy of the finished workspace for one test that looks at its processes or ends them."""
     return finished.copy(tmp_path / "project")
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from tests.integration.conftest import processes_in
-from tests.workspace import SMALL, Workspace
+from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
@@ -158,17 +159,25 @@ def _wait_for_steps(
     pytest.fail(f"{cell} did not reach step {steps} of {range_}")
 
 
-def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(tmp_path: Path, project: Path) -> None:
-    changes = {
-        **SMALL, "ranges": ["0-64", "64-464"], "heldout": "464-480", "train.checkpoint_every_steps": 5,
-        "measure.speed": False,
-    }  # fmt: skip
-    disturbed = Workspace.create(tmp_path / "disturbed", project=project, changes=changes)
+def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(
+    cold_workspace: Workspace, warm: Path, tmp_path: Path
+) -> None:
+    disturbed = cold_workspace
+    disturbed.change(
+        {
+            "ranges": ["0-64", "64-264"],
+            "heldout": "264-280",
+            "train.checkpoint_every_steps": 5,
+            "measure.speed": False,
+        }
+    )
+    for folder in (".work/runs", "data/runs"):
+        shutil.rmtree(disturbed.folder / folder)
     with (disturbed.folder / "flow.log").open("wb") as log:
         flow = subprocess.Popen(
             ["python", "-m", "flows"], cwd=disturbed.folder, env=disturbed.environment(), stdout=log, stderr=log
         )
-        _wait_for_steps(disturbed, "2proc", range_="64-464", steps=12, process=flow)
+        _wait_for_steps(disturbed, "2proc", range_="64-264", steps=12, process=flow)
         os.kill(flow.pid, signal.SIGKILL)
         flow.wait()
     deadline = time.monotonic() + 5
@@ -176,7 +185,7 @@ def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(
         time.sleep(0.1)
     assert left == []
 
-    undisturbed = disturbed.copy(tmp_path / "undisturbed")
+    undisturbed = disturbed.copy(tmp_path / "undisturbed", programs=warm)
     subprocess.run(["rm", "-rf", undisturbed.folder / ".work" / "runs" / "2proc"], check=True)
     disturbed.flow()
     assert _launches(disturbed) == [1, 2]
@@ -186,5 +195,5 @@ def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(
     assert resumed[1]["resumed_at_step"] >= 5
 
     undisturbed.repro("train@2proc")
-    segment = "64-464-epoch-1"
+    segment = "64-264-epoch-1"
     assert _weights(disturbed.checkpoint("2proc", segment)) == _weights(undisturbed.checkpoint("2proc", segment))

@@ -3,19 +3,17 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.alone
-def test_emulated_devices_are_measured_against_their_truth_and_drawn(project: Path, tmp_path: Path) -> None:
+def test_emulated_devices_are_measured_against_their_truth_and_drawn(project: Path, tmp_path: Path, warm: Path) -> None:
     (tmp_path / "tmp").mkdir()
     charts = tmp_path / "charts"
     done = subprocess.run(
-        [sys.executable, "-m", "tasks.measuring.emulate", "--devices", "1", "2", "--seconds", "1", "--charts", charts],
+        [warm / "python", "-m", "tasks.measuring.emulate", "--devices", "1", "2", "--seconds", "1", "--charts", charts],
         cwd=project,
         env={**os.environ, "TMPDIR": str(tmp_path / "tmp"), "COLUMNS": "120"},
         capture_output=True,

@@ -33,9 +33,9 @@ SMALL = {
 }
 
 
-def finished(folder: Path, project: Path, changes: dict[str, Any]) -> Workspace:
+def finished(folder: Path, project: Path, changes: dict[str, Any], programs: Path) -> Workspace:
     """Return a workspace in which the preset has run to its end, so changed."""
-    workspace = Workspace.create(folder, project=project, changes={})
+    workspace = Workspace.create(folder, project=project, changes={}, programs=programs)
     (folder / "params.yaml").write_bytes((folder / "presets" / "resnet18-imagefolder.yaml").read_bytes())
     workspace.change(SMALL | changes)
     workspace.repro()
@@ -47,7 +47,7 @@ def read(workspace: Workspace, path: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspace:
+def digits(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path) -> Workspace:
     """The finished comparison of 1 and 2 processes on 140 digits of 16 x 16 pixels."""
     changes = {
         "dataset.source": "builtin:digits",
@@ -55,7 +55,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspace
         "ranges": ["0-140"],
         "heldout": "1697-1797",
     }
-    return finished(tmp_path_factory.mktemp("digits") / "project", project, changes)
+    return finished(tmp_path_factory.mktemp("digits") / "project", project, changes, warm)
 
 
 def test_no_gate_fails_and_the_certificate_and_the_first_loss_are_checked(digits: Workspace) -> None:

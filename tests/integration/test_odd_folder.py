@@ -1,7 +1,6 @@
 """A whole comparison in an odd folder, without git and with nothing in params.yaml but the work."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,15 @@ _LEFT_OUT: dict[str, None] = dict.fromkeys(("description", "quality", "cost", "t
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_download_without_git_in_an_odd_folder_says_what_to_type_and_then_works_without_optional_sections(
-    tmp_path: Path, project: Path
+    tmp_path: Path, project: Path, warm: Path
 ) -> None:
     changes = {**SMALL, "ranges": ["0-64"], "heldout": "64-80", "measure.speed": False, **_LEFT_OUT}
-    workspace = Workspace.create(tmp_path / ODD, project=project, changes=changes)
+    workspace = Workspace.create(tmp_path / ODD, project=project, changes=changes, programs=warm)
     folder = workspace.folder
     shutil.rmtree(folder / ".git")
     shutil.copy(project / "Makefile", folder)
-    (folder / ".venv").symlink_to(Path(sys.executable).parent.parent)
+    (folder / ".venv").symlink_to(warm.parent)
     make = ("make", "-o", ".venv/.ready")
 
     assert workspace.run(*make, "params").stdout == "params.yaml is valid\n"

@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 
 from tests.integration.test_sequence_classification import OF_CLOCKS
-from tests.workspace import SMALL, Workspace
+from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
 OWN_DEVICE = "Every rank has a device of its own"
-CELLS = {
-    f"{size}proc": {"strategy": "ddp" if size > 1 else "single", "world_size": size, "oversubscribe": size > 2}
-    for size in (1, 2, 4)
-}
+FOUR = {"strategy": "ddp", "world_size": 4, "oversubscribe": True}
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +29,17 @@ def two_cores() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def finished(two_cores: None, tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspace:
-    """The finished comparison of 1, 2 and 4 processes."""
-    folder = tmp_path_factory.mktemp("cells") / "project"
-    workspace = Workspace.create(folder, project=project, changes=SMALL | {"cells": CELLS})
-    (folder / "first-run.log").write_text(workspace.flow())
+def of_three(two_cores: None, finished: Workspace, tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Workspace:
+    """The finished comparison of 1 and 2 processes, and of 4 that are added to it."""
+    workspace = finished.copy(tmp_path_factory.mktemp("cells") / "project", programs=warm)
+    workspace.change({"cells.4proc": FOUR})
+    (workspace.folder / "second-run.log").write_text(workspace.flow())
     return workspace
 
 
 @pytest.fixture(scope="module")
-def results(finished: Workspace) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((finished.folder / "reports/results.json").read_text())
+def results(of_three: Workspace) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((of_three.folder / "reports/results.json").read_text())
     return found
 
 
@@ -63,7 +60,7 @@ def test_the_four_that_share_two_cores_are_withheld_alone(results: dict[str, Any
     assert four["whole"]["speedup"] is four["measured_speedup"] is None
 
 
-def test_the_headline_gives_the_speedup_of_the_two(finished: Workspace, results: dict[str, Any]) -> None:
+def test_the_headline_gives_the_speedup_of_the_two(of_three: Workspace, results: dict[str, Any]) -> None:
     for cell in results["cells"][:2]:
         if failed := set(cell["standing"]["gates"]):
             # A machine on which much else runs.
@@ -73,8 +70,8 @@ def test_the_headline_gives_the_speedup_of_the_two(finished: Workspace, results:
     verdict = results["verdict"]
     for text in (
         verdict,
-        (finished.folder / "first-run.log").read_text(),
-        (finished.folder / "reports/report.md").read_text(),
+        (of_three.folder / "second-run.log").read_text(),
+        (of_three.folder / "reports/report.md").read_text(),
     ):
         assert "4proc is withheld: “Every rank has a device of its own”" in text
     assert "2proc" in verdict.partition(" (")[0]

@@ -20,7 +20,7 @@ from tests.flows.toy_project import ToyProject, free_port, make_toy_project, wai
 from tests.integration.prefect_api import Api
 from tests.processes import left_of, new_mark, none_left_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 NOBODY = 65534
 _POST = """

@@ -17,7 +17,7 @@ from tests.integration.prefect_api import Api
 from tests.integration.test_prefect_flow import server_of
 from tests.processes import find, left_of, new_mark, none_left_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

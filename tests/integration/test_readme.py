@@ -73,7 +73,6 @@ def with_make(workspace: Workspace, project: Path) -> Workspace:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_the_readme_commands_do_what_they_say(with_make: Workspace) -> None:
     run = with_make.run
     said = run("make", "compare").stdout
@@ -97,7 +96,6 @@ def test_the_readme_commands_do_what_they_say(with_make: Workspace) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_make_mlflow_answers(with_make: Workspace) -> None:
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", 5000)) == 0:

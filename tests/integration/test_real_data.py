@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def abstracts(real_data: Path, tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspace:
+def abstracts(real_data: Path, tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path) -> Workspace:
     """The finished comparison of 1 and 2 processes on the ranges 0-500, 500-1500, from the pretrained model."""
     changes = {
         "measure.speed": False,
@@ -27,7 +27,8 @@ def abstracts(real_data: Path, tmp_path_factory: pytest.TempPathFactory, project
         "train.seq_len": 128,
         "train.learning_rate": 0.002,
     }
-    workspace = Workspace.create(tmp_path_factory.mktemp("real") / "project", project=project, changes=changes)
+    folder = tmp_path_factory.mktemp("real") / "project"
+    workspace = Workspace.create(folder, project=project, changes=changes, programs=warm)
     workspace.flow()
     return workspace
 

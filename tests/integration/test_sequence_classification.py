@@ -34,10 +34,11 @@ OF_CLOCKS = ("Not data-bound", "Only steps were timed", "Speedup is plausible", 
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspace:
+def packages(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path) -> Workspace:
     """The finished comparison of 1 and 2 processes."""
-    workspace = Workspace.create(tmp_path_factory.mktemp("classes") / "project", project=project, changes=CLASSIFIER)
-    workspace.flow()
+    folder = tmp_path_factory.mktemp("classes") / "project"
+    workspace = Workspace.create(folder, project=project, changes=CLASSIFIER, programs=warm)
+    workspace.repro()
     return workspace
 
 

@@ -1,7 +1,7 @@
 """A run works on one snapshot of its inputs: whatever is edited in the middle of a stage, DVC records nothing of it.
 
-The stages are the real ones, as dvc.yaml has them, in a finished comparison; the edit is made by a hook of the
-interpreter while the stage runs (MEANWHILE).
+The stages are the real ones, as dvc.yaml has them, in a finished comparison, forked from a process that has torch
+already; the edit is made by a hook of the interpreter while the stage runs (MEANWHILE).
 """
 
 import json
@@ -17,12 +17,14 @@ import pytest
 from ruamel.yaml import YAML
 
 from tasks.stage.meaning import NOT_CONTENT
+from tests.museum.stage_process import StageFailedError, StageProcess
 from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
 MEANWHILE = """
 import os, sys
+EDIT = {edit!r}
 opened = []
 
 def hook(event, arguments):
@@ -31,7 +33,7 @@ def hook(event, arguments):
     if os.path.basename(arguments[0]) == "params.yaml" and "/tasks/" in sys.argv[0]:
         opened.append(1)
         if len(opened) == 2:  # the stage has begun to work on what it read when it was opened first
-            exec(os.environ["EDIT"])
+            exec(EDIT)
 
 sys.addaudithook(hook)
 """
@@ -64,10 +66,7 @@ def _edges() -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def shared(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A copy of the finished comparison in which every edit is undone after its test."""
-    workspace = finished.copy(tmp_path_factory.mktemp("snapshot") / "workspace")
-    (workspace.folder / "hook").mkdir()
-    (workspace.folder / "hook" / "sitecustomize.py").write_text(MEANWHILE)
-    return workspace
+    return finished.copy(tmp_path_factory.mktemp("snapshot") / "workspace")
 
 
 def _edit_of(stage: str, what: str, folder: Path) -> tuple[Path, str]:
@@ -95,14 +94,17 @@ def test_an_input_edited_in_the_middle_of_a_stage_fails_it_in_one_line(
     kept = file.with_name(f".kept-{file.name}")
     os.link(file, kept)
     new = f"import pathlib; p = pathlib.Path({str(file)!r}); p.unlink(); p.write_text({after!r})"
-    command = shlex.split(_entry(stage)["cmd"])
+    _, _, module, *arguments = shlex.split(_entry(stage)["cmd"])
+    first = MEANWHILE.format(edit=new)
     try:
-        ran = shared.run(*command, ok=False, PYTHONPATH=str(shared.folder / "hook"), EDIT=new)
+        with pytest.raises(StageFailedError) as ended:
+            StageProcess(
+                shared.folder, module.removeprefix("tasks."), *arguments, first=first, has_services=True
+            ).finish()
     finally:
         kept.replace(file)
-    expected = 3 if what.startswith(("data", "reports")) else 2
-    assert ran.returncode == expected, ran.stdout
-    line = ran.stdout.splitlines()[-1]
+    assert ended.value.exit_code == (3 if what.startswith(("data", "reports")) else 2)
+    line = ended.value.words
     assert line.startswith(f"{stage.partition('@')[0]}: "), line
     assert "changed while this run was going; run again" in line or (
         "params.yaml changed while this run was going: " in line and PARAM_OF[stage][0] in line

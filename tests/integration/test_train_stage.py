@@ -14,15 +14,15 @@ from tests.processes import left_of, new_mark, none_left_of
 from tests.training.conftest import events_in
 from tests.workspace import Workspace
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def untrained(workspace: Workspace) -> Workspace:
+def untrained(cold_workspace: Workspace) -> Workspace:
     """A workspace in which every segment of 2proc is still to be trained, 300 of them."""
-    workspace.change({"train.epochs": 150, "train.learning_rate": 1e-3})
-    workspace.repro("fingerprint")
-    return workspace
+    cold_workspace.change({"train.epochs": 150, "train.learning_rate": 1e-3})
+    cold_workspace.repro("fingerprint")
+    return cold_workspace
 
 
 def _command(workspace: Workspace) -> list[str]:

@@ -24,8 +24,10 @@ ABOUT_SECONDS = {
     "Training bears out the blocks",
 }
 """Gates that judge measured times, not what was done in them."""
-_MEASURE = {"speed": True, "max_seconds": 4, "block_seconds": 0.12, "advice": False}
+_MEASURE = {"speed": True, "max_seconds": 4, "advice": False}
 """Of the exhibits that are timed: as few rounds as an interval needs."""
+_BLOCK_SECONDS = 0.12
+"""For blocks of several steps, in which a machine's noise averages out."""
 NUM_ATTEMPTS = 4
 """Of a comparison without a defect whose times were disturbed: it trains for less than a second."""
 
@@ -85,10 +87,23 @@ class Outcome:
 class Museum:
     """Scratch projects below one folder; the defect-free comparison is made first and shared."""
 
-    def __init__(self, root: Path, checkout: Path, *, size: Size | None = None, certifies_all: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        checkout: Path,
+        *,
+        size: Size | None = None,
+        certifies_all: bool = False,
+        num_attempts: int = NUM_ATTEMPTS,
+        block_seconds: float = _BLOCK_SECONDS,
+    ) -> None:
         self._root = root
         self._certifies_all = certifies_all
         """Whether the certificate is made with every defect, as it would be in a comparison."""
+        self._block_seconds = block_seconds
+        """Of the exhibits that are timed."""
+        self._num_attempts = num_attempts
+        """Of a comparison without a defect whose times were disturbed; 1 where nobody asks for its times."""
         self.blank = root / "blank"
         """What stands before the training."""
         self._checkout, self._size = checkout, size or Size()
@@ -97,7 +112,7 @@ class Museum:
         """The comparison without a defect, and what became of it."""
 
     def _compare_without_defect(self) -> tuple[Path, Outcome]:
-        for attempt in range(NUM_ATTEMPTS):
+        for attempt in range(self._num_attempts):
             project = copy_project(self.blank, self._root / f"clean-{attempt}")
             outcome = compare(project)
             if not outcome.is_only_noisy:
@@ -106,10 +121,10 @@ class Museum:
 
     def show_timed(self, exhibit: Exhibit | None = None) -> Outcome:
         """Measure the speed of the cells that were trained without a defect, with the exhibit's defect in that."""
-        for attempt in range(NUM_ATTEMPTS):
+        for attempt in range(self._num_attempts):
             folder = f"timed-{'' if exhibit is None else _plain(exhibit.key)}-{attempt}"
             project = copy_project(self._clean, self._root / folder)
-            change_params(project, {"measure": _MEASURE})
+            change_params(project, {"measure": {**_MEASURE, "block_seconds": self._block_seconds}})
             for mutation in [] if exhibit is None else exhibit.mutations:
                 mutation.apply(project)
             outcome = compare(project, ())

@@ -13,29 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.warm.imports import HEAVY
+
 _TIMEOUT_SECONDS = 180.0
-_HEAVY = [
-    "torch",
-    "torch.distributed",
-    "torch.nn.parallel",
-    "transformers",
-    "transformers.modeling_utils",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.qwen2.modeling_qwen2",
-    "transformers.generation",
-    "tokenizers",
-    "pydantic.main",
-    "pydantic.functional_validators",
-    "pydantic.plugin._loader",
-    "pydantic.types",
-    "rich.progress",
-    "ruamel.yaml",
-    "safetensors.torch",
-    # The children of a test run import its main module again.
-    "pytest",
-]
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(_HEAVY)
+# The children of a test run import its main module again.
+_CONTEXT.set_forkserver_preload([*HEAVY, "pytest"])
 
 
 class StageFailedError(Exception):
@@ -50,12 +33,19 @@ class StageFailedError(Exception):
 
 
 class StageProcess:
-    """A running stage; its output is added to a file in the project."""
+    """A running stage; its output is added to a file in the project.
 
-    def __init__(self, project: Path, stage: str, *arguments: str, log: str = "stages.log") -> None:
+    `first` is Python that runs before anything of the project is imported.
+    """
+
+    def __init__(
+        self, project: Path, stage: str, *arguments: str, log: str = "stages.log", first: str = "",
+        has_services: bool = False,
+    ) -> None:  # fmt: skip
         self._stage = stage
         self._log = project / log
-        self._process = _CONTEXT.Process(target=_be_stage, args=(project, stage, arguments, self._log))
+        told = (project, stage, arguments, self._log, first, has_services)
+        self._process = _CONTEXT.Process(target=_be_stage, args=told)
         self._process.start()
 
     @property
@@ -83,7 +73,9 @@ def run_elsewhere(function: Callable[..., None], *arguments: Any) -> None:
     assert process.exitcode == 0, f"{function.__name__} ended with {process.exitcode}"
 
 
-def _be_stage(project: Path, stage: str, arguments: tuple[str, ...], log: Path) -> None:
+def _be_stage(
+    project: Path, stage: str, arguments: tuple[str, ...], log: Path, first: str, has_services: bool
+) -> None:  # fmt: skip
     assert "torch" in sys.modules, "nothing was imported ahead: every process would take seconds"
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
@@ -97,7 +89,9 @@ def _be_stage(project: Path, stage: str, arguments: tuple[str, ...], log: Path) 
     # With a fixed one, no process would salt its hashes.
     os.environ.pop("PYTHONHASHSEED", None)
     tempfile.tempdir = None
-    _leave_out_services(stage)
+    exec(first, {})
+    if not has_services:
+        _leave_out_services(stage)
     sys.argv = [stage, *arguments]
     runpy.run_module(f"tasks.{stage}", run_name="__main__", alter_sys=True)
 

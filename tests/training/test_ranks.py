@@ -146,6 +146,7 @@ def test_stopped_and_killed_runs_resume_to_the_same_bits_and_leave_no_process(
         assert all(np.array_equal(mine[name], other[name]) for name in ("rank", "step", "row_id", "num_tokens"))
 
 
+@pytest.mark.usefixtures("starts_warm")
 def test_a_loss_that_is_not_finite_on_one_rank_stops_both_with_its_name(tmp_path: Path) -> None:
     model_dir, slice_dir, step = poisoned_run(tmp_path)
     config = make_config(tmp_path / "work", model_dir, [slice_dir], strategy="ddp", world_size=2)

@@ -154,6 +154,7 @@ def test_a_training_that_was_stopped_ends_with_the_same_bits(tiny: Tiny, train_h
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("starts_warm")
 def test_two_ranks_train_what_one_trains(tiny: Tiny, train_here: Train, tmp_path: Path) -> None:
     one = tiny.config(tmp_path / "one", learning_rate=1e-3)
     two = tiny.config(

@@ -1,9 +1,11 @@
 """A whole measurement of emulated devices: real ranks under torchrun, real DDP over gloo, layers that sleep."""
 
+import contextlib
 import dataclasses
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,10 +47,12 @@ COMPARISON = Comparison(
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> MeasurementFile:
+def measured(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> MeasurementFile:
     """One and two devices, on a machine with four."""
     folder = tmp_path_factory.mktemp("emulated")
-    return measure_device(DEVICE, PARAMS, folder=folder, stop=threading.Event(), num_devices=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(warm / "python"))
+        return measure_device(DEVICE, PARAMS, folder=folder, stop=threading.Event(), num_devices=4)
 
 
 def test_every_cell_and_the_wrapped_baseline_are_timed_in_the_same_rounds(measured: MeasurementFile) -> None:
@@ -141,8 +145,14 @@ def stop() -> threading.Event:
 
 
 @pytest.fixture
-def waiting(tmp_path: Path, stop: threading.Event) -> Iterator[Workers]:
+def waiting(tmp_path: Path, stop: threading.Event, starts_warm: None) -> Iterator[Workers]:
     """Two ranks that wait for blocks."""
+    with _waiting(tmp_path, stop) as workers:
+        yield workers
+
+
+@contextlib.contextmanager
+def _waiting(tmp_path: Path, stop: threading.Event) -> Iterator[Workers]:
     rows = tmp_path / str(PARAMS.ranges[0])
     write_rows(rows, num_rows=PARAMS.ranges[0].end)
     write_device(tmp_path / "device", DEVICE)
@@ -280,13 +290,14 @@ def test_a_stop_is_heard_while_ranks_are_at_work(waiting: Workers, stop: threadi
     assert time.monotonic() - asked_at < 20
 
 
-def test_ranks_use_no_processor_while_they_wait(waiting: Workers) -> None:
-    waiting.ask("facts")
-    ranks = [one for one in psutil.Process().children(recursive=True) if "RANK" in _environment(one)]
-    assert len(ranks) == 2
-    before = [sum(one.cpu_times()[:2]) for one in ranks]
-    time.sleep(1.0)
-    assert [sum(one.cpu_times()[:2]) for one in ranks] == pytest.approx(before, abs=0.05)
+def test_ranks_use_no_processor_while_they_wait(tmp_path: Path, stop: threading.Event) -> None:
+    with _waiting(tmp_path, stop) as waiting:
+        waiting.ask("facts")
+        ranks = [one for one in psutil.Process().children(recursive=True) if "RANK" in _environment(one)]
+        assert len(ranks) == 2
+        before = [sum(one.cpu_times()[:2]) for one in ranks]
+        time.sleep(1.0)
+        assert [sum(one.cpu_times()[:2]) for one in ranks] == pytest.approx(before, abs=0.05)
 
 
 def _knob(change: str, **options: float) -> advice.Knob:

@@ -21,7 +21,7 @@ from tests.training.conftest import events_in
 from training.files import write_json
 from training.receipt import problem_with
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 
 @dataclass

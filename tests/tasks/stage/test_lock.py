@@ -18,8 +18,6 @@ import pytest
 from tasks.stage.failure import ExitCode, ResourceError
 from tasks.stage.lock import NUM_PLACES, is_taken, lock_name, machine_lock, workspace_lock
 
-pytestmark = pytest.mark.alone
-
 HOLD = (
     "from tasks.stage.lock import machine_lock\nwith machine_lock('training of cell x'):\n  print('held', flush=True)\n"
 )

@@ -11,8 +11,6 @@ import pytest
 
 from tasks.stage.parent import STARTER
 
-pytestmark = pytest.mark.alone
-
 # A stand-in for DVC: it runs a shell that runs the stage and does not replace itself by it.
 STAGE = (
     "import time; from tasks.stage.parent import end_with_parent; end_with_parent(); "

@@ -147,7 +147,6 @@ def test_only_processes_that_said_they_were_ranks_are_ended(watchdog: Watchdog, 
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +176,6 @@ def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_hangs_and_failures_name_who_where_and_when_and_leave_nobody(tmp_path: Path) -> None:
     hangs = [
         HangTrial("hang", 1, "data"), HangTrial("hang", 0, "collective"), HangTrial("hang", 1, "checkpoint"),

@@ -1,0 +1,56 @@
+"""A virtual environment whose `python` has imported torch already, for tests in which starting is not what is tested.
+
+Stages, torchrun and ranks run the same code with the same arguments, environment, folder, files and signals as started
+anew; what is saved is the import of torch and transformers, which takes longer than all else of a small comparison. The
+finished comparison (tests/integration/conftest.py) is made without it, as is whatever is killed.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_PROJECT = Path(__file__).resolve().parents[2]
+_LAUNCHER = Path(__file__).with_name("launcher.py")
+_NO_MATTER = ("PYTHONDONTWRITEBYTECODE", "HF_HUB_DISABLE_TELEMETRY", "HF_XET_TELEMETRY_ENABLED")
+"""Looked at when an interpreter or a package starts, without consequence here: every stage sets the last two itself."""
+
+
+@contextlib.contextmanager
+def warm_environment() -> Iterator[Path]:
+    """Yield the environment's folder `bin`; processes that it was asked for end with it."""
+    # The path of a socket has a hundred characters at most.
+    with tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp") as folder:
+        path = Path(folder) / "socket"
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.warm.server", path],
+            cwd=_PROJECT, text=True, stdout=subprocess.PIPE, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            yield _write(Path(folder) / "environment", path)
+        finally:
+            server.kill()
+            server.communicate()
+
+
+def _write(folder: Path, socket: Path) -> Path:
+    """Write what a virtual environment consists of; return its folder `bin`."""
+    real = Path(sys.executable)
+    shutil.copytree(real.parent, folder / "bin", symlinks=True, ignore=shutil.ignore_patterns("python*"))
+    shutil.copy(real.parents[1] / "pyvenv.cfg", folder)
+    for name in ("lib", "lib64"):
+        (folder / name).symlink_to(real.parents[1] / "lib")
+    inherited = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "HF_"))}
+    for name in _NO_MATTER:
+        inherited.pop(name, None)
+    python = folder / "bin" / "python"
+    facts = f"SOCKET, REAL, INHERITED, NO_MATTER = {str(socket)!r}, {str(real)!r}, {inherited!r}, {_NO_MATTER!r}"
+    python.write_text(f"#!{real} -ISE\n{facts}\n{_LAUNCHER.read_text()}")
+    python.chmod(0o755)
+    return folder / "bin"

@@ -1,0 +1,20 @@
+"""What stages and ranks import that takes seconds and starts no thread, which no fork would have."""
+
+HEAVY = [
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "transformers",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.generation",
+    "tokenizers",
+    "pydantic.main",
+    "pydantic.functional_validators",
+    "pydantic.plugin._loader",
+    "pydantic.types",
+    "rich.progress",
+    "ruamel.yaml",
+    "safetensors.torch",
+]

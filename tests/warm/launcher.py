@@ -1,0 +1,56 @@
+"""The `python` of a warm environment: asks tests/warm/server.py for a process, and stands for it to who started it.
+
+Written into the environment's bin/python behind a line with the interpreter, SOCKET, REAL, INHERITED and NO_MATTER.
+Whatever is no stage, torchrun or rank, and whatever was told something that an interpreter looks at when it starts, is
+started anew.
+"""
+
+import _signal
+import _socket
+import marshal
+import os
+import sys
+
+FORKED = ("tasks.", "training", "benchmarks.", "torch.distributed.run")
+
+
+def _is_forked(words: list[str]) -> bool:
+    rest = [word for word in words if word != "-u"]
+    looked_at = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "HF_"))}
+    for name in NO_MATTER:  # noqa: F821
+        looked_at.pop(name, None)
+    return len(rest) > 1 and rest[0] == "-m" and rest[1].startswith(FORKED) and looked_at == INHERITED  # noqa: F821
+
+
+def _ask(words: list[str]) -> int:
+    """Have the process run to its end; return its exit code."""
+    asked = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    asked.connect(SOCKET)  # noqa: F821
+    umask = os.umask(0o077)
+    os.umask(umask)
+    told = marshal.dumps((sys.argv[0], words, dict(os.environ), os.getcwd(), umask))
+    handles = b"".join(handle.to_bytes(4, sys.byteorder) for handle in (0, 1, 2))
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, handles)]
+    asked.sendmsg([len(told).to_bytes(8, "little")], rights)
+    asked.sendall(told)
+    pid = int.from_bytes(asked.recv(8), "little")
+    for number in (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGUSR1):
+        _signal.signal(number, lambda number, _: os.kill(pid, number))
+    ended = asked.recv(8)
+    if not ended:
+        os.kill(pid, _signal.SIGKILL)  # the server is gone
+    return int.from_bytes(ended, "little", signed=True) if ended else 1
+
+
+def _main() -> None:
+    words = sys.argv[1:]
+    if not _is_forked(words):
+        os.execv(REAL, sys.argv)  # noqa: F821
+    code = _ask(words)
+    if code < 0:
+        _signal.signal(-code, _signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+_main()

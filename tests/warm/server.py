@@ -1,0 +1,146 @@
+"""`python -m tests.warm.server SOCKET`: forks a process for every one that tests/warm/launcher.py asks for.
+
+It has imported what is heavy and nothing of the project: each process takes `tasks` and `training` from its folder. A
+process that is asked for runs until it ends by itself, or until whoever asked for it is gone: then it is killed.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import marshal
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+
+from tests.warm.imports import HEAVY
+
+_STARTER = "DDP_COMPARE_STARTER"
+"""Says whom a stage descends from (tasks/stage/parent.py), which a process that is forked here does not."""
+
+
+class _Server:
+    """The processes that run, each with the connection to whoever asked for it."""
+
+    def __init__(self, path: str) -> None:
+        self._asking: dict[int, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(path)
+        self._listening.listen(64)
+        woken, wakes = socket.socketpair()
+        wakes.setblocking(False)
+        signal.set_wakeup_fd(wakes.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector.register(self._listening, selectors.EVENT_READ, self._start)
+        self._selector.register(woken, selectors.EVENT_READ, self._collect)
+        self._woken = woken
+        self._wakes = wakes
+
+    def serve(self) -> None:
+        """Serve; returns in a process that was asked for."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.data() is not None:
+                    return
+
+    def _start(self) -> bool | None:
+        asking, _ = self._listening.accept()
+        size, handles, _, _ = socket.recv_fds(asking, 8, 3)
+        with asking.makefile("rb") as file:
+            told = marshal.loads(file.read(int.from_bytes(size, "little")))
+        pid = os.fork()
+        if pid == 0:
+            _become(handles, *told)
+            return True
+        for handle in handles:
+            os.close(handle)
+        asking.sendall(pid.to_bytes(8, "little"))
+        self._asking[pid] = asking
+        self._selector.register(asking, selectors.EVENT_READ, lambda: self._forsake(pid))
+        return None
+
+    def _forsake(self, pid: int) -> None:
+        """Kill a process whose launcher was killed."""
+        with self._asking.pop(pid) as asking:
+            self._selector.unregister(asking)
+        os.kill(pid, signal.SIGKILL)
+
+    def _collect(self) -> None:
+        self._woken.recv(4096)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if asking := self._asking.pop(ended[0], None):
+                    self._selector.unregister(asking)
+                    with asking, contextlib.suppress(BrokenPipeError):
+                        asking.sendall(os.waitstatus_to_exitcode(ended[1]).to_bytes(8, "little", signed=True))
+
+
+def _become(
+    handles: list[int], python: str, words: list[str], environment: dict[str, str], folder: str, umask: int
+) -> None:  # fmt: skip
+    """Make of this process, a fresh fork, what `python WORDS` begins with."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for place, handle in enumerate(handles):
+        os.dup2(handle, place)
+    os.closerange(3, 4096)
+    os.setsid()
+    os.chdir(folder)
+    os.umask(umask)
+    os.environ.clear()
+    os.environ.update({name: value for name, value in environment.items() if name != _STARTER})
+    tempfile.tempdir = None
+    random.seed()
+    sys.executable = python
+    sys.path[0] = folder
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through="-u" in words)  # type: ignore[union-attr]
+    sys.argv = words[words.index("-m") + 1 :]
+
+
+def _main() -> None:
+    for name in HEAVY:
+        importlib.import_module(name)
+    importlib.import_module("torch.distributed.run")
+    gc.freeze()
+    server = _Server(sys.argv[1])
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    server.serve()
+    _end(_run(sys.argv[0]))
+
+
+def _run(module: str) -> int:
+    """Run the module to its end; return the exit code that an interpreter would end with."""
+    sys.modules.pop(module, None)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _end(code: int) -> None:
+    """End this process as an interpreter does, but for taking apart what was imported: that would copy its memory."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _main()

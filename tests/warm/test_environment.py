@@ -1,0 +1,70 @@
+"""A warm environment: what runs in it does what it does when it is started anew."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.flows.toy_project import living, wait_for
+from tests.workspace import Workspace
+
+pytestmark = pytest.mark.slow
+
+_TOLD = """
+import atexit, json, os, sys
+atexit.register(print, "at the end")
+facts = {"folder": os.getcwd(), "words": sys.argv[1:], "said": os.environ["SAID"], "read": sys.stdin.read()}
+print(json.dumps(facts | {"python": sys.executable, "is warm": "torch" in sys.modules}))
+sys.exit(int(os.environ["SAID"]))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a stage of its own."""
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "__init__.py").touch()
+    (tmp_path / "tasks" / "told.py").write_text(_TOLD)
+    (tmp_path / "tasks" / "waits.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    return tmp_path
+
+
+def _run(python: Path, project: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, "-m", "tasks.told", "a word", "--and", "another"],
+        cwd=project, env={**os.environ, "SAID": "7", **environment}, input="given", capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_a_stage_has_its_words_folder_environment_files_and_exit_code_and_has_torch_already(
+    warm: Path, project: Path
+) -> None:
+    cold, forked = _run(Path(sys.executable), project), _run(warm / "python", project)
+    assert (forked.returncode, forked.stderr) == (cold.returncode, cold.stderr) == (7, "")
+    changed = cold.stdout.replace(sys.executable, str(warm / "python")).replace('warm": false', 'warm": true')
+    assert forked.stdout == changed
+    assert forked.stdout.endswith("at the end\n")
+
+
+def test_the_stages_of_a_scratch_project_do_not_import_torch_again(warm: Path, project: Path) -> None:
+    said = Workspace(project, programs=warm).run("python", "-m", "tasks.told", SAID="0").stdout
+    assert '"is warm": true' in said
+
+
+def test_what_an_interpreter_looks_at_when_it_starts_has_it_started_anew(warm: Path, project: Path) -> None:
+    assert '"is warm": false' in _run(warm / "python", project, PYTHONHASHSEED="1").stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_the_stage_and_who_started_it_is_told(warm: Path, project: Path, number: signal.Signals) -> None:
+    started = subprocess.Popen([warm / "python", "-m", "tasks.waits"], cwd=project, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    pid = int(started.stdout.readline())
+    started.send_signal(number)
+    assert started.wait(timeout=60) == -number
+    # It held the other end, and nobody else.
+    assert started.stdout.read() == ""
+    wait_for(lambda: not living([pid]), seconds=60, what="it is gone")
