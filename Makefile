@@ -86,7 +86,7 @@ test-fast: $(READY)  ## The quick answer: tests that take seconds
 	@pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
 
 emulate: $(READY)  ## How 1, 2, 4 and 8 emulated devices scale, where the time goes, what was predicted; no GPU
-	@python -m tasks.measuring.emulate
+	@python -m benchmarks.emulator
 
 museum: $(READY)  ## Wrong speedups, each built on purpose, and who catches it (docs/museum.md)
 	@python -m tests.museum

@@ -15,13 +15,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.causes import emulated_ranks
+from benchmarks.causes import waiting_bench
+from benchmarks.emulator.device import EmulatedDevice, write_device
 from benchmarks.results_file import RESULTS, write_results
 from tasks.measuring.arms import Cell, as_trained
 from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.interleaving import Stopping, rounds
 from tasks.measuring.intervals import Interval, ratio_of_medians
-from training.emulated_device import EmulatedDevice, write_device
 
 _JITTERS = (0.0, 0.02, 0.05, 0.1, 0.2)
 """Spread of every layer, in turn."""
@@ -75,7 +75,7 @@ def _main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     load_before, runs = os.getloadavg()[0], []
-    with tempfile.TemporaryDirectory() as scratch, emulated_ranks(Path(scratch)) as bench:
+    with tempfile.TemporaryDirectory() as scratch, waiting_bench(Path(scratch)) as bench:
         cells = {jitter: _cells(Path(scratch), jitter) for jitter in _JITTERS}
         bench.build(as_trained(cell) for pair in cells.values() for cell in pair)
         bench.steps_per_block = 2

@@ -11,7 +11,6 @@ import itertools
 import os
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, write_device
+from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from benchmarks.results_file import RESULTS, write_results
 from tasks.measuring.arms import Cell, as_trained
 from tasks.measuring.blocks import Bench, Trials
-from tasks.measuring.emulation import emulated_params, write_rows
 from tasks.measuring.interleaving import rounds
 from tasks.measuring.speed import Comparison
 from tasks.measuring.waterfall import waterfall
-from tasks.measuring.workers import working
 from tasks.reporting.measurement import Waterfall
-from tasks.stage.ranks import told_to_ranks
-from training.emulated_device import EmulatedDevice, expected_step_seconds, write_device
 
 _LOST_MS = 9.0
 """What each cause takes of a step of 24 ms on two ranks, all but contention exactly."""
@@ -85,22 +82,10 @@ def all_cases() -> list[tuple[str, ...]]:
 
 
 @contextlib.contextmanager
-def emulated_ranks(folder: Path) -> Iterator[Bench]:
+def waiting_bench(folder: Path) -> Iterator[Bench]:
     """Yield one and two waiting ranks, for any device."""
     params = emulated_params([1, _NUM_RANKS], num_micro_batches=_NUM_MICRO_BATCHES)
-    rows = folder / str(params.ranges[0])
-    write_rows(rows, num_rows=params.ranges[0].end)
-    write_device(folder / "plain", _PLAIN)
-    segment = {"range": rows.name, "epoch": 1, "fingerprint": "emulated", "slice_dir": str(rows)}
-    configs = {
-        cell: {
-            **told_to_ranks(cell, params, device="cpu", base_model=folder / "plain", work=folder / cell),
-            "segments": [segment],
-        }
-        for cell in params.cells
-    }
-    launchers = {cell: spread.launcher for cell, spread in params.cells.items()}
-    with working(configs, launchers=launchers, stop=threading.Event()) as workers:
+    with emulated_ranks(params, folder=folder, device=_PLAIN) as workers:
         yield Bench(workers, seed=1)
 
 
@@ -159,7 +144,7 @@ def _main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     load_before = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as scratch, emulated_ranks(Path(scratch)) as bench:
+    with tempfile.TemporaryDirectory() as scratch, waiting_bench(Path(scratch)) as bench:
         progress = track(all_cases(), description="cases", console=Console(stderr=True))
         cases = [measure_case(bench, causes, folder=Path(scratch), num_rounds=arguments.rounds) for causes in progress]
     num_right = sum(case.is_right for case in cases)

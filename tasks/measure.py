@@ -20,6 +20,7 @@ from typing import Any
 
 from tasks.measuring.certificate import Subject, certified_as, certify, stopped
 from tasks.measuring.differences import MARGIN
+from tasks.measuring.planning import plan_session
 from tasks.measuring.sample import Sample, take_sample
 from tasks.measuring.session import measure_cells
 from tasks.measuring.timed_ranges import timed_ranges
@@ -254,9 +255,10 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
     """Measure the cells against each other and keep what was found."""
     with keeping((_STORE / key).resolve()) as folder:
         work = folder / "ranks"
-        measurement = measure_cells(
-            inputs.params, machine=inputs.machine, base_model=inputs.base_model, rows=inputs.rows, work=work, stop=stop
+        session = plan_session(
+            inputs.params, machine=inputs.machine, base_model=inputs.base_model, rows=inputs.rows, work=work
         )
+        measurement = measure_cells(session, stop=stop)
         shutil.rmtree(work)
         inputs.snapshot.require_unchanged()
         write_json(folder / _SPEED, measurement.model_dump(mode="json"))

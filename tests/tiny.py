@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.emulator import WORKLOAD
+from benchmarks.emulator.device import EmulatedDevice, write_device
 from training.files import digest_of_file, digest_of_json, write_json
 
 
@@ -61,7 +63,7 @@ def make_tiny_classifier(
 
 
 def make_tiny_workload(workload: str, root: Path) -> tuple[Path, list[Path]]:
-    """Write the smallest base model and two slices, of 45 and 27 rows, for a file of training/workloads/; return both.
+    """Write the smallest base model and two slices, of 45 and 27 rows, for a workload of this name; return both.
 
     A workload that is not known here fails the tests that run over all of them.
     """
@@ -76,9 +78,7 @@ def make_tiny_workload(workload: str, root: Path) -> tuple[Path, list[Path]]:
         images = [make_image_slice(root / f"slice_{first}", num_rows=size, first_row=first) for size, first in parts]
         return make_image_model(root / "model"), images
     slices = [make_slice(root / f"slice_{index}", **size) for index, size in enumerate(sizes)]
-    if workload == "emulated":
-        from training.emulated_device import EmulatedDevice, write_device
-
+    if workload == WORKLOAD:
         device = EmulatedDevice(num_layers=2, parameters_per_layer=64, forward_ms=0.1, backward_ms=0.2)
         return write_device(root / "model", device), slices
     assert workload == "causal_lm", f"no tiny model and slices for the workload {workload}"

@@ -143,7 +143,9 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
 
 def _require_code(config: TrainingConfig, arguments: argparse.Namespace) -> None:
     """Import the rest, what the config names; then refuse code that changed since the ranks were started."""
-    importlib.import_module(f"training.workloads.{config.workload}")
+    from training.plug import find_workload
+
+    find_workload(config.workload)
     importlib.import_module(f"training.strategies.{config.strategy}")
     if arguments.code is not None:
         require_code(arguments.code)

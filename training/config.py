@@ -50,7 +50,7 @@ class TrainingConfig:
     world_size: int
     """Number of ranks."""
     workload: str
-    """Name of a file in training/workloads/."""
+    """Name of a file in training/workloads/; with dots, of a module anywhere (training/plug.py)."""
     device: Literal["cpu", "cuda"]
     """Where the model lives."""
     oversubscribe: bool

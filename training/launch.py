@@ -11,6 +11,7 @@ from training.distributed import Ranks
 from training.events import EventStream
 from training.failure import EXIT_INTERRUPTED, StoppedError
 from training.fault import Plan
+from training.plug import find_workload
 from training.record import now
 from training.stopping import StopRequest
 from training.strategies import Strategy
@@ -43,9 +44,7 @@ class Launch:
     @property
     def workload(self) -> Workload:
         """What is trained: model, rows and loss."""
-        found: Any = importlib.import_module(f"training.workloads.{self.config.workload}")
-        workload: Workload = found
-        return workload
+        return find_workload(self.config.workload)
 
 
 def build_strategy(launch: Launch) -> Strategy:

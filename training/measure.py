@@ -5,14 +5,15 @@ A rank connects to the stage's Unix socket and waits there, idle, until it is to
 """
 
 import dataclasses
-import importlib
 import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from training.config import TrainingConfig
 from training.data import MicroBatch
 from training.distributed import Ranks
 from training.ownership import own_device
+from training.plug import find_workload, hardware_of
 from training.probe import probe_compute, probe_slowdown_in_flight
 from training.row_digest import digest_of_rows
 from training.strategies import StepResult
@@ -32,8 +34,6 @@ from training.traffic import Recorded, forget_recorded, num_exchanges
 from training.variants import (
     Made,
     Variant,
-    emulated_link,
-    emulated_of,
     loaded,
     make,
     micro_batches_of,
@@ -163,8 +163,7 @@ class BlockRunner:
     def facts(self, variant: Variant) -> dict[str, Any]:
         """Return what is known of a variant beside its seconds: full steps in the segment, buckets, memory."""
         made = self._get(variant)
-        emulated = emulated_of(made)
-        scale = 1.0 if emulated is None else emulated.device.bytes_per_real_byte
+        scale = made.hardware.bytes_per_real_byte(made.model)
         return {
             "num_steps": max(len(made.source) // made.config.global_batch_size, 1),
             "num_steps_of_segments": [max(num_rows // made.config.global_batch_size, 1) for num_rows in sizes(made)],
@@ -198,13 +197,15 @@ class BlockRunner:
         """Return the parts of the segment's first step, each timed alone (training/probe.py)."""
         made = self._get(variant)
         parts = [part.to(self._ranks.device) for part in micro_batches_of(made, self._ranks, 1)]
-        emulated = emulated_of(made)
-        options = {} if emulated is None else {"on_start": emulated.start_now}
-        return probe_compute(made.strategy, self._ranks, parts, num_repeats=num_repeats, **options)
+        begin = partial(made.hardware.begin, made.model)
+        return probe_compute(made.strategy, self._ranks, parts, num_repeats=num_repeats, on_start=begin)
 
     def sweep(self, variant: Variant, *, num_repeats: int, seconds_budget: float) -> dict[str, Any]:
         """Return the all-reduce of the ranks' link by size (training/sweep.py)."""
-        link = emulated_link(variant, self._config, world_size=self._ranks.world_size)
+        model_dir = Path(variant.overrides.get("model_dir", self._config.model_dir))
+        # No variant needs to be built for it.
+        hardware = hardware_of(find_workload(self._config.workload))
+        link = hardware.link_seconds(model_dir, world_size=self._ranks.world_size)
         return all_reduce_sweep(
             self._ranks, num_repeats=num_repeats, seconds_budget=seconds_budget, seconds_of_link=link
         )
@@ -212,10 +213,10 @@ class BlockRunner:
     def in_flight(self, variant: Variant, *, num_bytes: int, num_repeats: int) -> dict[str, Any]:
         """Return a backward with and without all-reduces beside it (training/probe.py).
 
-        Without repeats for an emulated device, whose link is no work for anybody.
+        Without repeats where the link is slept for: it is then no work for anybody.
         """
         made = self._get(variant)
-        if emulated_of(made) is not None:
+        if made.hardware.link_seconds(made.config.model_dir, world_size=self._ranks.world_size) is not None:
             return {"alone_seconds": [], "in_flight_seconds": []}
         longest = micro_batches_of(made, self._ranks, 1)[-1].to(self._ranks.device)
         return probe_slowdown_in_flight(
@@ -231,9 +232,7 @@ class BlockRunner:
         forget_recorded(ranks)
         if not block.is_alone and ranks.world_size > 1:
             dist.barrier()
-        emulated = emulated_of(made)
-        if emulated is not None:
-            emulated.start_now()
+        made.hardware.begin(made.model)
         num_before = num_exchanges(ranks)
         started = time.perf_counter()
         marks.add()
@@ -293,8 +292,8 @@ def _key(variant: Variant) -> str:
 
 def _levers(made: Made) -> list[str]:
     """Return which ways of training the model would take: packing, early_tied_head."""
-    workload: Any = importlib.import_module(f"training.workloads.{made.config.workload}")
-    model, can = made.strategy.replica.module, list[str]()
+    workload: Any = made.workload
+    model, can = made.model, list[str]()
     if made.config.compile:
         # What is tried here would be compiled for.
         return can

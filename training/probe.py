@@ -33,8 +33,7 @@ def probe_compute(
 ) -> dict[str, Any]:
     """Return the seconds of each part of a step of the plain module; nothing is exchanged.
 
-    `on_start` is called when all ranks have met and are about to begin: for an emulated device, which must not make up
-    for the time it waited.
+    `on_start` is called when all ranks have met and are about to begin.
 
     On several ranks all run at once, as independent copies: against the same on one rank that is contention. Lists go
     by rank, then by repeat: `forward_seconds` and `backward_seconds` then by micro-batch; `optimizer_seconds` (clipping

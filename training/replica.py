@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from training.config import TrainingConfig
 from training.data import MicroBatch
 from training.optimizer import build_optimizer, moments_of
+from training.plug import hardware_of
 from training.weights import differences, parameter_checksum, tensor_checksum, weights_of
 from training.whereabouts import Section
 from training.workloads import Workload
@@ -48,10 +49,9 @@ class Replica:
             torch.use_deterministic_algorithms(True)
         self._optimizer = build_optimizer([group for group in groups if group["params"]], config)
         self._moments = moments_of(config)
-        before_update = getattr(workload, "before_update", None)
+        before_update = hardware_of(workload).before_update(model)
         if before_update is not None:
-            # A workload that emulates a device takes the time of an update here.
-            self._optimizer.register_step_pre_hook(before_update(model))
+            self._optimizer.register_step_pre_hook(before_update)
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.head_weight: Tensor | None = None

@@ -33,8 +33,8 @@ def all_reduce_sweep(
 
     `points`: `num_bytes`, `seconds` of every repeat, those of the slowest rank, and `median_seconds`. Every size may
     use an equal share of what is left of the budget, so that small ones get all `num_repeats` and large ones at least
-    three; the sweep ends where these would not fit and says so in `stopped_because`, else null. An emulated link is
-    slept for: `seconds_of_link` of so many bytes. Raises ValueError on one rank.
+    three; the sweep ends where these would not fit and says so in `stopped_because`, else null. With
+    `seconds_of_link` these are slept for, and nothing is exchanged. Raises ValueError on one rank.
     """
     if ranks.world_size == 1:
         raise ValueError("world_size=1: nothing to all-reduce; allowed: at least 2 ranks")
@@ -47,7 +47,7 @@ def all_reduce_sweep(
     stopped_because = None
     for index, num_bytes in enumerate(ascending):
         left = seconds_budget - _of_slowest(ranks, [time.perf_counter() - started])[0]
-        stopped_because = _why_not(ranks, num_bytes, left, points, is_emulated=seconds_of_link is not None)
+        stopped_because = _why_not(ranks, num_bytes, left, points, needs_memory=seconds_of_link is None)
         if stopped_because is not None:
             break
         exchange = _exchange(ranks, num_bytes, seconds_of_link)
@@ -65,7 +65,7 @@ def all_reduce_sweep(
 
 
 def _why_not(
-    ranks: Ranks, num_bytes: int, seconds_left: float, points: list[dict[str, Any]], *, is_emulated: bool
+    ranks: Ranks, num_bytes: int, seconds_left: float, points: list[dict[str, Any]], *, needs_memory: bool
 ) -> str | None:
     """Return why this size and larger ones are left out, the same on all ranks; None if they are not."""
     size = f"{num_bytes / 2**20:g} MiB"
@@ -76,7 +76,7 @@ def _why_not(
     if needed > seconds_left or seconds_left <= 0:
         return f"from {size} on left out: they would take about {needed:.2g} s, {max(seconds_left, 0):.2g} s are left"
     free = float(ranks.gather(np.array([_free_bytes(ranks)])).min())
-    if not is_emulated and num_bytes > free * _SHARE_OF_FREE_MEMORY:
+    if needs_memory and num_bytes > free * _SHARE_OF_FREE_MEMORY:
         return f"from {size} on left out: only {free / 2**20:.0f} MiB of memory are free for each rank"
     return None
 

@@ -9,18 +9,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from training.config import TrainingConfig
 from training.data import MicroBatch
 from training.distributed import Ranks
-from training.emulated_device import read_device
 from training.plan import SegmentPlan, micro_batches_for, plan_of
+from training.plug import Hardware, find_workload, hardware_of
 from training.prefetch import prefetched
 from training.rows import Rows, training_rows
 from training.strategies import Strategy
+from training.workloads import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ class Variant:
 class Made:
     """A variant that is ready to run."""
 
+    workload: Workload
     strategy: Strategy
     config: TrainingConfig
     ranks: Ranks
@@ -49,6 +52,16 @@ class Made:
     warm_up_seconds: float
     """What came before the first step, compilation included."""
 
+    @property
+    def model(self) -> nn.Module:
+        """The plain module."""
+        return self.strategy.replica.module
+
+    @property
+    def hardware(self) -> Hardware:
+        """What the model runs on."""
+        return hardware_of(self.workload)
+
 
 def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
     """Build a variant and run a few steps of it, which cost more than later ones."""
@@ -56,7 +69,7 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
         name: Path(value) if name == "model_dir" else value for name, value in variant.overrides.items()
     }
     config = dataclasses.replace(config, **overrides)
-    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
+    workload = find_workload(config.workload)
     model = workload.load_model(config.model_dir)
     if variant.is_independent:
         name, known, options = "single", dataclasses.replace(ranks, rank=0, world_size=1), {}
@@ -67,7 +80,9 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
     segment = config.segments[0]
     source = training_rows(workload, config, segment)
     plan = plan_of(source, config, segment)
-    made = Made(strategy=strategy, config=config, ranks=ranks, source=source, plan=plan, warm_up_seconds=0.0)
+    made = Made(
+        workload=workload, strategy=strategy, config=config, ranks=ranks, source=source, plan=plan, warm_up_seconds=0.0
+    )
     micro_batches = [part.to(ranks.device) for part in micro_batches_of(made, ranks, 1)]
     ranks.synchronize()
     started = time.perf_counter()
@@ -81,29 +96,23 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
 
 def on_segment(made: Made, index: int) -> Made:
     """Return the variant, the very same model, on the rows of another of its config's segments."""
-    workload: Any = importlib.import_module(f"training.workloads.{made.config.workload}")
     segment = made.config.segments[index]
-    source = training_rows(workload, made.config, segment)
+    source = training_rows(made.workload, made.config, segment)
     return dataclasses.replace(made, source=source, plan=plan_of(source, made.config, segment))
 
 
 def sizes(made: Made) -> list[int]:
     """Return the rows of each of the config's segments."""
-    workload: Any = importlib.import_module(f"training.workloads.{made.config.workload}")
-    return [len(workload.open_slice(segment.slice_dir)) for segment in made.config.segments]
+    return [len(made.workload.open_slice(segment.slice_dir)) for segment in made.config.segments]
 
 
 def micro_batches_of(made: Made, ranks: Ranks, step: int) -> list[MicroBatch]:
-    emulated = emulated_of(made)
-    parts = []
-    for part in micro_batches_for(
-        made.source, made.plan.step(step), rank=ranks.rank, world_size=ranks.world_size,
-        seq_len=made.config.seq_len, seed=(made.config.seed, step),
-    ):  # fmt: skip
-        parts.append(part)
-        if emulated is not None:
-            emulated.load_micro_batch()
-    return parts
+    return list(
+        micro_batches_for(
+            made.source, made.plan.step(step), rank=ranks.rank, world_size=ranks.world_size,
+            seq_len=made.config.seq_len, seed=(made.config.seed, step),
+        )
+    )  # fmt: skip
 
 
 def loaded(
@@ -118,20 +127,14 @@ def loaded(
 
     `on_ahead`: training/prefetch.py, where there is a loader.
     """
-    emulated = emulated_of(made)
-
-    def copied(parts: list[MicroBatch]) -> list[MicroBatch]:
-        if emulated is not None and data != "device":
-            for _ in parts:
-                emulated.copy_micro_batch()
-        return parts
-
+    copy, model = made.hardware.copy, made.model
     if data == "loader":
         ahead = prefetched(
             lambda turn: micro_batches_of(made, ranks, steps[turn]), range(len(steps)), ranks.device, on_ahead=on_ahead
         )
         for turn, parts, waited in ahead:
-            yield copied(parts), steps[turn], waited
+            copy(model, len(parts))
+            yield parts, steps[turn], waited
         return
     distinct = {step: micro_batches_of(made, ranks, step) for step in dict.fromkeys(steps)}
     if ranks.device.type == "cuda":
@@ -139,20 +142,7 @@ def loaded(
     if data == "device":
         distinct = {step: [part.to(ranks.device) for part in parts] for step, parts in distinct.items()}
     for step in steps:
-        yield copied([part.to(ranks.device) for part in distinct[step]]), step, 0.0
-
-
-def emulated_of(made: Made) -> Any:
-    workload: Any = importlib.import_module(f"training.workloads.{made.config.workload}")
-    if not hasattr(workload, "emulated_device"):
-        return None
-    return workload.emulated_device(made.strategy.replica.module)
-
-
-def emulated_link(variant: Variant, config: TrainingConfig, *, world_size: int) -> Callable[[int], float] | None:
-    """Return the seconds of an emulated link by bytes; None for a real one. No variant needs to be built for it."""
-    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
-    if not hasattr(workload, "emulated_device"):
-        return None
-    device = read_device(Path(variant.overrides.get("model_dir", config.model_dir)))
-    return partial(device.link_seconds, world_size=world_size)
+        parts = [part.to(ranks.device) for part in distinct[step]]
+        if data == "host":
+            copy(model, len(parts))
+        yield parts, step, 0.0

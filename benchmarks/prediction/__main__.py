@@ -26,9 +26,9 @@ from benchmarks.prediction.points import (
     Score,
     Tried,
     calibrated,
-    emulated_ranks,
     score,
     try_configuration,
+    waiting_groups,
 )
 from benchmarks.results_file import RESULTS, write_results
 from tasks.measuring.prediction import MODEL_ERROR_FILE, ModelError
@@ -96,7 +96,7 @@ def _main() -> int:
 def _tried(*, num_rounds: int) -> list[Tried]:
     """Return every configuration, those that calibrate first."""
     console = Console(stderr=True)
-    with tempfile.TemporaryDirectory() as scratch, emulated_ranks(Path(scratch)) as workers:
+    with tempfile.TemporaryDirectory() as scratch, waiting_groups(Path(scratch)) as workers:
         return [
             try_configuration(one, workers, folder=Path(scratch) / f"{number}", num_rounds=num_rounds)
             for number, one in enumerate(track([*FITTING, *VALIDATION], description="configurations", console=console))

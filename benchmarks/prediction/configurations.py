@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training.emulated_device import EmulatedDevice
+from benchmarks.emulator.device import EmulatedDevice
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,28 +1,26 @@
 """One device after another: probed on one and two ranks, its link on four; predicted and measured on two and four."""
 
-import contextlib
 import dataclasses
 import math
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.emulator.device import EmulatedDevice, write_device
+from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from benchmarks.prediction.configurations import Configuration
 from tasks.measuring.arms import Cell, as_trained, copies, data_arms, silent
 from tasks.measuring.blocks import Bench, Trials
-from tasks.measuring.emulation import emulated_params, write_rows
 from tasks.measuring.interleaving import rounds
 from tasks.measuring.intervals import ratio_of_medians
 from tasks.measuring.predicting import Probed, probe_cells, sweep_link
 from tasks.measuring.prediction import ModelError, predict
 from tasks.measuring.probe import Probe
-from tasks.measuring.workers import Workers, working
+from tasks.measuring.workers import Workers
 from tasks.reporting.measurement import Estimate
-from tasks.stage.ranks import told_to_ranks
-from training.emulated_device import EmulatedDevice, write_device
 
 WORLD_SIZES = (2, 4)
 """What is predicted and measured; of four ranks the link is measured, no step."""
@@ -151,24 +149,11 @@ def _known(probe: Probe, world_size: int) -> str:
     return link_only if world_size in probe.link_only else probed
 
 
-@contextlib.contextmanager
-def emulated_ranks(folder: Path) -> Iterator[Mapping[str, Workers]]:
-    """Yield waiting groups of one, two and four ranks, for any device."""
+def waiting_groups(folder: Path) -> AbstractContextManager[Mapping[str, Workers]]:
+    """Return waiting groups of one, two and four ranks, for any device."""
     params = emulated_params([1, *WORLD_SIZES], num_micro_batches=_MOST_MICRO_BATCHES)
-    rows = folder / str(params.ranges[0])
-    write_rows(rows, num_rows=params.ranges[0].end)
-    write_device(folder / "first", EmulatedDevice(num_layers=1, forward_ms=0.1, backward_ms=0.1))
-    segment = {"range": rows.name, "epoch": 1, "fingerprint": "emulated", "slice_dir": str(rows)}
-    configs = {
-        cell: {
-            **told_to_ranks(cell, params, device="cpu", base_model=folder / "first", work=folder / cell),
-            "segments": [segment],
-        }
-        for cell in params.cells
-    }
-    launchers = {cell: spread.launcher for cell, spread in params.cells.items()}
-    with working(configs, launchers=launchers, stop=threading.Event()) as workers:
-        yield workers
+    device = EmulatedDevice(num_layers=1, forward_ms=0.1, backward_ms=0.1)
+    return emulated_ranks(params, folder=folder, device=device)
 
 
 def try_configuration(

@@ -99,7 +99,7 @@ def _cuda_knobs(params: Params) -> list[Knob]:
             )
             for precision in ("bf16", "fp16")
         ]
-    if not params.train.compile and unit_of(params.workload) == "token" and params.workload != "emulated":
+    if not params.train.compile and unit_of(params.workload) == "token":
         knobs.append(
             Knob(
                 key="train.compile",

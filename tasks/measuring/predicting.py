@@ -38,7 +38,7 @@ class Probed:
     is_weak: bool
     """Whether a cell's global batch grows with its number of ranks."""
     bytes_per_real_byte: float
-    """Bytes that an emulated link carries for one real byte of gradient; 1 otherwise."""
+    """Bytes that the link carries for each byte of gradient that is really there; 1 unless it only sleeps for them."""
     ranks_per_machine: int | None
     """Devices of this machine; None: not known."""
     is_16_bit: bool = False

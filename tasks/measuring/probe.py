@@ -169,8 +169,7 @@ def probe_from(
 
     `compute`: probe_compute's answers; `sweeps`: those of all_reduce_sweep, of at least as many numbers of ranks;
     `buckets`: probe_buckets' answer; `in_flight`: that of probe_slowdown_in_flight, without repeats where there is
-    none. An emulated link carries `link_bytes_per_byte` bytes for each real byte of gradient; its sweep is in bytes of
-    the link.
+    none. The link carries `link_bytes_per_byte` bytes for each byte of gradient; its sweep is in bytes of the link.
     """
     alone = compute[1]
     together = {world_size: answer for world_size, answer in compute.items() if world_size > 1}

@@ -8,28 +8,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tasks.measuring.account import Arithmetic, account, estimate
+from tasks.measuring.account import account, estimate
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, as_trained
 from tasks.measuring.blocks import Bench
 from tasks.measuring.gpu_meter import gpu_meter
 from tasks.measuring.host_checks import BYTES_PER_PARAMETER, GIB_PER_RANK
-from tasks.measuring.host_facts import cpu_quota, free_memory_bytes
+from tasks.measuring.host_facts import free_memory_bytes
+from tasks.measuring.planning import Session
 from tasks.measuring.predicting import Probed, predict_cells, sweep_link
 from tasks.measuring.preflight import preflight
 from tasks.measuring.speed import Comparison, Measured, measure_speed
 from tasks.measuring.workers import Workers, working
-from tasks.params import Params
 from tasks.reporting.measurement import Advice, MeasurementFile, Prediction, Preflight, RankDevice
-from tasks.stage.choices import unit_of
-from tasks.stage.failure import DataError, DistributedError, PreemptedError, ResourceError
+from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
 from tasks.stage.progress import counting
-from tasks.stage.ranks import choose_device, nodes_of, told_to_ranks
+from tasks.stage.ranks import nodes_of
 
 _log = logging.getLogger(__name__)
 
@@ -38,27 +34,6 @@ _SHARE_OF_MEMORY = 0.6
 _NO_ROOM = "Prediction and advice were left out: memory has no room for several variants of a step."
 _MORE_RANKS = (4, 8)
 """Whose link is measured though no cell has so many, where there are devices for them."""
-_HALF_WIDTHS = {"cuda": 0.02, "cpu": 0.03}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Session:
-    """Everything that a measurement needs."""
-
-    comparison: Comparison
-    """What is measured."""
-    params: Params
-    """The comparison as asked for."""
-    configs: Mapping[str, Mapping[str, Any]]
-    """Name of the cell -> what its ranks are told."""
-    arithmetic: Arithmetic
-    """For model FLOPs utilisation."""
-    device: str
-    """cpu or cuda."""
-    num_gpus: int
-    """GPUs of this machine."""
-    num_devices: int
-    """Ranks that this machine has a device of their own for: its GPUs, or its cores by the threads of a rank."""
 
 
 @dataclass
@@ -70,27 +45,18 @@ class _Further:
     left_out: list[str] = field(default_factory=list)
 
 
-def measure_cells(
-    params: Params,
-    *,
-    machine: Mapping[str, Any],
-    base_model: Path,
-    rows: Sequence[Path],
-    work: Path,
-    stop: threading.Event,
-) -> MeasurementFile:
-    """Measure the cells of the comparison on the rows of some slices; the ranks' files go to `work`.
+def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile:
+    """Measure the cells of the comparison.
 
-    Raises DistributedError if ranks end, ResourceError without enough devices, PreemptedError once asked to stop.
+    Raises DistributedError if ranks end, ResourceError without enough memory, PreemptedError once asked to stop.
     """
     started = time.perf_counter()
-    session = _session(params, machine=machine, base_model=base_model, rows=rows, work=work)
-    num_parameters = json.loads((base_model / "manifest.json").read_bytes())["num_parameters"]
+    params, machine, comparison = session.params, session.machine, session.comparison
+    num_parameters = json.loads((session.arithmetic.base_model / "manifest.json").read_bytes())["num_parameters"]
     found = preflight(
-        params, dict(machine), cells=list(params.cells), device=session.device, folder=work.parent,
+        params, dict(machine), cells=list(params.cells), device=session.device, folder=session.work.parent,
         num_parameters=num_parameters,
     )  # fmt: skip
-    comparison = session.comparison
     fits = partial(
         has_room, cells=comparison.cells, machine=machine, device=session.device, num_parameters=num_parameters
     )
@@ -122,7 +88,7 @@ def measure_cells(
         prediction=more.prediction,
         advice=more.advice,
         blocks=measured.blocks,
-        ranges=[part.name for part in rows],
+        ranges=[part.name for part in session.rows],
         rank_devices=devices,
         left_out=_without_waterfall(comparison) + more.left_out,
     )
@@ -187,75 +153,6 @@ def has_room(
     return False
 
 
-def _session(
-    params: Params, *, machine: Mapping[str, Any], base_model: Path, rows: Sequence[Path], work: Path
-) -> Session:
-    devices = {cell: choose_device(cell, params, dict(machine)) for cell in params.cells}
-    device = devices[params.baseline]
-    is_weak = params.measure.scaling == "weak"
-    cells = [_cell(params, name, is_weak=is_weak) for name in params.cells]
-    num_rows, lengths = len(np.load(rows[0] / "row_ids.npy", allow_pickle=False)), None
-    if unit_of(params.workload) == "token":
-        whole = [np.diff(np.load(part / "offsets.npy", allow_pickle=False)) for part in rows]
-        lengths = np.minimum(np.concatenate(whole), params.train.seq_len).tolist()
-    largest = max(cell.global_batch_size for cell in cells)
-    if is_weak and num_rows < largest:
-        raise DataError(
-            f"range {rows[0].name} has {num_rows} rows, a step of the largest cell {largest} in weak scaling; "
-            "allowed: a first range with at least as many"
-        )
-    segments = [
-        {"range": part.name, "epoch": 1, "fingerprint": "measured", "slice_dir": str(part.resolve())} for part in rows
-    ]
-    return Session(
-        comparison=Comparison(
-            cells=cells,
-            has_copy=device == "cuda" or params.workload == "emulated",
-            is_weak=is_weak,
-            is_exact=params.train.exact,
-            half_width=params.measure.half_width or _HALF_WIDTHS[device],
-            max_seconds=params.measure.max_seconds,
-            block_seconds=params.measure.block_seconds,
-            seed=params.train.seed,
-        ),
-        params=params,
-        configs={
-            cell: {
-                **told_to_ranks(cell, params, device=devices[cell], base_model=base_model, work=work / cell),
-                "segments": segments,
-            }
-            for cell in params.cells
-        },
-        arithmetic=Arithmetic(
-            base_model=base_model,
-            lengths=lengths,
-            precision=params.train.precision,
-            gpu_name=machine["gpus"][0]["name"] if device == "cuda" else None,
-        ),
-        device=device,
-        num_gpus=machine["num_gpus"],
-        num_devices=machine["num_gpus"] if device == "cuda" else _num_cores(machine) // params.train.threads_per_rank,
-    )
-
-
-def _num_cores(machine: Mapping[str, Any]) -> int:
-    quota = cpu_quota()
-    return int(machine["num_cpus"]) if quota is None else min(int(machine["num_cpus"]), int(quota))
-
-
-def _cell(params: Params, name: str, *, is_weak: bool) -> Cell:
-    spread = params.cells[name]
-    batch = params.train.global_batch_size
-    overrides: dict[str, int] = {}
-    if is_weak:
-        batch = batch * spread.world_size // params.cells[params.baseline].world_size
-        overrides = {"global_batch_size": batch}
-    return Cell(
-        name=name, strategy=spread.strategy, world_size=spread.world_size, num_nodes=spread.num_nodes,
-        global_batch_size=batch, overrides=overrides,
-    )  # fmt: skip
-
-
 def _advise(session: Session, bench: Bench, fits: Callable[..., bool]) -> Advice | None:
     if not session.params.measure.advice:
         return None
@@ -271,7 +168,7 @@ def _predict(
         raise ValueError("with early_tied_head a gradient is exchanged in two parts, which its model does not know")
     largest = max(cell.world_size // cell.num_nodes for cell in comparison.cells)
     has_several_machines = any(cell.num_nodes > 1 for cell in comparison.cells)
-    baseline = comparison.baseline
+    baseline, num_gpus = comparison.baseline, session.machine["num_gpus"]
     probed = Probed(
         baseline=baseline,
         cells=comparison.spreading,
@@ -279,7 +176,7 @@ def _predict(
         is_weak=comparison.is_weak,
         bytes_per_real_byte=bench.facts(as_trained(baseline))[0]["bytes_per_real_byte"],
         # Ranks may share devices, and then as many as there were do.
-        ranks_per_machine=max(session.num_gpus, largest) if session.num_gpus or has_several_machines else None,
+        ranks_per_machine=max(num_gpus, largest) if num_gpus or has_several_machines else None,
         is_16_bit=any(one.get("gradient_hook", "none") != "none" for one in options),
         sweeps_beyond_cells={} if has_several_machines else _sweeps_beyond_cells(session, stop),
     )

@@ -107,8 +107,7 @@ def _of_gathers(run: RunOutputs, segment: SegmentOutputs, gradient_bytes: int) -
 def _of_record(segment: SegmentOutputs, gradient_bytes: int, outputs: Outputs, cell: str) -> str | None:
     """Return what torch's own record of the last steps' collectives says against what the steps counted."""
     recorded = segment.facts.recorded_exchanges
-    # An emulated link sends a bucket in messages of its own.
-    if recorded is None or outputs.params.workload == "emulated" or outputs.runs[cell].facts.world_size == 1:
+    if recorded is None or outputs.runs[cell].facts.world_size == 1:
         return None
     if recorded.number != recorded.counted_number:
         return (

@@ -183,14 +183,8 @@ def _gates_passed(results: Results) -> str:
 def label_of(outputs: Outputs) -> str | None:
     """Return what kind of demonstration the comparison is and what its figures do not say; None if they say it all.
 
-    Told by the workload and what the stages recorded (sources, weights, device), not by the comparison's name.
+    Told by what the stages recorded (sources, weights, device), not by the comparison's name.
     """
-    if outputs.params.workload == "emulated":
-        return (
-            "Emulated devices: layers that sleep and a link that waits stand in for devices that are not there. The "
-            "speedup is that of the devices described, with real ranks and real DDP; it says nothing about this "
-            "machine or any real one, and the loss says nothing about a model."
-        )
     is_builtin = outputs.raw.kind == "builtin"
     has_random_weights = outputs.base_model.is_random_weights
     is_on_cpu = all(run.facts.device == "cpu" for run in outputs.runs.values())

@@ -201,7 +201,7 @@ class _Judge:
                     ),
                 )
                 return
-        if block.exchange_bytes is None or self.outputs.params.workload == "emulated":
+        if block.exchange_bytes is None:
             return
         gradient_bytes = self.outputs.base_model.num_parameters * 4
         least, most = bytes_per_exchange(gradient_bytes, self.options, is_exact=self.outputs.params.train.exact)

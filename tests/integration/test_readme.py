@@ -17,7 +17,7 @@ from tests.workspace import Workspace
 
 RUN_ELSEWHERE = {
     "make test": "it is what runs this test",
-    "make emulate": "tests/integration/test_emulate.py runs its command",
+    "make emulate": "tests/benchmarks/emulator/test_main.py runs its command",
     "make serve": "tests/integration/test_prefect_serve.py runs its command",
     "prefect deployment run ddp-compare": "tests/integration/test_prefect_serve.py types it",
     "prefect deployment run rebench": "tests/integration/test_prefect_serve.py types it",

@@ -72,6 +72,8 @@ BAD = {
     "held-out rows in a range": ("300-350", "200-350", ["heldout", "overlaps", "100-250"]),
     "held-out reversed": ("300-350", "350-300", ["heldout", "350-300"]),
     "unknown workload": ("causal_lm", "casual_lm", ["workload", "did you mean causal_lm?"]),
+    "workload of a benchmark": ("causal_lm", "emulated", ["workload", "'emulated'", "allowed: causal_lm"]),
+    "workload from elsewhere": ("causal_lm", "benchmarks.emulator.workload", ["workload", "allowed: causal_lm"]),
     "unknown strategy": ("strategy: ddp", "strategy: dpd", ["cells.2proc.strategy", "did you mean ddp?"]),
     "strategy from elsewhere": ("strategy: ddp", "strategy: ../ddp", ["cells.2proc.strategy", "allowed: ddp"]),
     "unknown launcher": ("strategy: ddp,", "strategy: ddp, launcher: slurm,", ["cells.2proc.launcher", "torchrun"]),

@@ -96,8 +96,7 @@ def _serve() -> None:
     import training.loop
     import training.strategies.ddp
     import training.strategies.single
-    import training.workloads.causal_lm
-    import training.workloads.emulated  # noqa: F401
+    import training.workloads.causal_lm  # noqa: F401
 
     for line in sys.stdin:
         asked = json.loads(line)

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from training.data import open_slice
 from training.distributed import joined_ranks
 from training.files import write_json
 from training.plan import micro_batches_for, plan_segment
+from training.plug import find_workload, hardware_of
 from training.probe import probe_buckets, probe_compute, probe_slowdown_in_flight
 from training.sweep import all_reduce_sweep
 from training.weights import parameter_checksum
@@ -22,7 +24,7 @@ def main() -> int:
     """Probe what the config file describes; return the exit code."""
     config = read_config(Path(sys.argv[-1]))
     with joined_ranks(config) as ranks:
-        workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
+        workload = find_workload(config.workload)
         strategies: Any = importlib.import_module(f"training.strategies.{config.strategy}")
         model = workload.load_model(config.model_dir)
         strategy = strategies.build(model, workload, config, ranks)
@@ -40,9 +42,8 @@ def main() -> int:
         strategy.warm_up(parts[-1])
         strategy.train_step(parts, num_targets=step.num_targets, learning_rate=0.0)
         before = parameter_checksum(model)
-        emulated = hasattr(workload, "emulated_device")
-        options = {"on_start": workload.emulated_device(model).start_now} if emulated else {}
-        compute = probe_compute(strategy, ranks, parts, num_repeats=NUM_REPEATS, **options)
+        begin = partial(hardware_of(workload).begin, model)
+        compute = probe_compute(strategy, ranks, parts, num_repeats=NUM_REPEATS, on_start=begin)
         found: dict[str, Any] = {"compute": compute, "bucket_bytes": strategy.gradient_bucket_bytes}
         if ranks.world_size > 1:
             found |= {

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.emulator import WORKLOAD
+from benchmarks.emulator.device import EmulatedDevice, write_device
 from tests.tiny import make_config
 from tests.training.conftest import parsed
 from training.data import open_slice
 from training.distributed import Ranks
-from training.emulated_device import EmulatedDevice, write_device
 from training.measure import Block, BlockRunner
 from training.plan import plan_segment
 from training.row_digest import digest_of_rows
@@ -68,7 +69,7 @@ def test_a_loader_that_is_faster_than_a_step_keeps_no_block_waiting(
 ) -> None:
     # Four micro-batches of 10 ms; loading them takes 36 ms.
     device = EmulatedDevice(num_layers=2, forward_ms=2.0, backward_ms=3.0, data_ms=9.0)
-    told = make_config(tmp_path, write_device(tmp_path / "device", device), slices[:1], workload="emulated")
+    told = make_config(tmp_path, write_device(tmp_path / "device", device), slices[:1], workload=WORKLOAD)
     runner = BlockRunner(parsed(told, tmp_path), alone)
     block = Block(variant=Variant(), steps=[2], data="loader")
     runner.run(block)

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.emulator import WORKLOAD
+from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, write_device
 from tasks.measuring.prediction import predict
 from tasks.measuring.probe import in_buckets, probe_from
 from tests.tiny import make_config, make_slice
 from tests.training.forked_ranks import ForkedRanks, last_words
 from tests.training.probing import NUM_REPEATS, SIZES
 from training.distributed import Ranks
-from training.emulated_device import EmulatedDevice, expected_step_seconds, write_device
 from training.probe import probe_buckets
 from training.sweep import all_reduce_sweep
 
@@ -140,7 +141,7 @@ def test_a_sweep_says_what_it_left_out(two: Any) -> None:
     assert short["stopped_because"].startswith("from 1024 MiB on left out: ")
 
 
-def test_a_sweep_of_an_emulated_link_sleeps_for_it(two: Any) -> None:
+def test_a_sweep_of_a_link_whose_seconds_are_known_sleeps_for_them(two: Any) -> None:
     slept = two["slept"]["points"]
     assert [point["num_bytes"] for point in slept] == [2**20, 2**21]
     assert min(slept[0]["seconds"]) >= 10e-3
@@ -168,7 +169,7 @@ def test_the_parts_of_an_emulated_device_are_found_and_foretell_its_step(
         link_gib_per_second=2.0, optimizer_ms=6.0, fixed_ms=5.0,
     )  # fmt: skip
     model = write_device(tmp_path / "device", device)
-    changes = {"workload": "emulated", "strategy": "ddp", "micro_batch_size": 4}
+    changes = {"workload": WORKLOAD, "strategy": "ddp", "micro_batch_size": 4}
     alone = _probed(ranks, tmp_path / "one", model, rows, **changes, world_size=1)
     together = _probed(ranks, tmp_path / "two", model, rows, **changes, world_size=2)
     sweep = {
@@ -196,7 +197,7 @@ def test_a_device_that_waited_for_a_straggler_does_not_make_up_for_it(
 ) -> None:
     device = EmulatedDevice(num_layers=4, forward_ms=2.0, backward_ms=4.0, fixed_ms=3.0, straggler_ms=10.0)
     model = write_device(tmp_path / "device", device)
-    changes = {"workload": "emulated", "strategy": "ddp", "micro_batch_size": 4}
+    changes = {"workload": WORKLOAD, "strategy": "ddp", "micro_batch_size": 4}
     together = _probed(ranks, tmp_path / "two", model, rows, **changes, world_size=2)["compute"]
     # One of the two ranks is late in every step, so each is by half of it in the mean.
     assert np.median(np.mean(together["fixed_seconds"], axis=0)) == pytest.approx(3e-3 + 5e-3, abs=2e-3)

@@ -1,4 +1,4 @@
-"""What holds for every workload: each file of training/workloads/, found by listing the folder."""
+"""What holds for every workload: each file of training/workloads/, found by listing the folder, and one plugged in."""
 
 import importlib
 import importlib.util
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.emulator import WORKLOAD
 from tasks.stage.choices import names_of_files
 from tests.tiny import make_config, make_tiny_workload
 from tests.training.conftest import (
@@ -23,9 +24,10 @@ from tests.training.conftest import (
 )
 from training.failure import StoppedError
 from training.plan import micro_batches_for, plan_of
+from training.plug import find_workload
 from training.rows import Rows
 
-WORKLOADS = names_of_files("training/workloads")
+WORKLOADS = [*names_of_files("training/workloads"), WORKLOAD]
 SEQ_LEN = 32
 
 
@@ -34,7 +36,7 @@ class Tiny:
 
     def __init__(self, name: str, root: Path) -> None:
         self.name = name
-        self.module: Any = importlib.import_module(f"training.workloads.{name}")
+        self.module: Any = find_workload(name)
         self.model_dir, self.slices = make_tiny_workload(name, root)
 
     @property
@@ -118,7 +120,7 @@ def test_what_it_measures_agrees_with_the_loss(tiny: Tiny) -> None:
 
 
 def test_the_reference_computes_the_same_loss_row_by_row_on_its_own(tiny: Tiny) -> None:
-    if importlib.util.find_spec(f"tasks.reference.{tiny.name}") is None:
+    if tiny.name == WORKLOAD or importlib.util.find_spec(f"tasks.reference.{tiny.name}") is None:
         pytest.skip(f"{tiny.name} has no second computation, which the report says")
     reference: Any = importlib.import_module(f"tasks.reference.{tiny.name}")
     for seq_len in (SEQ_LEN, 12):

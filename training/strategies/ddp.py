@@ -1,7 +1,7 @@
 """DistributedDataParallel: every rank holds the whole model, gradients are averaged once per optimizer step."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,11 @@ from training.config import TrainingConfig
 from training.data import MicroBatch
 from training.distributed import Ranks
 from training.ordered_sum import OrderedSum
+from training.plug import GradientHook, hardware_of
 from training.replica import Replica
 from training.strategies import StepResult, Strategy
 from training.tied_head import TiedHead
 from training.workloads import Workload
-
-GradientHook = Callable[[Any, dist.GradBucket], Future[Tensor]]
 
 # Buffers of our models are constants; broadcasting them before every forward would be communication for nothing.
 # torch 2.15 renames the option.
@@ -54,27 +53,16 @@ def build(
     if config.exact:
         return OrderedSum(replica, ranks)
     options: dict[str, Any] = {**_defaults(), **config.options}
-    emulated = getattr(workload, "bucket_mib", None)
-    if emulated is not None:
-        # A workload that emulates a device has far smaller gradients than it says.
-        options["bucket_mib"] = emulated(model, options["bucket_mib"])
-    exchange = None if communicates else _keep_own
+    hardware = hardware_of(workload)
+    options["bucket_mib"] = hardware.bucket_mib(model, options["bucket_mib"])
+    exchange = hardware.gradient_hook(model, communicates=communicates) or (None if communicates else _keep_own)
     if options.pop("early_tied_head"):
         options["tied_head"] = TiedHead(replica, workload, ranks, communicates=communicates)
-    return Ddp(replica, ranks, hook=_hook(model, workload, communicates=communicates) or exchange, **options)
+    return Ddp(replica, ranks, hook=exchange, **options)
 
 
 def _defaults() -> dict[str, Any]:
     return {name: value[0] if isinstance(value, tuple) else value for name, value in OPTIONS.items()}
-
-
-def _hook(model: nn.Module, workload: Workload, *, communicates: bool) -> GradientHook | None:
-    """Return what a workload that emulates a device offers to exchange a bucket of gradients over emulated links."""
-    emulated = getattr(workload, "gradient_hook", None)
-    if emulated is None:
-        return None
-    hook: GradientHook = emulated(model, communicates=communicates)
-    return hook
 
 
 @dataclass

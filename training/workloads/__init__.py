@@ -10,8 +10,7 @@ Each file offers what Workload says, and may offer more:
   the config asks for;
 - `tied_weight(model)`: the matrix that is both embedding and head, or None.
 
-One that emulates devices (emulated.py) also says what their links, buckets and updates cost: `gradient_hook`,
-`bucket_mib`, `before_update`; `emulated_device` is for whoever loads and copies.
+A module elsewhere that offers as much is a workload too, for a config that names it whole (training/plug.py).
 """
 
 from pathlib import Path

@@ -16,19 +16,19 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, write_device
+from benchmarks.emulator.measuring import emulated_params, emulated_ranks, measure_device
 from tasks.measuring import advice, session
 from tasks.measuring.account import Arithmetic
 from tasks.measuring.arms import WRAPPED, Arm, Cell, as_trained, spreading_arms
 from tasks.measuring.blocks import Bench, Timed, Trials
-from tasks.measuring.emulation import emulated_params, measure_device, write_rows
 from tasks.measuring.interleaving import rounds
+from tasks.measuring.planning import Session
 from tasks.measuring.session import has_room
 from tasks.measuring.speed import Comparison
-from tasks.measuring.workers import Workers, working
+from tasks.measuring.workers import Workers
 from tasks.reporting.measurement import MeasurementFile
 from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
-from tasks.stage.ranks import told_to_ranks
-from training.emulated_device import EmulatedDevice, expected_step_seconds, write_device
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -121,10 +121,11 @@ def test_a_link_that_cannot_be_measured_costs_nothing_but_its_sweep(
         cells=[Cell(name="1dev", strategy="single", world_size=1, global_batch_size=4), pair], has_copy=True,
         is_weak=False, is_exact=False, half_width=0.02, max_seconds=1.0, block_seconds=0.1, seed=1,
     )  # fmt: skip
-    asked = session.Session(
-        comparison=comparison, params=PARAMS, configs={"2dev": {"work_dir": str(tmp_path)}},
+    asked = Session(
+        comparison=comparison, params=PARAMS, machine={}, rows=[], work=tmp_path,
+        configs={"2dev": {"work_dir": str(tmp_path)}},
         arithmetic=Arithmetic(base_model=tmp_path, lengths=None, precision="fp32", gpu_name=None), device="cpu",
-        num_gpus=0, num_devices=8,
+        num_devices=8,
     )  # fmt: skip
     assert session._sweeps_beyond_cells(asked, threading.Event()) == {}
     assert tried == [4, 8]
@@ -153,12 +154,8 @@ def waiting(tmp_path: Path, stop: threading.Event, starts_warm: None) -> Iterato
 
 @contextlib.contextmanager
 def _waiting(tmp_path: Path, stop: threading.Event) -> Iterator[Workers]:
-    rows = tmp_path / str(PARAMS.ranges[0])
-    write_rows(rows, num_rows=PARAMS.ranges[0].end)
-    write_device(tmp_path / "device", DEVICE)
-    told = told_to_ranks("2dev", PARAMS, device="cpu", base_model=tmp_path / "device", work=tmp_path / "work")
-    segment = {"range": rows.name, "epoch": 1, "fingerprint": "x", "slice_dir": str(rows)}
-    with working({"2dev": {**told, "segments": [segment]}}, launchers={"2dev": "torchrun"}, stop=stop) as workers:
+    params = emulated_params([2], num_micro_batches=4)
+    with emulated_ranks(params, folder=tmp_path, device=DEVICE, stop=stop) as workers:
         yield workers["2dev"]
 
 

@@ -135,14 +135,6 @@ def test_the_label_says_what_a_demonstration_does_not_show(clean_results: Result
     )
 
 
-def test_emulated_devices_are_labelled_as_what_they_are(tmp_path: Path) -> None:
-    params = write_comparison(tmp_path, params=PARAMS | {"workload": "emulated"})
-    label = collect_results(outputs_of(tmp_path, params)).label
-    assert label is not None
-    assert label.startswith("Emulated devices: layers that sleep and a link that waits stand in for devices that are")
-    assert "cores of this machine" not in label
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_label_follows_from_the_recorded_facts_not_from_the_name(tmp_path: Path, device: str) -> None:
     params = write_comparison(tmp_path, device=device)

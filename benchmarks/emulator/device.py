@@ -130,7 +130,7 @@ def read_device(model_dir: Path) -> EmulatedDevice:
         raise ValueError(f"{path}: {error}; needed: the JSON file of an emulated device") from None
     if not isinstance(raw, dict) or raw.get("model_type") != _MODEL_TYPE:
         got = raw.get("model_type") if isinstance(raw, dict) else type(raw).__name__
-        raise ValueError(f"{path}: model_type is {got!r}; workload emulated needs {_MODEL_TYPE!r}")
+        raise ValueError(f"{path}: model_type is {got!r}; an emulated device has {_MODEL_TYPE!r}")
     del raw["model_type"]
     hints = typing.get_type_hints(EmulatedDevice)
     unknown, missing = sorted(raw.keys() - hints.keys()), [name for name in hints if name not in raw]

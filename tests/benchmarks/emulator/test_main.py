@@ -13,7 +13,7 @@ def test_emulated_devices_are_measured_against_their_truth_and_drawn(project: Pa
     (tmp_path / "tmp").mkdir()
     charts = tmp_path / "charts"
     done = subprocess.run(
-        [warm / "python", "-m", "tasks.measuring.emulate", "--devices", "1", "2", "--seconds", "1", "--charts", charts],
+        [warm / "python", "-m", "benchmarks.emulator", "--devices", "1", "2", "--seconds", "1", "--charts", charts],
         cwd=project,
         env={**os.environ, "TMPDIR": str(tmp_path / "tmp"), "COLUMNS": "120"},
         capture_output=True,

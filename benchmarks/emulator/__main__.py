@@ -12,7 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tasks.measuring.emulation import emulated_params, measure_device
+from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds
+from benchmarks.emulator.measuring import emulated_params, measure_device
 from tasks.reporting.drawing import draw_svg, find_charts
 from tasks.reporting.gate import Standing
 from tasks.reporting.measurement import Estimate, Measurement
@@ -21,7 +22,6 @@ from tasks.stage.failure import ConfigurationError, exit_with_one_line
 from tasks.stage.lock import machine_lock
 from tasks.stage.logs import configure_logging
 from tasks.stage.stopping import stop_on_signals
-from training.emulated_device import EmulatedDevice, expected_step_seconds
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _DEVICE = EmulatedDevice(
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(prog="tasks.measuring.emulate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.emulator", description=__doc__)
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8], help="how many, 1 first")
     parser.add_argument("--seconds", type=float, default=20.0, help="for the blocks, about")
     parser.add_argument("--charts", type=Path, default=Path("reports/emulated"), help="folder for the charts")

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from benchmarks.emulator import WORKLOAD, workload
+from benchmarks.emulator.device import EmulatedDevice, write_device
 from tests.tiny import make_config
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.config import TrainingConfig, read_config
 from training.data import MicroBatch, collate, open_slice
 from training.distributed import Ranks, joined_ranks
-from training.emulated_device import EmulatedDevice, write_device
 from training.files import write_json
 from training.strategies import Strategy, ddp, single
-from training.workloads import emulated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def step_seconds(
         model_dir = write_device(folder / f"{name}-device".replace(" ", "_"), step.device)
         kinds[name] = {**dataclasses.asdict(step), "device": str(model_dir)}
     config = make_config(folder / f"{world_size}", folder, [slice_dir], world_size=world_size, strategy="ddp")
-    config["workload"] = "emulated"
+    config["workload"] = WORKLOAD
     Path(config["work_dir"]).mkdir(parents=True)
     asked = {"kinds": kinds, "num_rounds": num_rounds, "steps_per_block": steps_per_block}
     write_json(Path(config["work_dir"]) / "steps.json", asked)
@@ -91,28 +91,28 @@ def main() -> int:
 
 
 def _build(config: TrainingConfig, kind: dict[str, Any], ranks: Ranks) -> Strategy:
-    model = emulated.load_model(Path(kind["device"]))
+    model = workload.load_model(Path(kind["device"]))
     config = dataclasses.replace(config, options=kind["options"])
     if kind["strategy"] == "ddp":
-        return ddp.build(model, emulated, config, ranks, communicates=kind["communicates"])
-    return single.build(model, emulated, config, dataclasses.replace(ranks, world_size=1))
+        return ddp.build(model, workload, config, ranks, communicates=kind["communicates"])
+    return single.build(model, workload, config, dataclasses.replace(ranks, world_size=1))
 
 
 def _block(strategy: Strategy, kind: dict[str, Any], ranks: Ranks, micro_batch: MicroBatch, num_steps: int) -> float:
     """Return the seconds per step of the rank that took longest, after one step that leads in."""
-    rank: Any = emulated.emulated_device(strategy.replica.module)
+    model, hardware = strategy.replica.module, workload.hardware
     micro_batches = [micro_batch] * kind["num_micro_batches"]
     runs = ranks.is_first or not kind["is_alone"]
 
     def run() -> None:
-        for _ in micro_batches if kind["has_copy"] else []:
-            rank.copy_micro_batch()
+        if kind["has_copy"]:
+            hardware.copy(model, len(micro_batches))
         strategy.train_step(micro_batches, num_targets=100, learning_rate=1e-3)
 
     if runs:
         run()
     dist.barrier()
-    rank.start_now()
+    hardware.begin(model)
     started = time.perf_counter()
     for _ in range(num_steps if runs else 0):
         run()

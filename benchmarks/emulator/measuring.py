@@ -1,16 +1,22 @@
 """A measurement of emulated devices: the same ranks, blocks and arithmetic as of real ones, with the truth known."""
 
+import contextlib
+import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.emulator import WORKLOAD
+from benchmarks.emulator.device import EmulatedDevice, write_device
+from tasks.measuring.planning import plan_session
 from tasks.measuring.session import measure_cells
+from tasks.measuring.workers import Workers, working
 from tasks.params import Params
 from tasks.reporting.measurement import MeasurementFile
-from training.emulated_device import EmulatedDevice, write_device
+from tasks.stage.ranks import told_to_ranks
 from training.files import digest_of_json, write_json
 
 _NUM_STEPS = 16
@@ -35,7 +41,8 @@ def emulated_params(
             "dataset": {"source": "builtin:docstrings"},
             "ranges": [f"0-{_NUM_STEPS * num_micro_batches}"],
             "heldout": f"{_NUM_STEPS * num_micro_batches}-{_NUM_STEPS * num_micro_batches + 1}",
-            "workload": "emulated",
+            # As which the rows are read; what ranks are told is WORKLOAD.
+            "workload": "causal_lm",
             "train": {
                 "epochs": 1,
                 "global_batch_size": num_micro_batches,
@@ -56,18 +63,48 @@ def measure_device(
 
     `num_devices`: of the machine; by default those of the largest cell.
     """
-    write_device(folder / "device", device)
-    rows = folder / str(params.ranges[0])
-    write_rows(rows, num_rows=params.ranges[0].end)
     num_devices = num_devices or max(cell.world_size for cell in params.cells.values())
-    machine = {"gpus": [], "num_gpus": 0, "num_cpus": num_devices}
-    return measure_cells(
-        params, machine=machine, base_model=folder / "device", rows=[rows], work=folder / "ranks", stop=stop
+    session = plan_session(
+        params,
+        machine={"gpus": [], "num_gpus": 0, "num_cpus": num_devices},
+        base_model=write_device(folder / "device", device),
+        rows=[_write_rows(folder, params)],
+        work=folder / "ranks",
     )
+    session = dataclasses.replace(
+        session,
+        comparison=dataclasses.replace(session.comparison, has_copy=True),
+        configs={cell: {**told, "workload": WORKLOAD} for cell, told in session.configs.items()},
+    )
+    return measure_cells(session, stop=stop)
 
 
-def write_rows(folder: Path, *, num_rows: int) -> None:
-    """Write a slice of rows of one length: what they hold is of no matter to a layer that sleeps."""
+@contextlib.contextmanager
+def emulated_ranks(
+    params: Params, *, folder: Path, device: EmulatedDevice, stop: threading.Event | None = None
+) -> Iterator[Mapping[str, Workers]]:
+    """Yield the waiting ranks of every cell: with such a device, or with any that a block's variant names.
+
+    Files go to `folder`.
+    """
+    rows, model_dir = _write_rows(folder, params), write_device(folder / "device of all", device)
+    segment = {"range": rows.name, "epoch": 1, "fingerprint": "emulated", "slice_dir": str(rows)}
+    configs = {
+        cell: {
+            **told_to_ranks(cell, params, device="cpu", base_model=model_dir, work=folder / cell),
+            "segments": [segment],
+            "workload": WORKLOAD,
+        }
+        for cell in params.cells
+    }
+    launchers = {cell: spread.launcher for cell, spread in params.cells.items()}
+    with working(configs, launchers=launchers, stop=stop or threading.Event()) as workers:
+        yield workers
+
+
+def _write_rows(folder: Path, params: Params) -> Path:
+    """Write the first range, of rows of one length: what they hold is of no matter to a layer that sleeps."""
+    folder, num_rows = folder / str(params.ranges[0]), params.ranges[0].end
     folder.mkdir(parents=True)
     arrays: dict[str, np.ndarray] = {
         "tokens": np.arange(num_rows * _ROW_LENGTH, dtype=np.int32) % 97,
@@ -77,3 +114,4 @@ def write_rows(folder: Path, *, num_rows: int) -> None:
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     write_json(folder / "manifest.json", {"digest": digest_of_json({"num_rows": num_rows, "length": _ROW_LENGTH})})
+    return folder

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from training.emulated_device import MAX_RANKS, EmulatedDevice
+from benchmarks.emulator.device import MAX_RANKS, EmulatedDevice
 
 _PR_SET_TIMERSLACK = 29
 _TIMER_SLACK_NANOSECONDS = 1000
@@ -47,9 +47,7 @@ class EmulatedRank:
         joined = dist.is_initialized()
         self._rank = dist.get_rank() if joined else 0
         self._world_size = dist.get_world_size() if joined else 1
-        behind_seconds = _BEHIND * device.num_layers * (device.forward_ms + device.backward_ms) / 1e3
-        self._compute, self._loader = _Clock(behind_seconds), _Clock(behind_seconds)
-        self._compute_times, self._loader_times = (_Times(device, [kind, self._rank]) for kind in (1, 2))
+        self._compute, self._compute_times = _Clock(device), _Times(device, [1, self._rank])
         self._board = None
         if device.contention > 0 and device.shared_folder is not None:
             self._board = _Board(Path(device.shared_folder), self._rank)
@@ -70,11 +68,6 @@ class EmulatedRank:
         """Have caught up with everything and begin a step: for a clock that starts now and is to see whole steps."""
         self._compute.at = time.monotonic()
         self._is_first_of_step = True
-
-    def load_micro_batch(self) -> None:
-        """Take the loader's time, in the thread that loads."""
-        self._loader.join()
-        self._loader.spend(self._loader_times.around(self.device.data_ms))
 
     def copy_micro_batch(self) -> None:
         """Take the time of a copy to the device."""
@@ -131,6 +124,20 @@ class EmulatedRank:
             return self.device.straggler_rank == self._rank
         drawn = np.random.default_rng([self.device.seed, 0, self._num_steps]).integers(self._world_size)
         return bool(drawn == self._rank)
+
+
+class EmulatedLoader:
+    """The loader of a rank, which works beside the computation."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._milliseconds = device.data_ms
+        self._clock = _Clock(device)
+        self._times = _Times(device, [2, dist.get_rank() if dist.is_initialized() else 0])
+
+    def load_micro_batch(self) -> None:
+        """Take the loader's time, in the thread that loads."""
+        self._clock.join()
+        self._clock.spend(self._times.around(self._milliseconds))
 
 
 class EmulatedLink:
@@ -193,9 +200,9 @@ def _average(buffer: Tensor, at: float, group: Any) -> float:
 class _Clock:
     """The time of something that does one thing after another, by the monotonic clock; for one thread."""
 
-    def __init__(self, behind_seconds: float) -> None:
+    def __init__(self, device: EmulatedDevice) -> None:
         self.at = 0.0
-        self._behind_seconds = behind_seconds
+        self._behind_seconds = _BEHIND * device.num_layers * (device.forward_ms + device.backward_ms) / 1e3
 
     def join(self) -> None:
         """Go on from the end of what was last, or from now if that is long ago."""

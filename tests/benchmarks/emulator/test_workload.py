@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.emulator import WORKLOAD, workload
+from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, write_device
+from benchmarks.emulator.rank import EmulatedLoader, EmulatedRank, _Times
+from tests.benchmarks.emulator.steps import Step, step_seconds
 from tests.tiny import make_config
 from tests.training.conftest import facts_of, parsed, relative_l2, weights_at_end
-from tests.training.emulated_steps import Step, step_seconds
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.data import collate, open_slice
 from training.distributed import Ranks
-from training.emulated_device import EmulatedDevice, expected_step_seconds, write_device
-from training.emulated_rank import EmulatedRank, _Times
 from training.strategies import ddp
 from training.weights import parameter_checksum
-from training.workloads import emulated
 
 _DEVICE = EmulatedDevice(num_layers=8, forward_ms=1.0, backward_ms=2.0, gradient_mib_per_layer=10.0)
 """24 ms per micro-batch; DDP's buckets hold 3, 3 and 2 of its layers."""
@@ -46,7 +46,7 @@ def test_ddp_fills_its_buckets_by_the_emulated_bytes(
 ) -> None:
     model_dir = write_device(tmp_path / "device", _NO_TIME)
     config = make_config(tmp_path, model_dir, slices[:1], strategy="ddp", options={"bucket_mib": bucket_mib})
-    strategy: Any = ddp.build(emulated.load_model(model_dir), emulated, parsed(config, tmp_path), alone)
+    strategy: Any = ddp.build(workload.load_model(model_dir), workload, parsed(config, tmp_path), alone)
     micro_batch = collate(open_slice(slices[0]), [0, 1], seq_len=32)
     strategy.warm_up(micro_batch)
     strategy.train_step([micro_batch], num_targets=10, learning_rate=1e-3)
@@ -62,7 +62,7 @@ def test_training_on_two_ranks_is_the_training_on_one_and_learns(
     for strategy, world_size in (("single", 1), ("ddp", 1), ("ddp", 2)):
         config = make_config(
             tmp_path / f"{strategy}-{world_size}", model_dir, slices[:1], epochs=4, learning_rate=5e-2,
-            workload="emulated", strategy=strategy, world_size=world_size,
+            workload=WORKLOAD, strategy=strategy, world_size=world_size,
         )  # fmt: skip
         configs.append(ranks.train(config))
     single, wrapped, two = (facts_of(config) for config in configs)
@@ -72,9 +72,9 @@ def test_training_on_two_ranks_is_the_training_on_one_and_learns(
     assert len(set(two["parameter_checksums"])) == 1
     assert [part["num_all_reduces"] for part in (single, wrapped, two)] == [0, 3 * 6, 3 * 6]
     assert two["num_all_reduce_bytes"] == 6 * 8 * 2048 * 4
-    start = emulated.load_model(model_dir)
+    start = workload.load_model(model_dir)
     assert relative_l2(weights_at_end(configs[2]), start.state_dict()) > 0.01
-    loaded = emulated.load_model(model_dir, checkpoint=_checkpoint(configs[2]))
+    loaded = workload.load_model(model_dir, checkpoint=_checkpoint(configs[2]))
     assert parameter_checksum(loaded) == two["parameter_checksums"][0]
 
 
@@ -83,7 +83,7 @@ def test_a_rank_whose_peer_died_ends_and_does_not_wait(ranks: ForkedRanks, tmp_p
     for dead, left in ((1, 0), (0, 1)):
         config = make_config(
             tmp_path / f"{dead}-dies", model_dir, slices[:1],
-            workload="emulated", strategy="ddp", world_size=2, log_every_steps=2,
+            workload=WORKLOAD, strategy="ddp", world_size=2, log_every_steps=2,
         )  # fmt: skip
         # After step 3, no log point: the other learns of it in the exchange of step 4.
         codes = ranks.launch(config, fault=f"rank={dead},step=3,kind=sigkill")
@@ -182,10 +182,10 @@ def _true_seconds(step: Step) -> float:
 
 
 def test_the_loader_takes_its_time_for_every_micro_batch() -> None:
-    rank = EmulatedRank(dataclasses.replace(_DEVICE, data_ms=4.0))
+    loader = EmulatedLoader(dataclasses.replace(_DEVICE, data_ms=4.0))
     started = time.monotonic()
     for _ in range(5):
-        rank.load_micro_batch()
+        loader.load_micro_batch()
     assert time.monotonic() - started >= 0.020
 
 
@@ -229,7 +229,7 @@ def test_a_trained_loop_runs_on_an_emulated_device(
     tmp_path: Path, slices: list[Path], train_here: Callable[..., Any]
 ) -> None:
     device = dataclasses.replace(_DEVICE, num_layers=2, forward_ms=0.5, backward_ms=1.0, fixed_ms=2.0, optimizer_ms=3.0)
-    config = make_config(tmp_path / "work", write_device(tmp_path / "device", device), slices[:1], workload="emulated")
+    config = make_config(tmp_path / "work", write_device(tmp_path / "device", device), slices[:1], workload=WORKLOAD)
     train_here(config)
     facts = facts_of(config)
     # 5 steps of 4 micro-batches and one of 3, all of 3 ms; the first forward of all is that of the warm-up.

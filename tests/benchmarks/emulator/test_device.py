@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from training.emulated_device import EmulatedDevice, expected_step_seconds, read_device, write_device
+from benchmarks.emulator import workload
+from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, read_device, write_device
 from training.files import digest_of_file
-from training.workloads import emulated
 
 _DEVICE = EmulatedDevice(num_layers=8, forward_ms=1.0, backward_ms=2.0, gradient_mib_per_layer=10.0)
 """24 ms per micro-batch; DDP's buckets hold 3, 3 and 2 of its layers."""
@@ -32,7 +32,7 @@ def test_a_device_is_read_back_as_it_was_written_with_a_manifest_that_fits(tmp_p
     assert read_device(folder) == device
     manifest = json.loads((folder / "manifest.json").read_bytes())
     assert manifest["files"] == {"config.json": digest_of_file(folder / "config.json")}
-    model = emulated.load_model(folder)
+    model = workload.load_model(folder)
     assert manifest["num_parameters"] == sum(part.numel() for part in model.parameters()) == 8 * 2048
 
 

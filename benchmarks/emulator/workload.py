@@ -1,0 +1,82 @@
+"""An emulated device: a real small model, real gradients and a real DDP, whose layers, link and loader sleep.
+
+For what the numbers of a comparison cannot show on a machine without GPUs: 1 to 8 ranks on two cores scale as the
+described devices would, and the truth is known. What is described, and how: benchmarks/emulator/device.py.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from benchmarks.emulator.device import read_device
+from benchmarks.emulator.hardware import EmulatedHardware
+from benchmarks.emulator.model import EmulatedModel
+from benchmarks.emulator.rank import EmulatedLoader
+from training.config import SegmentConfig, TrainingConfig
+from training.data import IGNORED_LABEL, MicroBatch, Slice, dummy_micro_batch, open_slice
+from training.plug import Hardware
+from training.weights import load_weights
+
+__all__ = ["UNIT", "augmented", "dummy_micro_batch", "hardware", "has_dropout", "load_model", "loss_sum", "open_slice"]
+
+UNIT = "token"
+
+hardware: Hardware = EmulatedHardware()
+
+_NUM_TARGETS = 97
+
+
+@dataclass(frozen=True)
+class _LoadedRows(Slice):
+    """Rows that take a loader's time."""
+
+    loader: EmulatedLoader
+
+    def collate(self, rows: Sequence[int], **options: Any) -> MicroBatch:
+        """Return the rows as one micro-batch, in as long as the loader takes."""
+        micro_batch = super().collate(rows, **options)
+        self.loader.load_micro_batch()
+        return micro_batch
+
+
+def augmented(rows: Slice, config: TrainingConfig, segment: SegmentConfig) -> Slice:
+    """Return the rows as a training loads them."""
+    kept = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
+    return _LoadedRows(**kept, loader=EmulatedLoader(read_device(config.model_dir)))
+
+
+def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> EmulatedModel:
+    """Return the model of a folder that write_device wrote, or with the weights of a checkpoint file.
+
+    Raises ValueError if config.json does not describe a device, BadCheckpointError if the checkpoint is not one of it.
+    """
+    model = EmulatedModel(model_dir)
+    if checkpoint is not None:
+        load_weights(model, checkpoint)
+    return model
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Return False: nothing that a step computes is drawn, only how long it takes."""
+    return False
+
+
+def loss_sum(
+    model: nn.Module,
+    micro_batch: MicroBatch,
+    *,
+    scale: Tensor | None = None,
+    chunk_rows: int = 1,
+    head_weight: Tensor | None = None,
+) -> Tensor:
+    """Return half the squared error, summed over the micro-batch's label tokens: () float32.
+
+    What is to be predicted is a number from 0 to 1 for the token that follows.
+    """
+    labels = micro_batch.labels
+    errors = model(micro_batch.input_ids) - (labels % _NUM_TARGETS) / _NUM_TARGETS
+    return (errors.square() * (labels != IGNORED_LABEL)).sum() / 2

@@ -1,0 +1,118 @@
+"""What a measurement of a comparison needs, before anything runs: cells, the ranks' configs, devices, time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.measuring.account import Arithmetic
+from tasks.measuring.arms import Cell
+from tasks.measuring.host_facts import cpu_quota
+from tasks.measuring.speed import Comparison
+from tasks.params import Params
+from tasks.stage.choices import unit_of
+from tasks.stage.failure import DataError
+from tasks.stage.ranks import choose_device, told_to_ranks
+
+_HALF_WIDTHS = {"cuda": 0.02, "cpu": 0.03}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """Everything that a measurement needs."""
+
+    comparison: Comparison
+    """What is measured."""
+    params: Params
+    """The comparison as asked for."""
+    machine: Mapping[str, Any]
+    """What is known of this machine."""
+    rows: Sequence[Path]
+    """The slices whose steps are timed."""
+    work: Path
+    """Folder for the ranks' files."""
+    configs: Mapping[str, Mapping[str, Any]]
+    """Name of the cell -> what its ranks are told."""
+    arithmetic: Arithmetic
+    """For model FLOPs utilisation."""
+    device: str
+    """cpu or cuda."""
+    num_devices: int
+    """Ranks that this machine has a device of their own for: its GPUs, or its cores by the threads of a rank."""
+
+
+def plan_session(
+    params: Params, *, machine: Mapping[str, Any], base_model: Path, rows: Sequence[Path], work: Path
+) -> Session:
+    """Return what measuring the comparison on the rows of some slices needs; the ranks' files will go to `work`.
+
+    Raises ResourceError without enough devices, DataError without enough rows.
+    """
+    devices = {cell: choose_device(cell, params, dict(machine)) for cell in params.cells}
+    device = devices[params.baseline]
+    is_weak = params.measure.scaling == "weak"
+    cells = [_cell(params, name, is_weak=is_weak) for name in params.cells]
+    num_rows, lengths = len(np.load(rows[0] / "row_ids.npy", allow_pickle=False)), None
+    if unit_of(params.workload) == "token":
+        whole = [np.diff(np.load(part / "offsets.npy", allow_pickle=False)) for part in rows]
+        lengths = np.minimum(np.concatenate(whole), params.train.seq_len).tolist()
+    largest = max(cell.global_batch_size for cell in cells)
+    if is_weak and num_rows < largest:
+        raise DataError(
+            f"range {rows[0].name} has {num_rows} rows, a step of the largest cell {largest} in weak scaling; "
+            "allowed: a first range with at least as many"
+        )
+    segments = [
+        {"range": part.name, "epoch": 1, "fingerprint": "measured", "slice_dir": str(part.resolve())} for part in rows
+    ]
+    return Session(
+        comparison=Comparison(
+            cells=cells,
+            has_copy=device == "cuda",
+            is_weak=is_weak,
+            is_exact=params.train.exact,
+            half_width=params.measure.half_width or _HALF_WIDTHS[device],
+            max_seconds=params.measure.max_seconds,
+            block_seconds=params.measure.block_seconds,
+            seed=params.train.seed,
+        ),
+        params=params,
+        machine=machine,
+        rows=rows,
+        work=work,
+        configs={
+            cell: {
+                **told_to_ranks(cell, params, device=devices[cell], base_model=base_model, work=work / cell),
+                "segments": segments,
+            }
+            for cell in params.cells
+        },
+        arithmetic=Arithmetic(
+            base_model=base_model,
+            lengths=lengths,
+            precision=params.train.precision,
+            gpu_name=machine["gpus"][0]["name"] if device == "cuda" else None,
+        ),
+        device=device,
+        num_devices=machine["num_gpus"] if device == "cuda" else _num_cores(machine) // params.train.threads_per_rank,
+    )
+
+
+def _num_cores(machine: Mapping[str, Any]) -> int:
+    quota = cpu_quota()
+    return int(machine["num_cpus"]) if quota is None else min(int(machine["num_cpus"]), int(quota))
+
+
+def _cell(params: Params, name: str, *, is_weak: bool) -> Cell:
+    spread = params.cells[name]
+    batch = params.train.global_batch_size
+    overrides: dict[str, int] = {}
+    if is_weak:
+        batch = batch * spread.world_size // params.cells[params.baseline].world_size
+        overrides = {"global_batch_size": batch}
+    return Cell(
+        name=name, strategy=spread.strategy, world_size=spread.world_size, num_nodes=spread.num_nodes,
+        global_batch_size=batch, overrides=overrides,
+    )  # fmt: skip
