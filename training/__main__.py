@@ -8,7 +8,6 @@ Before the first step there is nothing to save, and either signal kills the proc
 import argparse
 import faulthandler
 import fcntl
-import importlib
 import logging
 import os
 import signal
@@ -29,6 +28,7 @@ from training.failure import (
 )
 from training.lifeline import end_with_parent
 from training.redaction import formatted, redact_logs, redacted, shortened
+from training.registry import file_named
 from training.safe_loading import require_safe_torch
 from training.stopping import StopRequest
 from training.unwritten import require_code
@@ -143,8 +143,8 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
 
 def _require_code(config: TrainingConfig, arguments: argparse.Namespace) -> None:
     """Import the rest, what the config names; then refuse code that changed since the ranks were started."""
-    importlib.import_module(f"training.workloads.{config.workload}")
-    importlib.import_module(f"training.strategies.{config.strategy}")
+    file_named("training.workloads", config.workload)
+    file_named("training.strategies", config.strategy)
     if arguments.code is not None:
         require_code(arguments.code)
 

@@ -4,7 +4,6 @@ Only the stage `measure` uses this; a training never does.
 """
 
 import dataclasses
-import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -19,8 +18,11 @@ from training.distributed import Ranks
 from training.emulated_device import read_device
 from training.plan import SegmentPlan, micro_batches_for, plan_of
 from training.prefetch import prefetched
+from training.replica import Replica
+from training.replicated import Replicated
 from training.rows import Rows, training_rows
-from training.strategies import Strategy
+from training.strategies import Strategy, single, strategy_file
+from training.workloads import workload_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class Made:
     """A variant that is ready to run."""
 
     strategy: Strategy
+    shares: tuple[int, int]
+    """Which share of a step's micro-batches this rank runs, from 0, and into how many they are dealt."""
     config: TrainingConfig
     ranks: Ranks
     source: Rows
@@ -56,19 +60,24 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
         name: Path(value) if name == "model_dir" else value for name, value in variant.overrides.items()
     }
     config = dataclasses.replace(config, **overrides)
-    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
+    workload = workload_file(config.workload)
     model = workload.load_model(config.model_dir)
+    options = {} if variant.communicates else {"communicates": False}
+    strategy: Strategy
     if variant.is_independent:
-        name, known, options = "single", dataclasses.replace(ranks, rank=0, world_size=1), {}
+        strategy = single.build(model, workload, config, dataclasses.replace(ranks, rank=0, world_size=1))
+        shares = (ranks.rank, ranks.world_size)
     else:
-        name, known = variant.strategy or config.strategy, ranks
-        options = {} if variant.communicates else {"communicates": False}
-    strategy = importlib.import_module(f"training.strategies.{name}").build(model, workload, config, known, **options)
+        strategy = strategy_file(variant.strategy or config.strategy).build(model, workload, config, ranks, **options)
+        shares = (strategy.data_rank, strategy.data_world_size)
     segment = config.segments[0]
     source = training_rows(workload, config, segment)
     plan = plan_of(source, config, segment)
-    made = Made(strategy=strategy, config=config, ranks=ranks, source=source, plan=plan, warm_up_seconds=0.0)
-    micro_batches = [part.to(ranks.device) for part in micro_batches_of(made, ranks, 1)]
+    made = Made(
+        strategy=strategy, shares=shares, config=config, ranks=ranks, source=source, plan=plan,
+        warm_up_seconds=0.0,
+    )  # fmt: skip
+    micro_batches = [part.to(ranks.device) for part in micro_batches_of(made, 1)]
     ranks.synchronize()
     started = time.perf_counter()
     strategy.warm_up(micro_batches[-1])
@@ -79,9 +88,16 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
     return made
 
 
+def whole_of(made: Made) -> Replica:
+    """Return the whole model with its optimizer, whose step can be taken apart; for ranks that hold one each."""
+    if not isinstance(made.strategy, Replicated):
+        raise ValueError(f"{made.config.strategy}: no rank holds the whole model; allowed: an independent copy")
+    return made.strategy.replica
+
+
 def on_segment(made: Made, index: int) -> Made:
     """Return the variant, the very same model, on the rows of another of its config's segments."""
-    workload: Any = importlib.import_module(f"training.workloads.{made.config.workload}")
+    workload = workload_file(made.config.workload)
     segment = made.config.segments[index]
     source = training_rows(workload, made.config, segment)
     return dataclasses.replace(made, source=source, plan=plan_of(source, made.config, segment))
@@ -89,15 +105,16 @@ def on_segment(made: Made, index: int) -> Made:
 
 def sizes(made: Made) -> list[int]:
     """Return the rows of each of the config's segments."""
-    workload: Any = importlib.import_module(f"training.workloads.{made.config.workload}")
+    workload = workload_file(made.config.workload)
     return [len(workload.open_slice(segment.slice_dir)) for segment in made.config.segments]
 
 
-def micro_batches_of(made: Made, ranks: Ranks, step: int) -> list[MicroBatch]:
+def micro_batches_of(made: Made, step: int) -> list[MicroBatch]:
     emulated = emulated_of(made)
+    rank, world_size = made.shares
     parts = []
     for part in micro_batches_for(
-        made.source, made.plan.step(step), rank=ranks.rank, world_size=ranks.world_size,
+        made.source, made.plan.step(step), rank=rank, world_size=world_size,
         seq_len=made.config.seq_len, seed=(made.config.seed, step),
     ):  # fmt: skip
         parts.append(part)
@@ -128,12 +145,12 @@ def loaded(
 
     if data == "loader":
         ahead = prefetched(
-            lambda turn: micro_batches_of(made, ranks, steps[turn]), range(len(steps)), ranks.device, on_ahead=on_ahead
+            lambda turn: micro_batches_of(made, steps[turn]), range(len(steps)), ranks.device, on_ahead=on_ahead
         )
         for turn, parts, waited in ahead:
             yield copied(parts), steps[turn], waited
         return
-    distinct = {step: micro_batches_of(made, ranks, step) for step in dict.fromkeys(steps)}
+    distinct = {step: micro_batches_of(made, step) for step in dict.fromkeys(steps)}
     if ranks.device.type == "cuda":
         distinct = {step: [part.pinned() for part in parts] for step, parts in distinct.items()}
     if data == "device":
@@ -143,15 +160,15 @@ def loaded(
 
 
 def emulated_of(made: Made) -> Any:
-    workload: Any = importlib.import_module(f"training.workloads.{made.config.workload}")
+    workload: Any = workload_file(made.config.workload)
     if not hasattr(workload, "emulated_device"):
         return None
-    return workload.emulated_device(made.strategy.replica.module)
+    return workload.emulated_device(made.strategy.module)
 
 
 def emulated_link(variant: Variant, config: TrainingConfig, *, world_size: int) -> Callable[[int], float] | None:
     """Return the seconds of an emulated link by bytes; None for a real one. No variant needs to be built for it."""
-    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
+    workload: Any = workload_file(config.workload)
     if not hasattr(workload, "emulated_device"):
         return None
     device = read_device(Path(variant.overrides.get("model_dir", config.model_dir)))

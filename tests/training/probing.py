@@ -42,11 +42,12 @@ def main() -> int:
         before = parameter_checksum(model)
         emulated = hasattr(workload, "emulated_device")
         options = {"on_start": workload.emulated_device(model).start_now} if emulated else {}
-        compute = probe_compute(strategy, ranks, parts, num_repeats=NUM_REPEATS, **options)
-        found: dict[str, Any] = {"compute": compute, "bucket_bytes": strategy.gradient_bucket_bytes}
+        buckets = strategy.describe().get("bucket_bytes", [])
+        compute = probe_compute(strategy.replica, ranks, parts, num_repeats=NUM_REPEATS, **options)
+        found: dict[str, Any] = {"compute": compute, "bucket_bytes": buckets}
         if ranks.world_size > 1:
             found |= {
-                "buckets": probe_buckets(strategy.gradient_bucket_bytes, compute["gradients"]),
+                "buckets": probe_buckets(buckets, compute["gradients"]),
                 "sweep": all_reduce_sweep(ranks, sizes=SIZES, num_repeats=NUM_REPEATS, seconds_budget=5.0),
                 "short_sweep": all_reduce_sweep(
                     ranks, sizes=(2**16, 2**30), num_repeats=NUM_REPEATS, seconds_budget=0.1
@@ -56,14 +57,14 @@ def main() -> int:
                     seconds_of_link=lambda num_bytes: num_bytes / 2**20 * 10e-3,
                 ),
                 "in_flight": probe_slowdown_in_flight(
-                    strategy, ranks, parts[-1], num_bytes=2**20, num_repeats=NUM_REPEATS
+                    strategy.replica, ranks, parts[-1], num_bytes=2**20, num_repeats=NUM_REPEATS
                 ),
             }  # fmt: skip
         result = strategy.train_step(parts, num_targets=step.num_targets, learning_rate=0.0)
         found |= {
             "checksum_stays": parameter_checksum(model) == before,
             "checksums": ranks.gather_text(parameter_checksum(model)),
-            "num_all_reduces": result.num_all_reduces,
+            "traffic": result.traffic,
         }
         if ranks.is_first:
             write_json(config.work_dir / "probe.json", found)

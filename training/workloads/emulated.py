@@ -14,14 +14,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
+from training.config import SegmentConfig, TrainingConfig
 from training.data import IGNORED_LABEL, MicroBatch, dummy_micro_batch, open_slice
 from training.emulated_device import read_device
 from training.emulated_rank import EmulatedLink, EmulatedRank
+from training.rows import Rows
 from training.weights import load_weights
 
 __all__ = ["UNIT", "dummy_micro_batch", "has_dropout", "load_model", "loss_sum", "open_slice"]
 
 UNIT = "token"
+HAS_LABELS = False
 
 _NUM_TARGETS = 97
 
@@ -146,3 +149,27 @@ def gradient_hook(
 def _emulated(model: nn.Module) -> EmulatedModel:
     assert isinstance(model, EmulatedModel), f"{type(model).__name__} is not the model of this workload"
     return model
+
+
+def augmented(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
+    """Return the rows as they are."""
+    return rows
+
+
+def metrics(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+    """Return the loss and nothing else."""
+    return {"loss": loss_sum(model, micro_batch)}
+
+
+def prepare(model: nn.Module, config: TrainingConfig) -> None:
+    """Leave the model as it is."""
+
+
+def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
+    """Return False: a micro-batch takes its time however its rows stand in it."""
+    return False
+
+
+def tied_weight(model: nn.Module) -> nn.Parameter | None:
+    """Return None: there is no embedding."""
+    return None
