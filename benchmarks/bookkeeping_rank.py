@@ -6,7 +6,6 @@ the ranks gather what they counted and rank 0 writes the line. That is outside t
 """
 
 import argparse
-import importlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,9 @@ from training.distributed import Ranks, joined_ranks
 from training.events import EventStream
 from training.plan import micro_batches_for, plan_segment
 from training.record import Counters, SegmentRecord, now
+from training.strategies import strategy_file
 from training.window import Window
+from training.workloads import find_workload
 
 _NUM_ONE_OFFS = 10
 _LEDGER_STEPS = 50
@@ -87,7 +88,7 @@ class Bench:
         group: Any = self.ranks.gradient_group
 
         def checksums() -> None:
-            self.ranks.gather_text(self.strategy.replica.parameter_checksum())
+            self.strategy.digest()
 
         (micro_batches, planned), *_ = self.steps
         result = self.strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=0.0)
@@ -132,15 +133,14 @@ def _median(run: Any) -> float:
 def _bench(config: TrainingConfig, *, num_steps: int) -> Iterator[Bench]:
     torch.set_num_threads(config.threads_per_rank)
     segment = config.segments[0]
-    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
-    strategies: Any = importlib.import_module(f"training.strategies.{config.strategy}")
+    workload = find_workload(config.workload)
     source = open_slice(segment.slice_dir)
     plan = plan_segment(
         source.lengths(config.seq_len), seed=config.seed, epoch=1, rows=segment.range,
         global_batch_size=config.global_batch_size, micro_batch_size=config.micro_batch_size,
     )  # fmt: skip
     with joined_ranks(config) as ranks:
-        strategy = strategies.build(workload.load_model(config.model_dir), workload, config, ranks)
+        strategy = strategy_file(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
         steps = []
         for number in range(1, num_steps + 1):
             step = plan.step(number)

@@ -73,7 +73,7 @@ def _without(made: Made, lacks: str | None) -> Made:
     """Take away what every training has: no_sync, the fused optimizer, rows of like length in a micro-batch."""
     strategy: Any = made.strategy
     if lacks == "no_sync":
-        strategy._wrapped.no_sync = contextlib.nullcontext
+        strategy.step._wrapped.no_sync = contextlib.nullcontext
     elif lacks == "fused optimizer":
         old = strategy.replica._optimizer
         groups = [{name: group[name] for name in ("params", "weight_decay")} for group in old.param_groups]

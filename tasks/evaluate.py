@@ -7,7 +7,6 @@ is new, and the base model once.
 """
 
 import argparse
-import importlib
 import importlib.metadata
 import json
 import logging
@@ -111,15 +110,16 @@ def evaluate(subject: Subject, rows: Rows) -> dict[str, Any]:
     import torch
 
     from training.weights import parameter_checksum
+    from training.workloads import find_workload
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    workload = importlib.import_module(f"training.workloads.{rows.workload}")
+    workload = find_workload(rows.workload)
     started = time.perf_counter()
     try:
         model = workload.load_model(rows.base_model, checkpoint=subject.checkpoint).to(device).eval()
         checksum = parameter_checksum(model)
-        source = workload.open_slice(rows.folder)
+        source: Any = workload.open_slice(rows.folder)
     except (OSError, ValueError) as error:
         raise DataError(f"{subject.name}: {error}") from None
     with torch.inference_mode():
@@ -128,7 +128,7 @@ def evaluate(subject: Subject, rows: Rows) -> dict[str, Any]:
             what=f"evaluating {subject.title}",
         )  # fmt: skip
         samples = []
-        if not hasattr(workload, "metrics") and hasattr(model, "generate") and rows.eos_token_id is not None:
+        if not workload.HAS_LABELS and hasattr(model, "generate") and rows.eos_token_id is not None:
             samples = continue_rows(model, source, base_model=rows.base_model, eos_token_id=rows.eos_token_id)
     means = {name: value / counts["num_targets"] for name, value in sums.items()}
     loss = means.pop("loss")
@@ -140,7 +140,7 @@ def evaluate(subject: Subject, rows: Rows) -> dict[str, Any]:
     what = f"{subject.title}: loss {loss:.4f}{seen}"
     _log.info("%s on %d %ss, in fp32 on %s, %.1f s", what, counts["num_tokens"], workload.UNIT, device, seconds)
     what_was_loaded = {"loss": loss, "parameter_checksum": checksum}
-    if hasattr(workload, "metrics"):
+    if workload.HAS_LABELS:
         return {**what_was_loaded, **accuracies, **counts}
     return {**what_was_loaded, "perplexity": perplexity(loss), "num_tokens": counts["num_tokens"], "samples": samples}
 

@@ -8,7 +8,6 @@ only what is new.
 """
 
 import argparse
-import importlib.util
 import json
 import logging
 import shutil
@@ -41,6 +40,7 @@ from tasks.stage.stopping import stop_on_signals
 from tasks.stage.train_params import NOT_CONTENT
 from training.config import read_config
 from training.files import digest_of_file, digest_of_json, write_json
+from training.registry import has_file
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Inputs:
     @property
     def needs_twins(self) -> bool:
         """Whether something is held against twins, and there is a second computation to train them with."""
-        has_reference = importlib.util.find_spec(f"tasks.reference.{self.params.workload}") is not None
+        has_reference = has_file("tasks.reference", self.params.workload)
         return len(self.params.cells) > 1 and self.params.measure.twin_seconds > 0 and has_reference
 
     def twins_key(self) -> str:

@@ -16,11 +16,11 @@ from tasks.stage.choices import (
     require_cell_name,
     require_label,
     require_one_of,
-    require_plain_exchange,
     unit_of,
 )
 from tasks.stage.complaint import first_complaint
 from tasks.stage.failure import ConfigurationError, exit_with_one_line
+from tasks.stage.option_params import require_exact
 from tasks.stage.section import Day, Finite, Section
 from tasks.stage.source_params import (
     DatasetParams,
@@ -211,7 +211,7 @@ class Params(Section):
             require_cell_name(name)
             _require_even_split(name, cell.world_size, self.train)
             if self.train.exact:
-                require_plain_exchange(f"cells.{name}", cell.options)
+                require_exact(f"cells.{name}", cell.strategy, cell.options)
         if isinstance(self.upload.checkpoints, list):
             for checkpoint in self.upload.checkpoints:
                 require_one_of("upload.checkpoints", checkpoint, self.checkpoint_names)

@@ -5,9 +5,7 @@ A finished slice stays in .work/slices/ under the digest of what went into it: o
 
 import argparse
 import hashlib
-import importlib
 import importlib.metadata
-import importlib.util
 import json
 import logging
 import shutil
@@ -32,6 +30,7 @@ from tasks.stage.progress import counting
 from tasks.stage.snapshot import Snapshot
 from tasks.stage.source_params import RowRange
 from training.files import digest_of_file, digest_of_json, write_json
+from training.registry import file_named, has_file
 
 _log = logging.getLogger(__name__)
 
@@ -183,8 +182,8 @@ def _main() -> None:
     configure_logging()
     snapshot = Snapshot.read(arguments.inputs)
     params = snapshot.load_params()
-    if importlib.util.find_spec(f"tasks.slicing.{params.workload}"):
-        own: Any = importlib.import_module(f"tasks.slicing.{params.workload}")
+    if has_file("tasks.slicing", params.workload):
+        own = file_named("tasks.slicing", params.workload)
         own.write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)
     else:
         write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)

@@ -5,7 +5,6 @@ done, and its next run sends what is missing.
 """
 
 import argparse
-import importlib
 import json
 import logging
 import shutil
@@ -128,8 +127,10 @@ def _write_model(workload: str, base_model: Path, checkpoint: Path, staged: Path
     from safetensors.torch import save_model  # here: seconds, which a missing token need not cost
     from transformers import AutoConfig, GenerationConfig
 
+    from training.workloads import find_workload
+
     try:
-        model = importlib.import_module(f"training.workloads.{workload}").load_model(base_model, checkpoint=checkpoint)
+        model: Any = find_workload(workload).load_model(base_model, checkpoint=checkpoint)
     except BadCheckpointError as error:
         raise DataError(f"{error}; delete its run and run `dvc repro`") from None
     if not hasattr(model, "save_pretrained"):

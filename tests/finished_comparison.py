@@ -171,7 +171,7 @@ def _cell(name: str, world_size: int, speedup: float | None) -> dict[str, Any]:
         "peak_memory_gib": None,
         "num_resumes": 0,
         "checkpoints_not_used": [],
-        "all_reduce_mib_per_step": 0.0,
+        "exchanged_mib_per_step": 0.0,
         "karp_flatt": None,
         "speedup_of_segments": None,
         "final_checkpoint": "segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt",

@@ -8,7 +8,6 @@ Before the first step there is nothing to save, and either signal kills the proc
 import argparse
 import faulthandler
 import fcntl
-import importlib
 import logging
 import os
 import signal
@@ -143,10 +142,11 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
 
 def _require_code(config: TrainingConfig, arguments: argparse.Namespace) -> None:
     """Import the rest, what the config names; then refuse code that changed since the ranks were started."""
-    from training.plug import find_workload
+    from training.strategies import strategy_file
+    from training.workloads import find_workload
 
     find_workload(config.workload)
-    importlib.import_module(f"training.strategies.{config.strategy}")
+    strategy_file(config.strategy)
     if arguments.code is not None:
         require_code(arguments.code)
 

@@ -6,7 +6,8 @@ import json
 import logging
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from training.config import SegmentConfig
+from training.distributed import Ranks
 from training.events import EventStream
 from training.failure import BadCheckpointError, UnwritableError
 from training.receipt import (
@@ -26,8 +28,8 @@ from training.receipt import (
     set_aside,
 )
 from training.record import Counters, SegmentRecord
-from training.replica import Replica
-from training.weights import differences, load_tensors, refuse, save_tensors
+from training.strategies import STATE, WEIGHTS, MisfitError, Part, Strategy
+from training.weights import load_tensors, refuse, save_tensors
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ _PARTIAL_WEIGHTS = "weights.pt"
 
 
 class CheckpointStore:
-    """`segments/<fingerprint>/` and `partial/<fingerprint>/step-<n>/`; only rank 0 writes and verifies.
+    """`segments/<fingerprint>/` and `partial/<fingerprint>/step-<n>/`; all ranks give, rank 0 writes and verifies.
 
     A name is only ever given to a folder that is whole and on disk, so the names alone say which is the newest: there
     is no pointer that could disagree with them. What another number of ranks saved is taken up in exact mode only,
@@ -98,20 +100,24 @@ class CheckpointStore:
             self._set_aside(folder, problem)
         return None
 
-    def load_finished(self, segment: SegmentConfig, replica: Replica, facts: dict[str, Any]) -> None:
-        """Restore the state at the end of a segment.
+    def load_finished(self, segment: SegmentConfig, strategy: Strategy, facts: dict[str, Any]) -> None:
+        """Restore the state at the end of a segment; to be called by all ranks.
 
         Raises BadCheckpointError if that cannot be done: training never begins from anything else instead.
         """
         folder = self._segments / segment.fingerprint
-        _restore(replica, folder / self._weights_name(segment), folder / _STATE)
-        wanted, got = facts["parameter_checksums"][0], replica.parameter_checksum()
-        if got != wanted:
-            raise BadCheckpointError(f"{folder}: loaded weights have checksum {got}, {wanted} were saved")
+        _restore(strategy, folder / self._weights_name(segment), folder / _STATE)
+        wanted = facts["parameter_checksums"][0]
+        for got in strategy.digest().parameters:
+            if got != wanted:
+                raise BadCheckpointError(f"{folder}: loaded weights have checksum {got}, {wanted} were saved")
 
-    def load_partial(self, folder: Path, replica: Replica, record: SegmentRecord) -> None:
-        """Restore the state in mid-segment, and the segment's record up to there; BadCheckpointError if impossible."""
-        state = _restore(replica, folder / _PARTIAL_WEIGHTS, folder / _STATE)
+    def load_partial(self, folder: Path, strategy: Strategy, record: SegmentRecord) -> None:
+        """Restore the state in mid-segment, and the segment's record up to there; to be called by all ranks.
+
+        Raises BadCheckpointError if that cannot be done.
+        """
+        state = _restore(strategy, folder / _PARTIAL_WEIGHTS, folder / _STATE)
         try:
             record.counters = Counters(**state["counters"])
         except (KeyError, TypeError) as error:
@@ -132,45 +138,96 @@ class CheckpointStore:
         """Return where the segment stands once it is finished."""
         return self._segments / segment.fingerprint
 
-    def save_partial(self, replica: Replica, record: SegmentRecord) -> Path:
-        """Save the state in mid-segment durably, then drop all but the newest few; return its folder."""
+    def save_partial(self, strategy: Strategy, record: SegmentRecord, ranks: Ranks) -> Path:
+        """Save the state in mid-segment durably, then drop all but the newest few; return its folder.
+
+        To be called by all ranks; raises UnwritableError on all of them if there is no room.
+        """
         segment = record.segment
         destination = self._partials / segment.fingerprint / f"step-{record.counters.segment_step:08d}"
-        if destination.exists():
+        if ranks.first_says(destination.exists):
             return destination
-        with self._sealed(destination, replica, record) as folder:
-            _write_state(folder, _PARTIAL_WEIGHTS, replica, record)
-        for old in self._partials_of(segment)[:-_PARTIALS_KEPT]:
-            discard(old)
+        self._save(destination, _PARTIAL_WEIGHTS, strategy, record, ranks)
+        if ranks.is_first:
+            for old in self._partials_of(segment)[:-_PARTIALS_KEPT]:
+                discard(old)
         return destination
 
-    def save_finished(self, replica: Replica, record: SegmentRecord, summarise: Any) -> dict[str, Any]:
+    def save_finished(
+        self, strategy: Strategy, record: SegmentRecord, ranks: Ranks, summarise: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
         """Save the finished segment durably, then drop its partial checkpoints; return its segment.json.
 
-        `summarise()` is asked for segment.json when the rest is written, so that it can tell how long that took.
+        To be called by all ranks, as above. Rank 0 asks `summarise()` for segment.json when the rest is written, so
+        that it can tell how long that took.
         """
         segment = record.segment
         destination = self._segments / segment.fingerprint
-        with self._sealed(destination, replica, record) as folder:
-            _write_state(folder, self._weights_name(segment), replica, record)
-            not_used = reasons_set_aside(destination.parent, destination.name)
-            not_used += reasons_set_aside(self._partials / segment.fingerprint)
-            summary: dict[str, Any] = {**summarise(), "checkpoints_not_used": not_used}
-            (folder / "segment.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
-        discard(self._partials / segment.fingerprint)
-        return summary
+        partials = self._partials / segment.fingerprint
 
-    @contextlib.contextmanager
-    def _sealed(self, destination: Path, replica: Replica, record: SegmentRecord) -> Iterator[Path]:
+        def summarised(folder: Path) -> dict[str, Any]:
+            not_used = reasons_set_aside(destination.parent, destination.name) + reasons_set_aside(partials)
+            summary = {**summarise(), "checkpoints_not_used": not_used}
+            (folder / "segment.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
+            return summary
+
+        facts = self._save(destination, self._weights_name(segment), strategy, record, ranks, finish=summarised)
+        if ranks.is_first:
+            discard(partials)
+        return facts
+
+    def _save(
+        self,
+        destination: Path,
+        weights_name: str,
+        strategy: Strategy,
+        record: SegmentRecord,
+        ranks: Ranks,
+        *,
+        finish: Callable[[Path], Any] = lambda _: None,
+    ) -> Any:
+        """Have all ranks give their state, part by part, and rank 0 write it; return what its `finish(folder)` gives.
+
+        After each part rank 0 says how it went: no rank waits in the next one for a rank 0 that has failed.
+        """
+        names = {WEIGHTS: weights_name, STATE: _STATE}
         facts = {**self._facts, "start_checksum": record.counters.start_checksum}
+        with contextlib.ExitStack() as open_folder:
+            folder = Path()
+
+            def begin() -> None:
+                nonlocal folder
+                folder = open_folder.enter_context(
+                    sealed_folder(destination, fingerprint=record.segment.fingerprint, facts=facts)
+                )
+
+            def write(part: Part) -> None:
+                assert part.content is not None, f"rank 0 has nothing of {part.name}"
+                more = {"counters": dataclasses.asdict(record.counters)} if part.name == STATE else {}
+                save_tensors({**part.content, **more}, folder / names[part.name])
+
+            def seal() -> Any:
+                record.save(folder)
+                found = finish(folder)
+                open_folder.close()
+                return found
+
+            def said(do: Callable[[], Any]) -> Any:
+                return ranks.first_says(partial(self._naming_room, do, destination, strategy))
+
+            said(begin)
+            for part in strategy.snapshot():
+                said(partial(write, part))
+            return said(seal)
+
+    def _naming_room(self, do: Callable[[], Any], destination: Path, strategy: Strategy) -> Any:
         try:
-            with sealed_folder(destination, fingerprint=record.segment.fingerprint, facts=facts) as folder:
-                yield folder
+            return do()
         except OSError as error:
             free = shutil.disk_usage(self._segments.parent).free
             raise UnwritableError(
-                f"{destination}: {error.strerror}: a checkpoint needs {_num_bytes(replica):,} bytes, {free:,} are "
-                "free; the one before it is whole: make room and run again"
+                f"{destination}: {error.strerror}: a checkpoint needs {strategy.num_checkpoint_bytes:,} bytes, "
+                f"{free:,} are free; the one before it is whole: make room and run again"
             ) from None
 
     def _set_aside(self, folder: Path, problem: str) -> None:
@@ -193,29 +250,13 @@ class CheckpointStore:
         return sorted(path for path in parent.glob("step-*") if path.name.removeprefix("step-").isdigit())
 
 
-def _num_bytes(replica: Replica) -> int:
-    """Return the bytes of a checkpoint's tensors, which are nearly all of it."""
-    state = replica.state()["optimizer"]["state"].values()
-    tensors = [*replica.weights().values(), *(value for moments in state for value in moments.values())]
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
-
-
-def _restore(replica: Replica, weights_file: Path, state_file: Path) -> dict[str, Any]:
+def _restore(strategy: Strategy, weights_file: Path, state_file: Path) -> dict[str, Any]:
     """Load both files, all or nothing; raises BadCheckpointError before any weight changes."""
     weights, state = load_tensors(weights_file), load_tensors(state_file)
-    refuse(weights_file, differences(weights, replica.module.state_dict()))
     try:
-        refuse(state_file, replica.state_differences(state))
-        replica.load_state(state)
-    except BadCheckpointError:
-        raise
+        strategy.restore(weights, state)
+    except MisfitError as misfit:
+        refuse({WEIGHTS: weights_file, STATE: state_file}[misfit.part], misfit.differences)
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         raise BadCheckpointError(f"{state_file}: not the state of this run: {type(error).__name__}: {error}") from None
-    replica.module.load_state_dict(weights, strict=True)
     return state
-
-
-def _write_state(folder: Path, weights_name: str, replica: Replica, record: SegmentRecord) -> None:
-    save_tensors(replica.weights(), folder / weights_name)
-    save_tensors({**replica.state(), "counters": dataclasses.asdict(record.counters)}, folder / _STATE)
-    record.save(folder)

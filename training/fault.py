@@ -13,13 +13,16 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
 
 from training.data import MicroBatch
 from training.failure import TrainingError
+from training.strategies import Strategy
 from training.whereabouts import Section, Whereabouts
+from training.workloads import Workload
 
 _FORM = re.compile(r"rank=(\d+),step=(\d+),kind=(\w+)(?::(\d+(?:\.\d+)?))?(?:,section=(\w+))?")
 _SECTIONS = {section.name.lower(): section for section in Section if section is not Section.START}
@@ -95,9 +98,20 @@ class Plan:
     def __init__(self, faults: list[Fault]) -> None:
         self._faults = faults
 
-    def build_into(self, strategy: Any, whereabouts: Whereabouts) -> None:
-        """Have the faults of all sections but `data` come when the rank gets there."""
-        train_step, enter, forward = strategy.train_step, whereabouts.enter, strategy.replica.forward
+    def build_into_workload(self, workload: Workload, whereabouts: Whereabouts) -> Workload:
+        """Return the workload, with the faults that spoil a micro-batch's loss or gradient."""
+        loss_sum = workload.loss_sum
+
+        def spoilt(model: Any, micro_batch: MicroBatch, **more: Any) -> torch.Tensor:
+            return self._spoilt(whereabouts.step, micro_batch, loss_sum(model, micro_batch, **more))
+
+        faulty: Any = SimpleNamespace(**{**vars(workload), "loss_sum": spoilt})
+        found: Workload = faulty
+        return found
+
+    def build_into(self, strategy: Strategy, whereabouts: Whereabouts) -> None:
+        """Have the faults of all other sections but `data` come when the rank gets there."""
+        train_step, enter = strategy.train_step, whereabouts.enter
         slow = [_Slowness(fault) for fault in self._faults if fault.kind == "slow"]
 
         def entering(section: Section) -> None:
@@ -107,18 +121,14 @@ class Plan:
             if section is not Section.UPDATE:
                 self._strike(whereabouts.step, section)
 
-        def running_forward(model: Any, micro_batch: MicroBatch, **more: Any) -> Any:
-            return self._spoilt(whereabouts.step, micro_batch, forward(model, micro_batch, **more))
-
         def training(*arguments: Any, **more: Any) -> Any:
             result = train_step(*arguments, **more)
             self._strike(whereabouts.step, Section.UPDATE)
             return result
 
         whereabouts.enter = entering  # type: ignore[method-assign]
-        strategy.replica.on_section = entering
-        strategy.replica.forward = running_forward
-        strategy.train_step = training
+        strategy.on_section = entering
+        strategy.train_step = training  # type: ignore[method-assign]
 
     def build_into_data(self, make: Callable[[int], Any], *, first_step: int) -> Callable[[int], Any]:
         """Return `make`, which makes the micro-batches of a step of the segment, with the faults of `data`."""

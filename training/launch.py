@@ -1,9 +1,7 @@
 """One start of a training process: what it was given, and the few things that are not steps."""
 
-import importlib
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from training.checkpoint import CheckpointStore
 from training.config import TrainingConfig
@@ -11,13 +9,12 @@ from training.distributed import Ranks
 from training.events import EventStream
 from training.failure import EXIT_INTERRUPTED, StoppedError
 from training.fault import Plan
-from training.plug import find_workload
 from training.record import now
 from training.stopping import StopRequest
-from training.strategies import Strategy
+from training.strategies import Strategy, strategy_file
 from training.update_keeper import UpdateKeeper
 from training.whereabouts import Whereabouts
-from training.workloads import Workload
+from training.workloads import Workload, find_workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +46,16 @@ class Launch:
 
 def build_strategy(launch: Launch) -> Strategy:
     """Return the strategy around the base model."""
-    config = launch.config
-    workload = launch.workload
-    strategies: Any = importlib.import_module(f"training.strategies.{config.strategy}")
+    config, workload, faults = launch.config, launch.workload, launch.faults
     model = workload.load_model(config.model_dir)
-    strategy: Strategy = strategies.build(model, workload, config, launch.ranks)
-    strategy.replica.on_section = launch.whereabouts.enter
-    if launch.faults is not None:
-        launch.faults.build_into(strategy, launch.whereabouts)
+    if faults is not None:
+        workload = faults.build_into_workload(workload, launch.whereabouts)
+    strategy = strategy_file(config.strategy).build(model, workload, config, launch.ranks)
+    strategy.on_section = launch.whereabouts.enter
+    if faults is not None:
+        faults.build_into(strategy, launch.whereabouts)
     if launch.keeps_updates:
-        strategy.replica.on_gradient = UpdateKeeper(config.work_dir, launch.ranks, strategy.replica.module)
+        strategy.on_gradient = UpdateKeeper(config.work_dir, launch.ranks, strategy)
     return strategy
 
 

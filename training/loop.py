@@ -84,7 +84,8 @@ def train(
                 before = config.segments[index - 1]
                 hand_over(store.finished_folder(before), ranks, fingerprint=before.fingerprint)
                 drift = store.version_drift(store.finished_folder(before))
-                store.load_finished(before, strategy.replica, facts)
+                store.load_finished(before, strategy, facts)
+            start = strategy.digest()
             record = SegmentRecord(
                 segment=segment,
                 first_step=sum(num_steps[:index]) + 1,
@@ -92,8 +93,8 @@ def train(
                 # Of what it does begin with, for a gate to hold against what it should begin with.
                 counters=Counters(
                     started_at=now(),
-                    start_checksum=strategy.replica.parameter_checksum(),
-                    start_optimizer_checksum=strategy.replica.optimizer_checksum(),
+                    start_checksum=start.parameters[0],
+                    start_optimizer_checksum=start.optimizer[0],
                 ),
                 folder=config.work_dir,
                 is_first_rank=ranks.is_first,
@@ -116,8 +117,8 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         step = plan.step(segment_step)
         return list(
             micro_batches_for(
-                source, step, rank=ranks.rank, world_size=ranks.world_size, seq_len=config.seq_len,
-                seed=(config.seed, run_step),
+                source, step, rank=strategy.data_rank, world_size=strategy.data_world_size,
+                seq_len=config.seq_len, seed=(config.seed, run_step),
             )
         )  # fmt: skip
 
@@ -148,9 +149,9 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         with window.computing():
             result = strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=learning_rate)
 
-        record.consume(step, ranks.rank, micro_batches, result)
+        record.consume(step, strategy.data_rank, micro_batches if strategy.counts_rows else [], result)
         window.add(
-            step, result, micro_batches,
+            step, result, micro_batches, counts_rows=strategy.counts_rows,
             planned=planned, learning_rate=learning_rate, data_wait_seconds=data_wait_seconds,
         )  # fmt: skip
         is_last = segment_step == plan.num_steps
@@ -166,7 +167,7 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         # ---------------------------------------------------- log point: the clock stands still from here on
         whereabouts.enter(Section.COLLECTIVE)
         with _naming_culprits(ranks, strategy, micro_batches, step=step, num_targets=planned.num_targets):
-            facts = window.close(forgives_overflow=strategy.replica.forgives_overflow)
+            facts = window.close(forgives_overflow=strategy.forgives_overflow)
         for line in record.add(facts):
             launch.events.send(**line)
             divergence.take(line["step"], line["loss"])
@@ -195,7 +196,7 @@ def _warm_up(launch: Launch, strategy: Strategy, plan: SegmentPlan, source: Rows
     micro_batch = micro_batch_of(source, longest, 0, seq_len=config.seq_len, seed=(config.seed, 0))
     strategy.warm_up(micro_batch.to(launch.ranks.device))
     launch.whereabouts.needs_patience(
-        warm_up_seconds=time.perf_counter() - started, checkpoint_bytes=strategy.replica.num_checkpoint_bytes
+        warm_up_seconds=time.perf_counter() - started, checkpoint_bytes=strategy.num_checkpoint_bytes
     )
 
 
@@ -212,7 +213,7 @@ def _naming_culprits(
     except GradientNotFiniteError as error:
         if error.step != step or ranks.world_size == 1:
             raise
-        is_finite = strategy.replica.gives_finite_gradient(micro_batches, weight=1 / max(num_targets, 1))
+        is_finite = strategy.gives_finite_gradient(micro_batches, num_targets=num_targets)
         culprits = np.flatnonzero(ranks.gather(np.array(int(not is_finite)))).tolist()
         origin = f"rank {', '.join(map(str, culprits))}" if culprits else "the sum, not from any rank alone"
         raise DivergedError(f"{error}; it comes from {origin}") from None
@@ -231,8 +232,8 @@ def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord, *, versio
         folder = launch.config.work_dir / found
         hand_over(folder, ranks, fingerprint=segment.fingerprint)
         version_drift = store.version_drift(folder)
-        store.load_partial(folder, strategy.replica, record)
-    setting = setting_of(launch.config, ranks, strategy.replica.module)
+        store.load_partial(folder, strategy, record)
+    setting = setting_of(launch.config, ranks, strategy.module)
     record.counters.note_launch(
         micro_batch_size=launch.config.micro_batch_size, version_drift=version_drift, setting=setting
     )
@@ -258,7 +259,7 @@ def _save_partial(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
     record.note_span()
     _note_peak_memory(ranks, record)
     record.file_away(ranks, everything=True)
-    ranks.first_says(lambda: str(launch.store.save_partial(strategy.replica, record)))
+    launch.store.save_partial(strategy, record, ranks)
     seconds = time.perf_counter() - started
     record.counters.checkpoint_seconds += seconds
     launch.events.send(
@@ -271,13 +272,12 @@ def _save_partial(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
 
 
 def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[str, Any]:
-    """Prove that all ranks hold the same state, then save the segment; return its segment.json."""
+    """Prove that all copies of the state are the same, then save the segment; return its segment.json."""
     ranks, started = launch.ranks, time.perf_counter()
     launch.whereabouts.enter(Section.CHECKPOINT)
     _note_peak_memory(ranks, record)
-    checksums = ranks.gather_text(strategy.replica.parameter_checksum())
-    optimizer_checksums = ranks.gather_text(strategy.replica.optimizer_checksum())
-    for what, found in (("parameters", checksums), ("optimizer states", optimizer_checksums)):
+    end = strategy.digest()
+    for what, found in (("parameters", end.parameters), ("optimizer states", end.optimizer)):
         if len(set(found)) > 1:
             raise RanksDisagreeError(
                 f"{record.segment.range} epoch {record.segment.epoch}: the ranks hold different {what} (sha256 "
@@ -291,12 +291,10 @@ def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[s
         record.counters.checkpoint_seconds = earlier_seconds + time.perf_counter() - started
         record.note_span()
         return record.summary(
-            launch.config.cell, ranks,
-            gradient_bucket_bytes=strategy.gradient_bucket_bytes, parameter_checksums=checksums,
-            optimizer_checksums=optimizer_checksums, rank_devices=devices,
-        )  # fmt: skip
+            launch.config.cell, ranks, exchange=strategy.describe(), digests=end, rank_devices=devices
+        )
 
-    facts: dict[str, Any] = ranks.first_says(lambda: launch.store.save_finished(strategy.replica, record, summarise))
+    facts = launch.store.save_finished(strategy, record, ranks, summarise)
     launch.events.send("segment_finished", **facts)
     _log.info(
         "%s epoch %d: finished, loss %.4f, %.0f %ss/s",

@@ -25,7 +25,7 @@ from training.config import TrainingConfig
 from training.data import MicroBatch
 from training.distributed import Ranks
 from training.ownership import own_device
-from training.plug import find_workload, hardware_of
+from training.plug import hardware_of
 from training.probe import probe_compute, probe_slowdown_in_flight
 from training.row_digest import digest_of_rows
 from training.strategies import StepResult
@@ -39,12 +39,11 @@ from training.variants import (
     micro_batches_of,
     on_segment,
     sizes,
+    whole_of,
 )
+from training.workloads import find_workload
 
 _log = logging.getLogger(__name__)
-
-_TIMER_STEPS = 5
-_TIMERS = ("forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,15 +104,15 @@ class _Work:
         self._parts: list[list[tuple[np.ndarray, np.ndarray, np.ndarray, int]]] = []
         self._data_wait_seconds = 0.0
 
-    def add(self, ran: _Ran) -> None:
-        """Note a step; of its micro-batches nothing that is on the device."""
+    def add(self, ran: _Ran, *, counts_rows: bool) -> None:
+        """Note a step; of its micro-batches, if their rows count on this rank, nothing that is on the device."""
         self._data_wait_seconds += ran.data_wait_seconds
         if ran.result is not None:
             self._results.append(ran.result)
         self._parts.append(
             [
                 (part.row_ids, part.sample_num_tokens, part.sample_num_targets, part.num_positions)
-                for part in ran.micro_batches
+                for part in (ran.micro_batches if counts_rows else ())
             ]
         )
 
@@ -167,38 +166,25 @@ class BlockRunner:
         return {
             "num_steps": max(len(made.source) // made.config.global_batch_size, 1),
             "num_steps_of_segments": [max(num_rows // made.config.global_batch_size, 1) for num_rows in sizes(made)],
-            "gradient_bucket_bytes": made.strategy.gradient_bucket_bytes,
+            "exchange": made.strategy.describe(),
             "bytes_per_real_byte": scale,
-            "gradient_bucket_mib": [size * scale / 2**20 for size in made.strategy.gradient_bucket_bytes],
             "peak_memory_gib": _peak_memory_gib(self._ranks),
             "warm_up_seconds": made.warm_up_seconds,
             "can": _levers(made),
         }
 
-    def ddp_timers(self, variant: Variant) -> dict[str, float]:
-        """Return the seconds that DDP times itself, mean of a few steps outside the blocks; {} if it times none.
-
-        DDP's own averages go back to its first step, which is no step like the others.
-        """
-        wrapped = getattr(self._get(variant).strategy, "_wrapped", None)
-        if wrapped is None:
-            return {}
-        wrapped._set_ddp_runtime_logging_sample_rate(1)
-        found = []
-        for _ in range(_TIMER_STEPS):
-            self.run(Block(variant=variant, steps=[1], data="device"))
-            found.append(wrapped._get_ddp_logging_data())
-        wrapped._set_ddp_runtime_logging_sample_rate(2**30)
-        if not all(facts.get("backward_comm_time") for facts in found):
-            return {}
-        return {name: sum(facts.get(f"{name}_time", 0) for facts in found) / len(found) / 1e9 for name in _TIMERS}
+    def timers(self, variant: Variant) -> dict[str, float]:
+        """Return the seconds that the strategy's engine times itself, outside the blocks; {} if it times none."""
+        return self._get(variant).strategy.own_timers(
+            lambda: self.run(Block(variant=variant, steps=[1], data="device"))
+        )
 
     def probe(self, variant: Variant, *, num_repeats: int) -> dict[str, Any]:
         """Return the parts of the segment's first step, each timed alone (training/probe.py)."""
         made = self._get(variant)
-        parts = [part.to(self._ranks.device) for part in micro_batches_of(made, self._ranks, 1)]
+        parts = [part.to(self._ranks.device) for part in micro_batches_of(made, 1)]
         begin = partial(made.hardware.begin, made.model)
-        return probe_compute(made.strategy, self._ranks, parts, num_repeats=num_repeats, on_start=begin)
+        return probe_compute(whole_of(made), self._ranks, parts, num_repeats=num_repeats, on_start=begin)
 
     def sweep(self, variant: Variant, *, num_repeats: int, seconds_budget: float) -> dict[str, Any]:
         """Return the all-reduce of the ranks' link by size (training/sweep.py)."""
@@ -218,9 +204,9 @@ class BlockRunner:
         made = self._get(variant)
         if made.hardware.link_seconds(made.config.model_dir, world_size=self._ranks.world_size) is not None:
             return {"alone_seconds": [], "in_flight_seconds": []}
-        longest = micro_batches_of(made, self._ranks, 1)[-1].to(self._ranks.device)
+        longest = micro_batches_of(made, 1)[-1].to(self._ranks.device)
         return probe_slowdown_in_flight(
-            made.strategy, self._ranks, longest, num_bytes=num_bytes, num_repeats=num_repeats
+            whole_of(made), self._ranks, longest, num_bytes=num_bytes, num_repeats=num_repeats
         )
 
     def _timed(self, made: Made, block: Block, run: Iterator[_Ran]) -> dict[str, Any]:
@@ -238,7 +224,7 @@ class BlockRunner:
         marks.add()
         for ran in run:
             marks.add()
-            work.add(ran)
+            work.add(ran, counts_rows=made.strategy.counts_rows)
         ranks.synchronize()
         seconds = time.perf_counter() - started
         num_exchanged = num_exchanges(ranks) - num_before
@@ -270,7 +256,7 @@ class BlockRunner:
 
     def _updates(self, made: Made, block: Block) -> Iterator[_Ran]:
         """Yield after every update with a gradient of zeros, which was made while the clock stood still for it."""
-        replica = made.strategy.replica
+        replica = whole_of(made)
         gradient = [torch.zeros_like(parameter) for parameter in replica.parameters]
         for _ in [block.steps[0], *block.steps]:
             replica.put_gradient(gradient)
@@ -292,14 +278,13 @@ def _key(variant: Variant) -> str:
 
 def _levers(made: Made) -> list[str]:
     """Return which ways of training the model would take: packing, early_tied_head."""
-    workload: Any = made.workload
-    model, can = made.model, list[str]()
+    workload, model, can = made.workload, made.model, list[str]()
     if made.config.compile:
         # What is tried here would be compiled for.
         return can
-    if hasattr(workload, "can_pack") and workload.can_pack(model, made.config):
+    if workload.can_pack(model, made.config):
         can.append("packing")
-    if hasattr(workload, "tied_weight") and workload.tied_weight(model) is not None:
+    if workload.tied_weight(model) is not None:
         can.append("early_tied_head")
     return can
 
@@ -330,7 +315,7 @@ def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[st
     if command == "facts":
         return runner.facts(variant)
     if command == "timers":
-        return runner.ddp_timers(variant)
+        return runner.timers(variant)
     if command == "probe":
         return runner.probe(variant, num_repeats=asked["num_repeats"])
     if command == "in_flight":

@@ -5,7 +5,7 @@ adds them from the step's last micro-batch to its first, which is the order in w
 is the same on any number of ranks anyway: the micro-batches, their shapes, and what is done with the sum.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from training.distributed import Ranks
 from training.failure import RanksDisagreeError
 from training.replica import Replica
 from training.strategies import StepResult
+from training.traffic import ALL_GATHER, Traffic
 from training.whereabouts import Section
 
 _PARCEL_BYTES = 2**25
@@ -32,7 +33,6 @@ class OrderedSum:
 
     def __init__(self, replica: Replica, ranks: Ranks) -> None:
         self.replica = replica
-        self.gradient_bucket_bytes: list[int] = []
         self._ranks = ranks
         self._group: Any = ranks.gradient_group
         self._parcels = list(_parcels([part.numel() * part.element_size() for part in replica.parameters]))
@@ -48,14 +48,8 @@ class OrderedSum:
             total = self._added(total, self.replica.take_gradient(), ranks_in_order)
         self.replica.put_gradient(total)
         loss_sum, grad_norm = self.replica.step(learning_rate)
-        return StepResult(
-            loss_sum=loss_sum,
-            grad_norm=grad_norm,
-            num_all_reduces=0,
-            num_all_reduce_bytes=0,
-            num_gathers=self._num_gathers,
-            num_gather_bytes=self._num_gather_bytes,
-        )
+        traffic = Traffic(self._num_gathers, self._num_gather_bytes)
+        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic={ALL_GATHER: traffic})
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and gather, change nothing."""
@@ -63,6 +57,14 @@ class OrderedSum:
             self.replica.add(self.replica.module, part, weight=0.0)
             self._added([], self.replica.take_gradient(), range(self._ranks.world_size))
             self.replica.forget_gradient()
+
+    def describe(self) -> dict[str, Any]:
+        """Return `num_parcels`: in how many gathers a gradient travels."""
+        return {"num_parcels": len(self._parcels)}
+
+    def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
+        """Return nothing: nobody else times anything."""
+        return {}
 
     def _order(self, micro_batches: Sequence[MicroBatch]) -> list[list[int]]:
         """Return, for each micro-batch that a rank runs, whose gradients count, in the order in which they are added.

@@ -5,7 +5,6 @@ as no params.yaml can. Such a module offers what Workload says. If it also offer
 benchmarks/emulator has devices and links that sleep. All others run on what the machine has.
 """
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,16 +81,6 @@ class _Machine:
 
 
 _MACHINE = _Machine()
-
-
-def find_workload(name: str) -> Workload:
-    """Return the workload that a config names so."""
-    if "." in name:
-        found: Any = importlib.import_module(name)
-    else:
-        found = importlib.import_module(f"training.workloads.{name}")
-    workload: Workload = found
-    return workload
 
 
 def hardware_of(workload: Workload) -> Hardware:

@@ -16,7 +16,6 @@ from torch import Tensor
 from training.data import MicroBatch
 from training.distributed import Ranks
 from training.replica import Replica
-from training.strategies import Strategy
 from training.sweep import buffer_of, seconds_of
 
 _LONGER = 1.5
@@ -24,7 +23,7 @@ _LONGER = 1.5
 
 
 def probe_compute(
-    strategy: Strategy,
+    replica: Replica,
     ranks: Ranks,
     micro_batches: Sequence[MicroBatch],
     *,
@@ -42,7 +41,6 @@ def probe_compute(
     which they are ready in the backward of the last micro-batch, its `name`, `num_bytes` and `ready`, the share of that
     backward after which it is.
     """
-    replica = strategy.replica
     weight = 1 / max(sum(part.num_targets for part in micro_batches), 1)
     parts, optimizer, whole = [], [], []
 
@@ -106,7 +104,7 @@ def probe_buckets(bucket_bytes: Sequence[int], gradients: Sequence[Mapping[str, 
 
 
 def probe_slowdown_in_flight(
-    strategy: Strategy, ranks: Ranks, micro_batch: MicroBatch, *, num_bytes: int, num_repeats: int
+    replica: Replica, ranks: Ranks, micro_batch: MicroBatch, *, num_bytes: int, num_repeats: int
 ) -> dict[str, Any]:
     """Return the seconds of a backward of the plain module with and without all-reduces in flight beside it.
 
@@ -114,7 +112,7 @@ def probe_slowdown_in_flight(
     whose all-reduces were still in flight when the backward ended: the others say too little. Each all-reduce is of
     `num_bytes`, and there are as many as it takes.
     """
-    replica, buffer = strategy.replica, buffer_of(ranks, num_bytes)
+    buffer = buffer_of(ranks, num_bytes)
     weight = 1 / max(micro_batch.num_targets, 1)
     alone, beside, num_outlasted = [], [], 0
 

@@ -6,7 +6,7 @@ import json
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +18,8 @@ from training.config import SegmentConfig
 from training.data import MicroBatch
 from training.distributed import Ranks
 from training.spool import LEDGER_COLUMNS, LEDGER_DTYPE, Spool
-from training.strategies import StepResult
-from training.traffic import Recorded, num_exchanges
+from training.strategies import Digests, StepResult
+from training.traffic import Recorded, Traffic, num_exchanges
 from training.unwritten import Stamps, require_unwritten, stamps_of
 from training.window import StepFacts
 
@@ -67,14 +67,8 @@ class Counters:
     """Seconds spent at log points, never part of train_seconds."""
     span_seconds: float = 0.0
     """Wall-clock seconds from before the first step to here, all launches together; by a clock that never stops."""
-    num_all_reduces: int = 0
-    """Gradient all-reduces that rank 0 took part in."""
-    num_all_reduce_bytes: int = 0
-    """Bytes of gradient that rank 0 put into them."""
-    num_gathers: int = 0
-    """All-gathers of gradients that rank 0 took part in; 0 unless the run is exact."""
-    num_gather_bytes: int = 0
-    """Bytes of gradient that rank 0 put into them."""
+    traffic: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Kind of collective -> `number` and `num_bytes` of what rank 0 put into those of the steps."""
     num_resumes: int = 0
     """Launches that went on with it."""
     peak_memory_gib: float | None = None
@@ -85,6 +79,13 @@ class Counters:
     """What was another version when the state that a launch went on from was saved: "torch 2.14.0, then 2.15.0"."""
     settings: list[dict[str, Any]] = field(default_factory=list)
     """What it ran with (training/setting.py), in the order of use; one, unless launches differed."""
+
+    def add_traffic(self, traffic: Mapping[str, Traffic]) -> None:
+        """Add what a step put into collectives."""
+        for kind, (number, num_bytes) in traffic.items():
+            total = self.traffic.setdefault(kind, {"number": 0, "num_bytes": 0})
+            total["number"] += number
+            total["num_bytes"] += num_bytes
 
     def note_launch(
         self, *, micro_batch_size: int, version_drift: Sequence[str], setting: dict[str, Any] | None = None
@@ -136,11 +137,9 @@ class SegmentRecord:
 
     def mark_exchanges(self, ranks: Ranks) -> None:
         """Note where the counters stand, while no step runs: from there on they are compared with what was recorded."""
-        counters = self.counters
-        number, num_bytes = (
-            getattr(counters, f"num_all_reduce{end}") + getattr(counters, f"num_gather{end}") for end in ("s", "_bytes")
-        )
-        self._marks.append((num_exchanges(ranks), counters.segment_step, number, num_bytes))
+        kinds = self.counters.traffic.values()
+        number, num_bytes = sum(kind["number"] for kind in kinds), sum(kind["num_bytes"] for kind in kinds)
+        self._marks.append((num_exchanges(ranks), self.counters.segment_step, number, num_bytes))
 
     def _recorded_exchanges(self, ranks: Ranks) -> dict[str, int] | None:
         """Return what the exchanges of the last steps were given by torch's record, beside what the steps counted.
@@ -171,9 +170,8 @@ class SegmentRecord:
         self.counters.span_seconds = time.perf_counter() - self._span_started
 
     def consume(self, step: int, rank: int, micro_batches: Sequence[MicroBatch], result: StepResult) -> None:
-        """Enter what this rank put through the model in a step."""
-        for name in ("num_all_reduces", "num_all_reduce_bytes", "num_gathers", "num_gather_bytes"):
-            setattr(self.counters, name, getattr(self.counters, name) + getattr(result, name))
+        """Enter what this rank put through the model in a step; `rank`: whose share of the rows that was."""
+        self.counters.add_traffic(result.traffic)
         for part in micro_batches:
             rows = np.empty((part.num_samples, len(LEDGER_COLUMNS)), dtype=LEDGER_DTYPE)
             rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] = rank, step, part.row_ids, part.sample_num_tokens
@@ -224,9 +222,8 @@ class SegmentRecord:
         cell: str,
         ranks: Ranks,
         *,
-        gradient_bucket_bytes: list[int],
-        parameter_checksums: list[str],
-        optimizer_checksums: list[str],
+        exchange: dict[str, Any],
+        digests: Digests,
         rank_devices: list[dict[str, Any]],
     ) -> dict[str, Any]:
         """Return the content of segment.json; raises ChangedInputError if its rows were written to meanwhile."""
@@ -246,9 +243,9 @@ class SegmentRecord:
             "tokens_per_second": totals["num_tokens"] / seconds,
             "samples_per_second": totals["num_samples"] / seconds,
             "backend": ranks.backend if ranks.world_size > 1 else None,
-            "gradient_bucket_bytes": gradient_bucket_bytes,
-            "parameter_checksums": parameter_checksums,
-            "optimizer_checksums": optimizer_checksums,
+            "exchange": exchange,
+            "parameter_checksums": digests.parameters,
+            "optimizer_checksums": digests.optimizer,
             "rank_devices": rank_devices,
             "recorded_exchanges": self._recorded_exchanges(ranks),
         }

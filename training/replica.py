@@ -1,7 +1,7 @@
 """A whole model with its optimizer on one rank: what every strategy that replicates the model shares."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from training.config import TrainingConfig
 from training.data import MicroBatch
 from training.optimizer import build_optimizer, moments_of
 from training.plug import hardware_of
+from training.strategies import STATE, WEIGHTS, MisfitError, Part
 from training.weights import differences, parameter_checksum, tensor_checksum, weights_of
 from training.whereabouts import Section
 from training.workloads import Workload
@@ -25,11 +26,23 @@ class Replica:
     the device.
     """
 
-    def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, device: torch.device) -> None:
-        prepare = getattr(workload, "prepare", None)
-        if prepare is not None:
-            prepare(model, config)
+    def __init__(
+        self,
+        model: nn.Module,
+        workload: Workload,
+        config: TrainingConfig,
+        device: torch.device,
+        *,
+        shard: Callable[[nn.Module], None] = lambda _: None,
+        clip: Callable[[Sequence[nn.Parameter]], Tensor] | None = None,
+    ) -> None:
+        """`shard` is given the prepared model before the optimizer has its parameters; `clip`, where a rank has a part
+        of the gradient only, scales it down by the norm of the whole and returns that.
+        """
+        workload.prepare(model, config)
+        shard(model)
         self.module = model.to(device).train()
+        self._clip = clip or self._clip_whole
         self.device = device
         self._workload = workload
         self._chunk_rows = config.loss_chunk_rows
@@ -58,8 +71,8 @@ class Replica:
         """What the head multiplies by in place of its own weight: the same numbers with a gradient of their own."""
         self._is_compiled, self._is_warm = config.compile, False
         self._seq_len = config.seq_len
-        self.on_gradient: Callable[[Mapping[str, Tensor]], None] | None = None
-        """Given the reduced gradient of every step before it is clipped; nobody listens while a training is timed."""
+        self.on_gradient: Callable[[], None] | None = None
+        """Called in every step when the gradient is reduced and not yet clipped; see Strategy."""
         self.on_section: Callable[[Section], None] = lambda _: None
         """Told what comes next: forward, backward, update."""
 
@@ -114,8 +127,8 @@ class Replica:
         self.on_section(Section.UPDATE)
         self._scaler.unscale_(self._optimizer)
         if self.on_gradient is not None:
-            self.on_gradient(self._gradient())
-        grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)
+            self.on_gradient()
+        grad_norm = self._clip(self._parameters)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         if not self._scaler.is_enabled():
@@ -126,6 +139,15 @@ class Replica:
         loss_sum = self._loss_sum
         self.forget_gradient()
         return loss_sum, grad_norm
+
+    def _clip_whole(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Scale the gradient down to the largest norm allowed; return the norm that it had."""
+        return nn.utils.clip_grad_norm_(parameters, self._max_grad_norm, foreach=True)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What turns a gradient into an update."""
+        return self._optimizer
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -178,23 +200,46 @@ class Replica:
         copies = 1 + len(self._moments)
         return copies * sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
 
+    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what is trained, by name; see Strategy."""
+        yield from sorted((name, part.detach()) for name, part in self._named())
+
+    def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the gradient, by name; see Strategy."""
+        yield from sorted(self._gradient().items())
+
     def parameter_checksum(self) -> str:
         """Return the sha256 (hex) of all parameters."""
         return parameter_checksum(self.module)
 
     def optimizer_checksum(self) -> str:
         """Return the sha256 (hex) of what the next update depends on beside the parameters: moments, loss scale."""
+        return tensor_checksum(self.moments())
+
+    def moments(self) -> dict[str, Tensor]:
+        """Return the optimizer's tensors and the loss scale, each under a name of its own."""
         kept = {
             f"{key} of {name}": value
             for name, part in self._named()
             for key, value in self._optimizer.state.get(part, {}).items()
             if isinstance(value, Tensor)
         }
-        return tensor_checksum({**kept, "loss scale": torch.tensor(self._scaler.get_scale())})
+        return {**kept, "loss scale": torch.tensor(self._scaler.get_scale())}
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the model's state dict, on the CPU."""
-        return weights_of(self.module)
+    def snapshot(self, *, is_written: bool) -> Iterator[Part]:
+        """Yield weights and state; see Strategy. `is_written`: whether by this rank."""
+        yield Part(WEIGHTS, weights_of(self.module) if is_written else None)
+        yield Part(STATE, self.state() if is_written else None)
+
+    def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Take up what `snapshot` gave, all or nothing; see Strategy."""
+        for part, found in (
+            (WEIGHTS, differences(weights, self.module.state_dict())), (STATE, self.state_differences(state))
+        ):  # fmt: skip
+            if found:
+                raise MisfitError(part, found)
+        self.load_state(state)
+        self.module.load_state_dict(weights, strict=True)
 
     def state(self) -> dict[str, Any]:
         """Return everything else that the next step depends on."""

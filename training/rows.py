@@ -1,12 +1,15 @@
 """What a workload has to say of its rows, so that plan, loop and measurement need not know what is in them."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from training.config import SegmentConfig, TrainingConfig
 from training.data import MicroBatch
+
+if TYPE_CHECKING:
+    from training.workloads import Workload
 
 
 class Rows(Protocol):
@@ -54,7 +57,6 @@ class Rows(Protocol):
         ...
 
 
-def training_rows(workload: Any, config: TrainingConfig, segment: SegmentConfig) -> Rows:
+def training_rows(workload: "Workload", config: TrainingConfig, segment: SegmentConfig) -> Rows:
     """Return the rows of a segment as it trains on them; an evaluation sees them as `open_slice` gives them."""
-    rows: Rows = workload.open_slice(segment.slice_dir)
-    return workload.augmented(rows, config, segment) if hasattr(workload, "augmented") else rows
+    return workload.augmented(workload.open_slice(segment.slice_dir), config, segment)

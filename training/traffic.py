@@ -17,8 +17,12 @@ _recorder: Any = _distributed_c10d
 """The recorder has no public name yet."""
 
 
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
+"""Kinds of collectives; a strategy with another one names it."""
+
+
 class Traffic(NamedTuple):
-    """What a rank put into collectives for gradients."""
+    """What a rank put into collectives of the group of the gradients."""
 
     number: int
     """Collectives."""

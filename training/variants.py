@@ -4,7 +4,6 @@ Only the stage `measure` uses this; a training never does.
 """
 
 import dataclasses
-import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -18,11 +17,13 @@ from training.config import TrainingConfig
 from training.data import MicroBatch
 from training.distributed import Ranks
 from training.plan import SegmentPlan, micro_batches_for, plan_of
-from training.plug import Hardware, find_workload, hardware_of
+from training.plug import Hardware, hardware_of
 from training.prefetch import prefetched
+from training.replica import Replica
+from training.replicated import Replicated
 from training.rows import Rows, training_rows
-from training.strategies import Strategy
-from training.workloads import Workload
+from training.strategies import Strategy, single, strategy_file
+from training.workloads import Workload, find_workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,8 @@ class Made:
 
     workload: Workload
     strategy: Strategy
+    shares: tuple[int, int]
+    """Which share of a step's micro-batches this rank runs, from 0, and into how many they are dealt."""
     config: TrainingConfig
     ranks: Ranks
     source: Rows
@@ -55,7 +58,7 @@ class Made:
     @property
     def model(self) -> nn.Module:
         """The plain module."""
-        return self.strategy.replica.module
+        return self.strategy.module
 
     @property
     def hardware(self) -> Hardware:
@@ -71,19 +74,22 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
     config = dataclasses.replace(config, **overrides)
     workload = find_workload(config.workload)
     model = workload.load_model(config.model_dir)
+    options = {} if variant.communicates else {"communicates": False}
+    strategy: Strategy
     if variant.is_independent:
-        name, known, options = "single", dataclasses.replace(ranks, rank=0, world_size=1), {}
+        strategy = single.build(model, workload, config, dataclasses.replace(ranks, rank=0, world_size=1))
+        shares = (ranks.rank, ranks.world_size)
     else:
-        name, known = variant.strategy or config.strategy, ranks
-        options = {} if variant.communicates else {"communicates": False}
-    strategy = importlib.import_module(f"training.strategies.{name}").build(model, workload, config, known, **options)
+        strategy = strategy_file(variant.strategy or config.strategy).build(model, workload, config, ranks, **options)
+        shares = (strategy.data_rank, strategy.data_world_size)
     segment = config.segments[0]
     source = training_rows(workload, config, segment)
     plan = plan_of(source, config, segment)
     made = Made(
-        workload=workload, strategy=strategy, config=config, ranks=ranks, source=source, plan=plan, warm_up_seconds=0.0
-    )
-    micro_batches = [part.to(ranks.device) for part in micro_batches_of(made, ranks, 1)]
+        workload=workload, strategy=strategy, shares=shares, config=config, ranks=ranks, source=source, plan=plan,
+        warm_up_seconds=0.0,
+    )  # fmt: skip
+    micro_batches = [part.to(ranks.device) for part in micro_batches_of(made, 1)]
     ranks.synchronize()
     started = time.perf_counter()
     strategy.warm_up(micro_batches[-1])
@@ -92,6 +98,13 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
     for _ in range(2):
         strategy.train_step(micro_batches, num_targets=plan.step(1).num_targets, learning_rate=0.0)
     return made
+
+
+def whole_of(made: Made) -> Replica:
+    """Return the whole model with its optimizer, whose step can be taken apart; for ranks that hold one each."""
+    if not isinstance(made.strategy, Replicated):
+        raise ValueError(f"{made.config.strategy}: no rank holds the whole model; allowed: an independent copy")
+    return made.strategy.replica
 
 
 def on_segment(made: Made, index: int) -> Made:
@@ -106,10 +119,11 @@ def sizes(made: Made) -> list[int]:
     return [len(made.workload.open_slice(segment.slice_dir)) for segment in made.config.segments]
 
 
-def micro_batches_of(made: Made, ranks: Ranks, step: int) -> list[MicroBatch]:
+def micro_batches_of(made: Made, step: int) -> list[MicroBatch]:
+    rank, world_size = made.shares
     return list(
         micro_batches_for(
-            made.source, made.plan.step(step), rank=ranks.rank, world_size=ranks.world_size,
+            made.source, made.plan.step(step), rank=rank, world_size=world_size,
             seq_len=made.config.seq_len, seed=(made.config.seed, step),
         )
     )  # fmt: skip
@@ -130,13 +144,13 @@ def loaded(
     copy, model = made.hardware.copy, made.model
     if data == "loader":
         ahead = prefetched(
-            lambda turn: micro_batches_of(made, ranks, steps[turn]), range(len(steps)), ranks.device, on_ahead=on_ahead
+            lambda turn: micro_batches_of(made, steps[turn]), range(len(steps)), ranks.device, on_ahead=on_ahead
         )
         for turn, parts, waited in ahead:
             copy(model, len(parts))
             yield parts, steps[turn], waited
         return
-    distinct = {step: micro_batches_of(made, ranks, step) for step in dict.fromkeys(steps)}
+    distinct = {step: micro_batches_of(made, step) for step in dict.fromkeys(steps)}
     if ranks.device.type == "cuda":
         distinct = {step: [part.pinned() for part in parts] for step, parts in distinct.items()}
     if data == "device":

@@ -20,15 +20,23 @@ _WHAT_A_BAD_FILE_RAISES = (
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict on the CPU; tensors that are tied stay one, so that they are stored once."""
-    copies: dict[tuple[int, torch.Size], Tensor] = {}
-    state = {}
+    """Return the state dict on the CPU; what is one tensor under several names stays one, and is stored once."""
+    tied = names_of_tied(model)
+    copies: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        key = (tensor.data_ptr(), tensor.shape)
-        if key not in copies:
-            copies[key] = tensor.detach().cpu()
-        state[name] = copies[key]
-    return state
+        first = tied.get(name, name)
+        copies[name] = copies[first] if first in copies else tensor.detach().cpu()
+    return copies
+
+
+def names_of_tied(model: nn.Module) -> dict[str, str]:
+    """Return each further name of a parameter or buffer that has several -> its first.
+
+    By what the module holds. A data pointer says nothing of it: what was gathered may lie where something else lay.
+    """
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    return {name: its for name, tensor in named if (its := first.setdefault(id(tensor), name)) != name}
 
 
 def load_weights(model: nn.Module, file: Path) -> None:
@@ -132,11 +140,26 @@ def parameter_checksum(model: nn.Module) -> str:
 
 def tensor_checksum(tensors: Mapping[str, Tensor]) -> str:
     """Return the sha256 (hex) of the names and bytes of the tensors, sorted by name."""
-    digest = hashlib.sha256()
+    digest = TensorDigest()
     for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode() + b"\0")
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        digest.add(name, tensor)
+    return digest.hex()
+
+
+class TensorDigest:
+    """The sha256 of names and bytes of tensors that come one after another, in the order of their names."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Take the next one."""
+        self._digest.update(name.encode() + b"\0")
+        self._digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+    def hex(self) -> str:
+        """Return the digest of all that came."""
+        return self._digest.hexdigest()
 
 
 def _described(value: Any) -> str:

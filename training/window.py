@@ -81,18 +81,22 @@ class Window:
 
     def add(
         self, step: int, result: StepResult, micro_batches: Sequence[MicroBatch], *,
-        planned: StepPlan, learning_rate: float, data_wait_seconds: float,
+        planned: StepPlan, learning_rate: float, data_wait_seconds: float, counts_rows: bool = True,
     ) -> None:  # fmt: skip
-        """Note a step; `planned` is what the plan says of all ranks."""
+        """Note a step; `planned` is what the plan says of all ranks.
+
+        `counts_rows`: whether this rank counts what is in them, or another one that has the same.
+        """
         self._note_others(data_wait_seconds)
         self._steps.append((step, planned, learning_rate))
         self._results.append(result)
+        counted = micro_batches if counts_rows else ()
         self._counts.append(
             (
-                sum(part.num_tokens for part in micro_batches),
-                sum(part.num_targets for part in micro_batches),
-                sum(part.num_samples for part in micro_batches),
-                sum(part.num_padding_tokens for part in micro_batches),
+                sum(part.num_tokens for part in counted),
+                sum(part.num_targets for part in counted),
+                sum(part.num_samples for part in counted),
+                sum(part.num_padding_tokens for part in counted),
                 data_wait_seconds,
                 own_positions(micro_batches),
             )

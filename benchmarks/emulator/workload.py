@@ -24,6 +24,7 @@ from training.weights import load_weights
 __all__ = ["UNIT", "augmented", "dummy_micro_batch", "hardware", "has_dropout", "load_model", "loss_sum", "open_slice"]
 
 UNIT = "token"
+HAS_LABELS = False
 
 hardware: Hardware = EmulatedHardware()
 
@@ -80,3 +81,22 @@ def loss_sum(
     labels = micro_batch.labels
     errors = model(micro_batch.input_ids) - (labels % _NUM_TARGETS) / _NUM_TARGETS
     return (errors.square() * (labels != IGNORED_LABEL)).sum() / 2
+
+
+def metrics(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+    """Return the loss and nothing else."""
+    return {"loss": loss_sum(model, micro_batch)}
+
+
+def prepare(model: nn.Module, config: TrainingConfig) -> None:
+    """Leave the model as it is."""
+
+
+def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
+    """Return False: a micro-batch takes its time however its rows stand in it."""
+    return False
+
+
+def tied_weight(model: nn.Module) -> nn.Parameter | None:
+    """Return None: there is no embedding."""
+    return None

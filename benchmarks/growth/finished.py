@@ -115,15 +115,15 @@ def _write_run(folder: Path, world_size: int, num_rows: int, train: dict[str, An
 
 def _segment(world_size: int, num_rows: int, epoch: int, num_steps: int, first_step: int) -> dict[str, Any]:
     seconds = _STEP_SECONDS[world_size] * num_steps
-    is_spread = world_size > 1
+    is_spread, num_bytes = world_size > 1, 4 * _NUM_PARAMETERS
     losses = [_loss(first_step + number) for number in range(num_steps)]
     return {
         "cell": f"{world_size}proc", "range": f"0-{num_rows}", "epoch": epoch, "num_steps": num_steps,
         "num_samples": num_rows, "num_tokens": num_rows * (_TOKENS - 1), "train_seconds": seconds,
         "data_wait_seconds": 0.0, "other_seconds": 0.0, "checkpoint_seconds": 0.5, "log_seconds": 0.0,
         "span_seconds": seconds + 0.5, "loss": sum(losses) / num_steps, "peak_memory_gib": None,
-        "num_all_reduces": num_steps * is_spread, "num_all_reduce_bytes": 4 * _NUM_PARAMETERS * num_steps * is_spread,
-        "num_gathers": 0, "num_gather_bytes": 0, "gradient_bucket_bytes": [4 * _NUM_PARAMETERS] * is_spread,
+        "traffic": {"all_reduce": {"number": num_steps, "num_bytes": num_bytes * num_steps}} if is_spread else {},
+        "exchange": {"bucket_bytes": [num_bytes]} if is_spread else {},
         "start_checksum": _checksum(epoch - 1), "parameter_checksums": [_checksum(epoch)] * world_size,
         "start_optimizer_checksum": _checksum(epoch - 1), "optimizer_checksums": [_checksum(epoch)] * world_size,
         "num_resumes": 0, "checkpoints_not_used": [], "micro_batch_sizes": [4], "version_drift": [],

@@ -126,7 +126,7 @@ def _enter(work: Path, num_rows: int) -> Callable[[], Any]:
 
     source, record = open_slice(work / "slice"), _record_of(work, -(-num_rows // ROWS_PER_STEP))
     parts = [collate(source, range(start, start + 4), seq_len=SEQ_LEN) for start in range(0, ROWS_PER_STEP, 4)]
-    result = StepResult(torch.zeros(()), torch.zeros(()), 0, 0)
+    result = StepResult(torch.zeros(()), torch.zeros(()))
     with joined_ranks(read_config(work / "training.json")) as ranks:
         ranks_here = ranks
 
@@ -156,7 +156,7 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
     source, _, planned = _plan(work, num_steps)()  # type: ignore[misc]
     record, divergence = _record_of(work, num_steps), DivergenceRule()
     parts = list(micro_batches_for(source, planned, rank=0, world_size=1, seq_len=SEQ_LEN, seed=(1, 1)))
-    result = StepResult(torch.ones(()), torch.ones(()), 0, 0)
+    result = StepResult(torch.ones(()), torch.ones(()))
     events = EventStream(work / "log_points.jsonl", rank=0)
     with joined_ranks(read_config(work / "training.json")) as ranks:
         window = Window(ranks)
@@ -189,7 +189,7 @@ def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
     record = _enter(work, num_rows)()
     events = EventStream(work / "events.jsonl", rank=0)
     store = CheckpointStore(work / "checkpoints", model_name="model", world_size=1, exact=False, events=events)
-    return lambda: store.save_finished(strategy.replica, record, dict)
+    return lambda: store.save_finished(strategy, record, ranks, dict)
 
 
 def _report(work: Path, num_rows: int) -> Callable[[], object]:

@@ -40,7 +40,7 @@ def sums_over(
     device = next(model.parameters()).device
     lengths = source.lengths(seq_len)
     max_tokens = _MAX_TOKENS_PER_BATCH
-    if vocab_size is not None and not hasattr(workload, "metrics"):
+    if vocab_size is not None and not workload.HAS_LABELS:
         # Logits in fp32, their log-softmax and one copy.
         max_tokens = min(max_tokens, _LOGITS_BYTES[device.type] // (3 * 4 * vocab_size))
     sums: dict[str, float] = {}
@@ -61,6 +61,4 @@ def sums_over(
 
 
 def _measured(workload: Any, model: "nn.Module", micro_batch: "MicroBatch") -> dict[str, float]:
-    if hasattr(workload, "metrics"):
-        return {name: float(value) for name, value in workload.metrics(model, micro_batch).items()}
-    return {"loss": float(workload.loss_sum(model, micro_batch))}
+    return {name: float(value) for name, value in workload.metrics(model, micro_batch).items()}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks import launchers
 from tasks.launchers import Nodes
 from tasks.stage.log_cap import LogCap
 from tasks.stage.parent import parent_death_signal_setter
@@ -214,6 +215,9 @@ class Launch:
             self._log_cap.close()
             shutil.rmtree(self._rendezvous.folder, ignore_errors=True)
 
+    def ask_for_stacks(self) -> None:
+        """Do nothing: the stage asks ranks of its own machine itself."""
+
     def exit_code(self) -> int:
         """Return 0, or the exit code of the rank that caused the end (negative: the signal that ended it)."""
         code = self._process.wait()
@@ -237,8 +241,21 @@ class Launch:
             os.killpg(self._process.pid, number)
 
 
-def start(config: Path, *, nodes: Nodes | None = None, **options: Any) -> Any:
+def start(
+    config: Path,
+    *,
+    world_size: int,
+    threads_per_rank: int,
+    log_folder: Path,
+    arguments: Sequence[str] = (),
+    module: str = "training",
+    nodes: Nodes | None = None,
+) -> launchers.Launch:
     """Start the ranks on this machine, or on several; what every launcher offers under this name."""
+    options: dict[str, Any] = {
+        "world_size": world_size, "threads_per_rank": threads_per_rank, "log_folder": log_folder,
+        "arguments": arguments, "module": module,
+    }  # fmt: skip
     if nodes is None:
         return Launch(config, **options)
     from tasks.launchers.nodes.head import SeveralNodes

@@ -1,10 +1,8 @@
 """What to change: every knob that could matter here, tried on the real step against the step as it is."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from tasks.params import Params
 from tasks.reporting.measurement import Advice, Advised
 from tasks.stage.choices import unit_of
 from tasks.stage.failure import DistributedError, ResourceError, StageError
+from tasks.strategies import Knob, patch_of, profile_of
 from training.redaction import shortened
 
 _log = logging.getLogger(__name__)
@@ -29,39 +28,25 @@ _SHARE_OF_COMBINED = 0.3
 _ERROR_RATE = 0.05
 """Of all intervals of one cell together: the more knobs are tried, the wider each interval."""
 _COMPILED = "layers compiled"
-_BUCKETS_MIB = (5.0, 100.0)
 _MAX_REASON_CHARACTERS = 300
-_LARGEST_BUCKET_MIB = 512
-"""One bucket for all gradients is not tried beyond: nothing of it could be hidden behind the backward."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Knob:
-    """One change of params.yaml."""
-
-    key: str
-    """What it changes, e.g. `train.micro_batch_size`; of two knobs with one key only the better can be taken."""
-    change: str
-    """The change in plain words."""
-    overrides: Mapping[str, Any]
-    """Fields of the ranks' config."""
-    note: str | None = None
-    """What else it changes."""
-
-    def patch(self, cell: str) -> str:
-        """Return what to write into params.yaml."""
-        return _patch([self], cell)
 
 
 def knobs_for(
-    params: Params, cell: str, *, device: str, buckets: Sequence[float], can: Sequence[str] = ()
+    params: Params,
+    cell: str,
+    *,
+    device: str,
+    exchange: Mapping[str, Any],
+    bytes_per_real_byte: float = 1.0,
+    can: Sequence[str] = (),
 ) -> list[Knob]:
     """Return the changes that are worth trying on a cell.
 
-    `buckets`: MiB of each of its buckets of gradients; `can`: ways of training that its model takes.
+    `exchange`: how its exchange is laid out, as its ranks say; `bytes_per_real_byte`: what a byte of it stands for on
+    an emulated device; `can`: ways of training that its model takes.
     """
     train = params.train
-    knobs = _ddp_knobs(params, cell, buckets=buckets, can=can)
+    knobs = _own_knobs(params, cell, exchange=exchange, bytes_per_real_byte=bytes_per_real_byte, can=can)
     if "packing" in can and not train.packing:
         knobs.append(
             Knob(
@@ -111,48 +96,15 @@ def _cuda_knobs(params: Params) -> list[Knob]:
     return knobs
 
 
-def _ddp_knobs(params: Params, cell: str, *, buckets: Sequence[float], can: Sequence[str]) -> list[Knob]:
-    """Return the options of ddp that are worth trying."""
-    spread, train = params.cells[cell], params.train
-    knobs: list[Knob] = []
-    if spread.strategy == "ddp" and not train.exact:
-        gradient_mib = sum(buckets)
-        sizes = [size for size in _BUCKETS_MIB if size < gradient_mib]
-        if len(buckets) > 1 and gradient_mib <= _LARGEST_BUCKET_MIB:
-            sizes.append(float(math.ceil(gradient_mib)))
-        for size in sizes:
-            words = "one bucket for all gradients" if size >= gradient_mib else f"buckets of {size:g} MiB"
-            options = {**spread.options, "bucket_mib": size}
-            knobs.append(Knob(key="options.bucket_mib", change=words, overrides={"options": options}))
-        switches = (
-            ("bucket_view", True, "exchanged gradients that stay in the buckets"),
-            ("static_graph", False, "DDP told that the graph never changes"),
-        )
-        for name, default, words in switches:
-            if not spread.options.get(name, default):
-                options = {**spread.options, name: True}
-                knobs.append(Knob(key=f"options.{name}", change=words, overrides={"options": options}))
-        if spread.options.get("gradient_hook", "none") == "none" and not spread.options.get("early_tied_head"):
-            options = {**spread.options, "gradient_hook": "bf16"}
-            knobs.append(
-                Knob(
-                    key="options.exchange",
-                    change="gradients exchanged in bf16",
-                    overrides={"options": options},
-                    note="rounds every rank's gradient to 8 bits: the certificate then allows for that",
-                )
-            )
-            if "early_tied_head" in can:
-                options = {**spread.options, "early_tied_head": True}
-                knobs.append(
-                    Knob(
-                        key="options.exchange",
-                        change="the head's gradient exchanged at the beginning of the backward",
-                        overrides={"options": options},
-                        note="the same update to the rounding of sums; one gradient of the embedding more in memory",
-                    )
-                )
-    return knobs
+def _own_knobs(
+    params: Params, cell: str, *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
+) -> list[Knob]:
+    """Return the options of the cell's strategy that are worth trying; nothing where it has no advice on them."""
+    spread = params.cells[cell]
+    profile = profile_of(spread.strategy)
+    if profile is None or profile.why_no_knobs(is_exact=params.train.exact) is not None:
+        return []
+    return profile.knobs(spread.options, exchange=exchange, bytes_per_real_byte=bytes_per_real_byte, can=can)
 
 
 def advise(
@@ -168,7 +120,10 @@ def advise(
     bench.forget()
     bench.build([plain])
     facts = bench.facts(plain)[0]
-    knobs = knobs_for(params, cell.name, device=device, buckets=facts["gradient_bucket_mib"], can=facts["can"])
+    knobs = knobs_for(
+        params, cell.name, device=device, exchange=facts["exchange"],
+        bytes_per_real_byte=facts["bytes_per_real_byte"], can=facts["can"],
+    )  # fmt: skip
     if not knobs:
         return None
     if not has_room([plain, *(_arm(cell, [knob]) for knob in knobs)]):
@@ -266,7 +221,7 @@ def _try(
             Advised(
                 cell=cell.name,
                 change=" and ".join(knob.change for knob in knobs),
-                patch=_patch(knobs, cell.name),
+                patch=patch_of(knobs, cell.name),
                 gain=estimate(gain),
                 verdict="recommended" if gain.low > 1 else "slower" if gain.high < 1 else "no clear gain",
                 note="; ".join(dict.fromkeys(notes)) or None,
@@ -293,20 +248,3 @@ def _arm(cell: Cell, knobs: Sequence[Knob]) -> Arm:
             overrides[name] = {**overrides.get(name, {}), **value} if isinstance(value, dict) else value
     names = " and ".join(knob.change for knob in knobs)
     return Arm(name=f"{cell.name}, {names}", cell=cell.name, variant={"overrides": overrides})
-
-
-def _patch(knobs: Sequence[Knob], cell: str) -> str:
-    """Return the change as YAML, to be merged into params.yaml."""
-    train: list[str] = []
-    options: dict[str, Any] = {}
-    for knob in knobs:
-        for name, value in knob.overrides.items():
-            if name == "options":
-                options |= value
-            else:
-                train.append(f"  {name}: {str(value).lower() if isinstance(value, bool) else value}")
-    lines = ["train:", *train] if train else []
-    if options:
-        written = ", ".join(f"{name}: {str(value).lower()}" for name, value in options.items())
-        lines += ["cells:", f"  {cell}:", f"    options: {{{written}}}"]
-    return "\n".join(lines)

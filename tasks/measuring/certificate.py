@@ -8,8 +8,6 @@ make as the noise floor. And what the update made of the weights: against what t
 ranks' gradient, its own clipping, and moments that it has kept itself since the first update.
 """
 
-import importlib
-import importlib.util
 import logging
 import threading
 import time
@@ -34,6 +32,7 @@ from tasks.stage.failure import DistributedError, PreemptedError
 from tasks.stage.progress import counting
 from tasks.stage.ranks import run_ranks
 from training.config import read_config
+from training.registry import file_named, has_file
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ def certify(subject: Subject) -> dict[str, Any]:
     config = subject.config
     facts = {key: config[key] for key in ("cell", "strategy", "world_size", "device", "precision")}
     facts |= {"num_steps": subject.num_steps, "exact": bool(config.get("exact"))}
-    if importlib.util.find_spec(f"tasks.reference.{config['workload']}") is None:
+    if not has_file("tasks.reference", config["workload"]):
         why = f"the workload {config['workload']} has no second computation (tasks/reference/{config['workload']}.py)"
         return {**facts, "verdict": "not checked", "problem": why, "seconds": time.perf_counter() - started}
     with (
@@ -84,7 +83,7 @@ def certify(subject: Subject) -> dict[str, Any]:
         ThreadPoolExecutor(max_workers=1) as thread,
     ):
         # Seconds of imports, while the launcher takes seconds as well.
-        thread.submit(importlib.import_module, f"tasks.reference.{config['workload']}")
+        thread.submit(file_named, "tasks.reference", config["workload"])
         refusal = _run_ranks(subject, advance)
         told = read_config(Path(config["work_dir"]) / "config.json")
         updates, problems = hold_against_one_process(told, on_update=partial(_go_on, subject, advance))

@@ -60,7 +60,7 @@ def probe_cells(
     copying: dict[int, list[float]] = {cell.world_size: [] for cell in groups}
     wrapper, in_flight = list[float](), list[dict[str, Any]]()
     facts = workers[largest.name].ask("facts", variant=dict(as_trained(largest).variant), doing="asking for buckets")[0]
-    bucket_bytes = facts["gradient_bucket_bytes"]
+    bucket_bytes = facts["exchange"]["bucket_bytes"]
     exchanged = 0.5 if probed.is_16_bit else 1.0
     # A little of each number of ranks after another, so that what drifts is in all of them.
     for turn in range(_NUM_ROUNDS):

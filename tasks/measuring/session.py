@@ -22,10 +22,12 @@ from tasks.measuring.predicting import Probed, predict_cells, sweep_link
 from tasks.measuring.preflight import preflight
 from tasks.measuring.speed import Comparison, Measured, measure_speed
 from tasks.measuring.workers import Workers, working
+from tasks.params import Params
 from tasks.reporting.measurement import Advice, MeasurementFile, Prediction, Preflight, RankDevice
 from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
 from tasks.stage.progress import counting
 from tasks.stage.ranks import nodes_of
+from tasks.strategies import exchanged_as, not_available, profile_of
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +92,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         blocks=measured.blocks,
         ranges=[part.name for part in session.rows],
         rank_devices=devices,
-        left_out=_without_waterfall(comparison) + more.left_out,
+        left_out=_without_waterfall(comparison) + _not_available(params) + more.left_out,
     )
 
 
@@ -102,6 +104,17 @@ def _without_waterfall(comparison: Comparison) -> list[str]:
         f"Waterfall and prediction were left out: the baseline {baseline.name} has {baseline.world_size} ranks, and "
         "what is lost is counted from one."
     ]
+
+
+def _not_available(params: Params) -> list[str]:
+    """Return what the strategies of the cells with several ranks do not offer; of two alike it is said once."""
+    found = {
+        sentence.partition(": ")[2]: sentence
+        for name, spread in reversed(params.cells.items())
+        if spread.world_size > 1
+        for sentence in not_available(name, spread.strategy, spread.options, is_exact=params.train.exact)
+    }
+    return list(reversed(found.values()))
 
 
 def _more(
@@ -163,9 +176,9 @@ def _predict(
     session: Session, bench: Bench, workers: Mapping[str, Workers], measured: Measured, stop: threading.Event
 ) -> Prediction | None:
     comparison = session.comparison
-    options = [session.params.cells[cell.name].options for cell in comparison.spreading]
-    if any(one.get("early_tied_head") for one in options):
-        raise ValueError("with early_tied_head a gradient is exchanged in two parts, which its model does not know")
+    exchanged = [exchanged_as(cell.strategy, session.params.cells[cell.name].options) for cell in comparison.spreading]
+    if any(_why_no_prediction(session.params, cell.name) for cell in comparison.spreading):
+        return None
     largest = max(cell.world_size // cell.num_nodes for cell in comparison.cells)
     has_several_machines = any(cell.num_nodes > 1 for cell in comparison.cells)
     baseline, num_gpus = comparison.baseline, session.machine["num_gpus"]
@@ -177,11 +190,18 @@ def _predict(
         bytes_per_real_byte=bench.facts(as_trained(baseline))[0]["bytes_per_real_byte"],
         # Ranks may share devices, and then as many as there were do.
         ranks_per_machine=max(num_gpus, largest) if num_gpus or has_several_machines else None,
-        is_16_bit=any(one.get("gradient_hook", "none") != "none" for one in options),
+        is_16_bit=any(one != "none" for one in exchanged),
         sweeps_beyond_cells={} if has_several_machines else _sweeps_beyond_cells(session, stop),
     )
     speedups = {arm: estimate(interval) for arm, interval in measured.speedups.items()}
     return predict_cells(probed, bench, workers, speedups, seed=comparison.seed)
+
+
+def _why_no_prediction(params: Params, cell: str) -> str | None:
+    spread = params.cells[cell]
+    profile = profile_of(spread.strategy)
+    assert profile is not None, "a cell with a waterfall has a profile"
+    return profile.why_no_prediction(spread.options, is_exact=params.train.exact)
 
 
 def _sweeps_beyond_cells(session: Session, stop: threading.Event) -> dict[int, dict[str, Any]]:

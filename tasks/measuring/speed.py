@@ -20,6 +20,7 @@ from tasks.measuring.interleaving import Stopping, rounds
 from tasks.measuring.intervals import Interval, least_trials, pairs_needed, ratio_of_medians
 from tasks.measuring.waterfall import waterfall
 from tasks.reporting.measurement import ArmBlocks, BlockWork, Estimate, NoiseFloor, Phase, Waterfall
+from tasks.strategies import profile_of
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +68,11 @@ class Comparison:
         """The cells that get a waterfall: an ideal step, to be lost from, is that of one rank."""
         if self.baseline.world_size > 1:
             return []
-        return [cell for cell in self.cells if cell.world_size > 1 and cell.strategy == "ddp" and not self.is_exact]
+        return [cell for cell in self.cells if cell.world_size > 1 and self._has_waterfall(cell)]
+
+    def _has_waterfall(self, cell: Cell) -> bool:
+        profile = profile_of(cell.strategy)
+        return profile is not None and profile.why_no_waterfall(is_exact=self.is_exact) is None
 
     @property
     def counterfactuals(self) -> list[Arm]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from tasks.measuring.differences import FP32_EPS, MARGIN
 from tasks.reporting.twins import Twin, Twins
+from tasks.strategies import exchanged_as
 from training.config import TrainingConfig
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -79,7 +80,9 @@ def _runs(baseline: TrainingConfig, others: Mapping[str, TrainingConfig]) -> lis
     for cell, told in sorted(others.items(), key=lambda item: -item[1].world_size)[:_MOST_CELLS]:
         if _adding(told) not in seen:
             seen.add(_adding(told))
-            config = dataclasses.replace(baseline, world_size=told.world_size, options=told.options)
+            config = dataclasses.replace(
+                baseline, strategy=told.strategy, world_size=told.world_size, options=told.options
+            )
             runs.append(_Run(name=f"as {cell} adds", config=config, order=as_ranks(config)))
     num_random = _MOST_RUNS - len(runs)
     return runs + [
@@ -90,7 +93,7 @@ def _runs(baseline: TrainingConfig, others: Mapping[str, TrainingConfig]) -> lis
 
 def _adding(config: TrainingConfig) -> str:
     """Return what the order and the rounding of sums depend on."""
-    return json.dumps([config.world_size, dict(config.options).get("gradient_hook", "none")])
+    return json.dumps([config.world_size, exchanged_as(config.strategy, config.options)])
 
 
 def _rounded(gradient: Mapping[str, "Tensor"], *, seed: int) -> dict[str, "Tensor"]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks import strategies
 from tasks.measuring.differences import (
     EXCHANGE_EPS,
     Difference,
@@ -172,7 +173,7 @@ def kept_updates(work: Path) -> list[Path]:
 
 def exchanged_as(config: Mapping[str, Any]) -> str:
     """Return the dtype in which gradients are exchanged; none: fp32."""
-    return str(config["options"].get("gradient_hook", "none"))
+    return strategies.exchanged_as(config["strategy"], config["options"])
 
 
 def judge(updates: list[Update], problems: list[str], *, exchange: str = "none") -> tuple[str, str | None]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import importlib
 import json
 import logging
 import re
@@ -16,7 +15,7 @@ from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any
 
-from tasks.launchers import Nodes
+from tasks.launchers import Nodes, launcher_named
 from tasks.stage.code_of_ranks import code_for_ranks
 from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
 from training.files import write_json
@@ -80,14 +79,14 @@ class Workers:
         self._door.settimeout(_SECONDS_BETWEEN_LOOKS)
         self._lines: dict[int, Connection] = {}
         self._devices: dict[int, dict[str, Any]] = {}
-        self._launch = importlib.import_module(f"tasks.launchers.{self._launcher}").start(
+        self._launch = launcher_named(self._launcher).start(
             work / "config.json",
             world_size=self.world_size,
             threads_per_rank=config["threads_per_rank"],
             log_folder=work / "logs" / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f"),
             arguments=["--serve", address, *(code_for_ranks() if self._module == "training" else ())],
             module=self._module,
-            **({} if nodes is None else {"nodes": nodes}),
+            nodes=nodes,
         )
 
     def wait_until_ready(self) -> None:

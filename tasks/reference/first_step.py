@@ -1,7 +1,5 @@
 """The base model's loss on the rows of the first global batch: what step 1 of every cell has to log."""
 
-import importlib
-import importlib.util
 import logging
 import math
 from pathlib import Path
@@ -11,6 +9,7 @@ import numpy as np
 
 from tasks.params import Params
 from tasks.stage.failure import DataError, DivergedError
+from training.registry import file_named, has_file
 
 _log = logging.getLogger(__name__)
 
@@ -24,9 +23,10 @@ def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -
     from training.augmentation import Augmentation
     from training.plan import plan_segment
     from training.weights import parameter_checksum
+    from training.workloads import find_workload
 
     part, train = str(params.ranges[0]), params.train
-    workload: Any = importlib.import_module(f"training.workloads.{params.workload}")
+    workload = find_workload(params.workload)
     source = workload.open_slice(slices / part)
     plan = plan_segment(
         source.lengths(train.seq_len),
@@ -50,7 +50,7 @@ def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -
     del model
     if facts["why_no_loss"]:
         return facts
-    reference: Any = importlib.import_module(f"tasks.reference.{params.workload}")
+    reference = file_named("tasks.reference", params.workload)
     options: dict[str, Any] = {}
     if train.augment != "none":
         options["augmentation"] = Augmentation(kind=train.augment, seed=train.seed, epoch=1)
@@ -70,6 +70,6 @@ def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -
 def _why_no_loss(workload: str, *, has_dropout: bool) -> str | None:
     if has_dropout:
         return "the model has dropout, so the loss of a training step is not that of an evaluation"
-    if importlib.util.find_spec(f"tasks.reference.{workload}") is None:
+    if not has_file("tasks.reference", workload):
         return f"the workload {workload} has no second computation of its loss (tasks/reference/{workload}.py)"
     return None

@@ -6,7 +6,6 @@ the sum of the gradients, clipping, and the calls of the optimizer.
 """
 
 import functools
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +18,10 @@ from tasks.stage.failure import DivergedError
 from training.config import TrainingConfig
 from training.data import IGNORED_LABEL, MicroBatch
 from training.plan import SegmentPlan, StepPlan, micro_batch_of, plan_of
+from training.registry import file_named
 from training.rows import Rows, training_rows
 from training.schedule import learning_rate_at
+from training.workloads import find_workload
 
 _LARGEST_CACHE = 2**30
 """Bytes of micro-batches' gradients that are kept to be added up in several orders."""
@@ -119,7 +120,7 @@ class OneProcess:
     def __init__(self, config: TrainingConfig) -> None:
         torch.set_num_threads(config.threads_per_rank)
         self._config = config
-        self._workload: Any = importlib.import_module(f"tasks.reference.{config.workload}")
+        self._workload = file_named("tasks.reference", config.workload)
         self._model = self._workload.load_model(config.model_dir, device=config.device, is_packed=config.packing)
         self._named = {name: part for name, part in self._model.named_parameters() if part.requires_grad}
         self.start_weights = {name: part.detach().to("cpu", copy=True) for name, part in self._named.items()}
@@ -224,9 +225,9 @@ class OneProcess:
 
     def _sum(self, groups: list[list[int]], gradient_of: Callable[[int], Part]) -> dict[str, Tensor]:
         """Return the sum over all groups of micro-batches, each what one rank adds up."""
-        exchanged_as = _DTYPES.get(self._config.options.get("gradient_hook", "none"), torch.float32)
+        dtype = _DTYPES.get(self._config.options.get("gradient_hook", "none"), torch.float32)
         ranks = [
-            [None if part is None else part.to(exchanged_as).div(self._num_ranks) for part in mine]
+            [None if part is None else part.to(dtype).div(self._num_ranks) for part in mine]
             for mine in (functools.reduce(_added, map(gradient_of, group)) for group in groups)
         ]
         total = functools.reduce(_added, ranks)
@@ -274,7 +275,7 @@ class _Step:
 
 def _steps(config: TrainingConfig) -> Iterator[_Step]:
     """Yield every step of the run."""
-    workload: Any = importlib.import_module(f"training.workloads.{config.workload}")
+    workload = find_workload(config.workload)
     for segment in config.segments:
         source = training_rows(workload, config, segment)
         plan = plan_of(source, config, segment)

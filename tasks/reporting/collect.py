@@ -112,7 +112,7 @@ def _cell(
     whole = figures()
     epochs = list(dict.fromkeys(epoch for _, epoch in keys))
     peaks = [segment.facts.peak_memory_gib for segment in run.segments if segment.facts.peak_memory_gib is not None]
-    exchanged = sum(segment.facts.num_all_reduce_bytes for segment in run.segments)
+    exchanged = sum(kind.num_bytes for segment in run.segments for kind in segment.facts.traffic.values())
     is_baseline = cell == outputs.params.baseline
     speedup = None if measurement is None else arm_of(measurement, cell).speedup
     reported = whole.speedup if speedup is None else speedup.value
@@ -129,7 +129,7 @@ def _cell(
         version_drift=_distinct([part for segment in run.segments for part in segment.facts.version_drift]),
         slowest_rank=slowest_rank(run.steps),
         checkpoints_not_used=[readable(why) for segment in run.segments for why in segment.facts.checkpoints_not_used],
-        all_reduce_mib_per_step=exchanged / whole.num_steps / 2**20,
+        exchanged_mib_per_step=exchanged / whole.num_steps / 2**20,
         measured_speedup=speedup,
         measured_efficiency=None if speedup is None else efficiency(speedup, world_size, base_size),
         karp_flatt=_karp_flatt(reported, world_size, base_size),

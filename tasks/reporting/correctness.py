@@ -6,6 +6,7 @@ from tasks.reporting import wording
 from tasks.reporting.gate import Finding, finding, not_checked
 from tasks.reporting.outputs import Outputs
 from tasks.stage.choices import unit_of
+from tasks.strategies import profile_of
 
 _START_TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-3}
 """Relative difference allowed between the loss at step 1 and the base model's.
@@ -21,21 +22,29 @@ Against that stand a mean of the micro-batches' means, the mildest wrong loss th
 def same_parameters(outputs: Outputs, cell: str) -> Finding | None:
     """Check that the checksums of parameters and optimizer of all ranks agree at the end of every segment."""
     run, problems, most_different = outputs.runs[cell], [], 0
+    profile, world_size = profile_of(run.facts.strategy), run.facts.world_size
+    if profile is None:
+        return not_checked(f"{cell}: how its strategy {run.facts.strategy} shares the state is not known")
+    copies = profile.num_copies(world_size)
+    of_what = "ranks" if copies == world_size else "copies of the state"
     for segment in run.segments:
         facts = segment.facts
         for what, checksums in (("", facts.parameter_checksums), (" of optimizers", facts.optimizer_checksums)):
             different = len(set(checksums))
             most_different = max(most_different, different)
-            if len(checksums) != run.facts.world_size:
-                problems.append(f"{segment.title}: {len(checksums)} checksums{what} of {run.facts.world_size} ranks")
+            if len(checksums) != copies:
+                problems.append(f"{segment.title}: {len(checksums)} checksums{what} of {copies} {of_what}")
             elif different > 1:
                 problems.append(f"{segment.title}: {different} different checksums{what} on {len(checksums)} ranks")
-    if run.facts.world_size == 1 and not problems:
+    if world_size == 1 and not problems:
         return None
+    ends = f"at the end of {wording.counted(len(run.segments), 'segment')}"
+    are_equal = f"the checksums of all parameters and of the optimizer are equal on all {of_what} {ends}"
+    if copies == 1 < world_size:
+        are_equal = f"its {world_size} ranks hold one copy of the state between them, gathered and checked {ends}"
     return finding(
         problems,
-        otherwise=f"{cell}: the checksums of all parameters and of the optimizer are equal on all ranks at the end of "
-        f"{wording.counted(len(run.segments), 'segment')}",
+        otherwise=f"{cell}: {are_equal}",
         numbers={"segments_compared": len(run.segments), "most_different_checksums": most_different},
     )
 

@@ -1,13 +1,13 @@
 """Charts as SVG: one palette for light and dark, text that stays text, the same bytes for the same results."""
 
 import functools
-import importlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tasks.reporting import wording
 from tasks.reporting.results import Results
+from training.registry import file_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ def charts_of(results: Results) -> dict[str, Chart]:
 def find_charts() -> dict[str, Chart]:
     """Return name -> chart for every file of charts/, in the order of the report."""
     names = [file.stem for file in _CHARTS.glob("*.py") if not file.stem.startswith("_")]
-    charts = {name: cast(Chart, importlib.import_module(f"tasks.reporting.charts.{name}")) for name in names}
+    charts = {name: cast(Chart, file_named("tasks.reporting.charts", name)) for name in names}
     return dict(sorted(charts.items(), key=lambda item: (item[1].POSITION, item[0])))
 
 

@@ -10,6 +10,7 @@ from tasks.reporting.gate import Finding, finding
 from tasks.reporting.outputs import Outputs
 from tasks.reporting.statistics import relative_differences
 from tasks.reporting.twins import Twins
+from tasks.strategies import exchanged_as
 
 MULTIPLE = 10.0
 """How many times as far as the twins a cell may part from the baseline on any step."""
@@ -161,7 +162,7 @@ def _root_mean_square(values: NDArray[np.float64]) -> float:
 def _precision_of_updates(outputs: Outputs, cell: str) -> str:
     """Return the precision of forward and backward, or of an exchange of gradients in 16 bit, as in either cell."""
     compared = (outputs.params.cells[name] for name in (cell, outputs.params.baseline))
-    hooks = [one.options.get("gradient_hook", "none") for one in compared]
+    hooks = [exchanged_as(one.strategy, one.options) for one in compared]
     exchanged = next((hook for hook in hooks if hook != "none"), "fp32")
     own = outputs.params.train.precision
     return own if own != "fp32" else exchanged

@@ -115,8 +115,8 @@ class CellResults(Record):
     """The rank that takes longest for the same work; null for one rank, and in results of an earlier version."""
     checkpoints_not_used: list[str] = Field(default_factory=list)
     """`NAME: why` of every checkpoint that was found broken, where an older one or the start was taken instead."""
-    all_reduce_mib_per_step: float
-    """MiB of gradients that each rank exchanged per optimizer step."""
+    exchanged_mib_per_step: float
+    """MiB that each rank put into collectives per optimizer step."""
     measured_speedup: Estimate | None = None
     """How many times as fast as the baseline, by the stage `measure`; null for the baseline, if not measured or if
     withheld."""

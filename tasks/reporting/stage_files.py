@@ -70,6 +70,13 @@ class MachineFile(StageFile):
     versions: dict[str, str | None]
 
 
+class Exchanged(StageFile):
+    """What a rank put into the collectives of one kind, in segment.json."""
+
+    number: int
+    num_bytes: int
+
+
 class RecordedExchanges(StageFile):
     """What torch recorded of the exchanges of a segment's last steps, on the first rank."""
 
@@ -98,11 +105,8 @@ class SegmentFile(StageFile):
     span_seconds: float
     loss: float
     peak_memory_gib: float | None = None
-    num_all_reduces: int
-    num_all_reduce_bytes: int
-    num_gathers: int
-    num_gather_bytes: int
-    gradient_bucket_bytes: list[int]
+    traffic: dict[str, Exchanged]
+    exchange: dict[str, Any]
     start_checksum: str
     start_optimizer_checksum: str
     parameter_checksums: list[str]

@@ -1,110 +1,96 @@
-"""Was the whole gradient exchanged once per optimizer step? What the ranks counted, against what DDP's buckets need."""
+"""Was all exchanged that the strategy has to exchange? What the ranks counted, and torch's own record of it.
 
-from collections.abc import Mapping
-from typing import Any
+What has to be is worked out from the cell and the model (tasks/strategies/), apart from the code that exchanges it.
+"""
+
+from typing import NamedTuple
 
 from tasks.reporting import wording
-from tasks.reporting.gate import Finding, Numbers, finding
+from tasks.reporting.gate import Finding, Numbers, finding, not_checked
 from tasks.reporting.outputs import Outputs, RunOutputs, SegmentOutputs
+from tasks.strategies import Profile, Work, profile_of, total_of
 
 _BYTES_PER_GRADIENT = 4
-_SHARE_SENT = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
-"""Of the gradient's fp32 bytes, by the strategy's option gradient_hook."""
-
-
-def bytes_per_exchange(gradient_bytes: int, options: Mapping[str, Any], *, is_exact: bool) -> tuple[int, int]:
-    """Return the least and the most bytes that a rank gives to one exchange of the whole gradient: a pure function.
-
-    Of a tied embedding whose head goes early, rows of the embedding go beside it: at most all.
-    """
-    if is_exact:
-        return gradient_bytes, gradient_bytes
-    sent = int(gradient_bytes * _SHARE_SENT[options.get("gradient_hook", "none")])
-    return sent, 2 * sent if options.get("early_tied_head") else sent
 
 
 def gradients_synchronised(outputs: Outputs, cell: str) -> Finding | None:
-    """Check number and bytes of the exchanges of every segment against one exchange of the gradient per step.
-
-    In exact mode (`train.exact`) ranks gather the gradient of every micro-batch instead, and add them in one order.
-    """
-    gradient_bytes = outputs.base_model.num_parameters * _BYTES_PER_GRADIENT
-    is_exact, run = outputs.params.train.exact, outputs.runs[cell]
+    """Check kinds, numbers and bytes of the exchanges of every segment against what its strategy has to exchange."""
+    run = outputs.runs[cell]
+    profile = profile_of(run.facts.strategy)
+    if profile is None:
+        return not_checked(
+            f"{cell}: what the strategy {run.facts.strategy} has to exchange is not known "
+            f"(tasks/strategies/{run.facts.strategy}.py)"
+        )
     problems: dict[str, list[SegmentOutputs]] = {}
     for segment in run.segments:
-        if run.facts.world_size == 1:
-            found = _of_one_rank(segment)
-        elif is_exact:
-            found = _of_gathers(run, segment, gradient_bytes)
-        else:
-            found = _of_all_reduces(run, segment, gradient_bytes, outputs.params.cells[cell].options)
-        if found is None:
-            found = _of_record(segment, gradient_bytes, outputs, cell)
+        found = _problem_with(segment, profile, outputs, cell)
         if found:
             problems.setdefault(found, []).append(segment)
     if run.facts.world_size == 1 and not problems:
         return None
+    first = run.segments[0]
+    works = [_work_of(segment, outputs, cell) for segment in run.segments]
+    whole = Work(
+        **{
+            **vars(works[0]),
+            "num_steps": sum(work.num_steps for work in works),
+            "num_rounds": (sum(work.num_rounds[0] for work in works), sum(work.num_rounds[1] for work in works)),
+        }
+    )
     return finding(
         [_told(what, segments) for what, segments in problems.items()],
-        otherwise=f"per optimizer step {_described(cell, run, is_exact)}; the gradient has {_mib(gradient_bytes)}",
-        numbers=_numbers(run, gradient_bytes),
+        otherwise=f"per optimizer step {cell} {profile.told(_traffic_of(run), whole)}; the gradient has "
+        f"{_mib(whole.gradient_bytes)}",
+        numbers=_numbers(run, profile, _work_of(first, outputs, cell)),
     )
 
 
-def _of_one_rank(segment: SegmentOutputs) -> str | None:
-    # Wrapped in DDP, a baseline pays for an exchange with itself.
-    number = segment.facts.num_all_reduces + segment.facts.num_gathers
-    return f"one rank, yet {number} exchanges of gradients" if number else None
+def work_of(
+    outputs: Outputs, cell: str, segment: SegmentOutputs, *, num_steps: int, num_rounds: tuple[int, int]
+) -> Work:
+    """Return what so many steps of a segment are to its strategy."""
+    return Work(
+        world_size=outputs.runs[cell].facts.world_size,
+        num_steps=num_steps,
+        num_rounds=num_rounds,
+        gradient_bytes=outputs.base_model.num_parameters * _BYTES_PER_GRADIENT,
+        options=outputs.params.cells[cell].options,
+        is_exact=outputs.params.train.exact,
+        exchange=segment.facts.exchange,
+    )
 
 
-def _of_all_reduces(
-    run: RunOutputs, segment: SegmentOutputs, gradient_bytes: int, options: Mapping[str, Any]
-) -> str | None:
-    facts, buckets, accumulated = segment.facts, segment.facts.gradient_bucket_bytes, run.facts.grad_accum_steps
-    # The head of a tied embedding goes first and by itself; of the embedding, some rows follow.
-    num_of_rows = 1 if options.get("early_tied_head") else 0
-    counted, steps, needed = facts.num_all_reduces, facts.num_steps, max(1, len(buckets)) + num_of_rows
-    if counted < needed * steps:
-        why = "never exchanged" if counted == 0 else "not all exchanged in every step"
-        return f"{counted} all-reduces where {needed * steps} are needed: gradients were {why}"
-    if counted > needed * steps:
-        # The last step of a segment may have fewer micro-batches, at least one.
-        is_every = counted >= needed * ((steps - 1) * accumulated + 1)
-        when = "on every micro-batch" if is_every else f"on more than the last of {accumulated} micro-batches"
-        return (
-            f"{counted / steps:g} all-reduces per step where 1 exchange of the {wording.counted(needed, 'bucket')} is "
-            f"needed: synchronised {when if accumulated > 1 else 'more than once'}"
-        )
-    sent = int(sum(buckets) * steps * _SHARE_SENT[options.get("gradient_hook", "none")])
-    most = sent + num_of_rows * buckets[0] * steps if buckets else sent
-    if not sent <= facts.num_all_reduce_bytes <= most:
-        hook = options.get("gradient_hook", "none")
-        return (
-            f"{facts.num_all_reduce_bytes / steps:,.0f} bytes were exchanged per step, the "
-            f"{wording.counted(len(buckets), 'bucket')} hold {sum(buckets):,}"
-            f"{'' if hook == 'none' else f', in {hook} {sent // steps:,}'}"
-        )
-    if sum(buckets) != gradient_bytes:
-        return f"the buckets hold {sum(buckets):,} bytes, the gradient of all parameters has {gradient_bytes:,}"
-    return None
-
-
-def _of_gathers(run: RunOutputs, segment: SegmentOutputs, gradient_bytes: int) -> str | None:
-    facts, steps, accumulated = segment.facts, segment.facts.num_steps, run.facts.grad_accum_steps
-    if facts.num_all_reduces:
-        return f"exact mode, yet {facts.num_all_reduces} all-reduces, whose order of addition nobody knows"
+def _work_of(segment: SegmentOutputs, outputs: Outputs, cell: str) -> Work:
+    steps, accumulated = segment.facts.num_steps, outputs.runs[cell].facts.grad_accum_steps
     # The last step of a segment may have fewer micro-batches, at least one.
-    least, most = (steps - 1) * accumulated + 1, steps * accumulated
-    whole, rest = divmod(facts.num_gather_bytes, gradient_bytes)
-    if rest or not least <= whole <= most:
-        return (
-            f"{facts.num_gather_bytes / gradient_bytes:g} gradients were gathered in {wording.counted(steps, 'step')}, "
-            f"one per micro-batch is needed: {least if least == most else f'{least} to {most}'}"
-        )
-    return None
+    return work_of(
+        outputs, cell, segment, num_steps=steps, num_rounds=((steps - 1) * accumulated + 1, steps * accumulated)
+    )
 
 
-def _of_record(segment: SegmentOutputs, gradient_bytes: int, outputs: Outputs, cell: str) -> str | None:
+def _problem_with(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> str | None:
+    work, traffic = _work_of(segment, outputs, cell), segment.facts.traffic
+    if found := profile.problem_with(traffic, work):
+        return found
+    expected = profile.expected_traffic(work) if work.world_size > 1 else {}
+    for kind, counted in traffic.items():
+        if kind not in expected and counted.number:
+            return f"{counted.number} collectives of the kind {kind}, of which its strategy has none"
+    for kind, (number, num_bytes) in expected.items():
+        counted_number = traffic[kind].number if kind in traffic else 0
+        counted_bytes = traffic[kind].num_bytes if kind in traffic else 0
+        if not number.has(counted_number):
+            return f"{counted_number} collectives of the kind {kind}, {number.least} to {number.most} are needed"
+        if not num_bytes.has(counted_bytes):
+            return (
+                f"{counted_bytes:,} bytes in collectives of the kind {kind}, {num_bytes.least:,} to "
+                f"{num_bytes.most:,} are needed"
+            )
+    return _problem_with_record(segment, profile, outputs, cell)
+
+
+def _problem_with_record(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> str | None:
     """Return what torch's own record of the last steps' collectives says against what the steps counted."""
     recorded = segment.facts.recorded_exchanges
     if recorded is None or outputs.runs[cell].facts.world_size == 1:
@@ -114,46 +100,52 @@ def _of_record(segment: SegmentOutputs, gradient_bytes: int, outputs: Outputs, c
             f"torch recorded {recorded.number} exchanges in the last {wording.counted(recorded.num_steps, 'step')}, "
             f"{recorded.counted_number} were counted"
         )
-    options, is_exact = outputs.params.cells[cell].options, outputs.params.train.exact
-    least, most = bytes_per_exchange(gradient_bytes, options, is_exact=is_exact)
-    # In exact mode as many gradients as were counted, which is judged before; else one per step.
-    times = recorded.counted_bytes // gradient_bytes if is_exact else recorded.num_steps
-    if not times * least <= recorded.num_bytes <= times * most:
+    accumulated = outputs.runs[cell].facts.grad_accum_steps
+    most_rounds = recorded.num_steps * accumulated
+    least_rounds = most_rounds - accumulated + 1
+    expected = total_of(
+        profile.expected_traffic(
+            work_of(
+                outputs, cell, segment, num_steps=recorded.num_steps, num_rounds=(least_rounds, most_rounds)
+            )
+        )
+    ).num_bytes  # fmt: skip
+    if not expected.has(recorded.num_bytes):
         return (
             f"the exchanges of the last {wording.counted(recorded.num_steps, 'step')} were given "
-            f"{recorded.num_bytes:,} bytes by torch's record, {times * least:,} are needed"
+            f"{recorded.num_bytes:,} bytes by torch's record, {expected.least:,} are needed"
+        )
+    if recorded.num_bytes != recorded.counted_bytes:
+        return (
+            f"the exchanges of the last {wording.counted(recorded.num_steps, 'step')} were given "
+            f"{recorded.num_bytes:,} bytes by torch's record, {recorded.counted_bytes:,} were counted"
         )
     return None
 
 
-def _described(cell: str, run: RunOutputs, is_exact: bool) -> str:
+def _traffic_of(run: RunOutputs) -> dict[str, "_Sum"]:
+    total: dict[str, _Sum] = {}
+    for segment in run.segments:
+        for kind, counted in segment.facts.traffic.items():
+            before = total.get(kind, _Sum(0, 0))
+            total[kind] = _Sum(before.number + counted.number, before.num_bytes + counted.num_bytes)
+    return total
+
+
+class _Sum(NamedTuple):
+    """What a rank exchanged in all segments."""
+
+    number: int
+    num_bytes: int
+
+
+def _numbers(run: RunOutputs, profile: Profile, work: Work) -> Numbers:
     steps = sum(segment.facts.num_steps for segment in run.segments)
-    if is_exact:
-        gathers = sum(segment.facts.num_gathers for segment in run.segments) / steps
-        return (
-            f"{cell} {gathers:g} gathers of all ranks' gradients, added in one order; that all ranks then had the same "
-            "sum is shown by the gates on parameters and loss curves"
-        )
-    reduces = sum(segment.facts.num_all_reduces for segment in run.segments) / steps
-    buckets = run.segments[0].facts.gradient_bucket_bytes
-    return f"{cell} {reduces:g} all-reduces for {wording.counted(len(buckets), 'bucket')} of {_mib(sum(buckets))}"
-
-
-def _numbers(run: RunOutputs, gradient_bytes: int) -> Numbers:
-    def per_step(name: str) -> float:
-        steps = sum(segment.facts.num_steps for segment in run.segments)
-        return float(sum(getattr(segment.facts, name) for segment in run.segments) / steps)
-
-    buckets = run.segments[0].facts.gradient_bucket_bytes
-    return {
-        "gradient_bytes": gradient_bytes,
-        "buckets": len(buckets),
-        "bucket_bytes": sum(buckets),
-        "all_reduces_per_step": per_step("num_all_reduces"),
-        "all_reduce_bytes_per_step": per_step("num_all_reduce_bytes"),
-        "gathers_per_step": per_step("num_gathers"),
-        "gather_bytes_per_step": per_step("num_gather_bytes"),
-    }
+    found: dict[str, float] = {"gradient_bytes": work.gradient_bytes, **profile.numbers(work)}
+    for kind, counted in _traffic_of(run).items():
+        found[f"{kind}s_per_step"] = counted.number / steps
+        found[f"{kind}_bytes_per_step"] = counted.num_bytes / steps
+    return found
 
 
 def _told(what: str, segments: list[SegmentOutputs]) -> str:

@@ -124,7 +124,7 @@ def spread_of_work(results: Results) -> Table:
             str(cell.threads_per_rank),
             str(cell.micro_batch_size),
             str(cell.grad_accum_steps),
-            f"{wording.three_digits(cell.all_reduce_mib_per_step)} MiB",
+            f"{wording.three_digits(cell.exchanged_mib_per_step)} MiB",
             *([_memory(cell.peak_memory_gib)] * has_memory),
             wording.seconds(cell.checkpoint_seconds),
             str(cell.num_resumes),

@@ -4,7 +4,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tasks.stage.choices import names_of_files, require_one_of, require_options
+from tasks.stage.choices import names_of_files, require_one_of
+from tasks.stage.option_params import require_options
 from tasks.stage.section import Finite, Section
 
 

@@ -1,8 +1,7 @@
-"""What params.yaml may choose from: the files of a folder, the options in such a file, and names of one's own."""
+"""What params.yaml may choose from: the files of a folder, what stands in such a file, and names of one's own."""
 
 import ast
 import difflib
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def require_cell_name(name: str) -> None:
 
 def unit_of(workload: str) -> str:
     """Return what the workload's throughput counts, token or image: UNIT in its file."""
-    return str(_constant_of(f"training/workloads/{workload}.py", "UNIT"))
+    return str(constant_of(f"training/workloads/{workload}.py", "UNIT"))
 
 
 def require_one_of(key: str, value: str, allowed: list[str]) -> None:
@@ -55,27 +54,6 @@ def list_of(prefix: str, names: tuple[str, ...] | list[str]) -> str:
     return ", ".join(prefix + name for name in names)
 
 
-def require_options(options: dict[str, Any], strategy: str) -> None:
-    """Raise ValueError unless the strategy has these options, each with one of its words or the kind of its default."""
-    known = options_of(strategy)
-    for name, value in options.items():
-        require_one_of("options", name, sorted(known))
-        default = known[name]
-        if isinstance(default, tuple):
-            is_right, allowed, default = value in default, ", ".join(default), default[0]
-        elif isinstance(default, bool):
-            is_right, allowed = isinstance(value, bool), "true or false"
-        else:
-            is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-            is_right, allowed = is_number or value is default, "a number above 0"
-        if not is_right:
-            raise ValueError(f"options.{name}: got {value!r}; allowed: {allowed} (default {default})")
-
-    if options.get("early_tied_head") and options.get("gradient_hook", "none") != "none":
-        hook = options["gradient_hook"]
-        raise ValueError(f"options.early_tied_head: got true with gradient_hook {hook}; allowed: gradient_hook none")
-
-
 def require_label(workload: str, label: str | None) -> None:
     """Raise ValueError unless the workload learns classes and their column is named, or neither."""
     if has_labels(workload) and label is None:
@@ -86,31 +64,17 @@ def require_label(workload: str, label: str | None) -> None:
         )
 
 
-def require_plain_exchange(cell: str, options: dict[str, Any]) -> None:
-    """Raise ValueError if the options change how gradients are exchanged: in exact mode DDP does not do that."""
-    for name in ("gradient_hook", "early_tied_head"):
-        if options.get(name, False) not in (False, "none"):
-            raise ValueError(f"{cell}.options.{name}: got {options[name]} with train.exact; allowed: exact: false")
-
-
-def options_of(strategy: str) -> dict[str, Any]:
-    """Return the options of a strategy with their defaults: the literal OPTIONS in its file, without importing it.
-
-    A tuple is a choice of words, of which the first is the default.
-    """
-    options: dict[str, Any] = _constant_of(f"training/strategies/{strategy}.py", "OPTIONS") or {}
-    return options
-
-
 def has_labels(workload: str) -> bool:
     """Return whether every row of the workload has a class: HAS_LABELS in its file."""
-    return bool(_constant_of(f"training/workloads/{workload}.py", "HAS_LABELS"))
+    return bool(constant_of(f"training/workloads/{workload}.py", "HAS_LABELS"))
 
 
-def _constant_of(file: str, name: str) -> Any:
+def constant_of(file: str, name: str) -> Any:
     """Return the literal that a file of the project calls so, without importing it; None if it has no such."""
     tree = ast.parse((_PROJECT / file).read_text(encoding="utf-8"))
     for part in tree.body:
         if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == name:
+            return ast.literal_eval(part.value)
+        if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == name and part.value is not None:
             return ast.literal_eval(part.value)
     return None

@@ -16,6 +16,8 @@ _STORE = Path(".work/meaning.json")
 _PACKAGES = ("tasks", "training")
 _FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
 _IMPORTERS = ("import_module", "find_spec")
+_FINDERS = ("file_named", "has_file")
+"""Of training/registry.py: their first argument is a package, any file of which may be meant."""
 
 NOT_CONTENT = frozenset(
     {
@@ -46,8 +48,9 @@ NOT_CONTENT = frozenset(
 def meanings_below(*modules: str, without: Sequence[str] = (), project: Path = PROJECT) -> dict[str, str]:
     """Return path -> digest of meaning of these modules and of all that they may import of tasks/ and training/.
 
-    Modules are followed wherever they stand in the source, also where a name is put together (f"tasks.slicing.{...}":
-    all of that folder). A data file beside a module counts, by its bytes, if the module has its name. What is named in
+    Modules are followed wherever they stand in the source, also where a name is put together (f"tasks.slicing.{...}",
+    file_named("tasks.slicing", ...): all of that folder).
+    A data file beside a module counts, by its bytes, if the module has its name. What is named in
     `without`, modules or folders, is not followed.
     """
     left_out, folders = NOT_CONTENT | set(without), tuple(f"{name}." for name in without)
@@ -146,6 +149,9 @@ def _names_in(node: ast.AST) -> Iterator[str]:
             yield f"{first.value!s}*"
         elif isinstance(name, ast.Constant):
             yield str(name.value)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _FINDERS and node.args:
+        if isinstance(package := node.args[0], ast.Constant):
+            yield f"{package.value!s}.*"
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _FILE_NAME.fullmatch(node.value):
         yield node.value
     for part in ast.iter_child_nodes(node):

@@ -1,7 +1,6 @@
 """The ranks of a cell: on which device, and how a stage starts them, follows what they say and ends them."""
 
 import datetime
-import importlib
 import logging
 import os
 import shutil
@@ -12,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.launchers import Nodes
+from tasks.launchers import Launch, Nodes, launcher_named
 from tasks.params import Params
 from tasks.stage.code_of_ranks import code_for_ranks
 from tasks.stage.failure import (
@@ -139,13 +138,13 @@ def run_ranks(
     stream = EventStream(work / "steps.jsonl")
     waits = 0.0 if nodes is None else nodes.wait_seconds
     with Watchdog(world_size=config["world_size"], step_seconds=watchdog_seconds, more_start_seconds=waits) as watchdog:
-        launch = importlib.import_module(f"tasks.launchers.{launcher}").start(
+        launch = launcher_named(launcher).start(
             work / "config.json",
             world_size=config["world_size"],
             threads_per_rank=config["threads_per_rank"],
             log_folder=_new_log_folder(work / "logs"),
             arguments=["--whereabouts", str(watchdog.file), *code_for_ranks(), *arguments],
-            **({} if nodes is None else {"nodes": nodes}),
+            nodes=nodes,
         )
         hang = None
         try:
@@ -158,8 +157,7 @@ def run_ranks(
             if stop.is_set():
                 _log.info("%s: asked to stop; the ranks finish their step and save", cell)
             if hang is not None:
-                if nodes is not None:
-                    launch.ask_for_stacks()
+                launch.ask_for_stacks()
                 watchdog.ask_for_stacks()
         finally:
             launch.stop(grace_seconds=_GRACE_SECONDS if stop.is_set() else 0.0)
@@ -171,7 +169,7 @@ def run_ranks(
         raise _failure(cell, stream.last, launch, work=work, is_stopped=stop.is_set())
 
 
-def _hung(cell: str, hang: Hang, launch: Any) -> StageError:
+def _hung(cell: str, hang: Hang, launch: Launch) -> StageError:
     for rank in hang.ranks:
         if rank not in hang.stopped:
             _log.error("the end of what rank %d says of itself, its stacks:\n%s", rank, launch.last_words(rank))
@@ -189,7 +187,7 @@ def _is_left_over(work: Path) -> bool:
     return bool(failures) and time.monotonic() - float(failures[0]["at"]) > _SECONDS_FOR_THE_OTHERS
 
 
-def _failure(cell: str, last: dict[str, Any], launch: Any, *, work: Path, is_stopped: bool) -> StageError:
+def _failure(cell: str, last: dict[str, Any], launch: Launch, *, work: Path, is_stopped: bool) -> StageError:
     """Return the failure that was first, by the ranks' own words, or else by what launcher and disk say of their end.
 
     A rank that was killed left no words, and those of the others are then about it.
@@ -211,7 +209,7 @@ def _failure(cell: str, last: dict[str, Any], launch: Any, *, work: Path, is_sto
     return kind(f"cell {cell}: {first}; {remedy}, it goes on from the last checkpoint")
 
 
-def _reported(cell: str, failure: dict[str, Any], launch: Any) -> StageError:
+def _reported(cell: str, failure: dict[str, Any], launch: Launch) -> StageError:
     first, _, words = launch.explanation(rank=failure["rank"]).partition("\n")
     kind = _KINDS.get(failure["exit_code"], DistributedError)
     if failure["error"] == "OutOfMemoryError":

@@ -85,7 +85,7 @@ def test_a_side_lacks_what_the_lever_is_and_computes_the_same_gradient(tmp_path:
         for lacks in (None, "fused optimizer", "like lengths"):
             made = levers_rank._made({"overrides": {}, "link": None, "lacks": lacks}, config, ranks)
             _, positions[lacks] = levers_rank._block(made, ranks, [1, 2])
-            parts = micro_batches_of(made, ranks, 3)
+            parts = micro_batches_of(made, 3)
             num_targets = made.plan.step(3).num_targets
             result = made.strategy.train_step(parts, num_targets=num_targets, learning_rate=1e-3)
             norms[lacks] = float(result.grad_norm)

@@ -15,12 +15,18 @@ from tests.training.conftest import events_in
 from tests.training.forked_ranks import ForkedRanks
 from training.checkpoint import CheckpointStore
 from training.config import TrainingConfig, read_config
+from training.distributed import Ranks
 from training.events import EventStream
 from training.record import Counters, SegmentRecord
-from training.replica import Replica
+from training.strategies import single
 from training.workloads import causal_lm
 
 STEPS_PER_SEGMENT = 8
+_NO_GROUP: Any = None
+ALONE = Ranks(
+    rank=0, world_size=1, device=torch.device("cpu"), backend="gloo", gradient_group=_NO_GROUP
+)  # fmt: skip
+"""One rank, which needs no group to talk to itself."""
 OLDER, NEWEST = 10, 12
 """Steps of the whole run after which the partial checkpoints stand; the first segment ends with step 8."""
 _NEXT = 14
@@ -52,7 +58,7 @@ class Saved:
         ranks.close()
         assert codes == [-9], codes
         self.config: TrainingConfig = read_config(root / "left" / "config.json")
-        self.replica = Replica(causal_lm.load_model(model), causal_lm, self.config, torch.device("cpu"))
+        self.strategy = single.build(causal_lm.load_model(model), causal_lm, self.config, ALONE)
         self.checksums = {OLDER: "", NEWEST: ""}
         """Of the parameters after these steps."""
         self._learn_checksums()
@@ -75,7 +81,7 @@ class Saved:
     def next_partial_save(self, work: Path) -> Callable[[], Any]:
         """Return the save that came next, after step 14; the weights it saves are noted in `checksums`."""
         store, record = self._after_next_step(work, segment_step=_NEXT - STEPS_PER_SEGMENT)
-        return lambda: store.save_partial(self.replica, record)
+        return lambda: store.save_partial(self.strategy, record, ALONE)
 
     def next_finished_save(self, work: Path) -> Callable[[], Any]:
         """Return the save of the finished segment, after step 16."""
@@ -84,7 +90,7 @@ class Saved:
             "start_checksum": record.counters.start_checksum,
             "parameter_checksums": [self.checksums[2 * STEPS_PER_SEGMENT]],
         }
-        return lambda: store.save_finished(self.replica, record, lambda: facts)
+        return lambda: store.save_finished(self.strategy, record, ALONE, lambda: facts)
 
     def next_start(self, work: Path) -> Start:
         """Do what a launch does before its first step."""
@@ -97,21 +103,21 @@ class Saved:
         start_checksum = before["parameter_checksums"][0]
         finished = store.finished(second, start_checksum=start_checksum)
         if finished is not None:
-            store.load_finished(second, self.replica, finished)
+            store.load_finished(second, self.strategy, finished)
             return self._start(work, stands_after=2 * STEPS_PER_SEGMENT)
         folder = store.newest_partial(second, start_checksum=start_checksum)
         if folder is None:
-            store.load_finished(first, self.replica, before)
+            store.load_finished(first, self.strategy, before)
             return self._start(work, stands_after=STEPS_PER_SEGMENT)
         record = self._record(work)
-        store.load_partial(folder, self.replica, record)
+        store.load_partial(folder, self.strategy, record)
         return self._start(work, stands_after=STEPS_PER_SEGMENT + record.counters.segment_step)
 
     def _start(self, work: Path, *, stands_after: int) -> Start:
         events = events_in(work / "events.jsonl")
         return Start(
             stands_after=stands_after,
-            checksum=self.replica.parameter_checksum(),
+            checksum=self.strategy.replica.parameter_checksum(),
             refused=[event["problem"] for event in events if event["event"] == "checkpoint_not_used"],
         )
 
@@ -129,11 +135,11 @@ class Saved:
     def _after_next_step(self, work: Path, *, segment_step: int) -> tuple[CheckpointStore, SegmentRecord]:
         """Return the store and the record of a run that went on from the newest checkpoint up to that step."""
         store, record = self._store(work), self._record(work)
-        store.load_partial(self.partial(work, NEWEST), self.replica, record)
+        store.load_partial(self.partial(work, NEWEST), self.strategy, record)
         with torch.no_grad():
-            self.replica.parameters[0].add_(1.0)
+            self.strategy.replica.parameters[0].add_(1.0)
         record.counters.segment_step = segment_step
-        self.checksums[STEPS_PER_SEGMENT + segment_step] = self.replica.parameter_checksum()
+        self.checksums[STEPS_PER_SEGMENT + segment_step] = self.strategy.replica.parameter_checksum()
         return store, record
 
     def _learn_checksums(self) -> None:

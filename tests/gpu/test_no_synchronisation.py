@@ -72,7 +72,7 @@ def test_no_step_waits_for_the_device(
             window.add(step, result, micro_batches, planned=planned, learning_rate=1e-3, data_wait_seconds=waited)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    facts = window.close(forgives_overflow=trainer.replica.forgives_overflow)
+    facts = window.close(forgives_overflow=trainer.forgives_overflow)
     assert [fact.step for fact in facts] == list(range(1, 7))
     if workload_name == "causal_lm":
         assert facts[-1].loss_sum < facts[0].loss_sum

@@ -31,7 +31,9 @@ class Launch:
         log_folder: Path,
         arguments: Sequence[str] = (),
         module: str = "training",
+        nodes: object = None,
     ) -> None:
+        assert nodes is None, "ranks on this machine only"
         log_folder.mkdir(parents=True, exist_ok=True)
         self.log_folder = log_folder
         self._failed: tuple[int, int] | None = None
@@ -79,6 +81,9 @@ class Launch:
         self._signal(signal.SIGKILL)
         while self._running:
             self._collect()
+
+    def ask_for_stacks(self) -> None:
+        """Do nothing: all ranks are on this machine."""
 
     def exit_code(self) -> int:
         """Return 0, or the exit code of the rank that failed first."""

@@ -19,7 +19,7 @@ from tests.museum.stage_process import StageFailedError, StageProcess
 pytestmark = pytest.mark.slow
 
 DDP, REPLICA = "training/strategies/ddp.py", "training/replica.py"
-CLIP = "grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)"
+CLIP = "return nn.utils.clip_grad_norm_(parameters, self._max_grad_norm, foreach=True)"
 LAST = "self.replica.add(self._wrapped, last, weight=weight)"
 WEIGHT = "weight = self._world_size / max(num_targets, 1)"
 WRONG = {
@@ -33,9 +33,7 @@ WRONG = {
         "weight = 1 / max(micro_batch.num_tokens, 1); "
         "self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)",
     ),
-    "clipping leaves a parameter out": Mutation(
-        REPLICA, CLIP, CLIP.replace("self._parameters,", "self._parameters[1:],")
-    ),
+    "clipping leaves a parameter out": Mutation(REPLICA, CLIP, CLIP.replace("parameters,", "parameters[1:],")),
     "moments forgotten after every update": Mutation(
         REPLICA, "self._scaler.update()", "self._scaler.update(); self._optimizer.state.clear()"
     ),
@@ -189,7 +187,7 @@ def test_ranks_that_differ_are_a_failed_certificate_and_no_failed_stage(copied: 
 
 
 def test_another_failure_of_the_ranks_ends_the_stage_with_its_own_exit_code(copied: Path) -> None:
-    Mutation(REPLICA, CLIP, f'{CLIP}; raise RuntimeError("broken device")').apply(copied)
+    Mutation(REPLICA, CLIP, f'raise RuntimeError("broken device"); {CLIP}').apply(copied)
     with pytest.raises(StageFailedError, match="broken device") as caught:
         run_stage(copied, "measure")
     assert caught.value.exit_code == 6

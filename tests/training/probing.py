@@ -11,10 +11,11 @@ from training.data import open_slice
 from training.distributed import joined_ranks
 from training.files import write_json
 from training.plan import micro_batches_for, plan_segment
-from training.plug import find_workload, hardware_of
+from training.plug import hardware_of
 from training.probe import probe_buckets, probe_compute, probe_slowdown_in_flight
 from training.sweep import all_reduce_sweep
 from training.weights import parameter_checksum
+from training.workloads import find_workload
 
 NUM_REPEATS = 5
 SIZES = (2**16, 2**18, 2**20)
@@ -43,11 +44,12 @@ def main() -> int:
         strategy.train_step(parts, num_targets=step.num_targets, learning_rate=0.0)
         before = parameter_checksum(model)
         begin = partial(hardware_of(workload).begin, model)
-        compute = probe_compute(strategy, ranks, parts, num_repeats=NUM_REPEATS, on_start=begin)
-        found: dict[str, Any] = {"compute": compute, "bucket_bytes": strategy.gradient_bucket_bytes}
+        buckets = strategy.describe().get("bucket_bytes", [])
+        compute = probe_compute(strategy.replica, ranks, parts, num_repeats=NUM_REPEATS, on_start=begin)
+        found: dict[str, Any] = {"compute": compute, "bucket_bytes": buckets}
         if ranks.world_size > 1:
             found |= {
-                "buckets": probe_buckets(strategy.gradient_bucket_bytes, compute["gradients"]),
+                "buckets": probe_buckets(buckets, compute["gradients"]),
                 "sweep": all_reduce_sweep(ranks, sizes=SIZES, num_repeats=NUM_REPEATS, seconds_budget=5.0),
                 "short_sweep": all_reduce_sweep(
                     ranks, sizes=(2**16, 2**30), num_repeats=NUM_REPEATS, seconds_budget=0.1
@@ -57,14 +59,14 @@ def main() -> int:
                     seconds_of_link=lambda num_bytes: num_bytes / 2**20 * 10e-3,
                 ),
                 "in_flight": probe_slowdown_in_flight(
-                    strategy, ranks, parts[-1], num_bytes=2**20, num_repeats=NUM_REPEATS
+                    strategy.replica, ranks, parts[-1], num_bytes=2**20, num_repeats=NUM_REPEATS
                 ),
             }  # fmt: skip
         result = strategy.train_step(parts, num_targets=step.num_targets, learning_rate=0.0)
         found |= {
             "checksum_stays": parameter_checksum(model) == before,
             "checksums": ranks.gather_text(parameter_checksum(model)),
-            "num_all_reduces": result.num_all_reduces,
+            "traffic": result.traffic,
         }
         if ranks.is_first:
             write_json(config.work_dir / "probe.json", found)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.chaos.saved import ALONE
 from tests.tiny import make_config
 from tests.training.conftest import facts_of
 from tests.training.forked_ranks import ForkedRanks, last_words
@@ -17,7 +18,7 @@ from training.events import EventStream
 from training.failure import BadCheckpointError
 from training.receipt import RECEIPT, sealed_folder
 from training.record import Counters, SegmentRecord
-from training.replica import Replica
+from training.strategies import single
 from training.weights import load_tensors
 from training.workloads import causal_lm
 
@@ -124,8 +125,8 @@ def test_a_checkpoint_of_another_model_is_refused_by_name_and_no_weight_changes(
     config, folder = _edited(left, tmp_path / "work", name, change)
     (tmp_path / "work" / "config.json").unlink()
     read = read_config(Path(left["work_dir"]) / "config.json")
-    replica = Replica(causal_lm.load_model(read.model_dir), causal_lm, read, torch.device("cpu"))
-    before = replica.parameter_checksum()
+    strategy = single.build(causal_lm.load_model(read.model_dir), causal_lm, read, ALONE)
+    before = strategy.replica.parameter_checksum()
     events = EventStream(tmp_path / "events.jsonl", rank=0)
     store = CheckpointStore(Path(config["work_dir"]), model_name="tiny", world_size=1, exact=False, events=events)
     assert store.newest_partial(read.segments[0], start_checksum=None) == folder, "every byte of it verifies"
@@ -134,13 +135,13 @@ def test_a_checkpoint_of_another_model_is_refused_by_name_and_no_weight_changes(
         folder=tmp_path,
     )  # fmt: skip
     with pytest.raises(BadCheckpointError) as caught:
-        store.load_partial(folder, replica, record)
+        store.load_partial(folder, strategy, record)
     assert caught.value.exit_code == 3
     for word in words:
         assert word in str(caught.value)
     assert str(caught.value).count(" is missing") + str(caught.value).count(" is not in") <= 5
     if edit != "no counters":
-        assert replica.parameter_checksum() == before
+        assert strategy.replica.parameter_checksum() == before
 
 
 @pytest.mark.slow

@@ -117,15 +117,15 @@ def test_exact_weights_after_50_steps_are_the_same_bits_on_1_2_and_4_ranks(
 def test_an_exact_segment_says_how_many_gradients_were_gathered(builtin_text: tuple[Path, Path], train: Train) -> None:
     facts = facts_of(train(builtin_text, 4, exact=True))
     # 8 micro-batches are 2 rounds of 4 ranks, and so are 5; the whole gradient is one parcel.
-    assert facts["num_gathers"] == 25 * 2
+    assert facts["traffic"]["all_gather"]["number"] == 25 * 2
     weights = {tensor.data_ptr(): tensor for tensor in weights_at_end(train(builtin_text, 1, exact=True)).values()}
-    assert facts["num_gather_bytes"] == 25 * 2 * sum(tensor.nbytes for tensor in weights.values())
-    assert (facts["num_all_reduces"], facts["num_all_reduce_bytes"], facts["gradient_bucket_bytes"]) == (0, 0, [])
+    assert facts["traffic"]["all_gather"]["num_bytes"] == 25 * 2 * sum(tensor.nbytes for tensor in weights.values())
+    assert (list(facts["traffic"]), facts["exchange"]) == (["all_gather"], {"num_parcels": 1})
     assert facts["backend"] == "gloo"
-    assert facts["recorded_exchanges"]["num_bytes"] == facts["num_gather_bytes"]
-    assert facts["recorded_exchanges"]["number"] == facts["num_gathers"]
+    assert facts["recorded_exchanges"]["num_bytes"] == facts["traffic"]["all_gather"]["num_bytes"]
+    assert facts["recorded_exchanges"]["number"] == facts["traffic"]["all_gather"]["number"]
     alone = facts_of(train(builtin_text, 1, exact=True))
-    assert (alone["num_gathers"], alone["num_gather_bytes"], alone["backend"]) == (0, 0, None)
+    assert (alone["traffic"], alone["backend"]) == ({}, None)
 
 
 @pytest.mark.slow

@@ -52,17 +52,21 @@ def _num_gradient_bytes(config: dict[str, Any]) -> int:
 def test_half_the_bytes_are_sent_in_16_bit_and_the_weights_stay_near(hook: str, train: Train) -> None:
     plain, config = train(2), train(2, options={"gradient_hook": hook})
     facts = facts_of(config)
-    assert len(facts["gradient_bucket_bytes"]) > 1
-    assert facts["num_all_reduces"] == 6 * len(facts["gradient_bucket_bytes"]) == facts_of(plain)["num_all_reduces"]
-    assert sum(facts["gradient_bucket_bytes"]) == _num_gradient_bytes(config)
-    assert facts["num_all_reduce_bytes"] == 6 * _num_gradient_bytes(config) / 2
-    assert facts_of(plain)["num_all_reduce_bytes"] == 6 * _num_gradient_bytes(config)
+    assert len(facts["exchange"]["bucket_bytes"]) > 1
+    assert (
+        facts["traffic"]["all_reduce"]["number"]
+        == 6 * len(facts["exchange"]["bucket_bytes"])
+        == facts_of(plain)["traffic"]["all_reduce"]["number"]
+    )
+    assert sum(facts["exchange"]["bucket_bytes"]) == _num_gradient_bytes(config)
+    assert facts["traffic"]["all_reduce"]["num_bytes"] == 6 * _num_gradient_bytes(config) / 2
+    assert facts_of(plain)["traffic"]["all_reduce"]["num_bytes"] == 6 * _num_gradient_bytes(config)
     # What torch itself recorded of DDP's calls, and not what is reckoned from its buckets.
     for one in (facts, facts_of(plain)):
         recorded = one["recorded_exchanges"]
         assert recorded["num_steps"] == 6
-        assert recorded["number"] == recorded["counted_number"] == one["num_all_reduces"]
-        assert recorded["num_bytes"] == recorded["counted_bytes"] == one["num_all_reduce_bytes"]
+        assert recorded["number"] == recorded["counted_number"] == one["traffic"]["all_reduce"]["number"]
+        assert recorded["num_bytes"] == recorded["counted_bytes"] == one["traffic"]["all_reduce"]["num_bytes"]
     distance = relative_l2(weights_at_end(config), weights_at_end(plain))
     assert 0 < distance < 2e-3
 
@@ -93,14 +97,14 @@ def test_the_heads_part_exchanged_early_leaves_the_same_weights(
     early = train(world_size, options={"early_tied_head": True}, **changes)
     assert relative_l2(weights_at_end(early), weights_at_end(plain)) < (2e-3 if changes else 2e-6)
     facts, head_bytes = facts_of(early), 128 * 128 * 4
-    assert facts["gradient_bucket_bytes"][0] == head_bytes
-    assert sum(facts["gradient_bucket_bytes"]) == _num_gradient_bytes(early)
+    assert facts["exchange"]["bucket_bytes"][0] == head_bytes
+    assert sum(facts["exchange"]["bucket_bytes"]) == _num_gradient_bytes(early)
     # One for each of DDP's buckets, the head, and the embedding's rows.
-    assert facts["num_all_reduces"] == 6 * (len(facts["gradient_bucket_bytes"]) + 1)
-    rows = facts["num_all_reduce_bytes"] - 6 * _num_gradient_bytes(early)
+    assert facts["traffic"]["all_reduce"]["number"] == 6 * (len(facts["exchange"]["bucket_bytes"]) + 1)
+    rows = facts["traffic"]["all_reduce"]["num_bytes"] - 6 * _num_gradient_bytes(early)
     assert 0 < rows <= 6 * head_bytes
     assert rows % (128 * 4) == 0
-    assert facts["recorded_exchanges"]["num_bytes"] == facts["num_all_reduce_bytes"]
+    assert facts["recorded_exchanges"]["num_bytes"] == facts["traffic"]["all_reduce"]["num_bytes"]
 
 
 def test_buckets_that_gradients_are_copied_to_give_the_same_bits(train: Train) -> None:
@@ -118,11 +122,11 @@ def test_exchanged_gradients_stay_in_the_buckets_unless_they_are_to_be_copied_ba
     parts = [causal_lm.open_slice(slices[0]).collate(rows, seq_len=32) for rows in ([0, 1], [2, 3])]
     strategy.warm_up(parts[0])
     places: list[set[int]] = []
-    strategy.replica.on_gradient = lambda gradient: places.append(
-        {part.untyped_storage().data_ptr() for part in gradient.values()}
+    strategy.on_gradient = lambda: places.append(
+        {part.untyped_storage().data_ptr() for _, part in strategy.full_gradient()}
     )
     strategy.train_step(parts, num_targets=100, learning_rate=1e-3)
-    num_buckets, num_parameters = len(strategy.gradient_bucket_bytes), len(strategy.replica.parameters)
+    num_buckets, num_parameters = len(strategy.describe()["bucket_bytes"]), len(strategy.replica.parameters)
     assert 1 < num_buckets < num_parameters
     assert [len(each) for each in places] == [num_buckets if bucket_view else num_parameters]
 

@@ -12,7 +12,8 @@ from training.data import batches_in_order, open_slice
 from training.distributed import Ranks
 from training.failure import TrainingError
 from training.fault import planned_faults
-from training.strategies import Strategy, single
+from training.replicated import Replicated
+from training.strategies import single
 from training.whereabouts import Section, Whereabouts
 from training.workloads import causal_lm
 
@@ -42,31 +43,32 @@ def test_a_fault_of_another_form_is_refused_in_one_line(text: str, monkeypatch: 
 
 
 @pytest.fixture
-def strategy(alone: Ranks, tiny_model: Path, slices: list[Path], tmp_path: Path) -> Strategy:
+def strategy(alone: Ranks, tiny_model: Path, slices: list[Path], tmp_path: Path) -> Replicated:
     """One rank with the tiny model."""
     config = parsed(make_config(tmp_path / "work", tiny_model, slices[:1]), tmp_path)
     return single.build(causal_lm.load_model(tiny_model), causal_lm, config, alone)
 
 
-def _step(strategy: Strategy, whereabouts: Whereabouts, slice_dir: Path, step: int) -> Any:
+def _step(strategy: Replicated, whereabouts: Whereabouts, slice_dir: Path, step: int) -> Any:
     batches = list(batches_in_order(open_slice(slice_dir), batch_size=4, seq_len=32))[:2]
     whereabouts.begin(step)
     num_tokens = sum(batch.num_tokens for batch in batches)
     return strategy.train_step(batches, num_targets=num_tokens, learning_rate=1e-3)
 
 
-def _with_fault(strategy: Strategy, text: str, monkeypatch: pytest.MonkeyPatch) -> Whereabouts:
+def _with_fault(strategy: Replicated, text: str, monkeypatch: pytest.MonkeyPatch) -> Whereabouts:
     monkeypatch.setenv("FAULT", text)
     faults, whereabouts = planned_faults(0), Whereabouts()
     assert faults is not None
-    strategy.replica.on_section = whereabouts.enter
+    strategy.on_section = whereabouts.enter
+    strategy.replica._workload = faults.build_into_workload(causal_lm, whereabouts)
     faults.build_into(strategy, whereabouts)
     return whereabouts
 
 
 @pytest.mark.parametrize("section", ["forward", "backward", "update"])
 def test_an_error_is_raised_in_its_step_and_section_and_nowhere_else(
-    section: str, strategy: Strategy, slices: list[Path], monkeypatch: pytest.MonkeyPatch
+    section: str, strategy: Replicated, slices: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whereabouts = _with_fault(strategy, f"rank=0,step=2,kind=raise,section={section}", monkeypatch)
     entered: list[Section] = []
@@ -83,7 +85,7 @@ def test_an_error_is_raised_in_its_step_and_section_and_nowhere_else(
 @pytest.mark.parametrize("kind", ["nan", "inf"])
 @pytest.mark.parametrize("section", ["forward", "backward"])
 def test_a_step_whose_numbers_are_not_finite_changes_no_parameter_and_no_optimizer_state(
-    kind: str, section: str, strategy: Strategy, slices: list[Path], monkeypatch: pytest.MonkeyPatch
+    kind: str, section: str, strategy: Replicated, slices: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whereabouts = _with_fault(strategy, f"rank=0,step=2,kind={kind},section={section}", monkeypatch)
     _step(strategy, whereabouts, slices[0], 1)
@@ -101,12 +103,12 @@ def test_a_step_whose_numbers_are_not_finite_changes_no_parameter_and_no_optimiz
     assert strategy.replica.parameter_checksum() != before
 
 
-def _moments(strategy: Strategy) -> list[dict[str, torch.Tensor]]:
+def _moments(strategy: Replicated) -> list[dict[str, torch.Tensor]]:
     return list(strategy.replica.state()["optimizer"]["state"].values())
 
 
 def test_memory_runs_out_only_for_more_samples_than_it_holds(
-    strategy: Strategy, slices: list[Path], monkeypatch: pytest.MonkeyPatch
+    strategy: Replicated, slices: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whereabouts = _with_fault(strategy, "rank=0,step=1,kind=oom:3;rank=0,step=2,kind=oom:4", monkeypatch)
     with pytest.raises(torch.OutOfMemoryError):

@@ -11,9 +11,9 @@ from benchmarks.emulator.device import EmulatedDevice, write_device
 from tests.tiny import make_config
 from tests.training.conftest import parsed
 from training.distributed import Ranks
-from training.plug import find_workload, hardware_of
+from training.plug import hardware_of
 from training.strategies import ddp
-from training.workloads import causal_lm
+from training.workloads import causal_lm, find_workload
 
 
 def test_a_workload_is_a_file_of_the_folder_or_by_its_whole_name_any_module() -> None:

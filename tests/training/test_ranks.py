@@ -96,14 +96,15 @@ def test_ranks_share_out_every_sample_and_end_with_the_same_parameters(clean: di
         assert len(facts["optimizer_checksums"]) == 2
         assert len(set(facts["optimizer_checksums"])) == 1
         # The whole model is one bucket: one all-reduce per step, though each rank has two micro-batches.
-        assert facts["num_all_reduces"] == facts["num_steps"]
-        assert len(facts["gradient_bucket_bytes"]) == 1
-        assert facts["num_all_reduce_bytes"] == facts["gradient_bucket_bytes"][0] * facts["num_steps"]
+        reduced = facts["traffic"]["all_reduce"]
+        assert reduced["number"] == facts["num_steps"]
+        assert len(facts["exchange"]["bucket_bytes"]) == 1
+        assert reduced["num_bytes"] == facts["exchange"]["bucket_bytes"][0] * facts["num_steps"]
         assert facts["backend"] == "gloo"
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         assert [one["cpus"] for one in facts["rank_devices"]] == [cores, cores]
         assert [one["gpu_uuid"] for one in facts["rank_devices"]] == [None, None]
-        assert (facts["num_gathers"], facts["num_gather_bytes"]) == (0, 0)
+        assert list(facts["traffic"]) == ["all_reduce"]
         folder = Path(clean["work_dir"]) / "segments" / facts["fingerprint"]
         with np.load(folder / "ledger.npz") as ledger:
             assert sorted(ledger["row_id"]) == list(range(first_row, first_row + facts["num_samples"]))

@@ -100,7 +100,7 @@ def _record(folder: Path, *, is_first_rank: bool = True) -> SegmentRecord:
 
 
 def _enter(record: SegmentRecord, steps: range, rows: list[MicroBatch], ranks: Any) -> None:
-    nothing = StepResult(torch.zeros(()), torch.zeros(()), 0, 0)
+    nothing = StepResult(torch.zeros(()), torch.zeros(()))
     for step in steps:
         record.consume(step, 0, rows, nothing)
         record.add([_facts(step)])

@@ -16,16 +16,16 @@ from tests.training.conftest import parsed, weights_at_end
 from training.data import open_slice
 from training.distributed import Ranks
 from training.plan import micro_batches_for, plan_segment
+from training.replicated import Replicated
 from training.schedule import learning_rate_at
-from training.strategies import Strategy
 
 
-def _build(config: dict[str, Any], folder: Path, ranks: Ranks) -> Strategy:
+def _build(config: dict[str, Any], folder: Path, ranks: Ranks) -> Replicated:
     settings = parsed(config, folder)
     workload: Any = importlib.import_module("training.workloads.causal_lm")
     strategies: Any = importlib.import_module(f"training.strategies.{settings.strategy}")
     model = workload.load_model(settings.model_dir)
-    strategy: Strategy = strategies.build(model, workload, settings, ranks)
+    strategy: Replicated = strategies.build(model, workload, settings, ranks)
     return strategy
 
 
@@ -95,17 +95,17 @@ def test_ddp_reduces_every_bucket_once_per_step_whatever_the_number_of_micro_bat
     strategy.warm_up(parts[-1])
     assert len(parts) == 4
     results = [strategy.train_step(parts, num_targets=num_tokens, learning_rate=1e-3) for _ in range(3)]
-    buckets = strategy._wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")
+    buckets = strategy.step._wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")
     assert len(buckets) > 1
-    assert [result.num_all_reduces for result in results] == [len(buckets)] * 3
-    assert strategy.gradient_bucket_bytes == [int(size) for size in buckets]
+    assert [result.traffic["all_reduce"].number for result in results] == [len(buckets)] * 3
+    assert strategy.describe()["bucket_bytes"] == [int(size) for size in buckets]
     num_bytes = sum(part.numel() * part.element_size() for part in strategy.replica.parameters)
-    assert [result.num_all_reduce_bytes for result in results] == [num_bytes] * 3
+    assert [result.traffic["all_reduce"].num_bytes for result in results] == [num_bytes] * 3
 
     # A trainer that synchronises every micro-batch is given away by both figures.
-    strategy._wrapped.no_sync = contextlib.nullcontext
+    strategy.step._wrapped.no_sync = contextlib.nullcontext
     result = strategy.train_step(parts, num_targets=num_tokens, learning_rate=1e-3)
-    assert (result.num_all_reduces, result.num_all_reduce_bytes) == (4 * len(buckets), 4 * num_bytes)
+    assert result.traffic["all_reduce"] == (4 * len(buckets), 4 * num_bytes)
 
 
 def test_ddp_on_one_rank_equals_single_to_the_bit(
@@ -234,6 +234,6 @@ def test_mixed_precision_learns_and_keeps_fp32_weights_and_optimizer_state(
     assert ("scale" in state["scaler"]) == (precision == "fp16")
 
 
-def _moments(strategy: Strategy) -> list[torch.Tensor]:
+def _moments(strategy: Replicated) -> list[torch.Tensor]:
     states = strategy.replica.state()["optimizer"]["state"].values()
     return [value.clone() for state in states for value in state.values()]

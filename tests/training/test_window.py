@@ -35,8 +35,6 @@ def _window(ranks: Ranks, slice_dir: Path, *, loss: float, grad_norm: float, mis
     result = StepResult(
         loss_sum=torch.tensor(loss, dtype=torch.float64),
         grad_norm=torch.tensor(grad_norm),
-        num_all_reduces=0,
-        num_all_reduce_bytes=0,
     )
     window = Window(ranks)
     num_tokens = batch.num_tokens + missing_tokens
@@ -54,7 +52,7 @@ def test_labels_that_the_plan_does_not_have_are_refused_though_the_tokens_are_ri
     alone: Ranks, slices: list[Path]
 ) -> None:
     batch = next(batches_in_order(open_slice(slices[0]), batch_size=4, seq_len=32))
-    result = StepResult(torch.ones(()).double(), torch.ones(()), num_all_reduces=0, num_all_reduce_bytes=0)
+    result = StepResult(torch.ones(()).double(), torch.ones(()))
     window = Window(alone)
     planned = _planned(batch.num_tokens, num_targets=4)
     window.add(7, result, [batch], planned=planned, learning_rate=1e-3, data_wait_seconds=0.0)
@@ -93,7 +91,7 @@ def test_seconds_in_which_no_step_ran_are_told_from_those_of_the_step(alone: Ran
         time.sleep(seconds_before)
         with window.computing():
             time.sleep(seconds_inside)
-        result = StepResult(torch.zeros(()).double(), torch.ones(()), num_all_reduces=0, num_all_reduce_bytes=0)
+        result = StepResult(torch.zeros(()).double(), torch.ones(()))
         window.add(
             step, result, [batch],
             planned=_planned(batch.num_tokens), learning_rate=1e-3, data_wait_seconds=0.03 * (step == 2),
@@ -112,7 +110,7 @@ def test_a_clock_that_was_started_too_late_leaves_less_than_no_seconds(alone: Ra
     with window.computing():
         time.sleep(0.2)
     window._started = time.perf_counter()
-    result = StepResult(torch.zeros(()).double(), torch.ones(()), num_all_reduces=0, num_all_reduce_bytes=0)
+    result = StepResult(torch.zeros(()).double(), torch.ones(()))
     window.add(1, result, [batch], planned=_planned(batch.num_tokens), learning_rate=1e-3, data_wait_seconds=0.0)
     (fact,) = window.close(forgives_overflow=lambda: False)
     assert fact.other_seconds == pytest.approx(-0.2, abs=0.1)

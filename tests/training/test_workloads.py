@@ -24,8 +24,8 @@ from tests.training.conftest import (
 )
 from training.failure import StoppedError
 from training.plan import micro_batches_for, plan_of
-from training.plug import find_workload
 from training.rows import Rows
+from training.workloads import find_workload
 
 WORKLOADS = [*names_of_files("training/workloads"), WORKLOAD]
 SEQ_LEN = 32

@@ -1,16 +1,25 @@
 """How an update is computed on several ranks: one file per strategy, found by its name in params.yaml.
 
-Each file offers `build(model, workload, config, ranks) -> Strategy`.
+Each file is what StrategyFile says. What the stages have to know of a strategy without running it, such as what it must
+exchange, stands in tasks/strategies/ under the same name.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from training.config import TrainingConfig
 from training.data import MicroBatch
-from training.replica import Replica
+from training.distributed import Ranks
+from training.registry import file_named
+from training.traffic import Traffic
+from training.whereabouts import Section
+from training.workloads import Workload
+
+WEIGHTS, STATE = "weights", "state"
+"""The parts of a snapshot: the model's state dict, and all else that the next step depends on."""
 
 
 @dataclass(frozen=True)
@@ -18,37 +27,169 @@ class StepResult:
     """What one optimizer step did on this rank; tensors stay on the device, so that nothing waits for it."""
 
     loss_sum: Tensor
-    """() float64: sum of the losses of this rank's labels."""
+    """() float64: sum of the losses of this rank's labels; all ranks' sums together are the step's."""
     grad_norm: Tensor
     """() float32: L2 norm of the whole gradient, all ranks', before clipping."""
-    num_all_reduces: int
-    """Gradient all-reduces that this rank took part in."""
-    num_all_reduce_bytes: int
-    """Bytes of gradient that this rank put into them."""
-    num_gathers: int = 0
-    """All-gathers of gradients that this rank took part in; 0 unless the run is exact."""
-    num_gather_bytes: int = 0
-    """Bytes of gradient that this rank put into them."""
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    """Kind of collective -> what this rank put into those of the step."""
+
+
+class Part(NamedTuple):
+    """One file of a snapshot."""
+
+    name: str
+    """WEIGHTS or STATE."""
+    content: Mapping[str, Any] | None
+    """What is to be written, whole: on rank 0, which writes it; None on the other ranks."""
+
+
+class Digests(NamedTuple):
+    """What is alike if and only if the state is: sha256 (hex), one of each whole copy that the ranks hold together.
+
+    Where every rank holds a copy there is one per rank, where they share one between them there is one: all must be
+    equal. The list is the same on all ranks, in the order of each copy's first rank.
+    """
+
+    parameters: list[str]
+    """Of the parameters."""
+    optimizer: list[str]
+    """Of what the next update depends on beside them: moments, loss scale."""
+
+
+class MisfitError(ValueError):
+    """A part of a snapshot is none of this model's or optimizer's; nothing has been changed."""
+
+    def __init__(self, part: str, differences: Sequence[str]) -> None:
+        super().__init__("; ".join(differences))
+        self.part = part
+        self.differences = list(differences)
 
 
 class Strategy(Protocol):
-    """The seam between the loop and a strategy: one optimizer step."""
+    """The seam between a training and a strategy: one optimizer step, and one state that all ranks hold together.
 
-    replica: Replica
-    """This rank's model and optimizer, for checkpoints and checksums."""
+    No rank need hold the whole model. What is called collective has to be called by all ranks, in the same order.
+    """
+
+    on_section: Callable[[Section], None]
+    """Told what comes next in a step: forward, backward, update."""
+    on_gradient: Callable[[], None] | None
+    """Called by all ranks in every step when the gradient is reduced and not yet clipped; None while a training is
+    timed. Only then may `full_gradient` be asked."""
 
     @property
-    def gradient_bucket_bytes(self) -> list[int]:
-        """Bytes of each bucket in which gradients are all-reduced, once warmed up; [] where none are."""
+    def module(self) -> nn.Module:
+        """The module that this rank runs, for what it is; its parameters may be parts of the model's."""
+        ...
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of every step's micro-batches this rank runs, from 0; several ranks may have the same."""
+        ...
+
+    @property
+    def data_world_size(self) -> int:
+        """Into how many shares a step's micro-batches are dealt."""
+        ...
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the rows of its share are counted on this rank: true on one rank of those that have the same."""
+        ...
+
+    @property
+    def num_checkpoint_bytes(self) -> int:
+        """About how much a checkpoint takes: weights and moments."""
         ...
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
-        """Apply one update: the mean loss over the `num_targets` labels of all ranks' micro-batches."""
+        """Apply one update: the mean loss over the `num_targets` labels of all ranks' micro-batches. Collective.
+
+        A gradient that is not finite, on whichever rank, changes no parameter and no moment on any.
+        """
         ...
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing: first times cost more and are not timed.
 
-        The first call does it twice; a later one is the lead-in of a timed block.
+        The first call does it twice; a later one is the lead-in of a timed block. Collective.
         """
         ...
+
+    def forgives_overflow(self) -> bool:
+        """Return whether a step with a non-finite gradient is a normal event: under fp16, until scaling cannot help.
+
+        Waits for the device under fp16.
+        """
+        ...
+
+    def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
+        """Return whether this rank's micro-batches alone give a finite gradient; changes nothing. Collective."""
+        ...
+
+    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what is trained, by name and sorted by it, each whole and for as long as it is looked at. Collective.
+
+        A parameter that has several names, a tied one, comes once, under the first of them.
+        """
+        ...
+
+    def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the gradient of what is trained, reduced over all ranks, in the same way. Collective."""
+        ...
+
+    def digest(self) -> Digests:
+        """Return the digests of the whole state. Collective."""
+        ...
+
+    def snapshot(self) -> Iterator[Part]:
+        """Yield WEIGHTS, then STATE. Collective: all ranks have to go through both.
+
+        Each part has to be done with before the next is asked for: no more than one is in memory at a time. The weights
+        are the state dict of the whole model, on the CPU, in which what is tied is one tensor under several names.
+        """
+        ...
+
+    def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Take up what `snapshot` gave, the same on every rank. Collective.
+
+        Raises MisfitError before anything is changed, and ValueError, KeyError, TypeError or AttributeError for what is
+        no state at all, or is another one once restored.
+        """
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return, as JSON, how the exchange is laid out once warmed up: what `tasks/strategies/` reads of it."""
+        ...
+
+    def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
+        """Return the seconds of a step's parts that the strategy's engine times by itself while `run` makes steps.
+
+        {} where it times none.
+        """
+        ...
+
+
+class StrategyFile(Protocol):
+    """What a file of this folder offers."""
+
+    OPTIONS: Mapping[str, Any]
+    """What params.yaml may say under `options`, a literal: name -> default; of several words a tuple, the first the
+    default."""
+
+    def build(
+        self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
+    ) -> Strategy:
+        """Return the strategy around the base model, which is on the CPU.
+
+        `communicates` is False for a step that leaves out its communication and nothing else, which a waterfall is
+        measured with: only where tasks/strategies/ says that there is one. Raises ValueError for ranks or a config
+        that it is not for.
+        """
+        ...
+
+
+def strategy_file(name: str) -> StrategyFile:
+    """Return the file of this folder with that name."""
+    found: StrategyFile = file_named("training.strategies", name)
+    return found

@@ -1,7 +1,7 @@
 """DistributedDataParallel: every rank holds the whole model, gradients are averaged once per optimizer step."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,10 @@ from training.distributed import Ranks
 from training.ordered_sum import OrderedSum
 from training.plug import GradientHook, hardware_of
 from training.replica import Replica
-from training.strategies import StepResult, Strategy
+from training.replicated import Replicated
+from training.strategies import StepResult
 from training.tied_head import TiedHead
+from training.traffic import ALL_REDUCE, Traffic
 from training.workloads import Workload
 
 # Buffers of our models are constants; broadcasting them before every forward would be communication for nothing.
@@ -41,24 +43,27 @@ every step for the same graph. bucket_view: whether exchanged gradients stay in 
 gradient_hook: the dtype in which gradients are exchanged; none: fp32. early_tied_head: whether the head's part of a
 tied embedding's gradient is exchanged at the beginning of the backward (training/tied_head.py)."""
 
+_TIMER_STEPS = 5
+_TIMERS = ("forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap")
+
 
 def build(
     model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
-) -> Strategy:
+) -> Replicated:
     """Return the strategy, on any number of ranks; in exact mode it is not DDP that adds up the gradients.
 
     Where it does not communicate every rank keeps its own gradient: for measuring what communication costs.
     """
     replica = Replica(model, workload, config, ranks.device)
     if config.exact:
-        return OrderedSum(replica, ranks)
+        return Replicated(replica, ranks, OrderedSum(replica, ranks))
     options: dict[str, Any] = {**_defaults(), **config.options}
     hardware = hardware_of(workload)
     options["bucket_mib"] = hardware.bucket_mib(model, options["bucket_mib"])
     exchange = hardware.gradient_hook(model, communicates=communicates) or (None if communicates else _keep_own)
     if options.pop("early_tied_head"):
         options["tied_head"] = TiedHead(replica, workload, ranks, communicates=communicates)
-    return Ddp(replica, ranks, hook=exchange, **options)
+    return Replicated(replica, ranks, Ddp(replica, ranks, hook=exchange, **options))
 
 
 def _defaults() -> dict[str, Any]:
@@ -100,7 +105,7 @@ class Ddp:
         self._world_size = ranks.world_size
         self._group: Any = ranks.gradient_group
         self._tied_head = tied_head
-        self._wrapped = DistributedDataParallel(
+        self._wrapped: Any = DistributedDataParallel(
             replica.module,
             process_group=self._group,
             gradient_as_bucket_view=bucket_view,
@@ -134,12 +139,8 @@ class Ddp:
         num_head_bytes = self._end_exchange(last)
         num_all_reduces = self._num_collectives() - before
         loss_sum, grad_norm = self.replica.step(learning_rate)
-        return StepResult(
-            loss_sum=loss_sum,
-            grad_norm=grad_norm,
-            num_all_reduces=num_all_reduces,
-            num_all_reduce_bytes=num_head_bytes + self._num_bucket_bytes(num_all_reduces),
-        )
+        traffic = Traffic(num_all_reduces, num_head_bytes + self._num_bucket_bytes(num_all_reduces))
+        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic={ALL_REDUCE: traffic})
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and all-reduce, at first twice: DDP fixes its buckets in between. Change nothing."""
@@ -149,14 +150,28 @@ class Ddp:
             self._end_exchange(micro_batch)
             self.replica.forget_gradient()
 
-    @property
-    def gradient_bucket_bytes(self) -> list[int]:
-        """Bytes of gradient (fp32) in each exchange: the early one, and DDP's buckets as DDP reports them.
+    def describe(self) -> dict[str, Any]:
+        """Return `bucket_bytes`: of gradient (fp32) in each exchange, the early one, and DDP's buckets as DDP has them.
 
         DDP builds its buckets anew after the first step.
         """
         early = [] if self._tied_head is None else [self._tied_head.num_bytes]
-        return early + self._ddp_bucket_bytes
+        return {"bucket_bytes": early + self._ddp_bucket_bytes}
+
+    def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
+        """Return the seconds that DDP times itself, mean of a few runs of a step; {} if it times none.
+
+        DDP's own averages go back to its first step, which is no step like the others.
+        """
+        self._wrapped._set_ddp_runtime_logging_sample_rate(1)
+        found = []
+        for _ in range(_TIMER_STEPS):
+            run()
+            found.append(self._wrapped._get_ddp_logging_data())
+        self._wrapped._set_ddp_runtime_logging_sample_rate(2**30)
+        if not all(facts.get("backward_comm_time") for facts in found):
+            return {}
+        return {name: sum(facts.get(f"{name}_time", 0) for facts in found) / len(found) / 1e9 for name in _TIMERS}
 
     @property
     def _ddp_bucket_bytes(self) -> list[int]:

@@ -1,6 +1,7 @@
 """One rank, the plain module: the baseline that owes nothing to any wrapper."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -8,15 +9,22 @@ from training.config import TrainingConfig
 from training.data import MicroBatch
 from training.distributed import Ranks
 from training.replica import Replica
+from training.replicated import Replicated
 from training.strategies import StepResult
 from training.workloads import Workload
 
+OPTIONS: dict[str, Any] = {}
+"""There are none."""
 
-def build(model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> "Single":
+
+def build(
+    model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
+) -> Replicated:
     """Return the strategy; raises ValueError on more than one rank."""
     if ranks.world_size != 1:
         raise ValueError(f"world_size={ranks.world_size} with strategy single; allowed: 1, or strategy ddp")
-    return Single(Replica(model, workload, config, ranks.device))
+    replica = Replica(model, workload, config, ranks.device)
+    return Replicated(replica, ranks, Single(replica))
 
 
 class Single:
@@ -24,17 +32,24 @@ class Single:
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
-        self.gradient_bucket_bytes: list[int] = []
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
         for micro_batch in micro_batches:
             self.replica.add(self.replica.module, micro_batch, weight=1 / max(num_targets, 1))
         loss_sum, grad_norm = self.replica.step(learning_rate)
-        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, num_all_reduces=0, num_all_reduce_bytes=0)
+        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm)
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward and backward, change nothing."""
         for part in self.replica.to_warm_up(micro_batch):
             self.replica.add(self.replica.module, part, weight=0.0)
             self.replica.forget_gradient()
+
+    def describe(self) -> dict[str, Any]:
+        """Return nothing: nothing is exchanged."""
+        return {}
+
+    def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
+        """Return nothing: the plain module times nothing."""
+        return {}

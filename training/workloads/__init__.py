@@ -1,14 +1,4 @@
-"""ML problems: one file per workload, found by its name in params.yaml.
-
-Each file offers what Workload says, and may offer more:
-
-- `HAS_LABELS = True`: every row has a class (labels.npy of a slice), whose names stand in its manifest;
-- `metrics(model, micro_batch)`: sums over the rows, {"loss": ..., "correct": ...}, of one forward pass, which the stage
-  `evaluate` adds up over all held-out rows after every epoch; `correct...` / labels is `accuracy...`;
-- `augmented(rows, config, segment)`: the rows as a segment trains on them, where an evaluation sees them otherwise;
-- `prepare(model, config)`, called once before training: it raises UnfitModelError for a model that cannot be trained as
-  the config asks for;
-- `tied_weight(model)`: the matrix that is both embedding and head, or None.
+"""ML problems: one file per workload, found by its name in params.yaml; each offers what Workload says.
 
 A module elsewhere that offers as much is a workload too, for a config that names it whole (training/plug.py).
 """
@@ -18,7 +8,9 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from training.config import SegmentConfig, TrainingConfig
 from training.data import MicroBatch
+from training.registry import file_named
 from training.rows import Rows
 
 
@@ -27,9 +19,15 @@ class Workload(Protocol):
 
     UNIT: str
     """What throughput counts: token, image."""
+    HAS_LABELS: bool
+    """Whether every row has a class (labels.npy of a slice), whose names stand in its manifest."""
 
     def open_slice(self, folder: Path) -> Rows:
         """Return the rows of a folder that the slice stage wrote."""
+        ...
+
+    def augmented(self, rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
+        """Return the rows of a slice as a segment trains on them; an evaluation sees them as they are."""
         ...
 
     def dummy_micro_batch(self, seq_len: int) -> MicroBatch:
@@ -38,6 +36,21 @@ class Workload(Protocol):
 
     def load_model(self, model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
         """Return the base model in fp32 on the CPU, or with the weights of a checkpoint file."""
+        ...
+
+    def prepare(self, model: nn.Module, config: TrainingConfig) -> None:
+        """Make the model, once and before training, take what the config asks for.
+
+        Raises UnfitModelError for one that cannot be trained so.
+        """
+        ...
+
+    def can_pack(self, model: nn.Module, config: TrainingConfig) -> bool:
+        """Return whether `prepare` would take the model for packed micro-batches; leaves it as it is."""
+        ...
+
+    def tied_weight(self, model: nn.Module) -> nn.Parameter | None:
+        """Return the matrix that is both embedding and head; None if they are two, or the head is no plain matrix."""
         ...
 
     def has_dropout(self, model: nn.Module) -> bool:
@@ -60,3 +73,18 @@ class Workload(Protocol):
         loss that can make use of them.
         """
         ...
+
+    def metrics(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        """Return sums over the rows of one forward pass: `loss`, and `correct...` where rows have a class.
+
+        The stage `evaluate` adds them up over all held-out rows after every epoch; `correct...` / labels is
+        `accuracy...`.
+        """
+        ...
+
+
+def find_workload(name: str) -> Workload:
+    """Return the file of this folder with that name or, of a name with dots, that module (training/plug.py)."""
+    package, _, file = name.rpartition(".")
+    found: Workload = file_named(package or "training.workloads", file)
+    return found

@@ -13,16 +13,18 @@ from torch import Tensor, nn
 
 from training import attention_masks, packed_attention
 from training.compiled_layers import compile_layers
-from training.config import TrainingConfig
+from training.config import SegmentConfig, TrainingConfig
 from training.data import Documents, MicroBatch, dummy_micro_batch, open_slice
 from training.failure import UnfitModelError
 from training.lean_imports import lean_imports
 from training.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
+from training.rows import Rows
 from training.weights import load_weights
 
 __all__ = ["UNIT", "dummy_micro_batch", "has_dropout", "load_model", "loss_sum", "open_slice"]
 
 UNIT = "token"
+HAS_LABELS = False
 
 
 def _asked_once(ask: Callable[[nn.Module], bool]) -> Callable[[nn.Module], bool]:
@@ -72,6 +74,16 @@ def has_dropout(model: nn.Module) -> bool:
 
 
 _has_dropout = _asked_once(has_dropout)
+
+
+def augmented(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
+    """Return the rows as they are."""
+    return rows
+
+
+def metrics(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+    """Return the loss and nothing else."""
+    return {"loss": loss_sum(model, micro_batch)}
 
 
 def prepare(model: nn.Module, config: TrainingConfig) -> None:

@@ -94,6 +94,16 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
     return model
 
 
+def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
+    """Return False: an image is no sequence."""
+    return False
+
+
+def tied_weight(model: nn.Module) -> nn.Parameter | None:
+    """Return None: there is no embedding."""
+    return None
+
+
 def prepare(model: nn.Module, config: TrainingConfig) -> None:
     """Raise UnfitModelError for what images cannot be trained with."""
     for name in ("packing", "compile"):

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from training import attention_masks, data
 from training.compiled_layers import compile_layers
-from training.config import TrainingConfig
+from training.config import SegmentConfig, TrainingConfig
 from training.data import IGNORED_LABEL, MicroBatch, Slice
 from training.failure import BadCheckpointError, UnfitModelError
 from training.lean_imports import lean_imports
+from training.rows import Rows
 from training.weights import load_weights
 from training.workloads.causal_lm import has_dropout
 
@@ -143,6 +144,21 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
         load_weights(model, checkpoint)
     whole: nn.Module = model
     return whole
+
+
+def augmented(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
+    """Return the rows as they are."""
+    return rows
+
+
+def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
+    """Return False: its attention sees the whole row, which packing does not know how to keep apart."""
+    return False
+
+
+def tied_weight(model: nn.Module) -> nn.Parameter | None:
+    """Return None: the head is no embedding."""
+    return None
 
 
 def prepare(model: nn.Module, config: TrainingConfig) -> None:

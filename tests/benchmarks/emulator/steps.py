@@ -21,7 +21,8 @@ from training.config import TrainingConfig, read_config
 from training.data import MicroBatch, collate, open_slice
 from training.distributed import Ranks, joined_ranks
 from training.files import write_json
-from training.strategies import Strategy, ddp, single
+from training.replicated import Replicated
+from training.strategies import ddp, single
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ def main() -> int:
     return 0
 
 
-def _build(config: TrainingConfig, kind: dict[str, Any], ranks: Ranks) -> Strategy:
+def _build(config: TrainingConfig, kind: dict[str, Any], ranks: Ranks) -> Replicated:
     model = workload.load_model(Path(kind["device"]))
     config = dataclasses.replace(config, options=kind["options"])
     if kind["strategy"] == "ddp":
@@ -98,9 +99,9 @@ def _build(config: TrainingConfig, kind: dict[str, Any], ranks: Ranks) -> Strate
     return single.build(model, workload, config, dataclasses.replace(ranks, world_size=1))
 
 
-def _block(strategy: Strategy, kind: dict[str, Any], ranks: Ranks, micro_batch: MicroBatch, num_steps: int) -> float:
+def _block(strategy: Replicated, kind: dict[str, Any], ranks: Ranks, micro_batch: MicroBatch, num_steps: int) -> float:
     """Return the seconds per step of the rank that took longest, after one step that leads in."""
-    model, hardware = strategy.replica.module, workload.hardware
+    model, hardware = strategy.module, workload.hardware
     micro_batches = [micro_batch] * kind["num_micro_batches"]
     runs = ranks.is_first or not kind["is_alone"]
 

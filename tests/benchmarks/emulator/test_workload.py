@@ -50,7 +50,7 @@ def test_ddp_fills_its_buckets_by_the_emulated_bytes(
     micro_batch = collate(open_slice(slices[0]), [0, 1], seq_len=32)
     strategy.warm_up(micro_batch)
     strategy.train_step([micro_batch], num_targets=10, learning_rate=1e-3)
-    assert strategy.gradient_bucket_bytes == [4 * 2048 * part for part in layers]
+    assert strategy.describe()["bucket_bytes"] == [4 * 2048 * part for part in layers]
     assert _NO_TIME.layers_per_bucket(bucket_mib) == layers
 
 
@@ -70,8 +70,9 @@ def test_training_on_two_ranks_is_the_training_on_one_and_learns(
     assert two["loss"] == pytest.approx(single["loss"], rel=1e-5)
     assert two["loss"] < 0.5 * facts_of(configs[2], segment=0)["loss"]
     assert len(set(two["parameter_checksums"])) == 1
-    assert [part["num_all_reduces"] for part in (single, wrapped, two)] == [0, 3 * 6, 3 * 6]
-    assert two["num_all_reduce_bytes"] == 6 * 8 * 2048 * 4
+    assert single["traffic"] == {}
+    assert [part["traffic"]["all_reduce"]["number"] for part in (wrapped, two)] == [3 * 6, 3 * 6]
+    assert two["traffic"]["all_reduce"]["num_bytes"] == 6 * 8 * 2048 * 4
     start = workload.load_model(model_dir)
     assert relative_l2(weights_at_end(configs[2]), start.state_dict()) > 0.01
     loaded = workload.load_model(model_dir, checkpoint=_checkpoint(configs[2]))

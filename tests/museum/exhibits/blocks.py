@@ -11,7 +11,7 @@ _SPEED = "tasks/measuring/speed.py"
 _ACCOUNT = "tasks/measuring/account.py"
 _STEP = "result = made.strategy.train_step(micro_batches, num_targets=num_targets, learning_rate=0.0)"
 _TARGETS = "num_targets = made.plan.step(step).num_targets"
-_DEALT = "made.source, made.plan.step(step), rank=ranks.rank, world_size=ranks.world_size,"
+_DEALT = "made.source, made.plan.step(step), rank=rank, world_size=world_size,"
 _BUILT = "config = dataclasses.replace(config, **overrides)"
 _WORK = "Timed blocks did the work"
 _TRAINING = "Training bears out the blocks"
@@ -27,9 +27,7 @@ EXHIBITS = [
     _exhibit(
         "timed: half the tokens",
         "A timed step of several ranks leaves out half of the micro-batches.",
-        Mutation(
-            _VARIANTS, _DEALT, _DEALT.replace("=ranks.world_size", "=ranks.world_size * min(ranks.world_size, 2)")
-        ),
+        Mutation(_VARIANTS, _DEALT, _DEALT.replace("=world_size", "=world_size * min(world_size, 2)")),
         _WORK,
     ),
     _exhibit(
@@ -41,9 +39,7 @@ EXHIBITS = [
     _exhibit(
         "timed: other rows",
         "The several-rank cell is timed on other steps than the one process.",
-        Mutation(
-            _VARIANTS, _DEALT, _DEALT.replace("step(step)", "step(step if ranks.world_size == 1 else step % 4 + 1)")
-        ),
+        Mutation(_VARIANTS, _DEALT, _DEALT.replace("step(step)", "step(step if world_size == 1 else step % 4 + 1)")),
         _WORK,
     ),
     _exhibit(

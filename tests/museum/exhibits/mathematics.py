@@ -16,7 +16,7 @@ _FORWARD_BACKWARD = "self.add_backward(self.forward(model, micro_batch, weight=w
 _SPLIT = "*earlier, last = micro_batches"
 _WEIGHT = "weight = self._world_size / max(num_targets, 1)"
 _LABELS = "flat_labels[start : start + max(len(text) - 1, 0)] = text[1:]"
-_CLIP = "grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)"
+_CLIP = "return nn.utils.clip_grad_norm_(parameters, self._max_grad_norm, foreach=True)"
 
 EXHIBITS = [
     Exhibit(
@@ -66,7 +66,7 @@ EXHIBITS = [
         mutation=Mutation(
             _REPLICA,
             _CLIP,
-            "grad_norm = torch.stack([nn.utils.clip_grad_norm_(self._parameters[shard :: "
+            "return torch.stack([nn.utils.clip_grad_norm_(self._parameters[shard :: "
             "torch.distributed.get_world_size()], self._max_grad_norm) for shard in "
             "range(torch.distributed.get_world_size())]).norm()",
         ),

@@ -11,8 +11,8 @@ from tests.museum.exhibits.published import (
 _LOOP = "training/loop.py"
 _DATA = "training/data.py"
 _STEP = "result = strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=learning_rate)"
-_NOTED = "record.consume(step, ranks.rank, micro_batches, result)"
-_CLOSE = "facts = window.close(forgives_overflow=strategy.replica.forgives_overflow)"
+_NOTED = "record.consume(step, strategy.data_rank, micro_batches if strategy.counts_rows else [], result)"
+_CLOSE = "facts = window.close(forgives_overflow=strategy.forgives_overflow)"
 
 EXHIBITS = [
     Exhibit(

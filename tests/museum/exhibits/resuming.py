@@ -2,7 +2,6 @@
 
 from tests.museum.exhibit import Exhibit, Mutation
 from tests.museum.exhibits.published import (
-    DIFFERENT_PARAMETERS,
     LANGUAGE_MODEL,
     SHARDED_VARIANTS,
 )
@@ -11,7 +10,8 @@ _LOOP = "training/loop.py"
 _REPLICA = "training/replica.py"
 _NOT_RESTORED = Mutation(_REPLICA, 'self._optimizer.load_state_dict(state["optimizer"])', "pass")
 _RESTORED_COMPARED = Mutation(_REPLICA, "if not is_same:", "if False:")
-_LOAD = "store.load_finished(before, strategy.replica, facts)"
+_REPLICATED, _TAKEN_UP = "training/replicated.py", "self.replica.restore(weights, state)"
+_LOAD = "store.load_finished(before, strategy, facts)"
 
 EXHIBITS = [
     Exhibit(
@@ -63,9 +63,9 @@ EXHIBITS = [
         key="resume on rank 0 only",
         defect="Only rank 0 loads the checkpoint.",
         claim=SHARDED_VARIANTS,
-        mutation=Mutation(_LOOP, _LOAD, f"ranks.is_first and {_LOAD}"),
+        mutation=Mutation(_REPLICATED, _TAKEN_UP, f"self._ranks.is_first and {_TAKEN_UP}"),
         scenario="resume 2proc",
-        caught_by=DIFFERENT_PARAMETERS,
+        caught_by="train: loaded weights have checksum",
         spares_baseline=True,
     ),
 ]

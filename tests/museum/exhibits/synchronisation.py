@@ -13,9 +13,9 @@ _LOOP = "training/loop.py"
 _PARAMETERS_COMPARED = Mutation(_LOOP, "if len(set(found)) > 1:", "if False:")
 _WEIGHTS_COPIED = Mutation(
     _LOOP,
-    "record.consume(step, ranks.rank, micro_batches, result)",
+    "record.consume(step, strategy.data_rank, micro_batches if strategy.counts_rows else [], result)",
     '[__import__("torch").distributed.broadcast(part.data, 0) for part in strategy.replica.parameters]; '
-    "record.consume(step, ranks.rank, micro_batches, result)",
+    "record.consume(step, strategy.data_rank, micro_batches if strategy.counts_rows else [], result)",
 )
 _LAST_SYNCED = "self.replica.add(self._wrapped, last, weight=weight)"
 _NOT_LAST = "self.replica.add(self._wrapped, micro_batch, weight=weight)"

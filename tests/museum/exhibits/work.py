@@ -15,7 +15,7 @@ _STAGE = "tasks/train.py"
 _RANKS = "tasks/stage/ranks.py"
 _RANKS = "tasks/stage/ranks.py"
 _TOKENS_COMPARED = Mutation("training/window.py", "if int(counted.sum()) != expected:", "if False:")
-_DEALT = "source, step, rank=ranks.rank, world_size=ranks.world_size, seq_len=config.seq_len,"
+_DEALT = "source, step, rank=strategy.data_rank, world_size=strategy.data_world_size,"
 _ORDER = "np.random.default_rng([seed, epoch, start, end]).permutation(len(lengths))"
 _ROUNDS = "num_rounds = -(-len(self.micro_batches) // world_size)"
 _PLACES = "return [place if place < len(self.micro_batches) else None for place in places]"
@@ -26,7 +26,7 @@ EXHIBITS = [
         key="missing sharding",
         defect="Every rank takes all micro-batches of every step.",
         claim=UNSHARDED_CLASSIFIER,
-        mutation=Mutation(_LOOP, _DEALT, "source, step, rank=0, world_size=1, seq_len=config.seq_len,"),
+        mutation=Mutation(_LOOP, _DEALT, "source, step, rank=0, world_size=1,"),
         caught_by=DIFFERENT_TOKENS,
         spares_baseline=True,
     ),
@@ -34,7 +34,7 @@ EXHIBITS = [
         key="missing sharding, trainer's check removed",
         defect="The same, in a trainer that does not count the ranks' tokens.",
         claim=UNSHARDED_CLASSIFIER,
-        mutation=Mutation(_LOOP, _DEALT, "source, step, rank=0, world_size=1, seq_len=config.seq_len,"),
+        mutation=Mutation(_LOOP, _DEALT, "source, step, rank=0, world_size=1,"),
         disarmed=_TOKENS_COMPARED,
         caught_by="Every sample exactly once",
         spares_baseline=True,

@@ -8,6 +8,8 @@ from tasks.measuring.advice import knobs_for
 from tasks.params import Params
 from tests.tasks.reporting.comparison import PARAMS
 
+_CAN = ["packing", "early_tied_head"]
+
 
 def _params(*, options: dict[str, Any] | None = None, **train: Any) -> Params:
     cells = {name: dict(cell) for name, cell in PARAMS["cells"].items()}
@@ -16,7 +18,12 @@ def _params(*, options: dict[str, Any] | None = None, **train: Any) -> Params:
 
 
 def _keys(params: Params, cell: str = "2proc", **changes: Any) -> list[str]:
-    asked: dict[str, Any] = {"device": "cpu", "buckets": [4.0], "can": ["packing", "early_tied_head"], **changes}
+    asked: dict[str, Any] = {
+        "device": "cpu",
+        "exchange": {"bucket_bytes": [4 * 2**20]},
+        "can": ["packing", "early_tied_head"],
+        **changes,
+    }
     return [knob.key for knob in knobs_for(params, cell, **asked)]
 
 
@@ -46,7 +53,11 @@ def test_16_bit_and_compiled_layers_are_tried_on_gpus_only() -> None:
 
 def test_every_change_is_written_so_that_params_yaml_takes_it() -> None:
     params = _params(options={"bucket_view": False})
-    asked: dict[str, Any] = {"device": "cuda", "buckets": [40.0, 2.0], "can": ["packing", "early_tied_head"]}
+    asked: dict[str, Any] = {
+        "device": "cuda",
+        "exchange": {"bucket_bytes": [40 * 2**20, 2 * 2**20]},
+        "can": ["packing", "early_tied_head"],
+    }
     for knob in knobs_for(params, "2proc", **asked):
         patch = yaml.safe_load(knob.patch("2proc"))
         train = patch.get("train", {})

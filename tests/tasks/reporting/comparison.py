@@ -265,6 +265,25 @@ def record_as(folder: Path, params: dict[str, Any]) -> None:
             edit_segment(folder, cell, part, settings=[setting_of(params)])
 
 
+def edit_traffic(
+    folder: Path,
+    cell: str,
+    part: str = "0-8",
+    *,
+    kind: str = "all_reduce",
+    number: int | None = None,
+    num_bytes: int | None = None,
+    bucket_bytes: list[int] | None = None,
+) -> None:
+    """Change what the ranks of a cell counted of one kind of collective in a segment, and their buckets."""
+    facts = json.loads((segment_folder(folder, cell, part) / "segment.json").read_bytes())
+    counted = facts["traffic"].setdefault(kind, {"number": 0, "num_bytes": 0})
+    counted |= {} if number is None else {"number": number}
+    counted |= {} if num_bytes is None else {"num_bytes": num_bytes}
+    exchange = facts["exchange"] if bucket_bytes is None else {"bucket_bytes": bucket_bytes}
+    edit_segment(folder, cell, part, traffic=facts["traffic"], exchange=exchange)
+
+
 def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, first_step: int) -> dict[str, Any]:
     rows = rows_of(part)
     tokens = sum(num_labels(row) for row in rows)
@@ -292,11 +311,8 @@ def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, 
         "tokens_per_second": tokens / seconds,
         "samples_per_second": len(rows) / seconds,
         "peak_memory_gib": None,
-        "num_all_reduces": num_reduces,
-        "num_all_reduce_bytes": num_bytes,
-        "num_gathers": 0,
-        "num_gather_bytes": 0,
-        "gradient_bucket_bytes": [4 * NUM_PARAMETERS] if world_size > 1 else [],
+        "traffic": {"all_reduce": {"number": num_reduces, "num_bytes": num_bytes}} if world_size > 1 else {},
+        "exchange": {"bucket_bytes": [4 * NUM_PARAMETERS]} if world_size > 1 else {},
         "start_checksum": f"{first_step:02}" * 8,
         "start_optimizer_checksum": f"opt{first_step}",
         "parameter_checksums": [end_checksum(first_step)] * world_size,

@@ -28,7 +28,7 @@ def test_the_figures_of_each_cell_are_those_worked_out_by_hand(clean_results: Re
     assert two.whole.loss == pytest.approx((3.95 * 31 + 3.75 * 32) / 63)
     assert two.checkpoint_seconds == 1.0
     # 4,000 bytes of gradient per step.
-    assert two.all_reduce_mib_per_step == pytest.approx(4000 / 2**20)
+    assert two.exchanged_mib_per_step == pytest.approx(4000 / 2**20)
 
 
 def test_the_figures_of_each_range_compare_the_same_range(clean_results: Results) -> None:

@@ -247,7 +247,7 @@ def test_beyond_the_twins_the_loss_may_part_a_little_but_not_on_average(tmp_path
             path = segment_folder(tmp_path, cell, part) / "steps.jsonl"
             line = json.loads(path.read_text().splitlines()[0])
             losses = [4.0 * (factor if first + index > 100 else 1) for index in range(150)]
-            edit_segment(tmp_path, cell, part, num_steps=150, num_all_reduces=0)
+            edit_segment(tmp_path, cell, part, num_steps=150, traffic={})
             lines = [line | {"step": first + index, "loss": loss} for index, loss in enumerate(losses)]
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -285,7 +285,7 @@ def test_a_figure_per_unit_of_work_that_is_not_possible_either_is_not_given(
 def test_no_figure_per_unit_of_work_where_the_gradients_were_not_synchronised(tmp_path: Path) -> None:
     params = write_comparison(tmp_path, seconds={"1proc": [6.0, 4.0], "2proc": [8.0, 4.8]})
     _everyone_reads_everything(tmp_path)
-    edit_segment(tmp_path, "2proc", num_all_reduces=0)
+    edit_segment(tmp_path, "2proc", traffic={})
     assert true_figure(gates_of(tmp_path, params)) is None
 
 

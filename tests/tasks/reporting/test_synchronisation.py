@@ -12,7 +12,7 @@ import pytest
 from tasks.reporting.gate import Gate
 from tasks.reporting.gates import check_gates
 from tasks.reporting.synchronisation import gradients_synchronised
-from tests.tasks.reporting.comparison import PARAMS, edit_json, edit_segment, outputs_of, write_comparison
+from tests.tasks.reporting.comparison import PARAMS, edit_json, edit_segment, edit_traffic, outputs_of, write_comparison
 
 
 def gate_of(folder: Path, params: dict[str, Any]) -> Gate:
@@ -33,49 +33,47 @@ def test_one_exchange_of_all_buckets_per_step_passes_and_says_so(tmp_path: Path,
         "bucket_bytes": 4000,
         "all_reduces_per_step": 1.0,
         "all_reduce_bytes_per_step": 4000.0,
-        "gathers_per_step": 0.0,
-        "gather_bytes_per_step": 0.0,
     }
 
 
 @pytest.mark.parametrize(
     ("cell", "changes", "says"),
     [
-        ("2proc", {"num_all_reduces": 0}, "0 all-reduces where 2 are needed: gradients were never exchanged"),
+        ("2proc", {"number": 0}, "0 all-reduces where 2 are needed: gradients were never exchanged"),
         (
             "2proc",
-            {"num_all_reduces": 1},
+            {"number": 1},
             "1 all-reduces where 2 are needed: gradients were not all exchanged in every",
         ),
         (
             "2proc",
-            {"num_all_reduces": 4},
+            {"number": 4},
             "2 all-reduces per step where 1 exchange of the 1 bucket is needed: synchronised on every micro-batch",
         ),
         (
             "2proc",
-            {"num_all_reduces": 4, "gradient_bucket_bytes": [2000, 2000], "num_all_reduce_bytes": 4000},
+            {"number": 4, "bucket_bytes": [2000, 2000], "num_bytes": 4000},
             "2,000 bytes were exchanged per step, the 2 buckets hold 4,000",
         ),
         (
             "2proc",
-            {"num_all_reduces": 2, "gradient_bucket_bytes": [2000, 2000]},
+            {"number": 2, "bucket_bytes": [2000, 2000]},
             "2 all-reduces where 4 are needed: gradients were not all exchanged in every step",
         ),
         (
             "2proc",
-            {"gradient_bucket_bytes": [3000], "num_all_reduce_bytes": 6000},
+            {"bucket_bytes": [3000], "num_bytes": 6000},
             "the buckets hold 3,000 bytes, the gradient of all parameters has 4,000",
         ),
-        ("2proc", {"gradient_bucket_bytes": []}, "4,000 bytes were exchanged per step, the 0 buckets hold 0"),
-        ("1proc", {"num_all_reduces": 2}, "one rank, yet 2 exchanges of gradients"),
-        ("1proc", {"num_all_reduces": 2, "gradient_bucket_bytes": [4000]}, "one rank, yet 2 exchanges of gradients"),
+        ("2proc", {"bucket_bytes": []}, "4,000 bytes were exchanged per step, the 0 buckets hold 0"),
+        ("1proc", {"number": 2}, "one rank, yet 2 exchanges of gradients"),
+        ("1proc", {"number": 2, "bucket_bytes": [4000]}, "one rank, yet 2 exchanges of gradients"),
     ],
 )
 def test_any_other_number_of_all_reduces_or_bytes_fails(
     tmp_path: Path, params: dict[str, Any], cell: str, changes: dict[str, Any], says: str
 ) -> None:
-    edit_segment(tmp_path, cell, **changes)
+    edit_traffic(tmp_path, cell, **changes)
     gate = gate_of(tmp_path, params)
     assert gate.verdict == "failed"
     assert gate.compared.startswith(f"{cell} 0-8 epoch 1: {says}")
@@ -95,7 +93,7 @@ def test_the_message_tells_on_which_micro_batches_the_ranks_synchronised(
     tmp_path: Path, params: dict[str, Any], accumulated: int, num_all_reduces: int, says: str
 ) -> None:
     edit_json(tmp_path / "runs" / "2proc" / "run.json", grad_accum_steps=accumulated)
-    edit_segment(tmp_path, "2proc", num_all_reduces=num_all_reduces)
+    edit_traffic(tmp_path, "2proc", number=num_all_reduces)
     gate = gate_of(tmp_path, params)
     assert gate.verdict == "failed"
     assert says in gate.compared
@@ -103,7 +101,7 @@ def test_the_message_tells_on_which_micro_batches_the_ranks_synchronised(
 
 def test_the_same_problem_in_every_segment_is_told_once(tmp_path: Path, params: dict[str, Any]) -> None:
     for part in ("0-8", "8-16"):
-        edit_segment(tmp_path, "2proc", part, num_all_reduces=4)
+        edit_traffic(tmp_path, "2proc", part, number=4)
     assert gate_of(tmp_path, params).compared == (
         "2proc 0-8 epoch 1 and 1 other segment: 2 all-reduces per step where 1 exchange of the 1 bucket is needed: "
         "synchronised on every micro-batch"
@@ -114,9 +112,9 @@ def test_the_same_problem_in_every_segment_is_told_once(tmp_path: Path, params: 
 def exact_params(tmp_path: Path) -> dict[str, Any]:
     """The same comparison in exact mode: 2 micro-batches, so 2 gathers of 4,000 bytes per step; files in tmp_path."""
     params = write_comparison(tmp_path, params=PARAMS | {"train": PARAMS["train"] | {"exact": True}})
-    counts = {"num_all_reduces": 0, "num_all_reduce_bytes": 0, "num_gathers": 4, "num_gather_bytes": 16000}
+    traffic = {"all_gather": {"number": 4, "num_bytes": 16000}}
     for part in ("0-8", "8-16"):
-        edit_segment(tmp_path, "2proc", part, **counts, gradient_bucket_bytes=[])
+        edit_segment(tmp_path, "2proc", part, traffic=traffic, exchange={"num_parcels": 1})
     return params
 
 
@@ -129,27 +127,27 @@ def test_in_exact_mode_the_gathers_are_counted_and_the_gate_says_what_proves_the
         "per optimizer step 2proc 2 gathers of all ranks' gradients, added in one order; that all ranks then had the "
         "same sum is shown by the gates on parameters and loss curves"
     )
-    assert gate.findings[0].numbers["gather_bytes_per_step"] == 8000.0
+    assert gate.findings[0].numbers["all_gather_bytes_per_step"] == 8000.0
 
 
 @pytest.mark.parametrize(
     ("changes", "verdict", "says"),
     [
         (
-            {"num_gather_bytes": 0},
+            {"num_bytes": 0},
             "failed",
             "0 gradients were gathered in 2 steps, one per micro-batch is needed: 3 to",
         ),
-        ({"num_gather_bytes": 14000}, "failed", "3.5 gradients were gathered in 2 steps"),
-        ({"num_gather_bytes": 20000}, "failed", "5 gradients were gathered in 2 steps"),
-        ({"num_gather_bytes": 12000}, "passed", "gathers"),  # the last step had one micro-batch per rank
-        ({"num_all_reduces": 2}, "failed", "exact mode, yet 2 all-reduces"),
+        ({"num_bytes": 14000}, "failed", "3.5 gradients were gathered in 2 steps"),
+        ({"num_bytes": 20000}, "failed", "5 gradients were gathered in 2 steps"),
+        ({"number": 3, "num_bytes": 12000}, "passed", "gathers"),  # the last step had one micro-batch per rank
+        ({"kind": "all_reduce", "number": 2}, "failed", "exact mode, yet 2 all-reduces"),
     ],
 )
 def test_in_exact_mode_every_micro_batchs_gradient_is_gathered_whole(
     tmp_path: Path, exact_params: dict[str, Any], changes: dict[str, Any], verdict: str, says: str
 ) -> None:
-    edit_segment(tmp_path, "2proc", **changes)
+    edit_traffic(tmp_path, "2proc", **{"kind": "all_gather", **changes})
     gate = gate_of(tmp_path, exact_params)
     assert gate.verdict == verdict
     assert says in gate.compared
@@ -161,7 +159,7 @@ def _with_options(folder: Path, *, num_all_reduces: int, num_bytes: int, **optio
     cells["2proc"]["options"] = options
     params = write_comparison(folder, params=PARAMS | {"cells": cells})
     for part in ("0-8", "8-16"):
-        edit_segment(folder, "2proc", part, num_all_reduces=num_all_reduces, num_all_reduce_bytes=num_bytes)
+        edit_traffic(folder, "2proc", part, number=num_all_reduces, num_bytes=num_bytes)
     return gate_of(folder, params)
 
 

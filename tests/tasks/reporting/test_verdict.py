@@ -122,7 +122,7 @@ def test_a_failed_gate_is_the_verdict(withheld_results: Results) -> None:
 
 
 def test_several_failed_gates_are_all_named(tmp_path: Path, params: dict[str, Any]) -> None:
-    edit_segment(tmp_path, "2proc", num_all_reduces=0, data_wait_seconds=2.0)
+    edit_segment(tmp_path, "2proc", traffic={}, data_wait_seconds=2.0)
     verdict = collect_results(outputs_of(tmp_path, params)).verdict
     assert verdict == "Speedup withheld: the 2 gates “Gradients were synchronised” and “Not data-bound” failed."
 

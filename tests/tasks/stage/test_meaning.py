@@ -21,6 +21,7 @@ MODULES = {
     "tasks/reporting/charts/speedup.py": {"report"},
     "tasks/measuring/blocks.py": {"measure"},
     "tasks/measuring/model_error.json": {"measure"},
+    "tasks/strategies/ddp.py": {"measure", "report"},
     "tasks/reference/causal_lm.py": {"measure", "evaluate"},
     "tasks/stage/ranks.py": {"measure", "train@1proc", "train@2proc"},
     "tasks/launchers/torchrun.py": {"measure", "train@1proc", "train@2proc"},

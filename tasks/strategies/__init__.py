@@ -1,0 +1,191 @@
+"""What the stages know of a strategy without running it: one file per strategy, named as its file in training/.
+
+That is above all what its ranks have to exchange, worked out apart from the code that exchanges it. A strategy without
+a file here is trained and measured, and whatever asks for one says `not available for`. Nothing here needs torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from training.registry import file_named, has_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Some steps of a cell's ranks: what has to be exchanged follows from this alone."""
+
+    world_size: int
+    """Number of ranks."""
+    num_steps: int
+    """Optimizer steps."""
+    num_rounds: tuple[int, int]
+    """Micro-batches, dummies included, that each rank runs in all of them: at least, at most."""
+    gradient_bytes: int
+    """Of the gradient of all parameters, in fp32."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the strategy."""
+    is_exact: bool = False
+    """Whether the run is in exact mode."""
+    exchange: Mapping[str, Any] = field(default_factory=dict)
+    """How the exchange is laid out, as the ranks say (segment.json)."""
+
+    @property
+    def num_rounds_per_step(self) -> int:
+        """Micro-batches of each rank in a full step."""
+        return -(-self.num_rounds[1] // self.num_steps)
+
+
+class Bounds(NamedTuple):
+    """At least, at most."""
+
+    least: int
+    most: int
+
+    def has(self, value: float) -> bool:
+        """Return whether the value is within."""
+        return self.least <= value <= self.most
+
+
+class Expected(NamedTuple):
+    """What a rank has to put into the collectives of one kind."""
+
+    number: Bounds
+    num_bytes: Bounds
+
+
+class Exchanged(Protocol):
+    """What a rank put into them."""
+
+    @property
+    def number(self) -> int:
+        """Collectives."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that they were given."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One change of params.yaml that may make a cell faster."""
+
+    key: str
+    """What it changes, e.g. `train.micro_batch_size`; of two knobs with one key only the better can be taken."""
+    change: str
+    """The change in plain words."""
+    overrides: Mapping[str, Any]
+    """Fields of the ranks' config."""
+    note: str | None = None
+    """What else it changes."""
+
+    def patch(self, cell: str) -> str:
+        """Return what to write into params.yaml."""
+        return patch_of([self], cell)
+
+
+def patch_of(knobs: Sequence[Knob], cell: str) -> str:
+    """Return the changes as YAML, to be merged into params.yaml."""
+    train: list[str] = []
+    options: dict[str, Any] = {}
+    for knob in knobs:
+        for name, value in knob.overrides.items():
+            if name == "options":
+                options |= value
+            else:
+                train.append(f"  {name}: {str(value).lower() if isinstance(value, bool) else value}")
+    lines = ["train:", *train] if train else []
+    if options:
+        written = ", ".join(f"{name}: {str(value).lower()}" for name, value in options.items())
+        lines += ["cells:", f"  {cell}:", f"    options: {{{written}}}"]
+    return "\n".join(lines)
+
+
+class Profile(Protocol):
+    """What a file of this folder offers."""
+
+    def require(self, options: Mapping[str, Any], *, is_exact: bool) -> None:
+        """Raise ValueError, with the option's name first, for options that do not go together or not with the mode."""
+        ...
+
+    def exchanged_as(self, options: Mapping[str, Any]) -> str:
+        """Return the dtype in which gradients are exchanged; none: fp32."""
+        ...
+
+    def num_copies(self, world_size: int) -> int:
+        """Return how many whole copies of the state the ranks hold between them, all of which have to be equal."""
+        ...
+
+    def expected_traffic(self, work: Work) -> dict[str, Expected]:
+        """Return kind of collective -> what a rank has to put into them; nothing on one rank of a plain step."""
+        ...
+
+    def problem_with(self, traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+        """Return what is wrong with what a rank counted, in the strategy's own words; None if nothing is."""
+        ...
+
+    def told(self, traffic: Mapping[str, Exchanged], work: Work) -> str:
+        """Return what was exchanged per step, in words."""
+        ...
+
+    def numbers(self, work: Work) -> dict[str, float]:
+        """Return figures of the layout, for the gate's finding."""
+        ...
+
+    def why_no_waterfall(self, *, is_exact: bool) -> str | None:
+        """Return for what a waterfall is not available, `the strategy ...`; None where it is."""
+        ...
+
+    def why_no_prediction(self, options: Mapping[str, Any], *, is_exact: bool) -> str | None:
+        """Return for what a prediction is not available; None where its communication model knows the exchange."""
+        ...
+
+    def why_no_knobs(self, *, is_exact: bool) -> str | None:
+        """Return for what advice on its options is not available; None where there is some, or no option."""
+        ...
+
+    def knobs(
+        self, options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
+    ) -> list[Knob]:
+        """Return the options that are worth trying; `can`: ways of training that the model takes."""
+        ...
+
+
+def profile_of(strategy: str) -> Profile | None:
+    """Return what is known of a strategy; None if it has no file here."""
+    if not has_file("tasks.strategies", strategy):
+        return None
+    found: Profile = file_named("tasks.strategies", strategy)
+    return found
+
+
+def exchanged_as(strategy: str, options: Mapping[str, Any]) -> str:
+    """Return the dtype in which the strategy exchanges gradients; none: fp32."""
+    profile = profile_of(strategy)
+    return "none" if profile is None else profile.exchanged_as(options)
+
+
+def total_of(expected: Mapping[str, Expected]) -> Expected:
+    """Return all kinds together."""
+    parts = expected.values()
+    return Expected(
+        number=Bounds(sum(part.number.least for part in parts), sum(part.number.most for part in parts)),
+        num_bytes=Bounds(sum(part.num_bytes.least for part in parts), sum(part.num_bytes.most for part in parts)),
+    )
+
+
+def not_available(cell: str, strategy: str, options: Mapping[str, Any], *, is_exact: bool) -> list[str]:
+    """Return a sentence for each thing that a report cannot say of a cell of several ranks with this strategy."""
+    profile = profile_of(strategy)
+    if profile is None:
+        unknown = f"the strategy {strategy}, of which nothing is known beside its step (tasks/strategies/{strategy}.py)"
+        reasons: list[tuple[str, str | None]] = [("Waterfall, prediction and advice on options", unknown)]
+    else:
+        reasons = [
+            ("A waterfall", profile.why_no_waterfall(is_exact=is_exact)),
+            ("A prediction", profile.why_no_prediction(options, is_exact=is_exact)),
+            ("Advice on options", profile.why_no_knobs(is_exact=is_exact)),
+        ]
+    return [f"{cell}: {what}: not available for {why}." for what, why in reasons if why is not None]

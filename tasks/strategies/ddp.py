@@ -1,0 +1,212 @@
+"""DistributedDataParallel: the whole gradient is all-reduced in buckets, once per optimizer step.
+
+In exact mode (training/ordered_sum.py) the ranks gather the gradient of every micro-batch instead.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.reporting import wording
+from tasks.strategies import Bounds, Exchanged, Expected, Knob, Work
+
+_ALL_REDUCE, _ALL_GATHER = "all_reduce", "all_gather"
+_SHARE_SENT = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
+"""Of the gradient's fp32 bytes, by the option gradient_hook."""
+_BUCKETS_MIB = (5.0, 100.0)
+_LARGEST_BUCKET_MIB = 512
+"""One bucket for all gradients is not tried beyond: nothing of it could be hidden behind the backward."""
+
+
+def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
+    """Raise ValueError for two ways of exchanging at once, and for either in exact mode: there it is not DDP."""
+    if options.get("early_tied_head") and exchanged_as(options) != "none":
+        raise ValueError(
+            f"options.early_tied_head: got true with gradient_hook {exchanged_as(options)}; allowed: gradient_hook none"
+        )
+    for name in ("gradient_hook", "early_tied_head") if is_exact else ():
+        if options.get(name, False) not in (False, "none"):
+            raise ValueError(f"options.{name}: got {options[name]} with train.exact; allowed: exact: false")
+
+
+def exchanged_as(options: Mapping[str, Any]) -> str:
+    """Return what gradient_hook says."""
+    return str(options.get("gradient_hook", "none"))
+
+
+def num_copies(world_size: int) -> int:
+    """Return one per rank."""
+    return world_size
+
+
+def expected_traffic(work: Work) -> dict[str, Expected]:
+    """Return all buckets once per step; in exact mode the whole gradient, in parcels, once per micro-batch.
+
+    Of a tied embedding whose head goes early, rows of the embedding go beside it: at most all of them.
+    """
+    if work.is_exact:
+        return _expected_gathers(work) if work.world_size > 1 else {}
+    buckets, num_of_rows = _buckets(work), _num_of_rows(work)
+    sent = int(sum(buckets) * work.num_steps * _SHARE_SENT[exchanged_as(work.options)])
+    number = (max(1, len(buckets)) + num_of_rows) * work.num_steps
+    most = sent + num_of_rows * buckets[0] * work.num_steps if buckets else sent
+    return {_ALL_REDUCE: Expected(Bounds(number, number), Bounds(sent, most))}
+
+
+def _expected_gathers(work: Work) -> dict[str, Expected]:
+    least, most = work.num_rounds
+    num_parcels, num_bytes = int(work.exchange.get("num_parcels", 1)), work.gradient_bytes
+    return {
+        _ALL_GATHER: Expected(
+            Bounds(num_parcels * least, num_parcels * most), Bounds(num_bytes * least, num_bytes * most)
+        )
+    }
+
+
+def _buckets(work: Work) -> list[int]:
+    buckets: list[int] = list(work.exchange.get("bucket_bytes", []))
+    return buckets
+
+
+def _num_of_rows(work: Work) -> int:
+    # The head of a tied embedding goes first and by itself; of the embedding, some rows follow.
+    return 1 if work.options.get("early_tied_head") else 0
+
+
+def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+    """Return how the number or the bytes of the exchanges are not those of one exchange of the gradient per step."""
+    if work.world_size == 1:
+        # Wrapped in DDP, a baseline pays for an exchange with itself.
+        number = sum(kind.number for kind in traffic.values())
+        return f"one rank, yet {number} exchanges of gradients" if number else None
+    return _of_gathers(traffic, work) if work.is_exact else _of_all_reduces(traffic, work)
+
+
+def _of_all_reduces(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+    buckets, accumulated, steps = _buckets(work), work.num_rounds_per_step, work.num_steps
+    counted, num_bytes = _counted(traffic, _ALL_REDUCE)
+    needed = max(1, len(buckets)) + _num_of_rows(work)
+    if counted < needed * steps:
+        why = "never exchanged" if counted == 0 else "not all exchanged in every step"
+        return f"{counted} all-reduces where {needed * steps} are needed: gradients were {why}"
+    if counted > needed * steps:
+        is_every = counted >= needed * work.num_rounds[0]
+        when = "on every micro-batch" if is_every else f"on more than the last of {accumulated} micro-batches"
+        return (
+            f"{counted / steps:g} all-reduces per step where 1 exchange of the {wording.counted(needed, 'bucket')} is "
+            f"needed: synchronised {when if accumulated > 1 else 'more than once'}"
+        )
+    expected = expected_traffic(work)[_ALL_REDUCE].num_bytes
+    if not expected.has(num_bytes):
+        hook = exchanged_as(work.options)
+        in_16_bit = "" if hook == "none" else f", in {hook} {expected.least // steps:,}"
+        return (
+            f"{num_bytes / steps:,.0f} bytes were exchanged per step, the "
+            f"{wording.counted(len(buckets), 'bucket')} hold {sum(buckets):,}{in_16_bit}"
+        )
+    if sum(buckets) != work.gradient_bytes:
+        return f"the buckets hold {sum(buckets):,} bytes, the gradient of all parameters has {work.gradient_bytes:,}"
+    return None
+
+
+def _of_gathers(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+    if number := _counted(traffic, _ALL_REDUCE)[0]:
+        return f"exact mode, yet {number} all-reduces, whose order of addition nobody knows"
+    least, most = work.num_rounds
+    num_bytes = _counted(traffic, _ALL_GATHER)[1]
+    whole, rest = divmod(num_bytes, work.gradient_bytes)
+    if rest or not least <= whole <= most:
+        return (
+            f"{num_bytes / work.gradient_bytes:g} gradients were gathered in "
+            f"{wording.counted(work.num_steps, 'step')}, one per micro-batch is needed: "
+            f"{least if least == most else f'{least} to {most}'}"
+        )
+    return None
+
+
+def _counted(traffic: Mapping[str, Exchanged], kind: str) -> tuple[int, int]:
+    found = traffic.get(kind)
+    return (0, 0) if found is None else (found.number, found.num_bytes)
+
+
+def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
+    """Return the all-reduces, or the gathers of exact mode, per step."""
+    if work.is_exact:
+        gathers = _counted(traffic, _ALL_GATHER)[0] / work.num_steps
+        return (
+            f"{gathers:g} gathers of all ranks' gradients, added in one order; that all ranks then had the same sum is "
+            "shown by the gates on parameters and loss curves"
+        )
+    reduces, buckets = _counted(traffic, _ALL_REDUCE)[0] / work.num_steps, _buckets(work)
+    mib = wording.three_digits(sum(buckets) / 2**20)
+    return f"{reduces:g} all-reduces for {wording.counted(len(buckets), 'bucket')} of {mib} MiB"
+
+
+def numbers(work: Work) -> dict[str, float]:
+    """Return the buckets."""
+    return {"buckets": len(_buckets(work)), "bucket_bytes": sum(_buckets(work))}
+
+
+def why_no_waterfall(*, is_exact: bool) -> str | None:
+    """Return None, but in exact mode: its gathers cannot be left out."""
+    return "the strategy ddp in exact mode" if is_exact else None
+
+
+def why_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
+    """Return what the model of buckets, each exchanged when its last gradient is ready, does not know."""
+    if is_exact:
+        return "the strategy ddp in exact mode"
+    if options.get("early_tied_head"):
+        return "early_tied_head, with which a gradient is exchanged in two parts"
+    return None
+
+
+def why_no_knobs(*, is_exact: bool) -> str | None:
+    """Return that exact mode does not look at the options."""
+    return "the strategy ddp in exact mode" if is_exact else None
+
+
+def knobs(
+    options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
+) -> list[Knob]:
+    """Return other buckets, and other ways of exchanging them."""
+    buckets = [size * bytes_per_real_byte / 2**20 for size in exchange.get("bucket_bytes", [])]
+    gradient_mib = sum(buckets)
+    sizes = [size for size in _BUCKETS_MIB if size < gradient_mib]
+    if len(buckets) > 1 and gradient_mib <= _LARGEST_BUCKET_MIB:
+        sizes.append(float(math.ceil(gradient_mib)))
+    found = [
+        _knob(
+            options, "bucket_mib", size,
+            "one bucket for all gradients" if size >= gradient_mib else f"buckets of {size:g} MiB",
+        )
+        for size in sizes
+    ]  # fmt: skip
+    switches = (
+        ("bucket_view", True, "exchanged gradients that stay in the buckets"),
+        ("static_graph", False, "DDP told that the graph never changes"),
+    )
+    found += [_knob(options, name, True, words) for name, default, words in switches if not options.get(name, default)]
+    if exchanged_as(options) != "none" or options.get("early_tied_head"):
+        return found
+    found.append(
+        _knob(
+            options, "gradient_hook", "bf16", "gradients exchanged in bf16", key="exchange",
+            note="rounds every rank's gradient to 8 bits: the certificate then allows for that",
+        )
+    )  # fmt: skip
+    if "early_tied_head" in can:
+        found.append(
+            _knob(
+                options, "early_tied_head", True, "the head's gradient exchanged at the beginning of the backward",
+                key="exchange",
+                note="the same update to the rounding of sums; one gradient of the embedding more in memory",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _knob(
+    options: Mapping[str, Any], name: str, value: Any, change: str, *, key: str | None = None, note: str | None = None
+) -> Knob:
+    return Knob(key=f"options.{key or name}", change=change, overrides={"options": {**options, name: value}}, note=note)

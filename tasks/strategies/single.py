@@ -1,0 +1,63 @@
+"""One rank, the plain module: it exchanges nothing and has no options."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.strategies import Exchanged, Expected, Knob, Work
+
+
+def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
+    """Return: any mode is right."""
+
+
+def exchanged_as(options: Mapping[str, Any]) -> str:
+    """Return none."""
+    return "none"
+
+
+def num_copies(world_size: int) -> int:
+    """Return 1."""
+    return 1
+
+
+def expected_traffic(work: Work) -> dict[str, Expected]:
+    """Return nothing."""
+    return {}
+
+
+def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+    """Return that there was an exchange, if there was."""
+    number = sum(kind.number for kind in traffic.values())
+    return f"one rank, yet {number} exchanges of gradients" if number else None
+
+
+def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
+    """Return that there was none."""
+    return "no exchange"
+
+
+def numbers(work: Work) -> dict[str, float]:
+    """Return nothing."""
+    return {}
+
+
+def why_no_waterfall(*, is_exact: bool) -> str | None:
+    """Return that one rank loses nothing to others."""
+    return "one rank, which loses nothing to others"
+
+
+def why_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
+    """Return the same."""
+    return "one rank, which loses nothing to others"
+
+
+def why_no_knobs(*, is_exact: bool) -> str | None:
+    """Return None: there is no option."""
+    return None
+
+
+def knobs(
+    options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
+) -> list[Knob]:
+    """Return nothing."""
+    return []
