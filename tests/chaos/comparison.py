@@ -35,7 +35,7 @@ _WORDS = {
     "shell": "make -o .venv/.ready compare; true",
     "make": "make -o .venv/.ready compare ",
     "flow": "-m flows ",
-    "run": "flow_engine|prefect.engine|flow-run execute",
+    "run": "multiprocessing.spawn import spawn_main",
     "serve": "-m flows.serve ",
     "server": "-m flows.server ",
     "runner": "-m flows.runner",
@@ -132,17 +132,13 @@ class Comparison:
             time.sleep(0.05)
         seconds = time.monotonic() - killed_at
         self._collect()
+        if left:
+            self._end_all()
         return Trial(problem=f"{kill}: left after {seconds:.0f} s: {left}" if left else "", seconds_lost=seconds)
 
     def finish(self) -> list[str]:
         """Let the comparison come to its end; return what is wrong with what it leaves."""
-        for pid in self._left():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + _SECONDS_TO_BE_GONE
-        while self._left() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        self._collect()
+        self._end_all()
         done = self.workspace.run("make", "-o", ".venv/.ready", "compare", ok=False, **self.mark)
         found = [] if done.returncode == 0 else [f"the last run ended with {done.returncode}: {done.stdout[-600:]}"]
         if left := self._left():
@@ -166,20 +162,43 @@ class Comparison:
         ]
 
     def _reach(self, kill: Kill) -> int | None:
-        """Return the process to kill, at a random moment after the stage has begun; None if it never came."""
-        if self._find("flow", "") is None:
-            self._forget(kill.stage)
-        deadline = time.monotonic() + _SECONDS_TO_APPEAR
-        self._start(kill)
-        while self._find("stage", kill.stage) is None or self._find(kill.kind, kill.stage) is None:
-            if time.monotonic() > deadline or self._has_finished():
-                return None
-            time.sleep(0.02)
+        """Return the process to kill, at a random moment after the stage has begun; None if it never came.
+
+        What goes on by itself, as a comparison does whose server was killed, may have passed the stage: then it starts
+        again.
+        """
+        for _ in range(2):
+            if self._find("flow", "") is None:
+                self._forget(kill.stage)
+            self._start(kill)
+            if self._is_there(kill):
+                break
+            self._end_all()
+        else:
+            return None
         # What is stopped goes on, and would be past the next stop's stage.
         most = 0.5 if kill.stage == "fingerprint" or kill.how == "stop" else _MOST_SECONDS_INTO_STAGE
         time.sleep(self._choose.choice([0.0, 0.3, 1.0]) * self._choose.uniform(0, most))
         # One that has ended meanwhile has had its stage's successor take its place.
         return self._find(kill.kind, kill.stage) or self._find(kill.kind, "") or self._find("flow", kill.stage)
+
+    def _is_there(self, kill: Kill) -> bool:
+        """Wait until the stage runs with a process of the kind; return False if it never does."""
+        deadline = time.monotonic() + _SECONDS_TO_APPEAR
+        while self._find("stage", kill.stage) is None or self._find(kill.kind, kill.stage) is None:
+            if time.monotonic() > deadline or self._has_finished():
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _end_all(self) -> None:
+        """Ask whatever is left to end, and wait for it."""
+        for pid in self._left():
+            _send(pid, signal.SIGTERM)
+        deadline = time.monotonic() + _SECONDS_TO_BE_GONE
+        while self._left() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self._collect()
 
     def _start(self, kill: Kill) -> None:
         if kill.is_served:
