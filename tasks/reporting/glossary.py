@@ -29,7 +29,7 @@ GLOSSARY: dict[str, str] = {
     "Epoch": "One pass over all ranges.",
     "Segment": "One range in one epoch of one cell: the unit that is trained, checkpointed and resumed.",
     "Strategy": "How the update is computed on several ranks: single is the plain model, ddp PyTorch's "
-    "DistributedDataParallel.",
+    "DistributedDataParallel, fsdp2 its fully_shard: each rank holds some rows of every weight.",
     "Launcher": "How the ranks were started.",
     "Node": "A machine of several; node 0 is the head, which has the first ranks.",
     "Host": "Its name.",

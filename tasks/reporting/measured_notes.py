@@ -64,7 +64,8 @@ def nothing(results: Results) -> dict[str, str]:
         return dict.fromkeys(("losses", "advice", "prediction", "preflight"), _UNMEASURED)
     told = {}
     if not measurement.waterfalls:
-        told["losses"] = "No cell has a step that could be taken apart: that takes several ranks inside DDP."
+        none = "No cell has a step that could be taken apart: that takes several ranks inside DDP."
+        told["losses"] = _left_out(measurement, "waterfall: not available") or none
     if measurement.advice is None:
         off = "No change was tried: none can be here, or measure.advice in params.yaml is off."
         told["advice"] = _left_out(measurement, "advice") or off

@@ -173,9 +173,11 @@ class Strategy(Protocol):
 class StrategyFile(Protocol):
     """What a file of this folder offers."""
 
-    OPTIONS: Mapping[str, Any]
-    """What params.yaml may say under `options`, a literal: name -> default; of several words a tuple, the first the
-    default."""
+    @property
+    def OPTIONS(self) -> Mapping[str, Any]:  # noqa: N802
+        """What params.yaml may say under `options`, a literal: name -> default; of several words a tuple, the first the
+        default."""
+        ...
 
     def build(
         self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True

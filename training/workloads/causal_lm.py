@@ -21,7 +21,10 @@ from training.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
 from training.rows import Rows
 from training.weights import load_weights
 
-__all__ = ["UNIT", "dummy_micro_batch", "has_dropout", "load_model", "loss_sum", "open_slice"]
+__all__ = [
+    "HAS_LABELS", "UNIT", "augmented", "can_pack", "dummy_micro_batch", "has_dropout", "load_model", "loss_sum",
+    "metrics", "open_slice", "prepare", "tied_weight",
+]  # fmt: skip
 
 UNIT = "token"
 HAS_LABELS = False

@@ -19,6 +19,7 @@ from training.config import SegmentConfig, TrainingConfig
 from training.data import IGNORED_LABEL, MicroBatch
 from training.failure import BadCheckpointError, UnfitModelError
 from training.image_rows import ImageRows, blank_micro_batch, open_images
+from training.rows import Rows
 from training.weights import load_weights
 
 UNIT = "image"
@@ -35,10 +36,11 @@ def open_slice(folder: Path) -> ImageRows:
     return open_images(folder)
 
 
-def augmented(rows: ImageRows, config: TrainingConfig, segment: SegmentConfig) -> ImageRows:
+def augmented(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
     """Return the rows as the segment trains on them."""
     if config.augment == "none":
         return rows
+    assert isinstance(rows, ImageRows), "rows of another workload"
     return dataclasses.replace(
         rows, augmentation=Augmentation(kind=config.augment, seed=config.seed, epoch=segment.epoch)
     )

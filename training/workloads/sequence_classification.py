@@ -20,7 +20,10 @@ from training.rows import Rows
 from training.weights import load_weights
 from training.workloads.causal_lm import has_dropout
 
-__all__ = ["HAS_LABELS", "UNIT", "dummy_micro_batch", "has_dropout", "load_model", "loss_sum", "metrics", "open_slice"]
+__all__ = [
+    "HAS_LABELS", "UNIT", "augmented", "can_pack", "dummy_micro_batch", "has_dropout", "load_model", "loss_sum",
+    "metrics", "open_slice", "prepare", "tied_weight",
+]  # fmt: skip
 
 UNIT = "token"
 HAS_LABELS = True

@@ -1,0 +1,72 @@
+"""The seams: every file that is found by its name offers what its Protocol says, and nobody looks past one."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tasks.stage.choices import names_of_files
+from tests.conftest import PROJECT
+
+SEAMS = {
+    "training/strategies": "training.strategies.StrategyFile",
+    "training/workloads": "training.workloads.Workload",
+    "tasks/strategies": "tasks.strategies.Profile",
+    "tasks/launchers": "tasks.launchers.Launcher",
+    "tasks/reporting/charts": "tasks.reporting.drawing.Chart",
+}
+"""Folder -> what each of its files offers."""
+
+
+def _held_by_mypy(lines: list[str]) -> "subprocess.CompletedProcess[str]":
+    # Without the project's settings, which name packages of their own to look at.
+    options = ["--config-file", os.devnull, "--ignore-missing-imports", "--follow-imports", "silent"]
+    command = [sys.executable, "-m", "mypy", *options, "-c", "\n".join(lines)]
+    return subprocess.run(command, cwd=PROJECT, text=True, capture_output=True)
+
+
+@pytest.mark.slow
+def test_every_file_of_a_seam_offers_what_its_protocol_says() -> None:
+    lines = []
+    for folder, protocol in SEAMS.items():
+        package, (module, _, name) = folder.replace("/", "."), protocol.rpartition(".")
+        for file in names_of_files(folder):
+            held = f"{package}_{file}".replace(".", "_")
+            lines += [f"from {module} import {name}", f"import {package}.{file}"]
+            lines += [f"{held}: {name} = {package}.{file}"]
+    assert len(lines) > 3 * 15
+    found = _held_by_mypy(lines)
+    assert found.returncode == 0, found.stdout
+    # A file that offers something else is told.
+    wrong = ["from tasks.launchers import Launcher", "import tasks.reporting.wording"]
+    told = _held_by_mypy([*wrong, "launcher: Launcher = tasks.reporting.wording"])
+    assert told.returncode == 1
+    assert "Incompatible types in assignment" in told.stdout
+
+
+def test_every_strategy_has_a_profile_and_no_profile_is_without_a_strategy() -> None:
+    assert names_of_files("tasks/strategies") == names_of_files("training/strategies")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        # That a rank holds the whole model is known to strategies, and to what they are built on.
+        r"strategy\.replica\b",
+        # A member is there or is none of the seam.
+        r"(hasattr|getattr)\(workload, \"(metrics|prepare|augmented|tied_weight|can_pack|HAS_LABELS)\"",
+        r"import_module\(f\"(training|tasks)\.",
+    ],
+)
+def test_nobody_looks_past_a_seam(pattern: str) -> None:
+    folders = [PROJECT / name for name in ("training", "tasks", "flows")]
+    files = [file for folder in folders for file in folder.rglob("*.py")]
+    found = [
+        f"{file.relative_to(PROJECT)}: {line}"
+        for file in files
+        for line in re.findall(f".*{pattern}.*", file.read_text())
+    ]
+    own = ("training/variants.py:",)
+    assert [one for one in found if not one.startswith(own)] == []

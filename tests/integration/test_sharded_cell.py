@@ -1,0 +1,48 @@
+"""A whole comparison with a sharding strategy: measured, trained, certified, gated, reported."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.museum.museum import ABOUT_SECONDS, compare
+from tests.museum.project import CELLS, Size, change_params, copy_project, make_project
+from tests.museum.stage_process import run_elsewhere
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
+
+def test_a_sharded_cell_passes_every_gate_and_the_report_says_what_is_not_available_for_it(
+    tmp_path: Path, project: Path
+) -> None:
+    run_elsewhere(make_project, tmp_path / "blank", project, Size())
+    copy = copy_project(tmp_path / "blank", tmp_path / "compared")
+    change_params(
+        copy,
+        {
+            "cells.2proc": {"strategy": "fsdp2", "world_size": 2, "launcher": "forked"},
+            "measure": {"speed": True, "max_seconds": 4, "block_seconds": 0.12, "advice": True, "advice_seconds": 1},
+        },
+    )
+    outcome = compare(copy, CELLS)
+    assert outcome.refusal is None, outcome.says
+    assert set(outcome.failed_gates) <= {"Every rank has a device of its own", *ABOUT_SECONDS}, outcome.says
+    assert outcome.results is not None
+    findings = {
+        gate["name"]: one
+        for gate in outcome.results["gates"]
+        for one in gate["findings"]
+        if one["cell"] == "2proc"
+    }  # fmt: skip
+    for name in ("Update equivalence", "Gradients were synchronised", "Same parameters on all ranks"):
+        assert findings[name]["verdict"] == "passed", findings[name]
+    assert "all-gathers" in findings["Gradients were synchronised"]["compared"]
+    assert "hold one copy of the state between them" in findings["Same parameters on all ranks"]["compared"]
+    # Its lines are broken where they are too long.
+    report = " ".join((copy / "reports" / "report.md").read_text().split())
+    # On a machine that is busy the speedup may be withheld, and the prediction with it.
+    is_withheld = outcome.results["cells"][-1]["standing"]["state"] == "withheld"
+    for what in ("A waterfall", "Advice on options", *["A prediction"] * (not is_withheld)):
+        assert f"2proc: {what}: not available for the strategy fsdp2" in report
+    segment = json.loads(next((copy / "data/runs/2proc").glob("segments/*/segment.json")).read_bytes())
+    assert set(segment["traffic"]) == {"all_gather", "reduce_scatter", "all_reduce"}

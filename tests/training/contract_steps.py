@@ -1,0 +1,79 @@
+"""What a rank does for the contract of the strategies: a few steps by hand, and all that the seam says of them."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.config import read_config
+from training.distributed import joined_ranks
+from training.files import write_json
+from training.plan import micro_batches_for, plan_of
+from training.rows import training_rows
+from training.strategies import STATE, WEIGHTS, strategy_file
+from training.weights import names_of_tied
+from training.workloads import workload_file
+
+NUM_STEPS = 3
+
+
+def main() -> int:
+    """Warm up, make steps, look at everything in between; rank 0 writes told.json and tensors.pt."""
+    config = read_config(Path(sys.argv[-1]))
+    torch.set_num_threads(1)
+    with joined_ranks(config) as ranks:
+        workload = workload_file(config.workload)
+        strategy = strategy_file(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
+        source = training_rows(workload, config, config.segments[0])
+        plan = plan_of(source, config, config.segments[0])
+
+        def micro_batches(number: int) -> list[Any]:
+            share = {"rank": strategy.data_rank, "world_size": strategy.data_world_size}
+            return list(micro_batches_for(source, plan.step(number), **share, seq_len=config.seq_len, seed=(1, number)))
+
+        told: dict[str, Any] = {"start": strategy.digest()}
+        gradients: list[dict[str, torch.Tensor]] = []
+        strategy.on_gradient = lambda: gradients.append({n: part.clone() for n, part in strategy.full_gradient()})
+        strategy.warm_up(micro_batches(1)[-1])
+        told["warm"] = strategy.digest()
+        results = []
+        for number in range(1, NUM_STEPS + 1):
+            parts = micro_batches(number)
+            targets = plan.step(number).num_targets
+            if number == NUM_STEPS:
+                told["is_finite"] = strategy.gives_finite_gradient(parts, num_targets=targets)
+                told["before_last"] = strategy.digest()
+            results.append(strategy.train_step(parts, num_targets=targets, learning_rate=1e-3))
+        told |= {
+            "end": strategy.digest(),
+            "norms": [float(result.grad_norm) for result in results],
+            "loss_sums": ranks.gather(torch.tensor([float(one.loss_sum) for one in results]).numpy()).sum(0).tolist(),
+            "traffic": [dict(result.traffic) for result in results],
+            "exchange": strategy.describe(),
+            "num_rounds": [len(micro_batches(number)) for number in range(1, NUM_STEPS + 1)],
+            "has_own_tensors": all(names_of_tied(strategy.module).values()),
+        }
+        parameters = {name: part.clone() for name, part in strategy.full_parameters()}
+        writes = []
+        for part in strategy.snapshot():
+            writes.append(part.content is not None)
+            if part.content is not None:
+                torch.save(dict(part.content), config.work_dir / f"{part.name}.pt")
+        told["writes"] = ranks.gather_json(writes)
+        told["checks"] = ranks.gather_json(float(sum(part.double().sum() for part in gradients[0].values())))
+        # A new one takes up what this one gave, and makes the same step.
+        again = strategy_file(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
+        folder = config.work_dir
+        if ranks.is_first:
+            torch.save({"gradients": gradients, "parameters": parameters}, folder / "tensors.pt")
+        ranks.highest(0)
+        weights, state = (torch.load(folder / f"{name}.pt", weights_only=True) for name in (WEIGHTS, STATE))
+        again.restore(weights, state)
+        told["restored"] = again.digest()
+        for one in (strategy, again):
+            one.train_step(micro_batches(1), num_targets=plan.step(1).num_targets, learning_rate=1e-3)
+        told["next"] = [strategy.digest(), again.digest()]
+        if ranks.is_first:
+            write_json(folder / "told.json", told)
+    return 0

@@ -1,0 +1,266 @@
+"""What holds for every strategy: each file of training/strategies/, found by listing the folder, on gloo processes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.stage.choices import names_of_files
+from tasks.strategies import Work, profile_of, total_of
+from tests.tiny import make_config, make_tiny_model
+from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end
+from tests.training.contract_steps import NUM_STEPS
+from tests.training.forked_ranks import ForkedRanks, last_words
+from training.failure import FAILURES, recorded_failures
+from training.receipt import problem_with
+from training.weights import load_weights
+from training.workloads import causal_lm
+
+STRATEGIES = names_of_files("training/strategies")
+WORLD_SIZE = {name: 1 if name == "single" else 2 for name in STRATEGIES}
+_NUM_GRADIENT_BYTES = 4
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedRanks]:
+    """Ranks that start at once."""
+    ranks = ForkedRanks()
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module", params=STRATEGIES)
+def name(request: pytest.FixtureRequest) -> str:
+    """Every strategy, one after another."""
+    found: str = request.param
+    return found
+
+
+def _config(work: Path, model: Path, slices: list[Path], name: str, **changes: Any) -> dict[str, Any]:
+    size = WORLD_SIZE[name]
+    spread = {"strategy": name, "world_size": size, "cell": f"{size}proc", "learning_rate": 1e-3}
+    return make_config(work, model, slices, **{**spread, **changes})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Larger than DDP's first bucket, tied, with rows that two ranks do not share evenly."""
+    return make_tiny_model(tmp_path_factory.mktemp("contract") / "model", hidden_size=96, num_layers=3, vocab_size=131)
+
+
+@pytest.fixture(scope="module")
+def steps(
+    name: str, forked: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What its ranks say of a few steps (tests/training/contract_steps.py), and what one plain process says."""
+    told = []
+    for each in (name, "single"):
+        work = tmp_path_factory.mktemp(f"steps-{each}") / "work"
+        config = _config(work, model, slices[:1], each)
+        codes = forked.launch(config, entry="tests.training.contract_steps")
+        assert codes == [0] * config["world_size"], last_words(config)
+        told.append({**json.loads((work / "told.json").read_bytes()), **torch.load(work / "tensors.pt")})
+    return told[0], told[1]
+
+
+@pytest.fixture(scope="module")
+def clean(
+    name: str, forked: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """An undisturbed training of two segments; return its config."""
+    work = tmp_path_factory.mktemp(f"clean-{name}") / "work"
+    return forked.train(_config(work, model, slices, name))
+
+
+def test_its_updates_are_those_of_one_plain_process(steps: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    mine, plain = steps
+    assert mine["norms"] == pytest.approx(plain["norms"], rel=1e-5)
+    assert mine["loss_sums"] == pytest.approx(plain["loss_sums"], rel=1e-6)
+    assert relative_l2(mine["parameters"], plain["parameters"]) < 2e-6
+
+
+def test_the_full_gradient_is_that_of_one_plain_process_and_all_ranks_have_it(
+    steps: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    mine, plain = steps
+    assert len(mine["gradients"]) == NUM_STEPS, "asked once per step, never while warming up"
+    for found, expected in zip(mine["gradients"], plain["gradients"], strict=True):
+        assert list(found) == sorted(expected)
+        assert relative_l2(found, expected) < 2e-5
+    assert len(set(mine["checks"])) == 1
+
+
+def test_warming_up_and_looking_for_what_is_not_finite_change_nothing(
+    steps: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    mine, plain = steps
+    assert mine["warm"] == mine["start"]
+    assert mine["start"][0][0] == plain["start"][0][0]
+    assert mine["is_finite"] is True
+    assert mine["before_last"] != mine["end"]
+    # Looking did not disturb the step after it either.
+    assert mine["norms"][-1] == pytest.approx(plain["norms"][-1], rel=1e-5)
+
+
+def test_a_snapshot_that_is_taken_up_is_the_same_state_and_goes_on_with_the_same_bits(
+    steps: tuple[dict[str, Any], dict[str, Any]], name: str
+) -> None:
+    mine, _ = steps
+    assert mine["restored"] == mine["end"]
+    assert mine["next"][0] == mine["next"][1] != mine["end"]
+    assert mine["writes"] == [[rank == 0] * 2 for rank in range(WORLD_SIZE[name])]
+
+
+def test_it_says_how_many_copies_of_the_state_there_are(
+    steps: tuple[dict[str, Any], dict[str, Any]], name: str
+) -> None:
+    profile = profile_of(name)
+    assert profile is not None, f"tasks/strategies/{name}.py"
+    for digests in steps[0]["end"]:
+        assert len(digests) == profile.num_copies(WORLD_SIZE[name])
+        assert len(set(digests)) == 1
+
+
+def test_its_traffic_is_what_its_profile_expects_of_the_step(
+    steps: tuple[dict[str, Any], dict[str, Any]], name: str
+) -> None:
+    mine, profile = steps[0], profile_of(name)
+    assert profile is not None
+    num_bytes = _NUM_GRADIENT_BYTES * sum(part.numel() for part in mine["parameters"].values())
+    for traffic, num_rounds in zip(mine["traffic"], mine["num_rounds"], strict=True):
+        work = Work(
+            world_size=WORLD_SIZE[name], num_steps=1, num_rounds=(num_rounds, num_rounds), gradient_bytes=num_bytes,
+            exchange=mine["exchange"],
+        )  # fmt: skip
+        expected = profile.expected_traffic(work)
+        assert set(traffic) == set(expected)
+        for kind, (number, sent) in traffic.items():
+            assert expected[kind].number == (number, number), kind
+            assert expected[kind].num_bytes.has(sent), kind
+
+
+def test_torch_recorded_what_its_ranks_counted_in_a_training(clean: dict[str, Any], name: str) -> None:
+    for index in range(2):
+        facts = facts_of(clean, index)
+        recorded, profile = facts["recorded_exchanges"], profile_of(name)
+        assert profile is not None
+        counted = facts["traffic"].values()
+        assert recorded["num_steps"] == facts["num_steps"]
+        assert recorded["number"] == recorded["counted_number"] == sum(kind["number"] for kind in counted)
+        assert recorded["num_bytes"] == recorded["counted_bytes"] == sum(kind["num_bytes"] for kind in counted)
+        rounds = facts["num_steps"] * 4 // WORLD_SIZE[name]
+        work = Work(
+            world_size=WORLD_SIZE[name], num_steps=facts["num_steps"], num_rounds=(1, rounds),
+            gradient_bytes=_NUM_GRADIENT_BYTES * sum(
+                part.numel() for part in {id(part): part for part in weights_at_end(clean, index).values()}.values()
+            ),
+            exchange=facts["exchange"],
+        )  # fmt: skip
+        assert total_of(profile.expected_traffic(work)).number.has(recorded["number"])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_finished_checkpoint_is_one_whole_file_in_which_what_is_tied_is_stored_once(
+    name: str, tied: bool, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    model_dir = make_tiny_model(tmp_path / "model", tied=tied)
+    config = forked.train(_config(tmp_path / "work", model_dir, slices[:1], name))
+    plain = forked.train(_config(tmp_path / "plain", model_dir, slices[:1], "single"))
+    weights, fresh = weights_at_end(config), causal_lm.load_model(model_dir)
+    assert list(weights) == list(fresh.state_dict())
+    head, embedding = (weights[f"{part}.weight"] for part in ("lm_head", "model.embed_tokens"))
+    assert (head.data_ptr() == embedding.data_ptr()) is tied
+    assert len({part.untyped_storage().data_ptr() for part in weights.values()}) == len(weights) - tied
+    assert relative_l2(weights, weights_at_end(plain)) < 2e-6
+    (file,) = (Path(config["work_dir"]) / "segments" / config["segments"][0]["fingerprint"]).glob("tiny_*.pt")
+    load_weights(fresh, file)
+
+
+@pytest.mark.parametrize("section", ["update", "checkpoint"])
+def test_killed_at_any_moment_a_checkpoint_is_whole_or_absent_and_it_goes_on_with_the_same_bits(
+    section: str,
+    name: str,
+    clean: dict[str, Any],
+    forked: ForkedRanks,
+    model: Path,
+    slices: list[Path],
+    tmp_path: Path,
+) -> None:
+    config = _config(tmp_path / "work", model, slices, name, checkpoint_every_steps=2)
+    last = WORLD_SIZE[name] - 1
+    codes = forked.launch(config, fault=f"rank={last},step=4,kind=sigkill,section={section}", ends_others=True)
+    assert codes[last] == -9, last_words(config)
+    assert any(codes)
+    partials = sorted((Path(config["work_dir"]) / "partial").glob("*/step-*"))
+    whole = [folder for folder in partials if ".tmp-" not in folder.name]
+    assert "step-00000002" in [folder.name for folder in whole]
+    for folder in whole:
+        assert problem_with(folder, fingerprint=config["segments"][0]["fingerprint"]) is None
+    forked.train(config)
+    assert facts_of(config, 0)["num_resumes"] == 1
+    for index in range(2):
+        assert are_bitwise_equal(weights_at_end(config, index), weights_at_end(clean, index))
+        for what in ("parameter_checksums", "optimizer_checksums", "loss"):
+            assert facts_of(config, index)[what] == facts_of(clean, index)[what]
+
+
+def test_ranks_that_are_asked_to_stop_save_and_go_on_with_the_same_bits(
+    name: str, clean: dict[str, Any], forked: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    config = _config(tmp_path / "work", model, slices, name)
+    codes = forked.launch(config, fault="rank=0,step=3,kind=sigterm")
+    assert len(set(codes)) == 1
+    assert codes[0] not in (0, -15), last_words(config)
+    forked.train(config)
+    assert facts_of(config, 0)["num_resumes"] == 1
+    assert are_bitwise_equal(weights_at_end(config), weights_at_end(clean))
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_is_named_and_changes_no_state(
+    name: str, clean: dict[str, Any], forked: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    config = _config(tmp_path / "work", model, slices, name, checkpoint_every_steps=2)
+    last = WORLD_SIZE[name] - 1
+    codes = forked.launch(config, fault=f"rank={last},step=4,kind=nan,section=backward")
+    assert codes == [5] * WORLD_SIZE[name], last_words(config)
+    (reason,) = {failure["reason"] for failure in recorded_failures(Path(config["work_dir"]) / FAILURES)}
+    assert reason.startswith("diverged at step 4: gradient norm is nan")
+    if last:
+        assert reason.endswith(f"it comes from rank {last}")
+    forked.train(config)
+    assert are_bitwise_equal(weights_at_end(config), weights_at_end(clean))
+
+
+def test_what_another_number_of_ranks_saved_is_refused_in_one_line(
+    name: str, forked: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    config = _config(tmp_path / "work", model, slices[:1], name, checkpoint_every_steps=2)
+    assert any(forked.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True))
+    size = WORLD_SIZE[name]
+    others = {**config, "world_size": size + 1, "strategy": "ddp" if name == "single" else name}
+    codes = forked.launch(others)
+    assert codes == [3] * (size + 1), last_words(others)
+    assert f"saved by {size} ranks, this run has {size + 1}" in last_words(others)
+
+
+def test_in_exact_mode_it_is_refused_or_another_number_of_ranks_goes_on_with_the_same_bits(
+    name: str, forked: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    one = forked.train(_config(tmp_path / "one", model, slices[:1], "single", exact=True))
+    config = _config(tmp_path / "work", model, slices[:1], name, exact=True, checkpoint_every_steps=2)
+    codes = forked.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True)
+    if "allowed: exact: false" in last_words(config):
+        profile = profile_of(name)
+        assert profile is not None
+        with pytest.raises(ValueError, match="allowed: exact: false"):
+            profile.require({}, is_exact=True)
+        assert 6 in codes, codes
+        assert 0 not in codes, codes
+        return
+    assert codes[0] == -9
+    others = {**config, "world_size": 3 - WORLD_SIZE[name], "strategy": "ddp" if name == "single" else "single"}
+    forked.train(others)
+    assert are_bitwise_equal(weights_at_end(others), weights_at_end(one))
