@@ -130,7 +130,7 @@ def test_a_wide_table_scrolls_inside_itself_and_is_reached_by_keyboard(opened: t
 @pytest.mark.parametrize("opened", [("given", 1280, "light")], indirect=True, ids=str)
 def test_the_patch_of_what_is_recommended_is_selected_whole_by_one_click(opened: tuple[Page, list[str]]) -> None:
     page, _ = opened
-    page.locator("pre.patch").first.click()
+    page.locator("pre").first.click()
     selected = page.evaluate("getSelection().toString()")
     assert selected.strip() == "train:\n  micro_batch_size: 2\ncells:\n  2proc:\n    options: {bucket_mib: 5.0}"
 
@@ -138,7 +138,7 @@ def test_the_patch_of_what_is_recommended_is_selected_whole_by_one_click(opened:
 @pytest.mark.parametrize("opened", [("given", 1280, "light")], indirect=True, ids=str)
 def test_the_figures_of_every_arm_fit_a_wide_page(opened: tuple[Page, list[str]]) -> None:
     page, _ = opened
-    table = page.locator(".scroll:has(#table-arms-1)")
+    table = page.locator(".scroll:has(#speed-1)")
     assert table.evaluate("element => element.scrollWidth <= element.clientWidth")
 
 
