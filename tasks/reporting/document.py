@@ -26,21 +26,9 @@ from tasks.reporting.sections import (
 )
 
 SECTIONS: Sequence[SectionFile] = (
-    verdict,
-    compared,
-    gates,
-    speed,
-    losses,
-    advice,
-    prediction,
-    quality,
-    cost,
-    history,
-    preflight,
-    measured,
-    glossary,
+    verdict, compared, gates, speed, losses, advice, prediction, quality, cost, history, preflight, measured, glossary,
     not_claimed,
-)
+)  # fmt: skip
 """In the order of the report."""
 
 _FILES = "Machine-readable: results.json (everything), epochs.csv, losses.csv, metrics.json; the charts alone: charts/."

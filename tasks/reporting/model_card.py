@@ -22,7 +22,7 @@ def card_text(results: Results, *, cell: str, repo_id: str | None, checkpoints: 
         Section("use", "How to load it", [_load(repo_id, is_classifier=results.quality.is_classified)]),
         Section("published", "What is published", [_tell_published(results, published), _tabulate_files(checkpoints)]),
         make_section(compared, results),
-        Section("quality", quality.TITLE, quality.measure_models(results)),
+        Section("quality", quality.TITLE, quality.show_models(results)),
         make_section(gates, results),
         *([] if results.is_withheld else [make_section(speed, results)]),
     ]

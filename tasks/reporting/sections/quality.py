@@ -15,17 +15,17 @@ TITLE = "Is the model as good?"
 def make_blocks(results: Results) -> list[Block]:
     """Return losses, what the models are worth, the seconds it took, and rows that every model went on from."""
     quality = results.quality
-    blocks: list[Block] = [*measure_models(results), Charts("quality")]
+    blocks: list[Block] = [*show_models(results), Charts("quality")]
     if quality.time_to_loss is not None:
-        blocks += _time_to_loss(results, quality.time_to_loss)
+        blocks += _tell_time_to_loss(results, quality.time_to_loss)
     if quality.time_to_accuracy is not None:
-        blocks += [_tabulate_best_and_last(results), *_time_to_accuracy(results, quality.time_to_accuracy)]
+        blocks += [_tabulate_best_and_last(results), *_tell_time_to_accuracy(results, quality.time_to_accuracy)]
     if quality.samples:
         blocks.append(Heading("Samples side by side"))
     return [*blocks, *[_quote(sample) for sample in quality.samples]]
 
 
-def measure_models(results: Results) -> list[Block]:
+def show_models(results: Results) -> list[Block]:
     """Return on which rows the models were evaluated, and their loss and worth there."""
     quality = results.quality
     cut = "" if results.unit == "image" else f", cut to {quality.seq_len} tokens"
@@ -64,7 +64,7 @@ def _name_model(model: str) -> str:
     return "base model" if model == "base" else model
 
 
-def _time_to_loss(results: Results, found: TimeToLoss) -> list[Block]:
+def _tell_time_to_loss(results: Results, found: TimeToLoss) -> list[Block]:
     """Return what loss the seconds lead to, and when each cell came to it."""
     which = (
         "the loss that params.yaml states"
@@ -83,7 +83,7 @@ def _time_to_loss(results: Results, found: TimeToLoss) -> list[Block]:
     return [Text(told), _tabulate_times(title, "Reached at step", "Seconds to it", reached)]
 
 
-def _time_to_accuracy(results: Results, found: TimeToAccuracy) -> list[Block]:
+def _tell_time_to_accuracy(results: Results, found: TimeToAccuracy) -> list[Block]:
     """Return what accuracy the seconds lead to, and when each cell came to it."""
     which = (
         "the accuracy that params.yaml states"

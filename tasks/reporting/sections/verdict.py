@@ -25,18 +25,18 @@ def answer(results: Results) -> Text:
 
 def make_blocks(results: Results) -> list[Block]:
     """Return the verdict, and below it speedup, efficiency, speed and gates of the cell that it is about."""
-    is_measured = results.measurement is not None and results.is_speedup_measured
-    figures = _measured(results, results.measurement) if is_measured and results.measurement else _trained(results)
+    measurement = results.measurement if results.is_speedup_measured else None
+    figures = _tell_trained(results) if measurement is None else _tell_measured(results, measurement)
     passed = sum(gate.verdict == "passed" for gate in results.gates)
-    gates = (f"{passed} of {len(results.gates)}", "gates passed", _gate_remark(results))
+    gates = (f"{passed} of {len(results.gates)}", "gates passed", _tell_gates(results))
     return [answer(results), KeyFigures([*figures, gates])]
 
 
-def _trained(results: Results) -> _Figures:
+def _tell_trained(results: Results) -> _Figures:
     """Return the figures of the whole training of the fastest cell."""
     fastest, baseline = [*by_merit(results), *results.cells[1:], *results.cells][0], results.baseline
     speedup = [
-        (wording.ratio(fastest.whole.speedup), _speedup_word(fastest), f"{fastest.cell} against {baseline.cell}"),
+        (wording.ratio(fastest.whole.speedup), _name_speedup(fastest), f"{fastest.cell} against {baseline.cell}"),
         (wording.percent(fastest.whole.parallel_efficiency), "parallel efficiency", "100 % is linear"),
     ]
     beside = "" if fastest is baseline else f"; {baseline.cell} {wording.seconds(baseline.seconds_per_epoch)}"
@@ -47,7 +47,7 @@ def _trained(results: Results) -> _Figures:
     ]
 
 
-def _measured(results: Results, measurement: Measurement) -> _Figures:
+def _tell_measured(results: Results, measurement: Measurement) -> _Figures:
     """Return the figures of the fastest cell while arms took turns."""
     first = cells_of(measurement)[0]
     cell = [*by_merit(results), *results.cells[1:]][0]
@@ -57,7 +57,7 @@ def _measured(results: Results, measurement: Measurement) -> _Figures:
     return [
         (
             wording.ratio(fastest.speedup.value if fastest.speedup else None),
-            _speedup_word(cell),
+            _name_speedup(cell),
             f"{doubt}{fastest.cell} against {first.cell}",
         ),
         (wording.percent(efficiency.value if efficiency else None), "parallel efficiency", "100 % is linear"),
@@ -66,11 +66,11 @@ def _measured(results: Results, measurement: Measurement) -> _Figures:
     ]
 
 
-def _speedup_word(cell: CellResults) -> str:
+def _name_speedup(cell: CellResults) -> str:
     return "speedup, unproven" if cell.standing.state == "unproven" else "speedup"
 
 
-def _gate_remark(results: Results) -> str:
+def _tell_gates(results: Results) -> str:
     failed = len(results.failed_gates)
     unchecked = sum(gate.verdict == "not checked" for gate in results.gates)
     parts = [f"{failed} failed"] * bool(failed) + [f"{unchecked} not checked"] * bool(unchecked)

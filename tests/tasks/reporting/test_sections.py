@@ -25,6 +25,7 @@ from tasks.reporting.blocks import (
     Text,
 )
 from tasks.reporting.document import SECTIONS, make_document
+from tasks.reporting.drawing import charts_of
 from tasks.reporting.html import render_html
 from tasks.reporting.markdown import render_markdown
 from tasks.reporting.results import Results
@@ -113,6 +114,14 @@ def test_a_new_section_is_one_file_and_its_name_in_the_list(
     assert "Something new It compares 2 cells." in page.text
     assert {"new-one", "new-one-heading"} < {element.attributes.get("id") for element in page.elements}
     assert "#new-one" in [element.attributes["href"] for element in page.all("a")]
+
+
+@pytest.mark.parametrize("name", ["clean", "withheld", "measured", "withheld_measured"])
+def test_every_chart_that_has_something_to_show_has_its_place(name: str, request: pytest.FixtureRequest) -> None:
+    results = request.getfixturevalue(f"{name}_results")
+    blocks = [block for section in make_document(results).sections for block in section.blocks]
+    placed = [chart.name for block in blocks if isinstance(block, Charts) for chart in block.charts]
+    assert sorted(placed) == sorted(charts_of(results))
 
 
 def test_what_stands_in_results_alone_makes_the_same_report(measured_results: Results) -> None:
