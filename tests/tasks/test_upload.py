@@ -191,7 +191,8 @@ def test_card_names_data_gates_verdict_and_evaluation_in_its_metadata(comparison
     assert {found["type"]: found["value"] for found in result["metrics"]} == {"loss": 3.25, "perplexity": 32.5}
     assert "A demonstration on two CPU processes." in body
     assert "**2 processes are 1.23x faster.**" in body
-    assert "| equal tokens | ✓ passed | ✓ passed | 512 tokens in each |" in body
+    assert "| equal tokens | ✓ passed | ✓ passed |" in body
+    assert "- **equal tokens**: 512 tokens in each\n" in body
     assert f"| 2proc | 2 | 2.00 s | 248 | 8.00 | {SPEEDUP:.2f}x | 62 % |" in body
     assert "**Model**: random weights; qwen2, 99,999 parameters" in body
 
@@ -222,7 +223,8 @@ def test_card_names_the_licences_of_base_model_and_data_set_where_they_are_known
 def test_card_without_speedup_where_it_is_withheld() -> None:
     card = card_text(make_results(is_withheld=True), cell="2proc", repo_id=None, checkpoints=[])
     assert "The speedup is withheld: unequal tokens." in card
-    assert "| equal tokens | ✓ passed | ✗ failed | 1proc 512 \\| 2proc 480 |" in card
+    assert "| equal tokens | ✓ passed | ✗ failed |" in card
+    assert "- **equal tokens**: 1proc 512 \\| 2proc 480\n" in card
     assert "efficiency" not in card.lower()
     assert "## How much faster" not in card
     assert "seconds per epoch" not in card.lower()

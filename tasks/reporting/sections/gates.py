@@ -1,7 +1,7 @@
 """The checks that stand before a speedup, what each found of every cell, and what they leave of its speedup."""
 
 from tasks.reporting import wording
-from tasks.reporting.blocks import Block, Table, Text, tabulate
+from tasks.reporting.blocks import Block, Facts, Heading, Table, Text, tabulate
 from tasks.reporting.gate import Gate
 from tasks.reporting.results import Results
 
@@ -9,33 +9,39 @@ TITLE = "Gates"
 
 
 def make_blocks(results: Results) -> list[Block]:
-    """Return every gate with its findings, which gates decided, and the differences behind update equivalence."""
+    """Return the verdict of every gate, which of them decided, and what each compared."""
     tables = [tabulate_gates(results), tabulate_standings(results), tabulate_equivalence(results)]
+    compared = [(_name_gate(gate, results), _tell_compared(gate)) for gate in results.gates]
     return [
         Text(
             "Is it the same training, and is the comparison fair? A cell has a speedup if none of its gates failed, "
             "and none of the baseline's."
         ),
         *[table for table in tables if table.rows],
+        Heading("What each gate compared"),
+        Facts(compared),
     ]
+
+
+def _name_gate(gate: Gate, results: Results) -> str:
+    return wording.in_unit(gate.name, results.unit)
+
+
+def _tell_compared(gate: Gate) -> str:
+    """Return the numbers that decided, and the figure that is true where one is not."""
+    return "; ".join([gate.compared, *(one.true_figure for one in gate.findings if one.true_figure)])
 
 
 def tabulate_gates(results: Results) -> Table:
     """Return the verdict of each gate for each cell, and in the last row what they leave of its speedup."""
     names = [cell.cell for cell in results.cells]
     rows = [
-        [
-            wording.in_unit(gate.name, results.unit),
-            *(_mark(gate, name) for name in names),
-            "; ".join([gate.compared, *(one.true_figure for one in gate.findings if one.true_figure)]),
-            gate.question,
-        ]
-        for gate in results.gates
+        [_name_gate(gate, results), *(_mark(gate, name) for name in names), gate.question] for gate in results.gates
     ]
     states = [wording.BASELINE if cell.is_baseline else cell.standing.state for cell in results.cells]
-    rows.append(["Speedup", *states, "", "What do the gates leave of it?"])
-    headings = ["Gate", *names, "What was compared", "What it asks"]
-    return Table("Each gate, cell by cell", headings, rows, num_prose=2, words=dict.fromkeys(names, "Cell"))
+    rows.append(["Speedup", *states, "What do the gates leave of it?"])
+    headings = ["Gate", *names, "What it asks"]
+    return Table("Each gate, cell by cell", headings, rows, num_prose=1, words=dict.fromkeys(names, "Cell"))
 
 
 def _mark(gate: Gate, cell: str) -> str:
