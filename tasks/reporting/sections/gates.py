@@ -1,5 +1,7 @@
 """The checks that stand before a speedup, what each found of every cell, and what they leave of its speedup."""
 
+from functools import partial
+
 from tasks.reporting import wording
 from tasks.reporting.blocks import Block, Facts, Heading, Table, Text, tabulate
 from tasks.reporting.gate import Gate
@@ -11,7 +13,7 @@ TITLE = "Gates"
 def make_blocks(results: Results) -> list[Block]:
     """Return the verdict of every gate, which of them decided, and what each compared."""
     tables = [tabulate_gates(results), tabulate_standings(results), tabulate_equivalence(results)]
-    compared = [(_name_gate(gate, results), _tell_compared(gate)) for gate in results.gates]
+    compared = [(wording.in_unit(gate.name, results.unit), _tell_compared(gate)) for gate in results.gates]
     return [
         Text(
             "Is it the same training, and is the comparison fair? A cell has a speedup if none of its gates failed, "
@@ -23,10 +25,6 @@ def make_blocks(results: Results) -> list[Block]:
     ]
 
 
-def _name_gate(gate: Gate, results: Results) -> str:
-    return wording.in_unit(gate.name, results.unit)
-
-
 def _tell_compared(gate: Gate) -> str:
     """Return the numbers that decided, and the figure that is true where one is not."""
     return "; ".join([gate.compared, *(one.true_figure for one in gate.findings if one.true_figure)])
@@ -34,9 +32,9 @@ def _tell_compared(gate: Gate) -> str:
 
 def tabulate_gates(results: Results) -> Table:
     """Return the verdict of each gate for each cell, and in the last row what they leave of its speedup."""
-    names = [cell.cell for cell in results.cells]
+    names, in_unit = [cell.cell for cell in results.cells], partial(wording.in_unit, unit=results.unit)
     rows = [
-        [_name_gate(gate, results), *(_mark(gate, name) for name in names), gate.question] for gate in results.gates
+        [in_unit(gate.name), *(_mark(gate, name) for name in names), in_unit(gate.question)] for gate in results.gates
     ]
     states = [wording.BASELINE if cell.is_baseline else cell.standing.state for cell in results.cells]
     rows.append(["Speedup", *states, "What do the gates leave of it?"])
