@@ -73,6 +73,11 @@ def test_the_page_is_whole_at_every_width_and_colour_scheme(
         assert box["height"] > 50, name
     sizes: list[Any] = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert sizes[0] <= sizes[1], "the page hangs over the right edge"
+    columns_of_letters: list[str] = page.evaluate(
+        """[...document.querySelectorAll('main :is(th, td, dt, dd, li, p, a)')]
+            .filter(e => e.offsetHeight && e.innerText.trim().length > 5 && e.offsetWidth < 30).map(e => e.innerText)"""
+    )
+    assert columns_of_letters == []
     charts = page.locator("figure svg")
     assert charts.count() == NUM_CHARTS[request.node.callspec.params["opened"][0]]
     for place in range(charts.count()):
