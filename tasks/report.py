@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tasks.reporting import data_files, drawing
 from tasks.reporting.collect import collect_results
+from tasks.reporting.document import make_document
 from tasks.reporting.history_file import with_history
 from tasks.reporting.html import render_html
 from tasks.reporting.markdown import render_markdown
@@ -44,8 +45,9 @@ def write_report(results: Results, reports: Path) -> None:
     for file in (reports / "charts").iterdir():
         if file.suffix != ".svg" or file.stem not in svgs:
             file.unlink()
-    data_files.write_text(reports / "index.html", render_html(results, svgs))
-    data_files.write_text(reports / "report.md", render_markdown(results))
+    document = make_document(results)
+    data_files.write_text(reports / "index.html", render_html(document, svgs))
+    data_files.write_text(reports / "report.md", render_markdown(document))
 
 
 def _parse_arguments() -> argparse.Namespace:

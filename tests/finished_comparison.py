@@ -118,7 +118,8 @@ def make_results(*, is_withheld: bool = False) -> Results:
                 "ranges": [_slice("0-8"), _slice("8-16")],
                 "heldout": _slice("16-20"),
                 "workload": "causal_lm",
-                "train": {"epochs": 1, "learning_rate": 0.001, "precision": "fp32"},
+                "train": {"epochs": 1, "global_batch_size": 4, "seq_len": 32, "learning_rate": 0.001}
+                | {"schedule": "linear", "precision": "fp32", "seed": 0},
                 "machine": {**machine, "versions": {"python": "3.11", "cuda": None}},
                 "trained_at": "2026-01-01T00:00:00+00:00",
             },

@@ -49,7 +49,7 @@ class Chart(Protocol):
     NEEDS_SPEEDUP: bool
     """True if nothing is drawn while no cell's speedup is given; that of a single cell is None where it is not."""
     SECTION: str
-    """The section of the page that it stands in: speed, training, losses, prediction, quality or history."""
+    """Where in the report it stands: the `slot` of a Charts block, such as speed, training or losses."""
 
     def is_shown(self, results: Results) -> bool:
         """Return whether there is anything to draw; a chart without is left out."""

@@ -118,3 +118,8 @@ def too_wide(measurement: Measurement) -> list[ArmSpeed]:
 def ends_of(estimates: Sequence[Estimate | None]) -> list[float]:
     """Return every figure and both ends of its interval: what an axis has to hold."""
     return [end for one in estimates if one is not None for end in (one.low, one.value, one.high)]
+
+
+def left_out(measurement: Measurement, what: str) -> str | None:
+    """Return the sentence that says why there is nothing of this kind, if there is one."""
+    return next((sentence for sentence in measurement.left_out if what in sentence.lower()), None)

@@ -1,11 +1,22 @@
 """Numbers as people read them: three digits that mean something, a unit, and no more."""
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 from tasks.reporting.measurement import Estimate
 
+Value = TypeVar("Value")
+
 WITHHELD = "withheld"
 NOT_AVAILABLE = "n/a"
+BASELINE = "baseline"
+NOTHING = "–"
+"""In place of a verdict where a gate says nothing about a cell."""
+MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not checked"}
+"""Verdict of a gate -> how a table shows it."""
+FOLLOWS = "Withheld with the speedup, from which it follows."
+UNMEASURED = "Not measured: the stage measure left no speed.json for this comparison."
 TRAIN_AGAIN = (
     "Train all cells again on an idle machine: rm -rf .work/runs, then dvc repro -f -s train, then make compare"
 )
@@ -16,6 +27,11 @@ def in_unit(text: str, unit: str) -> str:
     if unit == "token":
         return text
     return text.replace("Token", unit.capitalize()).replace("token", unit)
+
+
+def if_known(value: Value | None, shown: Callable[[Value], str]) -> str:
+    """Return the value as `shown` shows it, or that it is not available."""
+    return NOT_AVAILABLE if value is None else shown(value)
 
 
 def three_digits(value: float) -> str:
@@ -93,6 +109,11 @@ def difference(value: float) -> str:
 def usd(value: float) -> str:
     """Return US dollars with three significant digits, such as `$12.30`, `$0.0142` or `$1,230`."""
     return f"${value:.2f}" if 1 <= value < 100 else f"${three_digits(value)}"
+
+
+def gib(value: float) -> str:
+    """Return device memory such as `20.5 GiB`."""
+    return f"{three_digits(value)} GiB"
 
 
 def parameters(number: int) -> str:

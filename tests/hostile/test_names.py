@@ -16,15 +16,14 @@ from playwright.sync_api import Browser
 
 from tasks.download import download_model, download_rows
 from tasks.params import Params, load_params
-from tasks.reporting import data_files, drawing, history_file
+from tasks.reporting import data_files, history_file
 from tasks.reporting.collect import collect_results
-from tasks.reporting.html import render_html
-from tasks.reporting.markdown import render_markdown
 from tasks.reporting.results import Results
 from tasks.stage.failure import ConfigurationError, DataError
 from tests.hostile.conftest import ParamsCommand
 from tests.tasks.reporting.comparison import outputs_of, write_comparison
 from tests.tasks.reporting.hostile import NAMES, TEXT, hostile
+from tests.tasks.reporting.rendered import drawn_html_of, markdown_of
 from tests.tiny import make_tiny_model
 
 OUTSIDE = [
@@ -145,8 +144,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def test_a_browser_finds_no_script_that_the_template_has_not(
     browser: Browser, results: Results, tmp_path: Path
 ) -> None:
-    svgs = {name: drawing.draw_svg(name, chart, results) for name, chart in drawing.charts_of(results).items()}
-    (tmp_path / "index.html").write_text(render_html(results, svgs), encoding="utf-8")
+    (tmp_path / "index.html").write_text(drawn_html_of(results), encoding="utf-8")
     page = browser.new_page()
     alarms: list[str] = []
     page.on("dialog", lambda dialog: (alarms.append(dialog.message), dialog.dismiss()))
@@ -164,7 +162,7 @@ def test_a_browser_finds_no_script_that_the_template_has_not(
 
 
 def test_samples_side_by_side_are_code_in_the_markdown(results: Results) -> None:
-    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(render_markdown(results))
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(markdown_of(results))
     fences = [token.content for token in tokens if token.type == "fence"]
     assert any(" ".join(TEXT.split()) in " ".join(fence.split()) for fence in fences)
     assert not [token for token in tokens if token.type == "html_block"]

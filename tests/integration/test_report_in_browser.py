@@ -73,6 +73,11 @@ def test_the_page_is_whole_at_every_width_and_colour_scheme(
         assert box["height"] > 50, name
     sizes: list[Any] = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert sizes[0] <= sizes[1], "the page hangs over the right edge"
+    columns_of_letters: list[str] = page.evaluate(
+        """[...document.querySelectorAll('main :is(th, td, dt, dd, li, p, a)')]
+            .filter(e => e.offsetHeight && e.innerText.trim().length > 5 && e.offsetWidth < 30).map(e => e.innerText)"""
+    )
+    assert columns_of_letters == []
     charts = page.locator("figure svg")
     assert charts.count() == NUM_CHARTS[request.node.callspec.params["opened"][0]]
     for place in range(charts.count()):
@@ -130,7 +135,7 @@ def test_a_wide_table_scrolls_inside_itself_and_is_reached_by_keyboard(opened: t
 @pytest.mark.parametrize("opened", [("given", 1280, "light")], indirect=True, ids=str)
 def test_the_patch_of_what_is_recommended_is_selected_whole_by_one_click(opened: tuple[Page, list[str]]) -> None:
     page, _ = opened
-    page.locator("pre.patch").first.click()
+    page.locator("pre").first.click()
     selected = page.evaluate("getSelection().toString()")
     assert selected.strip() == "train:\n  micro_batch_size: 2\ncells:\n  2proc:\n    options: {bucket_mib: 5.0}"
 
@@ -138,7 +143,7 @@ def test_the_patch_of_what_is_recommended_is_selected_whole_by_one_click(opened:
 @pytest.mark.parametrize("opened", [("given", 1280, "light")], indirect=True, ids=str)
 def test_the_figures_of_every_arm_fit_a_wide_page(opened: tuple[Page, list[str]]) -> None:
     page, _ = opened
-    table = page.locator(".scroll:has(#table-arms-1)")
+    table = page.locator(".scroll:has(#speed-1)")
     assert table.evaluate("element => element.scrollWidth <= element.clientWidth")
 
 

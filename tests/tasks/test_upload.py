@@ -160,7 +160,7 @@ def test_the_checkpoints_asked_for_are_staged_and_named_on_the_card(
     staged = comparison / "reports/hub"
     assert sorted(str(file.relative_to(staged)) for file in staged.glob("checkpoints/*")) == names
     card = (staged / "README.md").read_text(encoding="utf-8")
-    assert [line.split("`")[1] for line in card.splitlines() if line.startswith("| `checkpoints/")] == names
+    assert [line.split()[1] for line in card.splitlines() if line.startswith("| checkpoints/")] == names
     model = AutoModelForCausalLM.from_pretrained(staged)
     wanted = torch.load(comparison / FINAL, weights_only=True)
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
@@ -190,10 +190,11 @@ def test_card_names_data_gates_verdict_and_evaluation_in_its_metadata(comparison
     assert result["dataset"]["name"] == "docstrings, held-out rows 16-20"
     assert {found["type"]: found["value"] for found in result["metrics"]} == {"loss": 3.25, "perplexity": 32.5}
     assert "A demonstration on two CPU processes." in body
-    assert "**Verdict.** 2 processes are 1.23x faster." in body
-    assert "| equal tokens | ✓ passed | ✓ passed | 512 tokens in each |" in body
-    assert f"| 2proc | 2 | 2.00 | 248 | {SPEEDUP:.2f} | 62% |" in body
-    assert "`builtin:tiny-qwen2`: random weights" in body
+    assert "**2 processes are 1.23x faster.**" in body
+    assert "| equal tokens | ✓ passed | ✓ passed |" in body
+    assert "- **equal tokens**: 512 tokens in each\n" in body
+    assert f"| 2proc | 2 | 2.00 s | 248 | 8.00 | {SPEEDUP:.2f}x | 62 % |" in body
+    assert "**Model**: random weights; qwen2, 99,999 parameters" in body
 
 
 def test_card_of_hub_sources_links_base_model_and_data_set(comparison: Path) -> None:
@@ -215,17 +216,18 @@ def test_card_names_the_licences_of_base_model_and_data_set_where_they_are_known
     upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
     _, head, body = (comparison / "reports/hub/README.md").read_text(encoding="utf-8").split("---\n", 2)
     assert yaml.safe_load(head)["license"] == "apache-2.0"
-    assert f"| base model | `hub:owner/base` at `{'c' * 40}`: random weights (licence: apache-2.0) |" in body
-    assert f"| data set | `hub:owner/rows` at `{'d' * 40}`: docstrings (licence: cc0-1.0) |" in body
+    assert f"**Model source**: hub:owner/base, commit {'c' * 40}, licence apache-2.0" in body
+    assert f"**Data source**: hub:owner/rows, commit {'d' * 40}, licence cc0-1.0" in body
 
 
 def test_card_without_speedup_where_it_is_withheld() -> None:
     card = card_text(make_results(is_withheld=True), cell="2proc", repo_id=None, checkpoints=[])
     assert "The speedup is withheld: unequal tokens." in card
-    assert "| equal tokens | ✓ passed | ✗ failed | 1proc 512 \\| 2proc 480 |" in card
-    assert "parallel efficiency" not in card
-    assert "## Speedup" not in card
-    assert "seconds per epoch" not in card
+    assert "| equal tokens | ✓ passed | ✗ failed |" in card
+    assert "- **equal tokens**: 1proc 512 \\| 2proc 480\n" in card
+    assert "efficiency" not in card.lower()
+    assert "## How much faster" not in card
+    assert "seconds per epoch" not in card.lower()
 
 
 def test_repo_without_token_ends_with_exit_code_2_in_one_line_before_anything_is_staged(comparison: Path) -> None:

@@ -11,10 +11,9 @@ from tasks.reporting.accuracy import accuracies, time_to_accuracy
 from tasks.reporting.collect import collect_results
 from tasks.reporting.data_files import metrics_of, write_epochs
 from tasks.reporting.drawing import charts_of
-from tasks.reporting.html import render_html
-from tasks.reporting.markdown import render_markdown
 from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import PARAMS, end_checksum, outputs_of, write_comparison
+from tests.tasks.reporting.rendered import html_of, markdown_of
 from training.files import write_json
 
 ACCURACIES = {"1proc": (0.5, 0.75), "2proc": (0.75, 0.75)}
@@ -81,7 +80,7 @@ def test_the_figures_stand_in_csv_metrics_page_and_markdown(tmp_path: Path) -> N
     assert [float(row["train_loss"]) for row in rows] == [float(row["loss"]) for row in rows]
     metrics = metrics_of(results)
     assert (metrics["base"]["heldout_accuracy"], metrics["2proc"]["heldout_accuracy"]) == (0.25, 0.75)
-    text, page = render_markdown(results), render_html(results, {})
+    text, page = markdown_of(results), html_of(results)
     for shown in (text, page):
         assert "until 74.5 % of the held-out rows were put into the right class" in shown
         assert "erplexity" not in shown
@@ -103,4 +102,4 @@ def test_a_language_model_has_none_of_it(tmp_path: Path) -> None:
     assert "accuracy_curves" not in charts_of(results)
     write_epochs(tmp_path / "epochs.csv", results)
     assert "val_accuracy" not in (tmp_path / "epochs.csv").read_text()
-    assert "ccuracy" not in render_markdown(results)
+    assert "ccuracy" not in markdown_of(results)

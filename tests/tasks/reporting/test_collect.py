@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tasks.reporting.collect import collect_results
-from tasks.reporting.notes import how_measured
 from tasks.reporting.results import Results
+from tasks.reporting.sections import measured
 from tests.tasks.reporting.comparison import PARAMS, edit_segment, outputs_of, write_comparison
 
 
@@ -91,7 +91,7 @@ def test_a_checkpoint_that_was_not_used_is_named_with_the_reason(tmp_path: Path,
     edit_segment(tmp_path, "2proc", checkpoints_not_used=[reason])
     results = collect_results(outputs_of(tmp_path, params))
     assert [cell.checkpoints_not_used for cell in results.cells] == [[], [reason]]
-    (note,) = [note for note in how_measured(results) if reason in note]
+    (note,) = [note for note in measured.tell(results) if reason in note]
     assert note.startswith("2proc: a checkpoint was found broken and not used")
 
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from tasks.report import write_report
-from tasks.reporting import cost_tables
+from tasks.reporting.blocks import Table
 from tasks.reporting.collect import collect_results
 from tasks.reporting.cost import usd_per_million_tokens
-from tasks.reporting.html import render_html
-from tasks.reporting.markdown import render_markdown
 from tasks.reporting.results import Results, read_results, write_results
+from tasks.reporting.sections import cost
 from tests.tasks.reporting.comparison import PARAMS, edit_json, edit_segment, outputs_of, write_comparison
 from tests.tasks.reporting.measured import arm, measurement, with_speedup, write_measurement
 from tests.tasks.reporting.page import Page
+from tests.tasks.reporting.rendered import html_of, markdown_of
 
 PRICE = {"price_per_gpu_hour": 2.5, "price_date": "2026-11-01", "price_source": "an offer"}
 
@@ -30,7 +30,7 @@ def results_of(folder: Path, *, measured: Any = None, **params: Any) -> Results:
 
 def texts_of(results: Results) -> list[str]:
     """Return what the page and the markdown say, in one line each."""
-    return [Page(render_html(results, {})).text, " ".join(render_markdown(results).replace("|", " ").split())]
+    return [Page(html_of(results)).text, " ".join(markdown_of(results).replace("|", " ").split())]
 
 
 def test_a_million_tokens_cost_price_times_devices_times_the_hours_they_take() -> None:
@@ -151,7 +151,7 @@ def test_measured_figures_stand_with_their_interval_and_unknown_energy_is_not_av
 
 def test_without_a_price_there_is_no_money_but_the_cost_of_the_speedup(clean_results: Results) -> None:
     for text in texts_of(clean_results):
-        told = text.partition("What it costs")[2].partition("Glossary")[0]
+        told = text.rpartition("What it costs")[2].partition("Glossary")[0]
         assert "2proc 2 0.00356 1.28 times" in told
         assert "1 job of 2proc 2 6.40 s 562" in told
         assert "No price is stated (cost.price" in told
@@ -166,10 +166,10 @@ def test_a_withheld_speedup_withholds_every_cost(tmp_path: Path) -> None:
     results = collect_results(outputs_of(tmp_path, params))
     assert results.is_withheld
     assert results.cost is None
-    assert cost_tables.tables(results) == []
+    assert not [block for block in cost.make_blocks(results) if isinstance(block, Table)]
     for text in texts_of(results):
         assert "What it costs Withheld with the speedup, from which it follows." in text.replace("## ", "")
-        assert "1.25 times" not in text.partition("Glossary")[0]  # 2 / 1.6
+        assert "1.25 times" not in text.rpartition("Glossary")[0]  # 2 / 1.6
         assert "$" not in text
 
 

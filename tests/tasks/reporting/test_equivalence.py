@@ -7,10 +7,9 @@ import pytest
 
 from tasks.reporting.collect import collect_results
 from tasks.reporting.gate import Gate
-from tasks.reporting.html import render_html
-from tasks.reporting.markdown import render_markdown
 from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import edit_json, outputs_of, write_certificate
+from tests.tasks.reporting.rendered import html_of, markdown_of
 
 NAME = "Update equivalence"
 
@@ -95,17 +94,17 @@ def test_without_the_stage_measure_the_report_says_so(tmp_path: Path, params: di
     results, gate = results_of(tmp_path, params)
     assert gate.verdict == "not checked"
     assert results.equivalence == []
-    text = render_markdown(results)
+    text = markdown_of(results)
     assert "Noise floor" not in text.partition("## Glossary")[0]
     assert "were not compared with those of a step on one" in text
 
 
 def test_page_and_markdown_show_differences_beside_floor_and_tolerance(tmp_path: Path, params: dict[str, Any]) -> None:
     results, _ = results_of(tmp_path, params)
-    text = render_markdown(results)
+    text = markdown_of(results)
     assert "| 2proc | gradient of 8 updates, the widest | 5.0e-08 | 1.0e-06 | no | 2.0e-07 | 2.0e-06 |" in text
     assert "| 2proc | weights of 8 updates, the widest | 3.0e-07 | 1.0e-06 | no | 4.0e-07 | 4.0e-06 |" in text
     assert "made 8 updates on the first rows" in text
-    page = render_html(results, {})
+    page = html_of(results)
     assert "Updates of the ranks against those of one process" in page
     assert "4.0e-07" in page

@@ -4,15 +4,10 @@ import re
 import pytest
 
 from tasks.reporting import drawing
-from tasks.reporting.html import render_html
 from tasks.reporting.results import Results
 from tests.tasks.reporting.hostile import NAMES, TEXT, hostile
 from tests.tasks.reporting.page import Page
-
-
-def page_of(results: Results) -> Page:
-    svgs = {name: drawing.draw_svg(name, chart, results) for name, chart in drawing.charts_of(results).items()}
-    return Page(render_html(results, svgs))
+from tests.tasks.reporting.rendered import page_of
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,16 @@
 import pytest
 from markdown_it import MarkdownIt
 
-from tasks.reporting.markdown import escaped, render_markdown
+from tasks.reporting.markdown import escaped
 from tasks.reporting.results import Results
 from tests.tasks.reporting.hostile import NAMES, hostile
+from tests.tasks.reporting.rendered import markdown_of
 
 ROW = "| 2proc | 2 | 6.40 s | 9.84 | 2.50 | 1.56x | 78 % | 1.50x to 1.67x (2) | 0.28 | 0.3 % |"
 
 
 def test_the_markdown_holds_the_same_figures_as_the_page(clean_results: Results) -> None:
-    text = render_markdown(clean_results)
+    text = markdown_of(clean_results)
     assert ROW in text
     assert "| 8-16 | 2proc | 2.40 s | 13.3 | 3.33 | 1.67x | 83 % |" in text
     assert "| 2proc | 3.2500 | 25.8 | -0.8500 | 16 |" in text
@@ -20,7 +21,7 @@ def test_the_markdown_holds_the_same_figures_as_the_page(clean_results: Results)
 
 def test_every_table_has_as_many_cells_in_each_row_as_in_its_head(clean_results: Results) -> None:
     for results in (clean_results, hostile(clean_results)):
-        tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(render_markdown(results))
+        tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(markdown_of(results))
         num_cells: list[int] = []
         for token in tokens:
             if token.type == "tr_open":
@@ -42,7 +43,7 @@ def test_escaped_text_is_read_back_as_it_was(text: str) -> None:
 
 
 def test_nothing_hostile_becomes_html_a_link_or_a_mention(clean_results: Results) -> None:
-    text = render_markdown(hostile(clean_results))
+    text = markdown_of(hostile(clean_results))
     tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
     inline = [child for token in tokens for child in token.children or []]
     assert not [token for token in tokens if token.type == "html_block"]
@@ -54,6 +55,6 @@ def test_nothing_hostile_becomes_html_a_link_or_a_mention(clean_results: Results
 
 
 def test_a_withheld_speedup_is_said_to_be_withheld(withheld_results: Results) -> None:
-    text = render_markdown(withheld_results)
+    text = markdown_of(withheld_results)
     assert "| 2proc | 2 | 6.40 s | 9.84 | 2.50 | withheld | withheld | withheld | withheld | 0.3 % |" in text
     assert "Speedup and efficiency are withheld, because 1 gate failed." in text

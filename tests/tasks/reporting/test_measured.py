@@ -127,8 +127,10 @@ def test_the_model_card_gives_the_measured_speedup_and_says_so(
     measured_results: Results, withheld_measured_results: Results
 ) -> None:
     card = card_text(measured_results, cell="2proc", repo_id=None, checkpoints=[])
-    assert "| 2proc | 2 | 6.40 | 10 | 1.62 | 1.58 to 1.66 | 81% |" in card
-    assert "measured in short blocks of optimizer steps with the cells taking turns (strong scaling)" in card
+    assert "| 2proc | 2 | 42.0 ms (41.6 to 42.4) | 1.62x (1.58 to 1.66) | 1.65x" in card
+    assert "| 81 % (79 to 83) |" in card
+    assert "Each arm, measured in turns, strong scaling, 95 % intervals" in card
+    assert "| 2proc | 2 | 6.40 s | 9.84 | 2.50 | 1.56x | 78 % |" in card
     assert "1.62" not in card_text(withheld_measured_results, cell="2proc", repo_id=None, checkpoints=[])
 
 

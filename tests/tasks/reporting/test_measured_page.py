@@ -6,17 +6,12 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tasks.reporting import drawing
-from tasks.reporting.html import render_html
-from tasks.reporting.markdown import escaped, render_markdown
+from tasks.reporting.markdown import escaped
 from tasks.reporting.results import Results
 from tests.tasks.reporting.hostile import hostile
 from tests.tasks.reporting.measured import advice, arm, measurement, preflight
 from tests.tasks.reporting.page import Page
-
-
-def page_of(results: Results) -> Page:
-    svgs = {name: drawing.draw_svg(name, chart, results) for name, chart in drawing.charts_of(results).items()}
-    return Page(render_html(results, svgs))
+from tests.tasks.reporting.rendered import markdown_of, page_of
 
 
 def with_measurement(results: Results, **changes: Any) -> Results:
@@ -110,12 +105,12 @@ def test_a_change_that_could_not_be_run_is_named_with_the_reason(measured_result
     results = with_measurement(measured_results, advice={"tried": tried, "combined": None, "failed": failed})
     said = "Could not be run: layers compiled (RuntimeError: no"
     assert f"{said} <b>compiler</b>)." in page_of(results).text
-    assert f"{said} &lt;b&gt;compiler&lt;/b&gt;)." in render_markdown(results).replace("\\", "")
+    assert f"{said} &lt;b&gt;compiler&lt;/b&gt;)." in markdown_of(results).replace("\\", "")
 
 
 def test_a_section_with_nothing_says_why(measured_results: Results, clean_results: Results) -> None:
     bare = {"waterfalls": [], "advice": None, "prediction": None}
-    for render in (lambda results: page_of(results).text, render_markdown):
+    for render in (lambda results: page_of(results).text, markdown_of):
         text = render(with_measurement(measured_results, **bare))
         assert "No cell has a step that could be taken apart: that takes several ranks inside DDP." in text
         assert "No change was tried: none can be here, or measure.advice in params.yaml is off." in text
@@ -125,7 +120,7 @@ def test_a_section_with_nothing_says_why(measured_results: Results, clean_result
 
 def test_a_machine_that_was_not_fit_is_named_with_the_remedy(measured_results: Results) -> None:
     results = with_measurement(measured_results, preflight=preflight("others use 1.4 of 2 cores"))
-    for text in (page_of(results).text, render_markdown(results)):
+    for text in (page_of(results).text, markdown_of(results)):
         assert "Before measuring, the machine was not fit to measure: load." in text
         assert "others use 1.4 of 2 cores" in text
         assert "end what else runs" in text
@@ -143,7 +138,7 @@ def test_what_is_withheld_is_nowhere_and_what_helps_stays(
     withheld_page: Page, withheld_measured_results: Results
 ) -> None:
     words = withheld_page.text.partition("Glossary Cell")[0]
-    markdown = render_markdown(withheld_measured_results).partition("## Glossary")[0]
+    markdown = markdown_of(withheld_measured_results).partition("## Glossary")[0]
     for text in (words, markdown):
         assert [figure for figure in WITHHELD if figure in text] == []
         assert [figure for figure in STAYS if figure not in text] == []
@@ -151,12 +146,12 @@ def test_what_is_withheld_is_nowhere_and_what_helps_stays(
 
 
 def test_the_same_figures_do_stand_on_a_page_that_withholds_nothing(page: Page, measured_results: Results) -> None:
-    for text in (page.text, render_markdown(measured_results)):
+    for text in (page.text, markdown_of(measured_results)):
         assert [figure for figure in WITHHELD if figure not in text] == []
 
 
 def test_the_markdown_holds_the_same_rows(measured_results: Results) -> None:
-    text = render_markdown(measured_results)
+    text = markdown_of(measured_results)
     assert "| 2proc | 2 | 42.0 ms (41.6 to 42.4) | 1.62x (1.58 to 1.66) | 1.65x (1.61 to 1.69) |" in text
     assert "| exposed communication | 3.50 ms (2.80 to 4.20) | 8.3 % | 3.30 ms | runs with" in text
     assert "| 64 | 8.88x (6.34 to 11.42) | 14 % | n/a | extrapolated |" in text
@@ -170,7 +165,7 @@ def test_hostile_names_are_shown_and_never_run(measured_results: Results) -> Non
     page = page_of(results)
     assert not page.all("script")
     assert all(not name.startswith("on") for element in page.elements for name in element.attributes)
-    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(render_markdown(results))
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(markdown_of(results))
     inline = [child for token in tokens for child in token.children or []]
     assert not [token for token in tokens if token.type == "html_block"]
     assert not [child for child in inline if child.type == "html_inline"]

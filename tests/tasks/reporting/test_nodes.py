@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from tasks.reporting import tables
 from tasks.reporting.collect import collect_results
-from tasks.reporting.html import render_html
-from tasks.reporting.markdown import render_markdown
+from tasks.reporting.sections.compared import tabulate_nodes, tabulate_work
 from tests.tasks.reporting.comparison import edit_json, outputs_of, write_comparison
+from tests.tasks.reporting.rendered import html_of, markdown_of
 
 NODE: dict[str, Any] = {
     "node_rank": 0, "host": "alpha", "cpu": "EPYC", "num_cpus": 1, "gpus": [], "driver": None, "num_ranks": 1,
@@ -29,15 +28,14 @@ def params(tmp_path: Path) -> dict[str, Any]:
 
 def test_each_node_has_a_row_with_what_is_known_of_it(tmp_path: Path, params: dict[str, Any]) -> None:
     results = collect_results(outputs_of(tmp_path, params))
-    table = tables.nodes(results)
-    assert table is not None
+    table = tabulate_nodes(results)
     assert table.rows == [
         ["2proc", "0", "alpha", "1", "EPYC", "1", "none", "10.0.0.1 (eth0)", "n/a"],
         ["2proc", "1", "beta", "1", "EPYC", "1", "none", "10.0.0.2 (eth0)", "12.3 kJ"],
     ]
-    assert [row[2] for row in tables.spread_of_work(results).rows] == ["1", "2 on 2 nodes"]
-    assert "beta" in render_markdown(results)
-    assert 'id="table-nodes"' in render_html(results, {})
+    assert [row[2] for row in tabulate_work(results).rows] == ["1", "2 on 2 nodes"]
+    assert "beta" in markdown_of(results)
+    assert ">Nodes</caption>" in html_of(results)
 
 
 def test_a_device_of_its_own_is_counted_on_each_node(tmp_path: Path, params: dict[str, Any]) -> None:
@@ -53,4 +51,4 @@ def test_a_device_of_its_own_is_counted_on_each_node(tmp_path: Path, params: dic
 
 
 def test_one_machine_needs_no_table_of_nodes(tmp_path: Path) -> None:
-    assert tables.nodes(collect_results(outputs_of(tmp_path, write_comparison(tmp_path)))) is None
+    assert tabulate_nodes(collect_results(outputs_of(tmp_path, write_comparison(tmp_path)))).rows == []

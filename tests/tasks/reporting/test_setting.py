@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tasks.reporting.collect import collect_results
-from tasks.reporting.compared import compared_facts
 from tasks.reporting.gates import check_gates
+from tasks.reporting.sections.compared import tell_facts
 from tasks.reporting.setting import setting_problems
 from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, setting_of
 
@@ -100,7 +100,7 @@ def test_a_record_that_is_not_what_params_yaml_says_fails_and_the_report_prints_
     results = collect_results(outputs)
     assert all(cell.is_withheld for cell in results.cells)
     assert results.comparison.train["weight_decay"] == 0.0
-    assert "seed 0" in dict(compared_facts(results))["Work"]
+    assert "seed 0" in dict(tell_facts(results))["Work"]
 
 
 def test_a_run_whose_segments_are_not_of_its_own_values_is_found(params: dict[str, Any], tmp_path: Path) -> None:
@@ -112,6 +112,6 @@ def test_a_run_whose_segments_are_not_of_its_own_values_is_found(params: dict[st
 
 
 def test_kernels_and_environment_are_printed_as_the_ranks_recorded_them(params: dict[str, Any], tmp_path: Path) -> None:
-    facts = dict(compared_facts(collect_results(outputs_of(tmp_path, params))))
+    facts = dict(tell_facts(collect_results(outputs_of(tmp_path, params))))
     assert facts["Kernels"] == "attention sdpa, deterministic False, matmul_precision highest"
     assert facts["Environment of the ranks"] == "OMP_NUM_THREADS 1"

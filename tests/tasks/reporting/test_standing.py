@@ -11,8 +11,6 @@ from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results
 from tasks.reporting.gate import CellFinding, Gate
 from tasks.reporting.gates import check_gates, standings
-from tasks.reporting.html import render_html
-from tasks.reporting.markdown import render_markdown
 from tasks.reporting.measurement import Measurement
 from tasks.reporting.model_card import card_text
 from tasks.reporting.results import Results
@@ -26,6 +24,7 @@ from tests.tasks.reporting.comparison import (
     write_comparison,
 )
 from tests.tasks.reporting.measured import advised, arm, curve, measurement, waterfall, write_measurement
+from tests.tasks.reporting.rendered import html_of, markdown_of
 
 THREE_CELLS = PARAMS | {"cells": PARAMS["cells"] | {"4proc": {"strategy": "ddp", "world_size": 4}}}
 SECONDS = {"1proc": [6.0, 4.0], "2proc": [4.0, 2.4], "4proc": [2.5, 1.5]}
@@ -108,8 +107,8 @@ def test_every_output_gives_the_good_cell_and_withholds_the_bad_one(one_of_three
     assert metrics["2proc"]["state"] == "proven"
     assert (metrics["4proc"]["state"], metrics["4proc"]["speedup"]) == ("withheld", None)
     for text in (
-        render_markdown(one_of_three),
-        render_html(one_of_three, {}),
+        markdown_of(one_of_three),
+        html_of(one_of_three),
         card_text(one_of_three, cell="4proc", repo_id=None, checkpoints=[]),
     ):
         assert "1.62" in text
@@ -119,9 +118,9 @@ def test_every_output_gives_the_good_cell_and_withholds_the_bad_one(one_of_three
         if "model.safetensors" not in text:
             assert "Advice is withheld where changes were tried on 4proc, whose speedup is withheld." in text
             assert "The prediction is withheld: it rests on 4proc, whose speedup is withheld." in text
-    table = "| Every rank has a device of its own | passed | passed | failed |"
-    assert table in render_markdown(one_of_three)
-    assert "| Speedup | baseline | proven | withheld |" in render_markdown(one_of_three)
+    table = "| Every rank has a device of its own | ✓ passed | ✓ passed | ✗ failed |"
+    assert table in markdown_of(one_of_three)
+    assert "| Speedup | baseline | proven | withheld |" in markdown_of(one_of_three)
 
 
 def test_the_tracker_has_the_gates_of_each_cell_in_its_run(one_of_three: Results) -> None:
@@ -188,12 +187,12 @@ def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_spee
         in results.verdict
     )
     assert results.cells[1].speedup is not None
-    page = render_html(results, {})
+    page = html_of(results)
     assert "<span>speedup, unproven</span>" in page
-    assert "| Speedup | baseline | unproven |" in render_markdown(results)
+    assert "| Speedup | baseline | unproven |" in markdown_of(results)
     card = card_text(results, cell="2proc", repo_id=None, checkpoints=[])
     assert "Unproven: 2proc trains" in card
-    assert "% | unproven |" in card
+    assert "| Speedup | baseline | unproven |" in card
     tags = gate_tags(results.model_dump(mode="json"))
     assert tags["2proc"]["speedup"] == tags[None]["speedup.2proc"] == f"unproven: Update equivalence: {why}"
     assert data_files.metrics_of(results)["2proc"]["state"] == "unproven"
@@ -203,7 +202,7 @@ def test_nothing_is_called_unproven_where_all_was_checked(clean_results: Results
     for results in (clean_results, measured_results):
         assert [cell.standing.state for cell in results.cells] == ["proven", "proven"]
         assert "nproven" not in json.dumps(results.model_dump(mode="json"))
-        assert "unproven" not in render_markdown(results).partition("## Glossary")[0]
+        assert "unproven" not in markdown_of(results).partition("## Glossary")[0]
 
 
 @pytest.mark.parametrize("gate", ["Update equivalence", "Gradients were synchronised", "Same parameters on all ranks"])

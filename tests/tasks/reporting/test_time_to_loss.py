@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from tasks.reporting.collect import collect_results
-from tasks.reporting.html import render_html
-from tasks.reporting.markdown import render_markdown
 from tasks.reporting.outputs import Steps
 from tasks.reporting.results import Results
 from tasks.reporting.time_to_loss import TimeToLoss, first_reached, smoothed, time_to_loss
 from tests.tasks.reporting.comparison import PARAMS, edit_steps, outputs_of, write_comparison
 from tests.tasks.reporting.page import Page
+from tests.tasks.reporting.rendered import html_of, markdown_of
 
 
 def found_in(results: Results) -> TimeToLoss:
@@ -79,16 +78,16 @@ def test_long_curves_are_smoothed_over_a_twentieth_of_their_steps(tmp_path: Path
 def test_seconds_that_cannot_be_compared_are_not_said_to_tell_the_speed(
     clean_results: Results, withheld_results: Results
 ) -> None:
-    assert "so the seconds tell the speed" in render_markdown(clean_results)
-    assert "so the seconds tell the speed" not in render_markdown(withheld_results)
-    assert "Time to quality" in render_markdown(withheld_results)
+    assert "so the seconds tell the speed" in markdown_of(clean_results)
+    assert "so the seconds tell the speed" not in markdown_of(withheld_results)
+    assert "Time to quality" in markdown_of(withheld_results)
 
 
 def test_page_and_markdown_show_the_seconds(clean_results: Results, tmp_path: Path) -> None:
     params = PARAMS | {"quality": {"target_loss": 3.0}}
     write_comparison(tmp_path, params=params)
     never = collect_results(outputs_of(tmp_path, params))
-    for render in (lambda results: Page(render_html(results, {})).text, render_markdown):
+    for render in (lambda results: Page(html_of(results)).text, markdown_of):
         text = " ".join(render(clean_results).replace("|", " ").split())
         # 3.7 and half a percent.
         assert "was 3.7185 nats per token for the first time, within 0.5 % of where 1proc ended" in text

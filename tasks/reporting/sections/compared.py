@@ -1,15 +1,24 @@
-"""What was compared, on what and when, in words for the page and the markdown alike."""
+"""What was compared, on what and when, and how each cell spread the work."""
 
 from collections import Counter
 from typing import Any
 
 from tasks.reporting import wording
-from tasks.reporting.facts import ComparisonFacts
-from tasks.reporting.results import Results
+from tasks.reporting.blocks import Block, Facts, Table, tabulate
+from tasks.reporting.facts import ComparisonFacts, NodeFacts, SourceFacts
+from tasks.reporting.results import CellResults, Results
 from tasks.sources import row_policy
 
+TITLE = "What was compared"
 
-def compared_facts(results: Results) -> list[tuple[str, str]]:
+
+def make_blocks(results: Results) -> list[Block]:
+    """Return the facts, the work of each cell, and the machines where a cell had several."""
+    nodes = tabulate_nodes(results)
+    return [Facts(tell_facts(results)), tabulate_work(results), *[nodes] * bool(nodes.rows)]
+
+
+def tell_facts(results: Results) -> list[tuple[str, str]]:
     """Return (fact, value) of what was compared, on what and when."""
     facts, machine = results.comparison, results.comparison.machine
     model, dataset, train = facts.model, facts.dataset, facts.train
@@ -20,9 +29,9 @@ def compared_facts(results: Results) -> list[tuple[str, str]]:
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items() if version)
     return [
         ("Model", f"{model.label}; {model.model_type}, {wording.count(model.num_parameters)} parameters, {weights}"),
-        ("Model source", _source(model.source, model.revision, model.commit, model.digest)),
+        ("Model source", _source(model)),
         ("Data", f"{dataset.label}; {wording.count(dataset.num_rows)} rows read"),
-        ("Data source", _source(dataset.source, dataset.revision, dataset.commit, dataset.digest)),
+        ("Data source", _source(dataset)),
         (
             "Ranges",
             f"{', '.join(part.range for part in facts.ranges)} ({wording.count(rows)} rows"
@@ -99,12 +108,61 @@ def _scaling(results: Results) -> str:
     return "strong scaling: the same in every cell"
 
 
-def _source(source: str, revision: str | None, commit: str | None, digest: str) -> str:
-    asked = f", revision {revision}" if revision else ""
-    resolved = f", commit {commit[:12]}" if commit and commit != revision else ""
-    return f"{source}{asked}{resolved}, content {digest[:12]}"
+def _source(source: SourceFacts) -> str:
+    asked = f", revision {source.revision}" if source.revision else ""
+    resolved = f", commit {source.commit}" if source.commit and source.commit != source.revision else ""
+    licence = f", licence {source.license}" if source.license else ""
+    return f"{source.source}{asked}{resolved}{licence}, content {source.digest[:12]}"
 
 
 def _utc(moment: str) -> str:
     """Return `2026-11-21 02:41 UTC` of an ISO time in UTC."""
     return f"{moment[:10]} {moment[11:16]} UTC"
+
+
+def tabulate_work(results: Results) -> Table:
+    """Return how each cell spread the same work; memory only where it was counted."""
+    has_memory = any(cell.peak_memory_gib is not None for cell in results.cells)
+    return tabulate(
+        "How each cell spread the work",
+        [
+            ("Cell", lambda cell: cell.cell),
+            ("Strategy", lambda cell: cell.strategy),
+            ("Ranks", _ranks),
+            ("Launcher", lambda cell: cell.launcher),
+            ("Device", lambda cell: cell.device if cell.backend is None else f"{cell.device}, {cell.backend}"),
+            ("Threads", lambda cell: str(cell.threads_per_rank)),
+            ("Micro-batch", lambda cell: str(cell.micro_batch_size)),
+            ("Accumulation", lambda cell: str(cell.grad_accum_steps)),
+            ("Exchanged", lambda cell: f"{wording.three_digits(cell.exchanged_mib_per_step)} MiB"),
+            *[("Peak memory", lambda cell: wording.if_known(cell.peak_memory_gib, wording.gib))] * has_memory,
+            ("Checkpoints", lambda cell: wording.seconds(cell.checkpoint_seconds)),
+            ("Resumed", lambda cell: str(cell.num_resumes)),
+        ],
+        results.cells,
+    )
+
+
+def _ranks(cell: CellResults) -> str:
+    return str(cell.world_size) if cell.num_nodes == 1 else f"{cell.world_size} on {cell.num_nodes} nodes"
+
+
+def tabulate_nodes(results: Results) -> Table:
+    """Return what each node of a cell is; no row where no cell has several."""
+    nodes: list[tuple[str, NodeFacts]] = [(cell.cell, node) for cell in results.cells for node in cell.nodes]
+    return tabulate(
+        "Nodes",
+        [
+            ("Cell", lambda row: row[0]),
+            ("Node", lambda row: str(row[1].node_rank)),
+            ("Host", lambda row: row[1].host),
+            ("Ranks", lambda row: str(row[1].num_ranks)),
+            ("CPU", lambda row: row[1].cpu),
+            ("CPUs", lambda row: str(row[1].num_cpus)),
+            ("GPUs", lambda row: ", ".join(gpu.name for gpu in row[1].gpus) or "none"),
+            ("Address", lambda row: f"{row[1].address} ({row[1].interface})"),
+            ("GPU energy", lambda row: wording.if_known(row[1].gpu_energy_joules, lambda one: f"{one / 1000:.1f} kJ")),
+        ],
+        nodes,
+        num_row_headings=2,
+    )

@@ -1,8 +1,10 @@
 """What every column and word of the report means, in one place."""
 
-import re
-
 from tasks.reporting import wording
+from tasks.reporting.blocks import Block, Terms
+from tasks.reporting.results import Results
+
+TITLE = "Glossary"
 
 GLOSSARY: dict[str, str] = {
     "Cell": "One way to spread the work: a strategy, a number of ranks and a launcher. The first cell is the baseline.",
@@ -59,6 +61,7 @@ GLOSSARY: dict[str, str] = {
     "order: rounding alone.",
     "Allowed": "The largest difference that still passes: a multiple of the noise floor.",
     "What was compared": "The numbers that the gate looked at.",
+    "What it asks": "The question that the gate answers.",
     "Arm": "One of those that took turns while speed was measured: a cell as it is trained, or the baseline inside a "
     "DDP wrapper that it does not need.",
     "Over wrapped": "Speedup against the baseline inside a DDP wrapper, with its 95 % interval: what is left when both "
@@ -135,13 +138,8 @@ _OF_CLASSES = (
 _OF_TEXTS = ("Perplexity",)
 
 
-def glossary_for(*, is_classified: bool, unit: str) -> dict[str, str]:
-    """Return the words of a report on classes, or of one on texts; tokens or images are counted."""
-    foreign = _OF_TEXTS if is_classified else _OF_CLASSES
+def make_blocks(results: Results) -> list[Block]:
+    """Return the words of a report on classes, or of one on texts, in what the comparison counts."""
+    foreign = _OF_TEXTS if results.quality.is_classified else _OF_CLASSES
     known = {word: meaning for word, meaning in GLOSSARY.items() if word not in foreign}
-    return {wording.in_unit(word, unit): wording.in_unit(meaning, unit) for word, meaning in known.items()}
-
-
-def word_of(heading: str) -> str:
-    """Return the word of the glossary that explains a heading; `4 ranks` and the like are all `N ranks`."""
-    return "N ranks" if re.fullmatch(r"[\d,]+ ranks?", heading) else heading
+    return [Terms({wording.in_unit(word, results.unit): wording.in_unit(known[word], results.unit) for word in known})]

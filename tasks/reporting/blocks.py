@@ -1,0 +1,159 @@
+"""What a report is made of: sections of blocks, which say what they hold and leave to a renderer how that looks.
+
+Every text in them is plain: none is read as markup, so that a name out of the data never becomes any.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+from tasks.reporting import wording
+
+Row = TypeVar("Row")
+
+_LONG_NAME = 20
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; of the plain ones only `role` is empty."""
+
+    text: str
+    role: Literal["", "lead", "label", "answer", "refusal", "notice"] = ""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading inside a section."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Items:
+    """Sentences that each stand for themselves."""
+
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True)
+class KeyFigures:
+    """The few figures that are seen first: (value, what it is, remark)."""
+
+    figures: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known: (name, value)."""
+
+    facts: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Word -> what it means; every table's heading that is such a word leads here."""
+
+    meanings: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose headings are words of the glossary.
+
+    The first `num_row_headings` columns name the row, the last `num_prose` are sentences, those between are figures.
+    `words`: heading -> the word that explains it, where that is another.
+    """
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    num_row_headings: int = 1
+    num_prose: int = 0
+    words: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_wordy(self) -> bool:
+        """Whether its lines have to be broken."""
+        names = (name for row in self.rows for name in row[: self.num_row_headings])
+        return self.num_prose > 0 or any(len(name) > _LONG_NAME for name in names)
+
+    def in_unit(self, unit: str) -> "Table":
+        """Return it with headings that speak of what the comparison counts."""
+        return replace(self, headings=[wording.in_unit(heading, unit) for heading in self.headings])
+
+
+def tabulate(
+    title: str,
+    columns: Iterable[tuple[str, Callable[[Row], str]]],
+    rows: Iterable[Row],
+    *,
+    num_row_headings: int = 1,
+    num_prose: int = 0,
+) -> Table:
+    """Return a table with a column per (heading, what it shows of a row)."""
+    columns = list(columns)
+    shown = [[show(row) for _, show in columns] for row in rows]
+    return Table(title, [heading for heading, _ in columns], shown, num_row_headings, num_prose)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing of charts/, and in words what it shows."""
+
+    name: str
+    title: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Charts:
+    """Where the charts stand whose SECTION is `slot`; a section names the place, make_document puts them there."""
+
+    slot: str
+    charts: Sequence[Chart] = ()
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to be copied as they are; `label` says what for."""
+
+    text: str
+    language: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Quotes:
+    """Texts of others beside each other, the first one what the others go on from: (whose, text)."""
+
+    title: str
+    texts: Sequence[tuple[str, str]]
+
+
+Block = Text | Heading | Items | KeyFigures | Facts | Terms | Table | Charts | Code | Quotes
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, where a link finds it, and what stands below."""
+
+    anchor: str
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a renderer is given."""
+
+    title: str
+    tab: str
+    """What a window's tab says after the title."""
+    summary: str
+    """What a link to it is shown with."""
+    lead: Sequence[Block]
+    """Between the title and the first section."""
+    sections: Sequence[Section]
+    end: Sequence[Block] = ()
+    """After the last section."""

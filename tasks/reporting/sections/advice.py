@@ -1,0 +1,65 @@
+"""The changes that were tried, what each gained, and what to write into params.yaml."""
+
+from tasks.reporting import wording
+from tasks.reporting.blocks import Block, Code, Heading, Text, tabulate
+from tasks.reporting.measured import left_out
+from tasks.reporting.measurement import Advice, Advised, Measurement
+from tasks.reporting.results import Results
+
+TITLE = "What to change"
+
+
+def make_blocks(results: Results) -> list[Block]:
+    """Return what was tried and what is recommended, or why nothing is."""
+    measurement = results.measurement
+    if measurement is None:
+        return [Text(wording.UNMEASURED)]
+    advice = measurement.advice
+    if advice is None:
+        off = "No change was tried: none can be here, or measure.advice in params.yaml is off."
+        return [Text(left_out(measurement, "advice") or off)]
+    if not advice.tried:
+        none = "No change was tried: none of those that are known can matter here."
+        return [Text(_could_not_run(advice) or none)]
+    combined = [] if advice.combined is None else [advice.combined]
+    tried = [(one.change, one) for one in advice.tried]
+    table = tabulate(
+        "Changes that were tried, the best first",
+        [
+            ("Change", lambda row: row[0]),
+            ("Cell", lambda row: row[1].cell),
+            ("Gain", lambda row: wording.ratio_with_interval(row[1].gain)),
+            ("Advice", lambda row: row[1].verdict),
+            ("Note", lambda row: row[1].note or ""),
+        ],
+        [*tried, *((f"all together: {one.change}", one) for one in combined)],
+        num_prose=2,
+    )
+    patches = [*(("All together", one) for one in combined), *tried]
+    return [Text(_advise(measurement, advice)), table, *[block for one in patches for block in _show_patch(*one)]]
+
+
+def _advise(measurement: Measurement, advice: Advice) -> str:
+    """Return how many changes are recommended, and which could not be run."""
+    recommended = sum(one.verdict == "recommended" for one in advice.tried)
+    found = (
+        f"{recommended} of {wording.counted(len(advice.tried), 'change')} made the cell faster beyond doubt: the whole "
+        "interval of the gain is above 1."
+        if recommended
+        else "None of these changes is recommended: of none is the whole interval of the gain above 1."
+    )
+    return " ".join([found, *filter(None, [_could_not_run(advice), left_out(measurement, "advice is withheld")])])
+
+
+def _could_not_run(advice: Advice) -> str | None:
+    return f"Could not be run: {'; '.join(advice.failed)}." if advice.failed else None
+
+
+def _show_patch(title: str, one: Advised) -> list[Block]:
+    """Return what to write into params.yaml, if the change is recommended."""
+    if one.verdict != "recommended" or not one.patch.strip():
+        return []
+    return [
+        Heading(f"{title}: {wording.ratio_with_interval(one.gain)} on {one.cell}"),
+        Code(one.patch.strip("\n"), "yaml", "What to write into params.yaml"),
+    ]

@@ -1,0 +1,76 @@
+"""The checks that stand before a speedup, what each found of every cell, and what they leave of its speedup."""
+
+from functools import partial
+
+from tasks.reporting import wording
+from tasks.reporting.blocks import Block, Facts, Heading, Table, Text, tabulate
+from tasks.reporting.gate import Gate
+from tasks.reporting.results import Results
+
+TITLE = "Gates"
+
+
+def make_blocks(results: Results) -> list[Block]:
+    """Return the verdict of every gate, which of them decided, and what each compared."""
+    tables = [tabulate_gates(results), tabulate_standings(results), tabulate_equivalence(results)]
+    compared = [(wording.in_unit(gate.name, results.unit), _tell_compared(gate)) for gate in results.gates]
+    return [
+        Text(
+            "Is it the same training, and is the comparison fair? A cell has a speedup if none of its gates failed, "
+            "and none of the baseline's."
+        ),
+        *[table for table in tables if table.rows],
+        Heading("What each gate compared"),
+        Facts(compared),
+    ]
+
+
+def _tell_compared(gate: Gate) -> str:
+    """Return the numbers that decided, and the figure that is true where one is not."""
+    return "; ".join([gate.compared, *(one.true_figure for one in gate.findings if one.true_figure)])
+
+
+def tabulate_gates(results: Results) -> Table:
+    """Return the verdict of each gate for each cell, and in the last row what they leave of its speedup."""
+    names, in_unit = [cell.cell for cell in results.cells], partial(wording.in_unit, unit=results.unit)
+    rows = [
+        [in_unit(gate.name), *(_mark(gate, name) for name in names), in_unit(gate.question)] for gate in results.gates
+    ]
+    states = [wording.BASELINE if cell.is_baseline else cell.standing.state for cell in results.cells]
+    rows.append(["Speedup", *states, "What do the gates leave of it?"])
+    headings = ["Gate", *names, "What it asks"]
+    return Table("Each gate, cell by cell", headings, rows, num_prose=1, words=dict.fromkeys(names, "Cell"))
+
+
+def _mark(gate: Gate, cell: str) -> str:
+    found = gate.of(cell)
+    return wording.NOTHING if found is None else wording.MARKS[found.verdict]
+
+
+def tabulate_standings(results: Results) -> Table:
+    """Return why a speedup is withheld or unproven, of each cell of which it is; no row where none is."""
+    rows = [
+        [cell.cell, cell.standing.state, wording.listed(cell.standing.gates), cell.standing.reason or ""]
+        for cell in results.cells
+        if cell.standing.state != "proven"
+    ]
+    headings = ["Cell", "Standing", "Gate", "What was compared"]
+    return Table("What decided over a speedup", headings, rows, num_prose=3)
+
+
+def tabulate_equivalence(results: Results) -> Table:
+    """Return how far each cell's updates were from one process's; no row where that was not measured."""
+    return tabulate(
+        "Updates of the ranks against those of one process",
+        [
+            ("Cell", lambda part: part.cell),
+            ("Compared", lambda part: f"{part.compared} of {part.num_steps} updates, the widest"),
+            ("Difference", lambda part: wording.difference(part.relative_l2)),
+            ("Largest", lambda part: wording.difference(part.max_abs)),
+            ("Bitwise equal", lambda part: "yes" if part.is_bitwise_equal else "no"),
+            ("Noise floor", lambda part: wording.difference(part.noise_floor)),
+            ("Allowed", lambda part: wording.difference(part.tolerance)),
+        ],
+        results.equivalence,
+        num_row_headings=2,
+    )

@@ -1,0 +1,63 @@
+"""What changed since the last comparable record, and the last records."""
+
+from tasks.reporting import wording
+from tasks.reporting.blocks import Block, Charts, Table, Text, tabulate
+from tasks.reporting.history import Change, History, HistoryRecord, comparisons_of, moment
+from tasks.reporting.results import Results
+
+TITLE = "History"
+
+
+def make_blocks(results: Results) -> list[Block]:
+    """Return what became of the speed, each figure now and then, and the last comparisons of the same work."""
+    history = results.history
+    if history is None:
+        return [Text("No history was kept with these results.")]
+    changes = [_tabulate_changes(history.changes)] if history.changes else []
+    return [Text(history.summary), *changes, Charts("history"), _tabulate_records(results, history)]
+
+
+def _tabulate_changes(changes: list[Change]) -> Table:
+    """Return each figure now and then."""
+    headings = ["Cell", "Figure", "Before", "Now", "Times as good", "Outcome"]
+    title = "Against the last comparable record, 95 % intervals of the difference of two sessions"
+    return Table(title, headings, [_show_change(change) for change in changes])
+
+
+def _show_change(change: Change) -> list[str]:
+    shown = wording.span_with_interval if change.quantity == "step time" else wording.ratio_with_interval
+    verdict = f"{change.verdict}: regression" if change.is_regression else change.verdict
+    ratio = wording.ratio_with_interval(change.ratio)
+    return [change.cell, change.quantity, shown(change.before), shown(change.now), ratio, verdict]
+
+
+def _tabulate_records(results: Results, history: History) -> Table:
+    """Return the last comparisons of the same work, the newest first."""
+    return tabulate(
+        "The last comparisons of the same work",
+        [
+            ("Finished", lambda record: moment(record.finished_at)),
+            ("Cell", lambda record: record.cell),
+            ("Step time", lambda record: wording.if_known(record.step_time, wording.span_with_interval)),
+            ("Speedup", lambda record: _speedup(results, record)),
+            ("Tokens/s", lambda record: wording.if_known(record.tokens_per_second, wording.three_digits)),
+            ("Gates", lambda record: "passed" if record.gates_passed else "failed"),
+            ("Machine", _machine),
+            ("Preflight", lambda record: record.preflight or wording.NOT_AVAILABLE),
+        ],
+        [record for cells in reversed(comparisons_of(history.records)) for record in cells],
+        num_prose=2,
+    ).in_unit(results.unit)
+
+
+def _speedup(results: Results, record: HistoryRecord) -> str:
+    if record.cell == results.baseline.cell:
+        return wording.BASELINE
+    if record.measured_speedup is None and record.gates_passed and not results.is_hidden(record.cell):
+        return wording.NOT_AVAILABLE
+    return wording.ratio_with_interval(record.measured_speedup)
+
+
+def _machine(record: HistoryRecord) -> str:
+    driver = f", driver {record.driver}" if record.driver else ""
+    return f"{record.gpus or record.cpu}{driver}, torch {record.torch or 'unknown'}"

@@ -1,0 +1,68 @@
+"""Where the seconds of each cell's step go, and how much of the ideal step is lost on the way."""
+
+from tasks.reporting import wording
+from tasks.reporting.blocks import Block, Charts, Items, Table, Text
+from tasks.reporting.measured import largest_part, left_out
+from tasks.reporting.measurement import Waterfall
+from tasks.reporting.results import Results
+
+TITLE = "Why not more?"
+
+
+def make_blocks(results: Results) -> list[Block]:
+    """Return a sentence, a bar and a table per cell, or why there are none."""
+    if results.measurement is None:
+        return [Text(wording.UNMEASURED)]
+    waterfalls = results.measurement.waterfalls
+    if not waterfalls:
+        none = "No cell has a step that could be taken apart: that takes several ranks inside DDP."
+        return [Text(left_out(results.measurement, "waterfall: not available") or none)]
+    told = [sentence for one in waterfalls for sentence in _tell(one)]
+    return [Items(told), Charts("losses"), *[_tabulate(one) for one in waterfalls]]
+
+
+def _tell(one: Waterfall) -> list[str]:
+    """Return where the cell's seconds go, and what of that is explained."""
+    told = []
+    if one.verdict is not None:
+        named = "" if one.verdict.startswith(one.cell) else f"{one.cell}: "
+        told.append(f"{named}{one.verdict.rstrip('.')}.")
+    elif (largest := largest_part(one)) is not None:
+        share = wording.small_percent(largest.seconds.value / one.measured_seconds)
+        told.append(f"{one.cell}: the largest part is {largest.name}, {share} of the step.")
+    if one.lost_efficiency is not None and one.unexplained_efficiency is not None:
+        told.append(
+            f"{one.cell} loses {wording.small_percent(one.lost_efficiency)} of its efficiency; "
+            f"{wording.small_percent(one.unexplained_efficiency)} are not explained by the parts."
+        )
+    return told
+
+
+def _tabulate(waterfall: Waterfall) -> Table:
+    """Return what the step is made of; without ideal and unexplained share while those are withheld."""
+
+    def row(name: str, seconds: float, shown: str, timer: str, how: str) -> list[str]:
+        return [name, shown, wording.small_percent(seconds / waterfall.measured_seconds), timer, how]
+
+    own = waterfall.ddp_exposed_communication_seconds
+    rows = []
+    if waterfall.ideal_seconds is not None:
+        shown = wording.span(waterfall.ideal_seconds)
+        rows.append(row("ideal", waterfall.ideal_seconds, shown, "", "the baseline's step / how many times more ranks"))
+    for part in waterfall.parts:
+        timer = wording.span(own) if own is not None and part.name == "exposed communication" else ""
+        shown = wording.span_with_interval(part.seconds)
+        rows.append(row(part.name, part.seconds.value, shown, timer, part.how))
+    if waterfall.unexplained_seconds is not None:
+        seconds = waterfall.unexplained_seconds
+        rows.append(row("unexplained", seconds, wording.span(seconds), "", "measured - ideal - all parts"))
+    measured = waterfall.measured_seconds
+    rows.append(row("measured", measured, wording.span(measured), "", "real steps of the cell as it is trained"))
+    headings = ["Part", "Seconds per step", "Share of step", "DDP's timer", "How measured"]
+    if own is None:
+        del headings[3]
+        rows = [[*cells[:3], cells[4]] for cells in rows]
+    whence = (
+        "what its step is made of" if waterfall.ideal_seconds is None else "from the ideal step to the measured one"
+    )
+    return Table(f"{waterfall.cell}: {whence}", headings, rows, num_prose=1)

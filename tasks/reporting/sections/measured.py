@@ -1,0 +1,82 @@
+"""How the figures came about."""
+
+from tasks.reporting import wording
+from tasks.reporting.blocks import Block, Items
+from tasks.reporting.lag import SlowestRank
+from tasks.reporting.measurement import Measurement
+from tasks.reporting.results import CellResults, Results
+
+TITLE = "How it was measured"
+
+
+def make_blocks(results: Results) -> list[Block]:
+    """Return how the figures came about, one sentence each."""
+    return [Items(tell(results))]
+
+
+def tell(results: Results) -> list[str]:
+    """Return the sentences."""
+    resumed = [f"{cell.cell} {cell.num_resumes}" for cell in results.cells if cell.num_resumes]
+    notes = [
+        "Every cell was trained once, from the same start weights, over all ranges in order; each range goes on from "
+        "the weights of the one before.",
+        "Seconds are those of optimizer steps only (forward, backward, exchange of gradients, update, and waiting "
+        "for data), the maximum over the ranks. Checkpoints, logging, evaluation and upload are outside.",
+        f"{wording.in_unit('Tokens', results.unit)} and samples are counted from what was really learned from, without "
+        "padding, and divided by wall time.",
+        "Forward and backward ran before the first timed step of each segment, outside the clock; what still warms "
+        "up after that is inside.",
+        "Models are evaluated on rows that no range overlaps, each "
+        f"{'row' if results.quality.is_classified else 'token'} counted once.",
+    ]
+    if results.measurement is not None:
+        notes.insert(0, _tell_turns(results.measurement))
+    if results.equivalence:
+        notes.append(
+            f"Before the training, each cell's ranks made {results.equivalence[0].num_steps} updates on the first "
+            "rows, and one process without wrapper or communication made each of them again from the same weights, "
+            "with code of its own for loss, weighting, clipping and update. Update equivalence compares the two; the "
+            "noise floor is what adding the same micro-batches up in another order changes in that one process."
+        )
+    if results.chaos is not None:
+        notes.append(results.chaos.sentence)
+    if resumed:
+        notes.append(
+            f"Training was interrupted and taken up again from a checkpoint ({', '.join(resumed)}); each start warms "
+            "up anew."
+        )
+    notes += [_tell_memory(cell) for cell in results.cells if set(cell.micro_batch_sizes) - {cell.micro_batch_size}]
+    notes += [_tell_lag(cell.cell, cell.slowest_rank) for cell in results.cells if cell.slowest_rank is not None]
+    notes += [
+        f"{cell.cell}: a checkpoint was found broken and not used, an older one or the start of the segment was taken "
+        f"instead: {reason}."
+        for cell in results.cells
+        for reason in cell.checkpoints_not_used
+    ]
+    return notes
+
+
+def _tell_turns(measurement: Measurement) -> str:
+    return (
+        f"The speedup was measured before the training: the arms took turns in {measurement.num_rounds} rounds of "
+        "short blocks of real optimizer steps, in random order, one computing while the others wait; no logging, "
+        "checkpoint or evaluation inside, clocks read when the device was done, the slowest rank counted. An interval "
+        "is a 95 % bootstrap interval over the rounds."
+    )
+
+
+def _tell_memory(cell: CellResults) -> str:
+    smaller = [size for size in cell.micro_batch_sizes if size != cell.micro_batch_size]
+    return (
+        f"{cell.cell} ran out of memory with {cell.micro_batch_size} samples per forward pass and went on with "
+        f"{wording.listed([str(size) for size in smaller])}: the global batch stayed {cell.global_batch_size}, with "
+        "more forward passes per step, so that its weights differ by rounding and its seconds are of what it used."
+    )
+
+
+def _tell_lag(cell: str, slowest: SlowestRank) -> str:
+    verdict = "a straggler, and the cell's speedup is that of its slowest device" if slowest.is_straggler else "no lag"
+    return (
+        f"Of {cell}, rank {slowest.rank} took longest for the same work, {wording.ratio(slowest.times_as_long)} as "
+        f"long as the others: {verdict}."
+    )

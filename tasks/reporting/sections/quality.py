@@ -1,0 +1,137 @@
+"""Whether the model is as good: on rows that none was trained on, and when each cell came there."""
+
+from collections.abc import Iterable
+
+from tasks.reporting import wording
+from tasks.reporting.accuracy import NEAR, TimeToAccuracy
+from tasks.reporting.blocks import Block, Charts, Heading, Quotes, Table, Text, tabulate
+from tasks.reporting.quality import ModelQuality, Sample
+from tasks.reporting.results import Results
+from tasks.reporting.time_to_loss import NEAR_SHARE, TimeToLoss
+
+TITLE = "Is the model as good?"
+
+
+def make_blocks(results: Results) -> list[Block]:
+    """Return losses, what the models are worth, the seconds it took, and rows that every model went on from."""
+    quality = results.quality
+    blocks: list[Block] = [*show_models(results), Charts("quality")]
+    if quality.time_to_loss is not None:
+        blocks += _tell_time_to_loss(results, quality.time_to_loss)
+    if quality.time_to_accuracy is not None:
+        blocks += [_tabulate_best_and_last(results), *_tell_time_to_accuracy(results, quality.time_to_accuracy)]
+    if quality.samples:
+        blocks.append(Heading("Samples side by side"))
+    return [*blocks, *[_quote(sample) for sample in quality.samples]]
+
+
+def show_models(results: Results) -> list[Block]:
+    """Return on which rows the models were evaluated, and their loss and worth there."""
+    quality = results.quality
+    cut = "" if results.unit == "image" else f", cut to {quality.seq_len} tokens"
+    rows = f"{quality.num_rows:,} rows ({quality.heldout}) that no range overlaps{cut}; loss in {results.loss_unit}."
+    return [Text(rows), _tabulate_models(results)]
+
+
+def _tabulate_models(results: Results) -> Table:
+    """Return loss and perplexity, or accuracy, of the base model and of each cell's last checkpoint."""
+    models, is_classified = results.quality.models, results.quality.is_classified
+    base = next((model for model in models if model.model == "base"), None)
+    has_top5 = any(model.accuracy_top5 is not None for model in models)
+
+    def against_base(model: ModelQuality) -> str:
+        known = None if base is None or model is base else model.loss - base.loss
+        return wording.if_known(known, lambda apart: f"{apart:+.4f}")
+
+    return tabulate(
+        "On the held-out rows",
+        [
+            ("Model", lambda model: _name_model(model.model)),
+            ("Loss", lambda model: wording.loss(model.loss)),
+            *[("Perplexity", lambda model: wording.if_known(model.perplexity, wording.three_digits))]
+            * (not is_classified),
+            *[("Accuracy", lambda model: wording.if_known(model.accuracy, wording.small_percent))] * is_classified,
+            *[("Top-5 accuracy", lambda model: wording.if_known(model.accuracy_top5, wording.small_percent))]
+            * (is_classified and has_top5),
+            ("Against base", against_base),
+            ("Tokens", lambda model: wording.count(model.num_tokens)),
+        ],
+        models,
+    ).in_unit(results.unit)
+
+
+def _name_model(model: str) -> str:
+    return "base model" if model == "base" else model
+
+
+def _tell_time_to_loss(results: Results, found: TimeToLoss) -> list[Block]:
+    """Return what loss the seconds lead to, and when each cell came to it."""
+    which = (
+        "the loss that params.yaml states"
+        if found.is_stated
+        else f"within {wording.small_percent(NEAR_SHARE)} of where {results.baseline.cell} ended"
+    )
+    mean = "" if found.window_steps == 1 else f", mean over {found.window_steps} steps"
+    target = f"{wording.loss(found.target_loss)} {results.loss_unit}"
+    told = f"Time to quality: until the training loss{mean} was {target} for the first time, {which}."
+    if not any(cell.is_withheld for cell in results.cells):
+        told += " The same training comes there at the same step, so the seconds tell the speed."
+    reached = [
+        (cell.cell, None if cell.step is None else wording.count(cell.step), cell.train_seconds) for cell in found.cells
+    ]
+    title = f"To a loss of {wording.loss(found.target_loss)}"
+    return [Text(told), _tabulate_times(title, "Reached at step", "Seconds to it", reached)]
+
+
+def _tell_time_to_accuracy(results: Results, found: TimeToAccuracy) -> list[Block]:
+    """Return what accuracy the seconds lead to, and when each cell came to it."""
+    which = (
+        "the accuracy that params.yaml states"
+        if found.is_stated
+        else f"within {wording.small_percent(NEAR)} of the rows of where {results.baseline.cell} ended"
+    )
+    target = wording.small_percent(found.target_accuracy)
+    told = (
+        f"Time to accuracy: until {target} of the held-out rows were put into the right class after an epoch for the "
+        f"first time, {which}."
+    )
+    reached = [
+        (cell.cell, None if cell.epoch is None else f"{cell.epoch} of {cell.range}", cell.train_seconds)
+        for cell in found.cells
+    ]
+    title = f"To an accuracy of {target}"
+    return [Text(told), _tabulate_times(title, "Reached after epoch", "Seconds to accuracy", reached)]
+
+
+def _tabulate_times(
+    title: str, where: str, seconds: str, reached: Iterable[tuple[str, str | None, float | None]]
+) -> Table:
+    rows = [
+        [cell, "never", wording.NOT_AVAILABLE] if place is None or after is None
+        else [cell, place, wording.seconds(after)]
+        for cell, place, after in reached
+    ]  # fmt: skip
+    return Table(title, ["Cell", where, seconds], rows)
+
+
+def _tabulate_best_and_last(results: Results) -> Table:
+    """Return each cell's best and last accuracy."""
+    epochs = results.quality.epochs
+    rows = []
+    for cell in results.cells:
+        best = next(one for one in epochs if one.cell == cell.cell and one.is_best)
+        last = next(one for one in epochs if one.cell == cell.cell and one.is_last)
+        shown = [wording.if_known(one.accuracy, wording.small_percent) for one in (best, last)]
+        rows.append([cell.cell, shown[0], str(best.epoch), shown[1], best.checkpoint.rpartition("/")[2]])
+    headings = ["Cell", "Best accuracy", "Best epoch", "Last accuracy", "Best checkpoint"]
+    return Table("Best and last", headings, rows, num_prose=1)
+
+
+def _quote(sample: Sample) -> Quotes:
+    """Return the row's beginning, how it goes on, and what the models wrote; those that wrote the same are one."""
+    writers: dict[str, list[str]] = {}
+    for model, text in sample.continuations.items():
+        writers.setdefault(text.strip(), []).append(_name_model(model))
+    written = [(wording.listed(models), text) for text, models in writers.items()]
+    texts = [("prompt", sample.prompt.strip()), ("the text itself", sample.reference.strip()), *written]
+    return Quotes(f"Row {sample.row_id}", texts)

@@ -1,0 +1,236 @@
+"""How much faster: measured in turns where that was done, and of the whole training."""
+
+from collections.abc import Callable, Sequence
+
+from tasks.reporting import wording
+from tasks.reporting.blocks import Block, Charts, Heading, Items, Table, Text, tabulate
+from tasks.reporting.measured import efficiency
+from tasks.reporting.measurement import ArmSpeed, Measurement
+from tasks.reporting.results import CellResults, Figures, Results
+
+TITLE = "How much faster"
+
+_MAX_EPOCH_ROWS = 40
+
+_Arms = list[tuple[str, Callable[[ArmSpeed], str]]]
+_Parts = list[tuple[str, Callable[[tuple[CellResults, Figures]], str]]]
+
+
+def make_blocks(results: Results) -> list[Block]:
+    """Return what is withheld, the measured speedups with their noise, and the seconds of the whole training."""
+    blocks: list[Block] = _tell_withheld(results)
+    measurement = results.measurement
+    if measurement is None:
+        return [*blocks, *_tabulate_training(results), Charts("speed"), Charts("training")]
+    return [
+        *blocks,
+        _tabulate_speedups(results, measurement),
+        _tabulate_rates(measurement, results.unit),
+        Charts("speed"),
+        Heading("How far to trust it"),
+        Items(_tell_noise(results, measurement)),
+        Heading("Of the whole training, one run"),
+        *_tabulate_training(results),
+        Charts("training"),
+    ]
+
+
+def _tell_withheld(results: Results) -> list[Block]:
+    """Return why speedups are not given and what the figures that are given are; nothing if nothing is withheld."""
+    cells = [cell.cell for cell in results.cells[1:] if cell.is_withheld]
+    if not (cells or results.is_withheld):
+        return []
+    failed = wording.counted(len(results.failed_gates), "gate")
+    whose = "" if results.is_withheld else f" of {wording.listed(cells)}"
+    return [
+        Text(
+            f"Speedup and efficiency{whose} are withheld, because {failed} failed. What was timed is shown as it was "
+            "timed; do not read it as a comparison.",
+            "notice",
+        )
+    ]
+
+
+def _tabulate_speedups(results: Results, measurement: Measurement) -> Table:
+    """Return how much faster each arm was."""
+    has_wrapped = any(arm.is_wrapped_baseline for arm in measurement.arms)
+    columns: _Arms = [
+        ("Arm", lambda arm: arm.arm),
+        ("Ranks", lambda arm: str(arm.world_size)),
+        ("Step time", lambda arm: wording.span_with_interval(arm.step_seconds)),
+        ("Speedup", lambda arm: _speedup(results, arm)),
+        *([("Over wrapped", lambda arm: _over_wrapped(results, arm))] if has_wrapped else []),
+        ("Efficiency", lambda arm: _efficiency(results, arm)),
+        ("Karp-Flatt", lambda arm: _karp_flatt_of_arm(results, arm)),
+    ]
+    title = f"Each arm, measured in turns, {measurement.scaling} scaling, 95 % intervals"
+    return tabulate(title, columns, measurement.arms)
+
+
+def _tabulate_rates(measurement: Measurement, unit: str) -> Table:
+    """Return what each arm got done per second, its percentiles those of the rank that has the highest.
+
+    Memory and power only where an arm has them.
+    """
+    columns: _Arms = [
+        ("Arm", lambda arm: arm.arm),
+        ("Step p50", lambda arm: wording.span(max(arm.step_p50_seconds, default=arm.step_seconds.value))),
+        ("Step p95", lambda arm: wording.span(max(arm.step_p95_seconds, default=arm.step_seconds.value))),
+        ("Tokens/s", lambda arm: wording.three_digits(arm.tokens_per_second)),
+    ]
+    if unit == "token":
+        columns.append(("Padded tokens/s", lambda arm: wording.three_digits(arm.padded_tokens_per_second)))
+    columns += [("Samples/s", lambda arm: wording.three_digits(arm.samples_per_second)), ("MFU", _mfu)]
+    optional: list[tuple[str, Callable[[ArmSpeed], float | None], Callable[[float], str]]] = [
+        ("Peak memory", lambda arm: arm.peak_memory_gib, wording.gib),
+        ("GPU use", lambda arm: arm.gpu_utilisation, wording.percent),
+        ("Power", lambda arm: arm.gpu_watts, lambda watts: f"{wording.three_digits(watts)} W"),
+        ("Energy", lambda arm: arm.joules_per_token, lambda joules: f"{wording.three_digits(joules)} J/{unit}"),
+    ]
+    columns += [
+        (name, lambda arm, figure=figure, shown=shown: wording.if_known(figure(arm), shown))  # type: ignore[misc]
+        for name, figure, shown in optional
+        if any(figure(arm) is not None for arm in measurement.arms)
+    ]
+    return tabulate("What each arm got done", columns, measurement.arms).in_unit(unit)
+
+
+def _is_baseline(results: Results, arm: ArmSpeed) -> bool:
+    return arm.cell == results.baseline.cell and not arm.is_wrapped_baseline
+
+
+def _speedup(results: Results, arm: ArmSpeed) -> str:
+    if _is_baseline(results, arm):
+        return wording.BASELINE
+    if arm.speedup is None and not results.is_hidden(arm.cell):
+        return wording.NOT_AVAILABLE
+    return wording.ratio_with_interval(arm.speedup)
+
+
+def _over_wrapped(results: Results, arm: ArmSpeed) -> str:
+    if arm.is_wrapped_baseline:
+        return wording.BASELINE
+    if arm.speedup_over_wrapped is None and (_is_baseline(results, arm) or not results.is_hidden(arm.cell)):
+        return wording.NOT_AVAILABLE
+    return wording.ratio_with_interval(arm.speedup_over_wrapped)
+
+
+def _efficiency(results: Results, arm: ArmSpeed) -> str:
+    if _is_baseline(results, arm):
+        return wording.BASELINE
+    if arm.speedup is None:
+        return wording.WITHHELD if results.is_hidden(arm.cell) else wording.NOT_AVAILABLE
+    share = efficiency(arm.speedup, arm.world_size, results.baseline.world_size)
+    return wording.percent_with_interval(share)
+
+
+def _karp_flatt_of_arm(results: Results, arm: ArmSpeed) -> str:
+    if arm.is_wrapped_baseline:
+        return wording.NOT_AVAILABLE
+    return _karp_flatt(next(cell for cell in results.cells if cell.cell == arm.cell))
+
+
+def _mfu(arm: ArmSpeed) -> str:
+    palm = "" if arm.mfu_palm is None else f" (PaLM {wording.small_percent(arm.mfu_palm)})"
+    return wording.if_known(arm.mfu, lambda mfu: wording.small_percent(mfu) + palm)
+
+
+def _tell_noise(results: Results, measurement: Measurement) -> list[str]:
+    """Return what noise alone does to a ratio here and why measuring ended, one sentence each."""
+    floor = measurement.noise
+    low, high = f"{floor.ratio.low:.3f}x", f"{floor.ratio.high:.3f}x"
+    asked = wording.small_percent(measurement.half_width_asked)
+    met = "contains 1, as it should" if floor.ratio.holds_one else "does not contain 1, though nothing differed"
+    return [
+        f"Noise floor: {results.baseline.cell} against itself, {wording.counted(floor.num_pairs, 'pair')} of blocks, "
+        f"came out as {floor.ratio.value:.3f}x ({low} to {high}): the interval {met}.",
+        f"The seconds of a block scatter by {wording.small_percent(floor.coefficient_of_variation)} (standard "
+        f"deviation / mean); at that noise a half-width of {asked} takes {wording.count(floor.pairs_needed)} pairs.",
+        f"Measuring took {wording.seconds(measurement.seconds)} and {wording.counted(measurement.num_rounds, 'round')} "
+        f"for ± {asked}. Why it stopped: {measurement.stopped_because.rstrip('.')}.",
+    ]
+
+
+def _tabulate_training(results: Results) -> list[Table]:
+    """Return how fast each cell was over the whole training, on each range and in each epoch."""
+    tables = [_tabulate_cells(results), _tabulate_ranges(results), *_tabulate_epochs(results)]
+    return [table.in_unit(results.unit) for table in tables]
+
+
+def _tabulate_cells(results: Results) -> Table:
+    """Return how fast each cell was over the whole training; Karp-Flatt only where no speedup was measured."""
+    columns: list[tuple[str, Callable[[CellResults], str]]] = [
+        ("Cell", lambda cell: cell.cell),
+        ("Ranks", lambda cell: str(cell.world_size)),
+        ("Seconds per epoch", lambda cell: wording.seconds(cell.seconds_per_epoch)),
+        ("Tokens/s", lambda cell: wording.three_digits(cell.whole.tokens_per_second)),
+        ("Samples/s", lambda cell: wording.three_digits(cell.whole.samples_per_second)),
+        ("Speedup", lambda cell: wording.ratio(cell.whole.speedup)),
+        ("Efficiency", lambda cell: wording.percent(cell.whole.parallel_efficiency)),
+        ("Speedup of segments", _spread),
+        *([] if results.is_speedup_measured else [("Karp-Flatt", _karp_flatt)]),
+        ("Data wait", lambda cell: wording.small_percent(cell.whole.data_wait_share)),
+    ]
+    return tabulate("Each cell", columns, results.cells)
+
+
+def _tabulate_ranges(results: Results) -> Table:
+    """Return how fast each cell was on each range."""
+    parts = [
+        (cell, part)
+        for name in [part.range for part in results.baseline.ranges]
+        for cell in results.cells
+        for part in cell.ranges
+        if part.range is not None and part.range == name
+    ]
+    return _tabulate_parts("Each range", ("Range", lambda row: str(row[1].range)), parts)
+
+
+def _tabulate_epochs(results: Results) -> list[Table]:
+    """Return how fast each cell was in each epoch; nothing where there is one epoch, or too many for a table."""
+    num_epochs = results.baseline.num_epochs
+    if num_epochs == 1 or num_epochs * len(results.cells) > _MAX_EPOCH_ROWS:
+        return []
+    parts = [
+        (cell, part)
+        for number in [part.epoch for part in results.baseline.epochs]
+        for cell in results.cells
+        for part in cell.epochs
+        if part.epoch == number
+    ]
+    loss = ("Loss", lambda row: wording.loss(row[1].loss))
+    return [_tabulate_parts("Each epoch", ("Epoch", lambda row: str(row[1].epoch)), parts, loss)]
+
+
+def _tabulate_parts(
+    title: str,
+    first: tuple[str, Callable[[tuple[CellResults, Figures]], str]],
+    parts: Sequence[tuple[CellResults, Figures]],
+    *last: tuple[str, Callable[[tuple[CellResults, Figures]], str]],
+) -> Table:
+    columns: _Parts = [
+        first,
+        ("Cell", lambda row: row[0].cell),
+        ("Seconds", lambda row: wording.seconds(row[1].train_seconds)),
+        ("Tokens/s", lambda row: wording.three_digits(row[1].tokens_per_second)),
+        ("Samples/s", lambda row: wording.three_digits(row[1].samples_per_second)),
+        ("Speedup", lambda row: wording.ratio(row[1].speedup)),
+        ("Efficiency", lambda row: wording.percent(row[1].parallel_efficiency)),
+        *last,
+    ]
+    return tabulate(title, columns, parts, num_row_headings=2)
+
+
+def _spread(cell: CellResults) -> str:
+    spread = cell.speedup_of_segments
+    if spread is None:
+        is_given = cell.is_baseline or len(cell.segments) < 2 or not cell.is_withheld
+        return wording.NOT_AVAILABLE if is_given else wording.WITHHELD
+    return f"{spread.lowest:.2f}x to {spread.highest:.2f}x ({spread.num_segments})"
+
+
+def _karp_flatt(cell: CellResults) -> str:
+    """Return the serial fraction of a cell, or why there is none."""
+    if cell.karp_flatt is None:
+        return wording.WITHHELD if cell.is_withheld and cell.world_size > 1 else wording.NOT_AVAILABLE
+    return f"{cell.karp_flatt:.2f}"

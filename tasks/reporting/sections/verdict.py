@@ -1,0 +1,77 @@
+"""The answer, and the few figures that it rests on."""
+
+from tasks.reporting import wording
+from tasks.reporting.blocks import Block, KeyFigures, Text
+from tasks.reporting.measured import arm_of, cells_of
+from tasks.reporting.measurement import Measurement
+from tasks.reporting.results import CellResults, Results
+from tasks.reporting.verdict import by_merit
+
+TITLE = "Verdict"
+
+_Figures = list[tuple[str, str, str]]
+
+
+def make_lead(results: Results) -> list[Block]:
+    """Return what the comparison is, and what kind of demonstration if it is one."""
+    description, label = Text(results.description, "lead"), Text(results.label or "", "label")
+    return [text for text in (description, label) if text.text]
+
+
+def answer(results: Results) -> Text:
+    """Return the verdict."""
+    return Text(results.verdict, "refusal" if results.is_withheld else "answer")
+
+
+def make_blocks(results: Results) -> list[Block]:
+    """Return the verdict, and below it speedup, efficiency, speed and gates of the cell that it is about."""
+    measurement = results.measurement if results.is_speedup_measured else None
+    figures = _tell_trained(results) if measurement is None else _tell_measured(results, measurement)
+    passed = sum(gate.verdict == "passed" for gate in results.gates)
+    gates = (f"{passed} of {len(results.gates)}", "gates passed", _tell_gates(results))
+    return [answer(results), KeyFigures([*figures, gates])]
+
+
+def _tell_trained(results: Results) -> _Figures:
+    """Return the figures of the whole training of the fastest cell."""
+    fastest, baseline = [*by_merit(results), *results.cells[1:], *results.cells][0], results.baseline
+    speedup = [
+        (wording.ratio(fastest.whole.speedup), _name_speedup(fastest), f"{fastest.cell} against {baseline.cell}"),
+        (wording.percent(fastest.whole.parallel_efficiency), "parallel efficiency", "100 % is linear"),
+    ]
+    beside = "" if fastest is baseline else f"; {baseline.cell} {wording.seconds(baseline.seconds_per_epoch)}"
+    return [
+        *(speedup if len(results.cells) > 1 else []),
+        (wording.seconds(fastest.seconds_per_epoch), "per epoch", f"{fastest.cell}{beside}"),
+        (wording.three_digits(fastest.whole.tokens_per_second), f"{results.unit}s per second", fastest.cell),
+    ]
+
+
+def _tell_measured(results: Results, measurement: Measurement) -> _Figures:
+    """Return the figures of the fastest cell while arms took turns."""
+    first = cells_of(measurement)[0]
+    cell = [*by_merit(results), *results.cells[1:]][0]
+    fastest, efficiency = arm_of(measurement, cell.cell), cell.measured_efficiency
+    doubt = f"{wording.interval(fastest.speedup)} (95 %); " if fastest.speedup else ""
+    steps = f"{fastest.cell}; {first.cell} {wording.span(first.step_seconds.value)}"
+    return [
+        (
+            wording.ratio(fastest.speedup.value if fastest.speedup else None),
+            _name_speedup(cell),
+            f"{doubt}{fastest.cell} against {first.cell}",
+        ),
+        (wording.percent(efficiency.value if efficiency else None), "parallel efficiency", "100 % is linear"),
+        (wording.span(fastest.step_seconds.value), "per step", steps),
+        (wording.three_digits(fastest.tokens_per_second), f"{results.unit}s per second", fastest.cell),
+    ]
+
+
+def _name_speedup(cell: CellResults) -> str:
+    return "speedup, unproven" if cell.standing.state == "unproven" else "speedup"
+
+
+def _tell_gates(results: Results) -> str:
+    failed = len(results.failed_gates)
+    unchecked = sum(gate.verdict == "not checked" for gate in results.gates)
+    parts = [f"{failed} failed"] * bool(failed) + [f"{unchecked} not checked"] * bool(unchecked)
+    return ", ".join(parts) or "none failed, none left out"
