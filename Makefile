@@ -18,8 +18,101 @@ export DO_NOT_TRACK := 1
 
 .PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu bench-growth retrain prune lock clean
 
-help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-18s %s\n", $$1, $$2}'
+# A line that begins with `##@` is the heading of the targets below it.
+help:
+	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | awk -F'\t' 'NF > 1 {printf "%-25s %s\n", $$1, $$2; next} {print}'
+
+##@ Use: run comparisons
+
+compare: $(READY)  ## Run the comparison of params.yaml; what is finished is not run again
+	@python -m flows
+
+rebench: $(READY)  ## Measure the speed again though nothing has changed; fails if a cell has become slower
+	@python -m flows --rebench
+
+retrain: $(READY)  ## Train every cell anew, though nothing has changed
+	@rm -rf .work/runs
+	dvc repro fingerprint
+	dvc repro -f -s train
+	python -m flows
+
+use: $(READY)  ## Make a comparison of presets/ the active one: make use PRESET=qwen2-arxiv
+	@python -m tasks.stage.presets "$${PRESET-}"
+
+params: $(READY)  ## Check params.yaml
+	@python -m tasks.params && echo "params.yaml is valid"
+
+report: $(READY)  ## Render the report again from reports/results.json, without training
+	@python -m tasks.report --from-results reports/results.json --reports reports
+
+prune: $(READY)  ## List what no comparison of the last KEEP=10 has used; make prune GO=1 removes it
+	@python -m tasks.stage.prune --keep "$${KEEP-10}" --go "$${GO-}"
+
+clean:  ## Remove everything that a comparison made; asks first
+	@read -r -p "Remove what is in data/ and reports/ (the history, too), .work/, mlflow.db, mlruns/, dvc.lock and DVC's cache? [y/N] " answer
+	[ "$$answer" = y ]
+	mkdir -p data reports
+	# README.md says in a fresh clone what will stand there.
+	find data reports -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
+	rm -rf .work mlflow.db mlruns .dvc/cache dvc.lock
+
+##@ Look: at runs, at schedules, and at what scaling looks like
+
+mlflow: $(READY)  ## Open the MLflow UI on http://127.0.0.1:5000
+	@python -m tasks.services.tracker_ui
+
+serve: $(READY)  ## Serve the deployments ddp-compare and rebench (weekly), until Ctrl-C
+	@python -m flows.serve
+
+emulate: $(READY)  ## How 1, 2, 4 and 8 emulated devices scale, where the time goes, what was predicted; no GPU
+	@python -m benchmarks.emulator
+
+##@ Prove: that what is said is right
+
+test: $(READY)  ## Everything: check and all tests
+	@$(MAKE) --no-print-directory check
+	export DDP_COMPARE_FINISHED="$$(mktemp -d)"
+	trap 'rm -rf "$$DDP_COMPARE_FINISHED"' EXIT
+	failed=0
+	pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" || failed=$$?
+	pytest -m alone || failed=$$?
+	exit $$failed
+
+museum: $(READY)  ## Wrong speedups, each built on purpose, and who catches it (docs/museum.md)
+	@python -m tests.museum
+
+chaos: $(READY)  ## Kills, crashes, flipped bits and more, each many times; about 20 minutes (docs/faults.md)
+	@python -m tests.chaos
+
+bench: $(READY)  ## Our training step beside other ways to train, and 2 processes against 1; about half an hour
+	@python -m benchmarks.throughput
+
+# Runs where little is installed: torch, transformers, numpy, safetensors and what `prepare` made elsewhere.
+bench-gpu:  ## The same on one GPU: make bench-gpu PREPARED=folder (python -m benchmarks.throughput.prepare makes it)
+	@"$$PYTHON" -m benchmarks.throughput.gpu --prepared "$${PREPARED-}"
+
+bench-growth: $(READY)  ## How time and memory grow with rows, steps and epochs
+	@python -m benchmarks.growth
+
+bench-levers: $(READY)  ## What each lever brings: packing, chunks of the loss, the optimizer, options of ddp, compiled layers
+	@python -m benchmarks.levers
+
+bench-causes: $(READY)  ## Does the waterfall name what was injected into emulated devices?
+	@python -m benchmarks.causes
+
+bench-alarms: $(READY)  ## How often equal emulated devices are called different
+	@python -m benchmarks.alarms
+
+bench-prediction: $(READY)  ## Predicted against measured speedups of emulated devices; calibrates the intervals
+	@python -m benchmarks.prediction --calibrate
+
+bench-bookkeeping: $(READY)  ## What the gates' bookkeeping costs per optimizer step
+	@python -m benchmarks.bookkeeping
+
+bench-trackers: $(READY)  ## What MLflow and Prefect cost a training, healthy or not; about an hour
+	@python -m benchmarks.trackers
+
+##@ Develop: change ddp-compare itself
 
 setup: $(READY)  ## Make .venv from the hash-pinned requirements.lock
 
@@ -38,26 +131,8 @@ $(READY): requirements.lock pyproject.toml
 	[ -e .git ] || dvc config --local core.no_scm true
 	touch $@
 
-compare: $(READY)  ## Run the comparison of params.yaml; what is finished is not run again
-	@python -m flows
-
-rebench: $(READY)  ## Measure the speed again though nothing has changed; fails if a cell has become slower
-	@python -m flows --rebench
-
-report: $(READY)  ## Render the report again from reports/results.json, without training
-	@python -m tasks.report --from-results reports/results.json --reports reports
-
-use: $(READY)  ## Make a comparison of presets/ the active one: make use PRESET=qwen2-arxiv
-	@python -m tasks.stage.presets "$${PRESET-}"
-
-params: $(READY)  ## Check params.yaml
-	@python -m tasks.params && echo "params.yaml is valid"
-
-mlflow: $(READY)  ## Open the MLflow UI on http://127.0.0.1:5000
-	@python -m tasks.services.tracker_ui
-
-serve: $(READY)  ## Serve the deployments ddp-compare and rebench (weekly), until Ctrl-C
-	@python -m flows.serve
+test-fast: $(READY)  ## The quick answer: tests that take seconds
+	@pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
 
 check: lint types imports audit  ## Lint, types, import rules, licences and known vulnerabilities
 
@@ -73,67 +148,5 @@ imports: $(READY)
 audit: $(READY)  ## Licences of requirements.lock, and known vulnerabilities where the network allows
 	@python -m tests.audit
 
-test: $(READY)  ## Everything: check and all tests
-	@$(MAKE) --no-print-directory check
-	export DDP_COMPARE_FINISHED="$$(mktemp -d)"
-	trap 'rm -rf "$$DDP_COMPARE_FINISHED"' EXIT
-	failed=0
-	pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" || failed=$$?
-	pytest -m alone || failed=$$?
-	exit $$failed
-
-test-fast: $(READY)  ## The quick answer: tests that take seconds
-	@pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
-
-emulate: $(READY)  ## How 1, 2, 4 and 8 emulated devices scale, where the time goes, what was predicted; no GPU
-	@python -m benchmarks.emulator
-
-museum: $(READY)  ## Wrong speedups, each built on purpose, and who catches it (docs/museum.md)
-	@python -m tests.museum
-
-chaos: $(READY)  ## Kills, crashes, flipped bits and more, each many times; about 20 minutes (docs/faults.md)
-	@python -m tests.chaos
-
-bench-causes: $(READY)  ## Does the waterfall name what was injected into emulated devices?
-	@python -m benchmarks.causes
-
-bench-alarms: $(READY)  ## How often equal emulated devices are called different
-	@python -m benchmarks.alarms
-
-bench-prediction: $(READY)  ## Predicted against measured speedups of emulated devices; calibrates the intervals
-	@python -m benchmarks.prediction --calibrate
-
-bench-bookkeeping: $(READY)  ## What the gates' bookkeeping costs per optimizer step
-	@python -m benchmarks.bookkeeping
-
-bench-trackers: $(READY)  ## What MLflow and Prefect cost a training, healthy or not; about an hour
-	@python -m benchmarks.trackers
-
-bench-levers: $(READY)  ## What each lever brings: packing, chunks of the loss, the optimizer, options of ddp, compiled layers
-	@python -m benchmarks.levers
-
-bench: $(READY)  ## Our training step beside other ways to train, and 2 processes against 1; about half an hour
-	@python -m benchmarks.throughput
-
-# Runs where little is installed: torch, transformers, numpy, safetensors and what `prepare` made elsewhere.
-bench-gpu:  ## The same on one GPU: make bench-gpu PREPARED=folder (python -m benchmarks.throughput.prepare makes it)
-	@"$$PYTHON" -m benchmarks.throughput.gpu --prepared "$${PREPARED-}"
-
-bench-growth: $(READY)  ## How time and memory grow with rows, steps and epochs
-	@python -m benchmarks.growth
-
-retrain: $(READY)  ## Train every cell anew, though nothing has changed
-	@rm -rf .work/runs
-	dvc repro fingerprint
-	dvc repro -f -s train
-	python -m flows
-
-prune: $(READY)  ## List what no comparison of the last KEEP=10 has used; make prune GO=1 removes it
-	@python -m tasks.stage.prune --keep "$${KEEP-10}" --go "$${GO-}"
-
 lock: $(READY)  ## Resolve requirements.lock anew from pyproject.toml
 	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock
-
-clean:  ## Remove everything that a comparison made; asks first
-	@read -r -p "Remove data/, reports/ with its history, .work/, mlflow.db, mlruns/, dvc.lock and DVC's cache? [y/N] " answer
-	[ "$$answer" = y ] && rm -rf data reports .work mlflow.db mlruns .dvc/cache dvc.lock

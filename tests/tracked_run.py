@@ -135,10 +135,10 @@ def report_results(params: Params, *, speedup: float | None) -> dict[str, Any]:
 
 
 def write_report(folder: Path, results: dict[str, Any]) -> None:
-    """Write the files of a report, and two that are not for the tracker: DVC's .gitignore and a checkpoint in hub/."""
+    """Write the files of a report, and three that are not for the tracker, among them a checkpoint."""
     write(folder / "results.json", results)
     (folder / "index.html").write_text("<p>report</p>")
-    for name in ("charts/speedup.svg", "hub/model.safetensors", ".gitignore"):
+    for name in ("charts/speedup.svg", "hub/model.safetensors", ".gitignore", "README.md"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(name)
 

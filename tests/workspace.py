@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 
 _COPIED = (
     "flows", "tasks", "training", "presets", "dvc.yaml", "params.yaml", "prefect.toml", "prefect.yaml", ".dvcignore",
+    ".gitignore", "data/README.md", "reports/README.md",
 )  # fmt: skip
 _NOT_COPIED = shutil.ignore_patterns("__pycache__")
 
@@ -53,6 +54,7 @@ class Workspace:
             if source.is_dir():
                 shutil.copytree(source, folder / name, ignore=_NOT_COPIED)
             else:
+                (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copy(source, folder / name)
         (folder / ".dvc").mkdir()
         for name in ("config", ".gitignore"):
@@ -61,7 +63,14 @@ class Workspace:
         subprocess.run(["git", "init", "-q", "."], cwd=folder, check=True)
         workspace = cls(folder, programs=programs)
         workspace.change(changes)
+        workspace.commit("first")
         return workspace
+
+    def commit(self, title: str, *paths: str) -> None:
+        """Commit these paths, by default all that git does not ignore."""
+        subprocess.run(["git", "add", *(paths or ("--all",))], cwd=self.folder, check=True)
+        author = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *author, "commit", "--quiet", "-m", title], cwd=self.folder, check=True)
 
     def copy(self, folder: Path, *, programs: Path | None = None) -> "Workspace":
         """Return an independent copy, hard links between work folder, cache and outputs included."""

@@ -10,7 +10,8 @@ _STRAGGLES = 1.5
 """A rank that takes so many times as long as the others for the same work is called a straggler.
 
 Cores and GPUs of one kind are within a few percent of each other; cores of two kinds, or one that another process
-uses too, may be 1.2 to 1.4 times apart, and what they give is what the machine gives. See docs/decisions.md.
+uses too, may be 1.2 to 1.4 times apart, and what they give is what the machine gives: docs/decisions.md,
+"A straggler taints the speedup".
 """
 _WAITING_SHARE = 0.05
 """And if the others wait for it for so large a share of the step."""

@@ -245,9 +245,9 @@ class _Store:
         """Keep the report's files and tables in the comparison's run, unless it has these very files; set all tags."""
         from mlflow.entities import RunTag
 
-        # reports/hub/ is what the next stage publishes: checkpoints.
+        # reports/hub/ is what the next stage publishes: checkpoints. README.md says what the folder is for.
         files = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        files = {name: path for name, path in files.items() if name.parts[0] not in ("hub", ".gitignore")}
+        files = {name: path for name, path in files.items() if name.parts[0] not in ("hub", ".gitignore", "README.md")}
         digest = digest_of_json({name.as_posix(): digest_of_file(path) for name, path in files.items()})
         run = self.open_parent()
         if run.data.tags.get("ddp_compare.report") != digest:

@@ -61,7 +61,7 @@ class TrainParams(Section):
     """Make the weights bitwise independent of the number of ranks; without it they differ by rounding.
 
     Every micro-batch's gradient is sent to every rank and added in one order: slower on several ranks, and one gradient
-    more in memory, so the speedup of exact cells is theirs alone. See docs/decisions.md.
+    more in memory, so the speedup of exact cells is theirs alone: docs/decisions.md, "Exact mode".
     """
     threads_per_rank: int = Field(default=1, ge=1, le=1024)
     """CPU threads of each rank, the same in every cell so that cells are a fair pair."""

@@ -1,4 +1,4 @@
-"""The Makefile in a folder whose name a shell takes for something else."""
+"""The Makefile: what it lists and removes, and a folder whose name a shell takes for something else."""
 
 import os
 import re
@@ -86,3 +86,33 @@ def test_a_preset_or_a_python_with_odd_signs_is_one_word(odd: Path) -> None:
     shutil.copy(odd / ".venv" / "bin" / "python", other)
     (odd / ".venv" / ".ready").unlink()
     assert _make(odd, "setup", f"PYTHON={other}".replace("$", "$$"))[0] == "a python"
+
+
+def test_help_lists_every_target_with_its_remark_in_the_group_that_it_stands_in(project: Path) -> None:
+    makefile = (project / "Makefile").read_text()
+    remarks = dict(re.findall(r"^([a-z-]+):.*?## (.*)$", makefile, flags=re.MULTILINE))
+    said = subprocess.run(["make", "help"], cwd=project, capture_output=True, text=True, check=True).stdout
+    groups = {group.split(":")[0]: group.splitlines()[1:] for group in said.strip().split("\n\n")}
+    assert list(groups) == ["Use", "Look", "Prove", "Develop"]
+    listed = dict(line.removeprefix("  make ").split(maxsplit=1) for lines in groups.values() for line in lines)
+    assert listed == remarks
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)
+    assert set(phony.split()) == {*remarks, "help", "lint", "types", "imports"}
+    assert "  make compare " in said.split("Look:")[0]
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_clean_removes_what_a_comparison_made_if_told_to_and_keeps_what_says_what_stands_there(
+    odd: Path, answer: str
+) -> None:
+    kept = ("data/README.md", "reports/README.md")
+    made = ("data/.gitignore", "data/runs/a/run.json", "reports/index.html", ".work/a", "mlflow.db", "dvc.lock")
+    for name in (*kept, *made):
+        (odd / name).parent.mkdir(parents=True, exist_ok=True)
+        (odd / name).write_text(name)
+    done = subprocess.run(["make", "clean"], cwd=odd, input=f"{answer}\n", capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) is (answer == "y")
+    assert [(odd / name).is_file() for name in kept] == [True, True]
+    assert {(odd / name).exists() for name in made} == {answer == "n"}
+    if answer == "y":
+        assert [path.name for top in ("data", "reports") for path in (odd / top).iterdir()] == ["README.md"] * 2

@@ -53,6 +53,15 @@ def test_the_first_run_runs_every_stage_and_trains_every_cell(finished: Workspac
     assert (finished.folder / "reports" / "index.html").stat().st_size > 10_000
 
 
+def test_a_comparison_in_a_fresh_clone_changes_no_file_of_git_and_leaves_nothing_to_commit_but_its_record(
+    finished: Workspace,
+) -> None:
+    said = finished.run("git", "status", "--porcelain", "--untracked-files=all").stdout.splitlines()
+    assert sorted(said) == ["?? dvc.lock", "?? first-run.log", "?? reports/metrics.json"]  # the log is the fixture's
+    for name in ("data/README.md", "reports/README.md"):
+        assert (finished.folder / name).is_file()
+
+
 def test_a_second_flow_runs_nothing_and_every_stage_is_cached(workspace: Workspace) -> None:
     before = _digests(workspace)
     said = workspace.flow()

@@ -22,7 +22,8 @@ SMALL = {
     "train.micro_batch_size": 5,
     "train.learning_rate": 0.01,
     "train.warmup_steps": 4,
-    # Else the curves of a right training part after some steps (docs/decisions.md, 40).
+    # Else the curves of a right training part after some steps (docs/decisions.md,
+    # "ResNet18 has group normalisation").
     "train.exact": True,
     "train.precision": "fp32",
     "train.augment": "flip_shift",

@@ -158,8 +158,8 @@ def test_comparison_by_hand_is_refused_while_a_run_works_in_the_folder(served: S
     assert line.startswith("ddp-compare: a comparison runs in this folder already: a flow run of Prefect, pid ")
 
 
-def test_notification_of_the_readme_tells_of_a_failed_run(served: Served) -> None:
-    recipe = (PROJECT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+def test_notification_of_the_page_tells_of_a_failed_run(served: Served) -> None:
+    recipe = (PROJECT / "docs" / "schedule.md").read_text().split("```python\n")[1].split("```")[0]
     heard: list[dict[str, Any]] = []
 
     class Receiver(http.server.BaseHTTPRequestHandler):

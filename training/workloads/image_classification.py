@@ -1,7 +1,8 @@
 """Image classification: ResNet18 as torchvision builds it, with group normalisation.
 
 Batch normalisation's running statistics are no parameters: every rank has those of its own micro-batches, so that what
-is saved and evaluated would depend on the number of ranks. Group normalisation has none (docs/decisions.md).
+is saved and evaluated would depend on the number of ranks. Group normalisation has none
+(docs/decisions.md, "ResNet18 has group normalisation").
 """
 
 import dataclasses
