@@ -8,7 +8,7 @@ import pytest
 
 from tests.workspace import Workspace
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 def _history(workspace: Workspace) -> list[dict[str, str]]:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _LAUNCHER = Path(__file__).with_name("launcher.py")
-_NO_MATTER = ("PYTHONDONTWRITEBYTECODE", "HF_HUB_DISABLE_TELEMETRY", "HF_XET_TELEMETRY_ENABLED")
-"""Looked at when an interpreter or a package starts, without consequence here: every stage sets the last two itself."""
+_NO_MATTER = ("PYTHON", "PYTHONDONTWRITEBYTECODE", "HF_HUB_DISABLE_TELEMETRY", "HF_XET_TELEMETRY_ENABLED")
+"""Of no consequence here: the first is the Makefile's, and every stage sets the last two itself."""
 
 
 @contextlib.contextmanager
