@@ -71,7 +71,7 @@ def nothing(results: Results) -> dict[str, str]:
         told["advice"] = _left_out(measurement, "advice") or off
     elif not measurement.advice.tried:
         none = "No change was tried: none of those that are known can matter here."
-        told["advice"] = _could_not_run(measurement.advice) or none
+        told["advice"] = _could_not_run(measurement.advice) or _left_out(measurement, "advice on options: not") or none
     if results.is_withheld:
         told["prediction"] = "Withheld with the speedup, from which it follows."
     elif measurement.prediction is None or not measurement.prediction.curves:
@@ -98,7 +98,8 @@ def advised(results: Results) -> str | None:
         if recommended
         else "None of these changes is recommended: of none is the whole interval of the gain above 1."
     )
-    return " ".join([found, *filter(None, [_could_not_run(advice), _left_out(measurement, "advice is withheld")])])
+    more = [_left_out(measurement, f"advice {words}") for words in ("on options: not available", "is withheld")]
+    return " ".join([found, *filter(None, [_could_not_run(advice), *more])])
 
 
 def _could_not_run(advice: Advice) -> str | None:
