@@ -20,7 +20,7 @@ from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_f
 from tests.integration.prefect_api import Api
 from tests.processes import left_of, new_mark, none_left_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 STAGES = ["fingerprint", "download", "slice", "measure", "train@1proc", "train@2proc", "evaluate", "report", "upload"]
 COMMANDS = [*STAGES[:-1], "page", "upload"]
@@ -290,7 +290,7 @@ def test_signal_lets_training_save_and_leaves_no_process(
         training = _start_training(toy)
         everything = [*training, *psutil.Process(flow.pid).children(recursive=True)]
         flow.send_signal(number)
-        assert flow.wait(timeout=60) == exit_code
+        assert flow.wait(timeout=20) == exit_code
     assert (toy.folder / "saved.txt").read_text() == "saved"
     assert "train: saved" in toy.output()
     assert "Traceback" not in toy.output()

@@ -22,7 +22,7 @@ from tests.flows.toy_training import ToyTraining, make_toy_training
 from tests.integration.prefect_api import Api
 from tests.processes import find, left_of, new_mark, none_left_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Served:
     def require_gone(self) -> None:
         """Fail unless nothing of the training is left after 5 s, and nobody at all soon after it."""
         killed_at = time.monotonic()
-        while (left := left_of(self.mark)) and time.monotonic() - killed_at < 60:
+        while (left := left_of(self.mark)) and time.monotonic() - killed_at < 20:
             training = {pid: words for pid, words in left.items() if _is_of_training(words)}
             assert not training or time.monotonic() - killed_at < 5, training
             time.sleep(0.1)

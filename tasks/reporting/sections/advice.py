@@ -20,7 +20,7 @@ def make_blocks(results: Results) -> list[Block]:
         return [Text(left_out(measurement, "advice") or off)]
     if not advice.tried:
         none = "No change was tried: none of those that are known can matter here."
-        return [Text(_could_not_run(advice) or none)]
+        return [Text(_could_not_run(advice) or left_out(measurement, "advice on options: not") or none)]
     combined = [] if advice.combined is None else [advice.combined]
     tried = [(one.change, one) for one in advice.tried]
     table = tabulate(
@@ -48,7 +48,8 @@ def _advise(measurement: Measurement, advice: Advice) -> str:
         if recommended
         else "None of these changes is recommended: of none is the whole interval of the gain above 1."
     )
-    return " ".join([found, *filter(None, [_could_not_run(advice), left_out(measurement, "advice is withheld")])])
+    more = [left_out(measurement, f"advice {words}") for words in ("on options: not available", "is withheld")]
+    return " ".join([found, *filter(None, [_could_not_run(advice), *more])])
 
 
 def _could_not_run(advice: Advice) -> str | None:
