@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -26,6 +27,8 @@ _SECONDS_TO_START = 300.0
 """Imports and a model of several GB from a cold disk."""
 _SECONDS_TO_ANSWER = 600.0
 """A block, or the building of a variant."""
+_LONGEST_FOLDER = 100
+"""In bytes: the path of a Unix socket has at most 107, the name in the folder included."""
 _SECONDS_BETWEEN_LOOKS = 0.5
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
 """What torch says on CUDA, and on the CPU."""
@@ -38,6 +41,15 @@ class RanksEndedError(DistributedError):
         super().__init__(message)
         self.reason = reason
         """What the rank that caused it said last."""
+
+
+def make_socket_folder() -> str:
+    """Return a new folder of this user alone, below TMPDIR or, if that is too long for a socket's path, below /tmp."""
+    folder = tempfile.mkdtemp(prefix="ddp-")
+    if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
+        return folder
+    os.rmdir(folder)
+    return tempfile.mkdtemp(prefix="ddp-", dir="/tmp")
 
 
 class Workers:
@@ -70,8 +82,7 @@ class Workers:
         work = Path(config["work_dir"])
         work.mkdir(parents=True, exist_ok=True)
         write_json(work / "config.json", dict(config))
-        # The path of a Unix socket has at most about 100 characters, which a project's folder may exceed.
-        self._folder = tempfile.mkdtemp(prefix="ddp-")
+        self._folder = make_socket_folder()
         address = f"{self._folder}/line"
         self._door = socket(AF_UNIX, SOCK_STREAM)
         self._door.bind(address)

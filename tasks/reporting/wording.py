@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from tasks.reporting.measurement import Estimate
+if TYPE_CHECKING:  # a benchmark runs where there is no pydantic
+    from tasks.reporting.measurement import Estimate
 
 Value = TypeVar("Value")
 
@@ -55,14 +56,14 @@ def span(value: float) -> str:
     return seconds(value) if abs(value) >= 1 else f"{three_digits(1000 * value)} ms"
 
 
-def span_with_interval(estimate: Estimate) -> str:
+def span_with_interval(estimate: "Estimate") -> str:
     """Return a span with its interval, such as `41.2 ms (40.9 to 41.6)`; all three in one unit."""
     factor, unit = (1, "s") if abs(estimate.value) >= 1 else (1000, "ms")
     value, low, high = (three_digits(factor * end) for end in (estimate.value, estimate.low, estimate.high))
     return f"{value} {unit} ({low} to {high})"
 
 
-def interval(estimate: Estimate) -> str:
+def interval(estimate: "Estimate") -> str:
     """Return the interval of a ratio, such as `1.58x to 1.66x`.
 
     More digits where two would not tell its ends apart, or would show 1 inside that is outside.
@@ -74,14 +75,14 @@ def interval(estimate: Estimate) -> str:
     return f"{low}x to {high}x"
 
 
-def ratio_with_interval(estimate: Estimate | None) -> str:
+def ratio_with_interval(estimate: "Estimate | None") -> str:
     """Return a ratio such as `1.62x (1.58 to 1.66)`, or that it is withheld."""
     if estimate is None:
         return WITHHELD
     return f"{ratio(estimate.value)} ({interval(estimate).replace('x', '')})"
 
 
-def percent_with_interval(estimate: Estimate) -> str:
+def percent_with_interval(estimate: "Estimate") -> str:
     """Return a share such as `81 % (79 to 83)`."""
     return f"{percent(estimate.value)} ({100 * estimate.low:.0f} to {100 * estimate.high:.0f})"
 

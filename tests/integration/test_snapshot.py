@@ -218,6 +218,10 @@ def test_every_module_that_a_stage_imports_is_one_that_it_depends_on(workspace: 
 
 
 _IMPORTED_BY_THOSE = {
+    "tasks.reporting",
+    "tasks.reporting.facts",
+    "tasks.reporting.measurement",
+    "tasks.reporting.wording",
     "tasks.stage.code_of_ranks",
     "tasks.services",
     "tasks.services.network",
@@ -227,10 +231,12 @@ _IMPORTED_BY_THOSE = {
     "tasks.stage.choices",
     "tasks.stage.gpus",
     "tasks.stage.image_files",
+    "tasks.stage.option_params",
     "tasks.stage.section",
     "tasks.stage.source_digest",
     "tasks.stage.source_params",
     "tasks.stage.strict_yaml",
     "tasks.stage.train_params",
+    "tasks.strategies",
 }
 """Modules that a module of NOT_CONTENT imports."""
