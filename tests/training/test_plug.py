@@ -35,7 +35,7 @@ def test_on_the_machines_own_hardware_neither_an_update_nor_an_exchange_calls_us
 ) -> None:
     strategy = _built("causal_lm", tiny_model, slices, alone, tmp_path)
     assert not strategy.replica._optimizer._optimizer_step_pre_hooks
-    assert strategy._wrapped._comm_hooks == []
+    assert strategy.step._wrapped._comm_hooks == []
     model, hardware = strategy.replica.module, hardware_of(causal_lm)
     assert [hardware.bucket_mib(model, asked) for asked in (None, 5.0)] == [None, 5.0]
     assert hardware.bytes_per_real_byte(model) == 1
@@ -48,4 +48,4 @@ def test_hardware_that_is_plugged_in_is_told_of_updates_and_exchanges(
     device = EmulatedDevice(num_layers=1, forward_ms=0.1, backward_ms=0.1)
     strategy = _built(WORKLOAD, write_device(tmp_path / "device", device), slices, alone, tmp_path)
     assert len(strategy.replica._optimizer._optimizer_step_pre_hooks) == 1
-    assert len(strategy._wrapped._comm_hooks) == 1
+    assert len(strategy.step._wrapped._comm_hooks) == 1
