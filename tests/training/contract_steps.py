@@ -13,7 +13,7 @@ from training.plan import micro_batches_for, plan_of
 from training.rows import training_rows
 from training.strategies import STATE, WEIGHTS, strategy_file
 from training.weights import names_of_tied
-from training.workloads import workload_file
+from training.workloads import find_workload
 
 NUM_STEPS = 3
 
@@ -23,7 +23,7 @@ def main() -> int:
     config = read_config(Path(sys.argv[-1]))
     torch.set_num_threads(1)
     with joined_ranks(config) as ranks:
-        workload = workload_file(config.workload)
+        workload = find_workload(config.workload)
         strategy = strategy_file(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
         source = training_rows(workload, config, config.segments[0])
         plan = plan_of(source, config, config.segments[0])
