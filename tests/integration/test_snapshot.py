@@ -231,6 +231,7 @@ _IMPORTED_BY_THOSE = {
     "tasks.stage.choices",
     "tasks.stage.gpus",
     "tasks.stage.image_files",
+    "tasks.stage.kept",
     "tasks.stage.option_params",
     "tasks.stage.section",
     "tasks.stage.source_digest",
