@@ -112,6 +112,9 @@ def _answer(ask: Callable[[], Any]) -> bytes:
         return json.dumps({"error": type(error).__name__, "message": str(error)}).encode()
 
 
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
 @contextlib.contextmanager
 def joined_ranks(config: TrainingConfig) -> Iterator[Ranks]:
     """Join the process group that torchrun's environment describes (alone without torchrun), and leave it at the end.
@@ -124,7 +127,11 @@ def joined_ranks(config: TrainingConfig) -> Iterator[Ranks]:
     device = _device_of(config, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     # NCCL refuses two ranks on one GPU.
     backend = "nccl" if device.type == "cuda" and not config.oversubscribe else "gloo"
-    _use_loopback_on_one_machine(world_size)
+    with _loopback_on_one_machine(world_size):
+        yield from _joined(backend, rank=rank, world_size=world_size, device=device)
+
+
+def _joined(backend: str, *, rank: int, world_size: int, device: torch.device) -> Iterator[Ranks]:
     if "RANK" in os.environ and STORE not in os.environ:
         dist.init_process_group("gloo", timeout=_TIMEOUT)
     else:
@@ -147,8 +154,20 @@ def _device_of(config: TrainingConfig, *, local_rank: int) -> torch.device:
     return device
 
 
-def _use_loopback_on_one_machine(world_size: int) -> None:
-    """Keep gloo and NCCL off the network where all ranks are on this machine, whose name may not even resolve."""
+@contextlib.contextmanager
+def _loopback_on_one_machine(world_size: int) -> Iterator[None]:
+    """Keep gloo and NCCL off the network where all ranks are on this machine, whose name may not even resolve.
+
+    What this process starts afterwards, which may be ranks on several machines, does not inherit it.
+    """
+    before = {name: os.environ.get(name) for name in _INTERFACES}
     names = [name for _, name in socket.if_nameindex()]
     if int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) == world_size and "lo" in names:
-        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        os.environ |= dict.fromkeys(_INTERFACES, "lo")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
