@@ -137,7 +137,7 @@ def test_code_names_a_decision_by_the_beginning_of_its_title(project: Path) -> N
 def test_the_page_of_gates_has_every_gate_with_its_question(project: Path) -> None:
     rows = re.findall(r"^\| (.+?) \| (.+\?) \|$", (project / "docs" / "gates.md").read_text(), flags=re.MULTILINE)
     assert rows == [(name, question) for name, question, _ in (*_CHECKS, *_CHECKS_OF_BLOCKS)]
-    assert f"today there are {len(rows)}" in " ".join((project / "README.md").read_text().split())
+    assert f"All of today's {len(rows)} gates passed" in " ".join((project / "README.md").read_text().split())
 
 
 def test_the_page_of_trouble_has_every_exit_code(project: Path) -> None:
