@@ -158,7 +158,8 @@ Written by `make museum`; do not edit.
 
 The same mutants and comparisons without a defect on other trainings, each two processes against one in fast mode, with
 the certificate made as in any comparison. A mutant counts as caught where a stage refused or any gate failed. The
-ResNet18 learns with SGD and momentum, so that two right trainings of it soon part.
+ResNet18 learns with SGD and momentum, so that two right trainings of it soon part. What has no row here was not
+run yet.
 
 {kinds}
 
