@@ -2,6 +2,7 @@
 .DEFAULT_GOAL := help
 .ONESHELL:
 SHELL := bash
+MAKEFLAGS += --no-print-directory
 .SHELLFLAGS := -euo pipefail -c
 
 # Recipes see no path but through the environment: the shell splits and unquotes what stands in their text.
@@ -70,7 +71,7 @@ emulate: $(READY)  ## How 1, 2, 4 and 8 emulated devices scale, where the time g
 ##@ Prove: that what is said is right
 
 test: $(READY)  ## Everything: check and all tests
-	@$(MAKE) --no-print-directory check
+	@$(MAKE) check
 	export DDP_COMPARE_FINISHED="$$(mktemp -d)"
 	trap 'rm -rf "$$DDP_COMPARE_FINISHED"' EXIT
 	failed=0
