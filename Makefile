@@ -38,7 +38,7 @@ retrain: $(READY)  ## Train every cell anew, though nothing has changed
 	python -m flows
 
 use: $(READY)  ## Make a comparison of presets/ the active one: make use PRESET=qwen2-arxiv
-	@python -m tasks.stage.presets "$${PRESET-}"
+	@python -m tasks.params.presets "$${PRESET-}"
 
 params: $(READY)  ## Check params.yaml
 	@python -m tasks.params && echo "params.yaml is valid"
@@ -47,7 +47,7 @@ report: $(READY)  ## Render the report again from reports/results.json, without 
 	@python -m tasks.report --from-results reports/results.json --reports reports
 
 prune: $(READY)  ## List what no comparison of the last KEEP=10 has used; make prune GO=1 removes it
-	@python -m tasks.stage.prune --keep "$${KEEP-10}" --go "$${GO-}"
+	@python -m tasks.store.prune --keep "$${KEEP-10}" --go "$${GO-}"
 
 clean:  ## Remove everything that a comparison made; asks first
 	@read -r -p "Remove what is in data/ and reports/ (the history, too), .work/, mlflow.db, mlruns/, dvc.lock and DVC's cache? [y/N] " answer

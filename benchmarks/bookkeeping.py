@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from tasks.builtin.corpus import corpus_rows
-from tasks.builtin.tiny_model import write_tiny_qwen2
+from tasks.data.builtin.corpus import corpus_rows
+from tasks.data.builtin.tiny_model import write_tiny_qwen2
 from tasks.fingerprint import machine_facts
-from tasks.launchers.torchrun import FileRendezvous
 from tasks.params import Params, load_params
+from tasks.ranks.launchers.torchrun import FileRendezvous
 from tasks.train import CellRun
 from training.files import write_json
 

@@ -26,7 +26,7 @@ from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.interleaving import rounds
 from tasks.measuring.speed import Comparison
 from tasks.measuring.waterfall import waterfall
-from tasks.reporting.measurement import Waterfall
+from tasks.records.measurement import Waterfall
 
 _LOST_MS = 9.0
 """What each cause takes of a step of 24 ms on two ranks, all but contention exactly."""

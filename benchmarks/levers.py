@@ -25,12 +25,12 @@ from tokenizers import Tokenizer
 from benchmarks.levers_attention import DOCUMENTS, attention_rows, measure_attention
 from benchmarks.levers_loss import ROUNDS, ROWS, VOCABULARIES, loss_rows, measure_loss
 from benchmarks.results_file import RESULTS, write_results
-from tasks.builtin.corpus import corpus_rows
-from tasks.builtin.tiny_model import write_tiny_qwen2
-from tasks.launchers.torchrun import FileRendezvous
+from tasks.data.builtin.corpus import corpus_rows
+from tasks.data.builtin.tiny_model import write_tiny_qwen2
 from tasks.measuring.intervals import ratio_of_medians
 from tasks.params import Params
-from tasks.stage.ranks import told_to_ranks
+from tasks.ranks.cell_ranks import told_to_ranks
+from tasks.ranks.launchers.torchrun import FileRendezvous
 from training.files import write_json
 
 _PROJECT = Path(__file__).resolve().parent.parent

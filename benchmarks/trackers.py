@@ -29,10 +29,10 @@ from benchmarks.trackers_states import NONE, STATES, prefect_server, tracked
 from tasks.measuring.interleaving import rounds, trial
 from tasks.measuring.intervals import Interval, least_trials, ratio_of_medians
 from tasks.params import Params, load_params
+from tasks.process.failure import PreemptedError
+from tasks.process.logs import switch_off_telemetry
+from tasks.ranks.cell_ranks import run_ranks
 from tasks.services import follower as following
-from tasks.stage.failure import PreemptedError
-from tasks.stage.logs import switch_off_telemetry
-from tasks.stage.ranks import run_ranks
 from tasks.train import CellRun
 from training.files import write_json
 

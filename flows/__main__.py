@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.params import load_params
-from tasks.stage.failure import ResourceError, exit_with_one_line
-from tasks.stage.lock import workspace_lock
+from tasks.process.failure import ResourceError, exit_with_one_line
+from tasks.process.lock import workspace_lock
 
 if TYPE_CHECKING:
     from prefect import State

@@ -15,9 +15,9 @@ from flows.rebench import new_trial, require_no_regression
 from flows.run_log import set_up_flow_log
 from flows.running import count_as_running, end_abandoned_runs, tag_run
 from tasks.params import Params, load_params
-from tasks.stage.failure import ExitCode, StageError
-from tasks.stage.lock import workspace_lock
-from tasks.stage.parent import end_with_parent
+from tasks.process.failure import ExitCode, StageError
+from tasks.process.lock import workspace_lock
+from tasks.process.parent import end_with_parent
 
 REPORT = Path("reports/report.md")
 RESULTS = Path("reports/results.json")

@@ -17,7 +17,7 @@ from flows.output import StageOutput
 from flows.pipeline import DVC_LOCK, content_of, reasons_to_run, reproduce
 from flows.progress import shown_in_prefect
 from flows.run_log import line_logger
-from tasks.stage.failure import ExitCode
+from tasks.process.failure import ExitCode
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
 from flows.child import environment_for, run_child
-from tasks.stage.parent import STARTER
+from tasks.process.parent import STARTER
 
 DVC_LOCK = Path("dvc.lock")
 _ALWAYS = ["always changed"]

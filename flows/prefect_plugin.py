@@ -14,7 +14,7 @@ from pathlib import PurePath
 from prefect.plugins import HookContext, SetupResult, register_hook
 
 from flows.served import served_environment
-from tasks.stage.failure import ExitCode
+from tasks.process.failure import ExitCode
 from training.redaction import redacted
 
 _FLOW = "ddp-compare"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from flows.dvc_stage import StageFailed
 from tasks.fingerprint import TRIAL
+from tasks.process.failure import ExitCode
 from tasks.reporting.history import History
-from tasks.stage.failure import ExitCode
 
 logger = logging.getLogger(__name__)
 

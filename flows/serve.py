@@ -14,9 +14,9 @@ from flows.child import end_group
 from flows.served import LOCK, SERVED
 from flows.server import Server, find_or_start, set_environment
 from tasks.params import load_params
-from tasks.stage.failure import ExitCode, ResourceError, exit_with_one_line
-from tasks.stage.lock import holding
-from tasks.stage.parent import parent_death_signal_setter
+from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
+from tasks.process.lock import holding
+from tasks.process.parent import parent_death_signal_setter
 
 logger = logging.getLogger(__name__)
 

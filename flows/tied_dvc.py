@@ -12,7 +12,7 @@ from types import FrameType
 
 import psutil
 
-from tasks.stage.parent import set_parent_death_signal
+from tasks.process.parent import set_parent_death_signal
 
 
 def _main() -> int:

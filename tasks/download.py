@@ -11,21 +11,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.builtin.corpus import package_versions
+from tasks.data.builtin.corpus import package_versions
+from tasks.data.sources.commits import commit_of
+from tasks.data.sources.image_models import stored_image_model
+from tasks.data.sources.image_rows import facts_of_images, stored_images
+from tasks.data.sources.models import stored_model
+from tasks.data.sources.row_policy import in_words
+from tasks.data.sources.row_store import place_rows, stored_rows
+from tasks.inputs.snapshot import Snapshot
 from tasks.params import Params
-from tasks.sources.commits import commit_of
-from tasks.sources.image_models import stored_image_model
-from tasks.sources.image_rows import facts_of_images, stored_images
-from tasks.sources.models import stored_model
-from tasks.sources.row_policy import in_words
-from tasks.sources.row_store import place_rows, stored_rows
-from tasks.stage.failure import DataError, exit_with_one_line
-from tasks.stage.kept import MANIFEST
-from tasks.stage.links import link_file, link_folder
-from tasks.stage.logs import configure_logging
-from tasks.stage.snapshot import Snapshot
-from tasks.stage.source_digest import digest_of_source
-from tasks.stage.source_params import DatasetParams, Source
+from tasks.params.source_digest import digest_of_source
+from tasks.params.sources import DatasetParams, Source
+from tasks.process.failure import DataError, exit_with_one_line
+from tasks.process.logs import configure_logging
+from tasks.store.kept import MANIFEST
+from tasks.store.links import link_file, link_folder
 from training.files import write_json
 
 _log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def _main() -> None:
     parser.add_argument("--sources", type=Path, required=True)
     parser.add_argument("--raw", type=Path, required=True)
     parser.add_argument("--base-model", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/stage/snapshot.py)")
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
     arguments = parser.parse_args()
     configure_logging()
     snapshot = Snapshot.read(arguments.inputs)

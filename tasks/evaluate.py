@@ -18,17 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tasks.equivalence.reference.first_step import first_step
 from tasks.evaluating.continuations import continue_rows
 from tasks.evaluating.sums import sums_over
+from tasks.gates.statistics import perplexity
+from tasks.inputs.damage import damaged, require_digest, require_whole
+from tasks.inputs.meaning import meanings_below
+from tasks.inputs.snapshot import Snapshot
 from tasks.params import Params
-from tasks.reference.first_step import first_step
-from tasks.reporting.statistics import perplexity
-from tasks.stage.damage import damaged, require_digest, require_whole
-from tasks.stage.failure import DataError, DivergedError, exit_with_one_line
-from tasks.stage.kept import mark_used
-from tasks.stage.logs import configure_logging
-from tasks.stage.meaning import meanings_below
-from tasks.stage.snapshot import Snapshot
+from tasks.process.failure import DataError, DivergedError, exit_with_one_line
+from tasks.process.logs import configure_logging
+from tasks.store.kept import mark_used
 from training.files import digest_of_json, write_json
 
 _log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ def _evaluate_or_reuse(subject: Subject, rows: Rows, *, code: str) -> dict[str, 
 def _first_step_or_reuse(
     params: Params, snapshot: Snapshot, *, slices: Path, base_model: Path, code: str
 ) -> dict[str, Any]:
-    """Return the base model's loss on the rows of step 1; see tasks/reference/first_step.py."""
+    """Return the base model's loss on the rows of step 1; see tasks/equivalence/reference/first_step.py."""
     train, part = params.train, str(params.ranges[0])
     depends_on = {
         "base_model": _read(base_model / "manifest.json")["digest"],
@@ -168,7 +168,7 @@ def _first_step_or_reuse(
         "range": part,
         "order": [train.seed, train.global_batch_size, train.micro_batch_size, train.seq_len, train.augment],
         "workload": params.workload,
-        "code": [code, meanings_below("tasks.reference.first_step")],
+        "code": [code, meanings_below("tasks.equivalence.reference.first_step")],
     }
 
     def compute() -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _main() -> None:
     parser = argparse.ArgumentParser(prog="tasks.evaluate", description=__doc__)
     for name in ("slices", "base-model", "runs", "code", "evaluation"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/stage/snapshot.py)")
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
     arguments = parser.parse_args()
     configure_logging()
     snapshot = Snapshot.read(arguments.inputs)

@@ -10,15 +10,15 @@ import os
 import shutil
 from pathlib import Path
 
+from tasks.inputs.meaning import keep_meanings, meanings_below, read_source
+from tasks.inputs.snapshot import stages_of, values_of
+from tasks.machine.facts import machine_facts
 from tasks.measuring import RANK_FILES
 from tasks.params import Params, load_params
-from tasks.stage.failure import DataError, exit_with_one_line
-from tasks.stage.logs import configure_logging
-from tasks.stage.machine import machine_facts
-from tasks.stage.meaning import keep_meanings, meanings_below, read_source
-from tasks.stage.prune import note_comparison
-from tasks.stage.snapshot import stages_of, values_of
-from tasks.stage.source_digest import digest_of_source
+from tasks.params.source_digest import digest_of_source
+from tasks.process.failure import DataError, exit_with_one_line
+from tasks.process.logs import configure_logging
+from tasks.store.prune import note_comparison
 from training.files import digest_of_json, write_json
 
 _TRAINING = Path(__file__).resolve().parent.parent / "training"
@@ -42,7 +42,7 @@ def digest_of_code(folder: Path) -> str:
 
 
 def write_snapshots(folder: Path, params: Params) -> None:
-    """Write NAME.json for every other stage of dvc.yaml: what it may work on in this run (tasks/stage/snapshot.py)."""
+    """Write NAME.json for every other stage of dvc.yaml: what it may work on in this run (tasks/inputs/snapshot.py)."""
     shutil.rmtree(folder, ignore_errors=True)
     for stage in stages_of(params):
         module = stage.name.partition("@")[0]

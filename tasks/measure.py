@@ -17,27 +17,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.measuring.certificate import Subject, certified_as, certify, stopped
-from tasks.measuring.differences import MARGIN
+from tasks.equivalence.certificate import Subject, certified_as, certify, stopped
+from tasks.equivalence.differences import MARGIN
+from tasks.equivalence.twins import train_twins
+from tasks.equivalence.updates import NUM_ORDERS
+from tasks.inputs.damage import require_whole
+from tasks.inputs.meaning import meanings_below
+from tasks.inputs.snapshot import Snapshot
 from tasks.measuring.planning import plan_session
 from tasks.measuring.sample import Sample, take_sample
 from tasks.measuring.session import measure_cells
 from tasks.measuring.timed_ranges import timed_ranges
-from tasks.measuring.twins import train_twins
-from tasks.measuring.updates import NUM_ORDERS
 from tasks.params import Params
-from tasks.stage.damage import require_whole
-from tasks.stage.disk import require_room
-from tasks.stage.failure import DataError, exit_with_one_line
-from tasks.stage.kept import MANIFEST, keeping, kept_manifest
-from tasks.stage.lock import machine_lock
-from tasks.stage.logs import configure_logging
-from tasks.stage.meaning import meanings_below
-from tasks.stage.progress import counting
-from tasks.stage.ranks import choose_device, nodes_of, told_to_ranks
-from tasks.stage.snapshot import Snapshot
-from tasks.stage.stopping import stop_on_signals
-from tasks.stage.train_params import NOT_CONTENT
+from tasks.params.train import NOT_CONTENT
+from tasks.process.disk import require_room
+from tasks.process.failure import DataError, exit_with_one_line
+from tasks.process.lock import machine_lock
+from tasks.process.logs import configure_logging
+from tasks.process.progress import counting
+from tasks.process.stopping import stop_on_signals
+from tasks.ranks.cell_ranks import choose_device, nodes_of, told_to_ranks
+from tasks.store.kept import MANIFEST, keeping, kept_manifest
 from training.config import read_config
 from training.files import digest_of_file, digest_of_json, write_json
 from training.registry import has_file
@@ -45,10 +45,10 @@ from training.registry import has_file
 _log = logging.getLogger(__name__)
 
 _STORE = Path(".work/measure")
-_CERTIFYING = ("tasks.measuring.certificate", "tasks.measuring.sample")
-_TWINNING = ("tasks.measuring.twins",)
+_CERTIFYING = ("tasks.equivalence.certificate", "tasks.measuring.sample")
+_TWINNING = ("tasks.equivalence.twins",)
 _TIMING = ("tasks.measuring.session", "training.measure")
-_STARTING = ("tasks.launchers",)
+_STARTING = ("tasks.ranks.launchers",)
 """What starts ranks decides neither an update nor the seconds of one."""
 _NUM_STEPS, _FEWEST_STEPS = 8, 3
 """Updates of the certificate: enough for the optimizer's moments, warm-up and a partial last batch to matter; and of a
@@ -102,7 +102,7 @@ class Inputs:
     @property
     def needs_twins(self) -> bool:
         """Whether something is held against twins, and there is a second computation to train them with."""
-        has_reference = has_file("tasks.reference", self.params.workload)
+        has_reference = has_file("tasks.equivalence.reference", self.params.workload)
         return len(self.params.cells) > 1 and self.params.measure.twin_seconds > 0 and has_reference
 
     def twins_key(self) -> str:
@@ -303,7 +303,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tasks.measure", description=__doc__)
     for name in ("slices", "base-model", "code", "machine", "trial", "measurements"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/stage/snapshot.py)")
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
     return parser.parse_args()
 
 

@@ -8,18 +8,18 @@ import logging
 import sys
 from pathlib import Path
 
+from tasks.inputs.snapshot import Snapshot
+from tasks.process.failure import ConfigurationError, exit_with_one_line
+from tasks.process.logs import configure_logging
+from tasks.records.outputs import Outputs, read_outputs
 from tasks.reporting import data_files, drawing
 from tasks.reporting.collect import collect_results
 from tasks.reporting.document import make_document
 from tasks.reporting.history_file import with_history
 from tasks.reporting.html import render_html
 from tasks.reporting.markdown import render_markdown
-from tasks.reporting.outputs import Outputs, read_outputs
 from tasks.reporting.results import Results, read_results, write_results
 from tasks.services.tracker import log_report
-from tasks.stage.failure import ConfigurationError, exit_with_one_line
-from tasks.stage.logs import configure_logging
-from tasks.stage.snapshot import Snapshot
 
 _INPUTS = ("raw", "base_model", "slices", "measurements", "runs", "evaluation", "machine")
 
@@ -59,7 +59,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=Path)
     parser.add_argument("--evaluation", type=Path)
     parser.add_argument("--machine", type=Path)
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/stage/snapshot.py)")
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
     parser.add_argument("--reports", type=Path, required=True)
     parser.add_argument("--from-results", type=Path, metavar="FILE", help="render anew from this results.json alone")
     arguments = parser.parse_args()

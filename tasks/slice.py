@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from tasks.data.slicing.tokens import RowTokenizer, load_tokenizer
+from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, in_words
+from tasks.inputs.snapshot import Snapshot
 from tasks.params import Params
-from tasks.slicing.tokens import RowTokenizer, load_tokenizer
-from tasks.sources.row_policy import CUT, QUARANTINED, Row, in_words
-from tasks.stage.choices import has_labels
-from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_line
-from tasks.stage.kept import MANIFEST, keeping, kept_manifest
-from tasks.stage.links import link_folder
-from tasks.stage.logs import configure_logging
-from tasks.stage.progress import counting
-from tasks.stage.snapshot import Snapshot
-from tasks.stage.source_params import RowRange
+from tasks.params.choices import has_labels
+from tasks.params.sources import RowRange
+from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
+from tasks.process.logs import configure_logging
+from tasks.process.progress import counting
+from tasks.store.kept import MANIFEST, keeping, kept_manifest
+from tasks.store.links import link_folder
 from training.files import digest_of_file, digest_of_json, write_json
 from training.registry import file_named, has_file
 
@@ -177,13 +177,13 @@ def _main() -> None:
     parser.add_argument("--raw", type=Path, required=True)
     parser.add_argument("--base-model", type=Path, required=True)
     parser.add_argument("--slices", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/stage/snapshot.py)")
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
     arguments = parser.parse_args()
     configure_logging()
     snapshot = Snapshot.read(arguments.inputs)
     params = snapshot.load_params()
-    if has_file("tasks.slicing", params.workload):
-        own = file_named("tasks.slicing", params.workload)
+    if has_file("tasks.data.slicing", params.workload):
+        own = file_named("tasks.data.slicing", params.workload)
         own.write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)
     else:
         write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)

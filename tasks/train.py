@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.launchers import NODES_FILE
+from tasks.inputs.damage import require_whole
+from tasks.inputs.snapshot import Snapshot
 from tasks.params import Params
+from tasks.params.choices import unit_of
+from tasks.params.train import NOT_CONTENT
+from tasks.process.disk import require_room, require_writable
+from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
+from tasks.process.lock import machine_lock
+from tasks.process.logs import configure_logging
+from tasks.process.stopping import stop_on_signals
+from tasks.ranks.cell_ranks import choose_device, nodes_of, told_to_ranks
+from tasks.ranks.launchers import NODES_FILE
+from tasks.ranks.live import TrainingProgress
+from tasks.ranks.memory import run_within_memory
 from tasks.services.tracker import follow_cell
-from tasks.stage.choices import unit_of
-from tasks.stage.damage import require_whole
-from tasks.stage.disk import require_room, require_writable
-from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_line
-from tasks.stage.links import link_folder
-from tasks.stage.live import TrainingProgress
-from tasks.stage.lock import machine_lock
-from tasks.stage.logs import configure_logging
-from tasks.stage.memory import run_within_memory
-from tasks.stage.ranks import choose_device, nodes_of, told_to_ranks
-from tasks.stage.snapshot import Snapshot
-from tasks.stage.stopping import stop_on_signals
-from tasks.stage.train_params import NOT_CONTENT
+from tasks.store.links import link_folder
 from training.files import digest_of_json, write_json
 from training.receipt import problem_with, set_aside
 
@@ -257,7 +257,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("cell")
     for name in ("slices", "base-model", "code", "machine", "run"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/stage/snapshot.py)")
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
     return parser.parse_args()
 
 

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.inputs.snapshot import Snapshot
 from tasks.params import Params
+from tasks.params.choices import has_labels, unit_of
+from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
+from tasks.process.logs import configure_logging
 from tasks.reporting.model_card import card_text, metrics_of
 from tasks.reporting.results import Results, read_results
 from tasks.services import hub
 from tasks.services.manifest import MANIFEST, write_manifest
-from tasks.stage.choices import has_labels, unit_of
-from tasks.stage.failure import ConfigurationError, DataError, exit_with_one_line
-from tasks.stage.links import link_file
-from tasks.stage.logs import configure_logging
-from tasks.stage.snapshot import Snapshot
+from tasks.store.links import link_file
 from training.failure import BadCheckpointError
 from training.files import digest_of_file, write_json
 from training.receipt import RECEIPT
@@ -226,7 +226,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--reports", type=Path, required=True, help="folder with the finished report")
     parser.add_argument("--staged", type=Path, required=True, help="folder to fill with what is published")
     parser.add_argument("--receipt", type=Path, required=True, help="file that says what became of it")
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/stage/snapshot.py)")
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
     parser.add_argument("--dry-run", action="store_true", help="only list the files and their sizes")
     arguments, unknown = parser.parse_known_args()
     if unknown:  # argparse would print them, and somebody may have given a token

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from tasks.stage.logs import switch_off_telemetry
+from tasks.process.logs import switch_off_telemetry
 from tests.warm.environment import warm_environment
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -44,8 +44,8 @@ LONGEST = (
     "chaos/test_kills.py",
     "museum/test_chaotic.py",
     "training/test_resume_certificate.py",
-    "tasks/stage/test_ending.py",
-    "tasks/stage/test_watchdog.py",
+    "tasks/process/test_ending.py",
+    "tasks/ranks/test_watchdog.py",
 )
 """Files that take a minute or more, the longest first. Begun first, none of them is left to one worker at the end."""
 

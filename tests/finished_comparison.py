@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from tasks.reporting.gate import CellFinding, Gate
+from tasks.records.gate import CellFinding, Gate
 from tasks.reporting.results import Results, write_results
 from training.files import digest_of_file, write_json
 from training.weights import weights_of

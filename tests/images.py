@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tasks.builtin.resnet import write_resnet18
+from tasks.data.builtin.resnet import write_resnet18
 from training.files import digest_of_file, digest_of_json, write_json
 
 CLASS_NAMES = ["left", "right", "top"]

@@ -1,6 +1,6 @@
 """Where a rank is, step and section, in a few bytes of memory that the stage which started it sees too.
 
-The stage's watchdog (tasks/stage/watchdog.py) looks there. Telling costs two stores per section and no system call.
+The stage's watchdog (tasks/ranks/watchdog.py) looks there. Telling costs two stores per section and no system call.
 """
 
 import contextlib

@@ -14,14 +14,14 @@ from rich.table import Table
 
 from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds
 from benchmarks.emulator.measuring import emulated_params, measure_device
+from tasks.process.failure import ConfigurationError, exit_with_one_line
+from tasks.process.lock import machine_lock
+from tasks.process.logs import configure_logging
+from tasks.process.stopping import stop_on_signals
+from tasks.records.gate import Standing
+from tasks.records.measurement import Estimate, Measurement
 from tasks.reporting.drawing import draw_svg, find_charts
-from tasks.reporting.gate import Standing
-from tasks.reporting.measurement import Estimate, Measurement
 from tasks.reporting.results import CellResults, Results
-from tasks.stage.failure import ConfigurationError, exit_with_one_line
-from tasks.stage.lock import machine_lock
-from tasks.stage.logs import configure_logging
-from tasks.stage.stopping import stop_on_signals
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from tasks.measuring.planning import plan_session
 from tasks.measuring.session import measure_cells
 from tasks.measuring.workers import Workers, working
 from tasks.params import Params
-from tasks.reporting.measurement import MeasurementFile
-from tasks.stage.ranks import told_to_ranks
+from tasks.ranks.cell_ranks import told_to_ranks
+from tasks.records.measurement import MeasurementFile
 from training.files import digest_of_json, write_json
 
 _NUM_STEPS = 16

@@ -59,7 +59,7 @@ Points = dict[str, dict[int, dict[str, float]]]
 
 def short_texts(num_rows: int) -> Iterator[str]:
     """Yield short texts without end of the built-in corpus: its sentences over and over, each with a number."""
-    from tasks.builtin.corpus import corpus_rows
+    from tasks.data.builtin.corpus import corpus_rows
 
     sentences = [row[start : start + 80] for row in itertools.islice(corpus_rows(), 500) for start in (0, 80)]
     sentences = [text.strip() for text in sentences if text.strip()]
@@ -80,8 +80,8 @@ def write_texts(file: Path, num_rows: int) -> None:
 
 def ready(work: Path, num_rows: int) -> None:
     """Place what the parts begin with: texts, the built-in model, what a training is told."""
-    from tasks.builtin.corpus import corpus_rows
-    from tasks.builtin.tiny_model import NUM_TOKENIZER_ROWS, write_tiny_qwen2
+    from tasks.data.builtin.corpus import corpus_rows
+    from tasks.data.builtin.tiny_model import NUM_TOKENIZER_ROWS, write_tiny_qwen2
 
     work.mkdir(parents=True, exist_ok=True)
     write_texts(rows_file(work), num_rows)

@@ -26,8 +26,8 @@ def rows_file(work: Path) -> Path:
 
 def _download(work: Path, num_rows: int) -> Callable[[], object]:
     """Read a local source into the store, then place what is asked for: the stage `download` without the model."""
-    from tasks.sources.row_store import place_rows, stored_rows
-    from tasks.stage.source_params import DatasetParams, RowRange
+    from tasks.data.sources.row_store import place_rows, stored_rows
+    from tasks.params.sources import DatasetParams, RowRange
 
     params = DatasetParams(source=f"path:{rows_file(work)}")
     heldout = RowRange(start=num_rows - num_rows // 100, end=num_rows)
@@ -37,9 +37,9 @@ def _download(work: Path, num_rows: int) -> Callable[[], object]:
 
 def _slice(work: Path, num_rows: int) -> Callable[[], object]:
     """Tokenise the placed rows: the stage `slice`."""
+    from tasks.data.slicing.tokens import load_tokenizer
+    from tasks.params.sources import RowRange
     from tasks.slice import stored_slice
-    from tasks.slicing.tokens import load_tokenizer
-    from tasks.stage.source_params import RowRange
 
     tokenizer = load_tokenizer(work / "model")
     part = RowRange(start=0, end=num_rows)

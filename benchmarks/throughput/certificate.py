@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.throughput.groups import Setup
-from tasks.launchers.torchrun import Launch
-from tasks.measuring.updates import hold_against_one_process, judge
+from tasks.equivalence.updates import hold_against_one_process, judge
+from tasks.ranks.launchers.torchrun import Launch
 from training.config import read_config
 from training.files import write_json
 

@@ -23,7 +23,7 @@ from benchmarks.throughput.contest import OURS, Found, contest
 from benchmarks.throughput.groups import Setup
 from benchmarks.throughput.rows import write_random_model
 from benchmarks.throughput.targets import PEERS, Judged, shown
-from tasks.measuring.gpu_peaks import peak_tflops
+from tasks.machine.gpu_peaks import peak_tflops
 from tasks.measuring.model_flops import model_shape
 
 _LEAST_TOKENS_PER_SECOND = 125_000

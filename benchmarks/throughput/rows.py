@@ -66,8 +66,8 @@ def token_rows(data: Path | None, num_rows: int) -> TokenRows:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if data is None:
-            from tasks.builtin.corpus import corpus_rows
-            from tasks.builtin.tiny_model import NUM_TOKENIZER_ROWS, write_tiny_qwen2
+            from tasks.data.builtin.corpus import corpus_rows
+            from tasks.data.builtin.tiny_model import NUM_TOKENIZER_ROWS, write_tiny_qwen2
 
             texts = list(itertools.islice(corpus_rows(), max(num_rows, NUM_TOKENIZER_ROWS)))
             write_tiny_qwen2(folder, texts[:NUM_TOKENIZER_ROWS])

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.throughput.groups import Blocks, Group, Setup, groups, write_job
 from benchmarks.throughput.job import AS_GIVEN
-from tasks.stage.failure import DistributedError, ResourceError
+from tasks.process.failure import DistributedError, ResourceError
 
 _TRIAL_VISITS = {"cpu": ((0, 1), (2,)), "cuda": ((0, 1, 2),)}
 """Blocks that a setting runs before the next one's turn. On a GPU all at once: what is compiled is built once."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.throughput.groups import Setup
-from tasks.launchers.torchrun import Launch
+from tasks.ranks.launchers.torchrun import Launch
 from training.files import write_json
 
 _STEPS = 20

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tasks.stage.failure import DataError
-from tasks.stage.progress import counting
+from tasks.process.failure import DataError
+from tasks.process.progress import counting
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from torch import nn

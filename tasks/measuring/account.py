@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from tasks.machine.gpu_peaks import peak_tflops
 from tasks.measuring.arms import WRAPPED, Arm
 from tasks.measuring.blocks import Bench, Timed
-from tasks.measuring.gpu_peaks import peak_tflops
 from tasks.measuring.intervals import Interval, median_interval
 from tasks.measuring.model_flops import model_shape
 from tasks.measuring.speed import Comparison, Measured
 from tasks.measuring.waterfall import data_wait_share
-from tasks.reporting.measurement import ArmSpeed, Estimate
+from tasks.records.measurement import ArmSpeed, Estimate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from tasks.measuring.intervals import least_trials, ratio_of_medians
 from tasks.measuring.speed import Comparison
 from tasks.measuring.workers import RanksEndedError
 from tasks.params import Params
-from tasks.reporting.measurement import Advice, Advised
-from tasks.stage.choices import unit_of
-from tasks.stage.failure import DistributedError, ResourceError, StageError
+from tasks.params.choices import unit_of
+from tasks.process.failure import DistributedError, ResourceError, StageError
+from tasks.records.measurement import Advice, Advised
 from tasks.strategies import Knob, patch_of, profile_of
 from training.redaction import shortened
 

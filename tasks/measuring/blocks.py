@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tasks.machine.gpu_meter import GpuFigures, GpuMeter
 from tasks.measuring.arms import Arm
-from tasks.measuring.gpu_meter import GpuFigures, GpuMeter
 from tasks.measuring.workers import Workers
 
 _GOLDEN = 0.6180339887498949

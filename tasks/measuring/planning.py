@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from tasks.machine.host_facts import cpu_quota
 from tasks.measuring.account import Arithmetic
 from tasks.measuring.arms import Cell
-from tasks.measuring.host_facts import cpu_quota
 from tasks.measuring.speed import Comparison
 from tasks.params import Params
-from tasks.stage.choices import unit_of
-from tasks.stage.failure import DataError
-from tasks.stage.ranks import choose_device, told_to_ranks
+from tasks.params.choices import unit_of
+from tasks.process.failure import DataError
+from tasks.ranks.cell_ranks import choose_device, told_to_ranks
 
 _HALF_WIDTHS = {"cuda": 0.02, "cpu": 0.03}
 

@@ -12,7 +12,7 @@ from tasks.measuring.blocks import Bench
 from tasks.measuring.prediction import WORLD_SIZES, as_prediction, read_model_error
 from tasks.measuring.probe import Probe, probe_from
 from tasks.measuring.workers import Workers
-from tasks.reporting.measurement import Estimate, Prediction
+from tasks.records.measurement import Estimate, Prediction
 from training.probe import probe_buckets
 
 _log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ import numpy as np
 
 from tasks.measuring.link import Draws, Link
 from tasks.measuring.probe import Probe, Repeats, expected_maximum
-from tasks.reporting.measurement import Estimate, PredictedCurve, PredictedPoint, Prediction
-from tasks.reporting.wording import counted, listed
+from tasks.process.wording import counted, listed
+from tasks.records.measurement import Estimate, PredictedCurve, PredictedPoint, Prediction
 
 WORLD_SIZES = (2, 4, 8, 16, 64)
 """Numbers of ranks that a prediction is made for."""

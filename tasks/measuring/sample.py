@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.stage.failure import DataError
+from tasks.process.failure import DataError
 from training.files import digest_of_json
 
 _PLAIN = ("tokens", "offsets", "row_ids")

@@ -10,23 +10,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from tasks.machine.gpu_meter import gpu_meter
+from tasks.machine.host_checks import BYTES_PER_PARAMETER, GIB_PER_RANK
+from tasks.machine.host_facts import free_memory_bytes
+from tasks.machine.preflight import preflight
 from tasks.measuring.account import account, estimate
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, as_trained
 from tasks.measuring.blocks import Bench
-from tasks.measuring.gpu_meter import gpu_meter
-from tasks.measuring.host_checks import BYTES_PER_PARAMETER, GIB_PER_RANK
-from tasks.measuring.host_facts import free_memory_bytes
 from tasks.measuring.planning import Session
 from tasks.measuring.predicting import Probed, predict_cells, sweep_link
-from tasks.measuring.preflight import preflight
 from tasks.measuring.speed import Comparison, Measured, measure_speed
 from tasks.measuring.workers import Workers, working
 from tasks.params import Params
-from tasks.reporting.measurement import Advice, MeasurementFile, Prediction, Preflight, RankDevice
-from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
-from tasks.stage.progress import counting
-from tasks.stage.ranks import nodes_of
+from tasks.process.failure import DistributedError, PreemptedError, ResourceError
+from tasks.process.progress import counting
+from tasks.ranks.cell_ranks import nodes_of
+from tasks.records.measurement import Advice, MeasurementFile, Prediction, Preflight, RankDevice
 from tasks.strategies import exchanged_as, not_available, profile_of
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from tasks.measuring.blocks import Bench, Timed, Trials
 from tasks.measuring.interleaving import Stopping, rounds
 from tasks.measuring.intervals import Interval, least_trials, pairs_needed, ratio_of_medians
 from tasks.measuring.waterfall import waterfall
-from tasks.reporting.measurement import ArmBlocks, BlockWork, Estimate, NoiseFloor, Phase, Waterfall
+from tasks.records.measurement import ArmBlocks, BlockWork, Estimate, NoiseFloor, Phase, Waterfall
 from tasks.strategies import profile_of
 
 _log = logging.getLogger(__name__)

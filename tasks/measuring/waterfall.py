@@ -16,7 +16,7 @@ from scipy.optimize import isotonic_regression
 from tasks.measuring.arms import Arm, Cell, as_trained, data_name, spreading_arms
 from tasks.measuring.blocks import Trials
 from tasks.measuring.intervals import paired_bootstrap
-from tasks.reporting.measurement import DATA_BOUND_SHARE, Estimate, Part, Waterfall
+from tasks.records.measurement import DATA_BOUND_SHARE, Estimate, Part, Waterfall
 
 COPY, WRAPPER = "host-to-device copy", "DDP overhead"
 

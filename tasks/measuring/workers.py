@@ -16,9 +16,9 @@ from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any
 
-from tasks.launchers import Nodes, launcher_named
-from tasks.stage.code_of_ranks import code_for_ranks
-from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
+from tasks.process.failure import DistributedError, PreemptedError, ResourceError
+from tasks.ranks.code import code_for_ranks
+from tasks.ranks.launchers import Nodes, launcher_named
 from training.files import write_json
 
 _log = logging.getLogger(__name__)

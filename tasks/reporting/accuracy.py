@@ -1,7 +1,7 @@
 """Accuracy on the held-out rows after every epoch, and the training seconds until it was as high as was asked."""
 
-from tasks.reporting.facts import Record
-from tasks.reporting.outputs import Outputs
+from tasks.records.facts import Record
+from tasks.records.outputs import Outputs
 
 NEAR = 0.005
 """How far below the baseline's last accuracy counts as having come there: half a percent of the rows."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
-from tasks.reporting import wording
+from tasks.process import wording
 
 Row = TypeVar("Row")
 

@@ -14,9 +14,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
-from tasks.reporting import wording
+from tasks.process import wording
+from tasks.records.measurement import Estimate
 from tasks.reporting.history import LEAST_CHANGE, Change, History, HistoryRecord, moment
-from tasks.reporting.measurement import Estimate
 
 MOST_RECORDS = 10
 """Comparisons that a report shows, this one included."""

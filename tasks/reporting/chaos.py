@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from tasks.reporting import wording
-from tasks.reporting.facts import Record
-from tasks.reporting.twins import Twins
+from tasks.process import wording
+from tasks.records.facts import Record
+from tasks.records.twins import Twins
 
 _APART = (1e-1, 1e-2, 1e-3)
 """Of the loss; what the report names the first step of, the largest that was reached."""

@@ -4,18 +4,20 @@ import functools
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from tasks.reporting import statistics
+from tasks.gates import statistics
+from tasks.gates.checks import check_gates, standings
+from tasks.gates.equivalence import equivalences
+from tasks.gates.measured import arm_of, efficiency, without_cells
+from tasks.params.choices import unit_of
+from tasks.process.wording import readable
+from tasks.records.facts import ComparisonFacts, DatasetFacts, GpuFacts, MachineFacts, ModelFacts, SliceFacts
+from tasks.records.gate import Standing
+from tasks.records.measurement import Measurement
+from tasks.records.outputs import Outputs, RunOutputs
 from tasks.reporting.accuracy import accuracies, time_to_accuracy
 from tasks.reporting.chaos import chaos_of
 from tasks.reporting.cost import cost_of
-from tasks.reporting.equivalence import equivalences
-from tasks.reporting.facts import ComparisonFacts, DatasetFacts, GpuFacts, MachineFacts, ModelFacts, SliceFacts
-from tasks.reporting.gate import Standing
-from tasks.reporting.gates import check_gates, standings
 from tasks.reporting.lag import slowest_rank
-from tasks.reporting.measured import arm_of, efficiency, without_cells
-from tasks.reporting.measurement import Measurement
-from tasks.reporting.outputs import Outputs, RunOutputs
 from tasks.reporting.quality import ModelQuality, Quality, Sample
 from tasks.reporting.results import (
     CellResults,
@@ -26,8 +28,6 @@ from tasks.reporting.results import (
 )
 from tasks.reporting.time_to_loss import time_to_loss
 from tasks.reporting.verdict import label_of, verdict_of
-from tasks.reporting.wording import readable
-from tasks.stage.choices import unit_of
 
 Value = TypeVar("Value")
 

@@ -5,10 +5,10 @@ Every figure follows from the tokens per second of the cells, so that all of the
 
 from typing import TYPE_CHECKING, Literal
 
-from tasks.reporting.facts import Record
-from tasks.reporting.measured import arm_of
-from tasks.reporting.measurement import ArmSpeed, Measurement
-from tasks.reporting.outputs import Outputs
+from tasks.gates.measured import arm_of
+from tasks.records.facts import Record
+from tasks.records.measurement import ArmSpeed, Measurement
+from tasks.records.outputs import Outputs
 
 if TYPE_CHECKING:  # results.py holds the records below
     from tasks.reporting.results import CellResults

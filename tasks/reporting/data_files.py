@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tasks.reporting.measured import arm_of
-from tasks.reporting.outputs import Outputs
+from tasks.gates.measured import arm_of
+from tasks.records.outputs import Outputs
 from tasks.reporting.results import CellResults, Figures, Results
 from training.files import replacing, write_json
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tasks.reporting import wording
+from tasks.process import wording
 from tasks.reporting.results import Results
 from training.registry import file_named
 

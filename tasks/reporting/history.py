@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.reporting import wording
-from tasks.reporting.facts import Record
-from tasks.reporting.measurement import Estimate
+from tasks.process import wording
+from tasks.records.facts import Record
+from tasks.records.measurement import Estimate
 
 LEAST_CHANGE = 0.03
 """Below this share a slower cell is no regression, however narrow the interval."""

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tasks.gates.measured import arm_of, without_comparison
 from tasks.params import Params
+from tasks.params.train import NOT_CONTENT
+from tasks.process.failure import DataError
+from tasks.records.outputs import Outputs
 from tasks.reporting.changes import history_of
 from tasks.reporting.data_files import no_formula, without_apostrophe, write_text
 from tasks.reporting.history import HistoryRecord, comparisons_of
-from tasks.reporting.measured import arm_of, without_comparison
-from tasks.reporting.outputs import Outputs
 from tasks.reporting.results import CellResults, Results
-from tasks.stage.failure import DataError
-from tasks.stage.train_params import NOT_CONTENT
 from training.files import digest_of_json
 
 COLUMNS = list(HistoryRecord.model_fields)

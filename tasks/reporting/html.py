@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from tasks.reporting import drawing, wording
+from tasks.process import wording
+from tasks.reporting import drawing
 from tasks.reporting.blocks import Block, Document, Terms
 
 _FOLDER = Path(__file__).parent

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.reporting.facts import Record
-from tasks.reporting.outputs import Steps
+from tasks.records.facts import Record
+from tasks.records.outputs import Steps
 
 _STRAGGLES = 1.5
 """A rank that takes so many times as long as the others for the same work is called a straggler.

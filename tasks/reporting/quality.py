@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
+from tasks.records.facts import Record
 from tasks.reporting.accuracy import EpochAccuracy, TimeToAccuracy
-from tasks.reporting.facts import Record
 from tasks.reporting.time_to_loss import TimeToLoss
 
 

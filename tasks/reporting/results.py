@@ -10,16 +10,16 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from tasks.gates.equivalence import Equivalence
+from tasks.process.failure import DataError
+from tasks.records.facts import ComparisonFacts, NodeFacts, Record
+from tasks.records.gate import Gate, Standing
+from tasks.records.measurement import Estimate, Measurement
 from tasks.reporting.chaos import Chaos
 from tasks.reporting.cost import Cost
-from tasks.reporting.equivalence import Equivalence
-from tasks.reporting.facts import ComparisonFacts, NodeFacts, Record
-from tasks.reporting.gate import Gate, Standing
 from tasks.reporting.history import History
 from tasks.reporting.lag import SlowestRank
-from tasks.reporting.measurement import Estimate, Measurement
 from tasks.reporting.quality import Quality
-from tasks.stage.failure import DataError
 from training.files import write_json
 
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")

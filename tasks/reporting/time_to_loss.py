@@ -6,8 +6,8 @@ Cells of the same training come there at the same step, so that their seconds di
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.reporting.facts import Record
-from tasks.reporting.outputs import Outputs
+from tasks.records.facts import Record
+from tasks.records.outputs import Outputs
 
 NEAR_SHARE = 0.005
 """How far above the baseline's last smoothed loss counts as having come there.

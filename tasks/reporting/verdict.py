@@ -1,12 +1,12 @@
 """The answer in one sentence, and the label that says what kind of comparison gave it."""
 
-from tasks.reporting import wording
-from tasks.reporting.measured import arm_of, cells_of, too_wide
-from tasks.reporting.measurement import ArmSpeed, Measurement
-from tasks.reporting.outputs import Outputs
+from tasks.gates.measured import arm_of, cells_of, too_wide
+from tasks.gates.statistics import NOISE_OF_ONE_RUN, parallel_efficiency
+from tasks.params.choices import unit_of
+from tasks.process import wording
+from tasks.records.measurement import ArmSpeed, Measurement
+from tasks.records.outputs import Outputs
 from tasks.reporting.results import CellResults, Results
-from tasks.reporting.statistics import NOISE_OF_ONE_RUN, parallel_efficiency
-from tasks.stage.choices import unit_of
 
 
 def verdict_of(results: Results) -> str:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from tasks.process.failure import ConfigurationError, DataError, ResourceError, StageError
 from tasks.services import network
 from tasks.services.manifest import MANIFEST, differences, paths_in, read_digests
 from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
-from tasks.stage.failure import ConfigurationError, DataError, ResourceError, StageError
-from tasks.stage.links import link_file
+from tasks.store.links import link_file
 from training.files import digest_of_file
 
 if TYPE_CHECKING:  # importing the library takes half a second, which most stages need not spend

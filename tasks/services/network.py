@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from tasks.stage.failure import ResourceError
+from tasks.process.failure import ResourceError
 
 if TYPE_CHECKING:
     import httpx2

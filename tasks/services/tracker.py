@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.params import Params
+from tasks.process.failure import PreemptedError
 from tasks.services.follower import Follower, attempt_within
 from tasks.services.tracked import (
     Comparison,
@@ -28,7 +29,6 @@ from tasks.services.tracked import (
     points_of_segment,
     tables_of,
 )
-from tasks.stage.failure import PreemptedError
 from training.files import digest_of_file, digest_of_json, write_json
 from training.redaction import redacted
 

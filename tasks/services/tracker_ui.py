@@ -15,11 +15,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tasks.params import Params, load_params
+from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
+from tasks.process.logs import configure_logging
 from tasks.services.own_site import OwnSite, new_credentials, write_private
 from tasks.services.tracked import Comparison, tracking_uri
 from tasks.services.tracker import PENDING, send_report
-from tasks.stage.failure import ExitCode, ResourceError, exit_with_one_line
-from tasks.stage.logs import configure_logging
 from training.files import digest_of_file
 from training.redaction import redacted
 

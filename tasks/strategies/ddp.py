@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.reporting import wording
+from tasks.process import wording
 from tasks.strategies import Bounds, Exchanged, Expected, Knob, Work
 
 _ALL_REDUCE, _ALL_GATHER = "all_reduce", "all_gather"

@@ -6,7 +6,7 @@ The root's weights stay gathered from forward to backward; the norm of the whole
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.reporting import wording
+from tasks.process import wording
 from tasks.strategies import Bounds, Exchanged, Expected, Knob, Work
 
 _ALL_GATHER, _REDUCE_SCATTER, _ALL_REDUCE = "all_gather", "reduce_scatter", "all_reduce"

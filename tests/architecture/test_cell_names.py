@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from tasks.params import load_params
-from tasks.stage.failure import ConfigurationError
+from tasks.process.failure import ConfigurationError
 from tests.tasks.test_params import GOOD
 
 _LIKE_OTHER_YAML = [

@@ -8,8 +8,8 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from tasks.reporting.gates import _CHECKS, _CHECKS_OF_BLOCKS
-from tasks.stage.failure import ExitCode
+from tasks.gates.checks import _CHECKS, _CHECKS_OF_BLOCKS
+from tasks.process.failure import ExitCode
 
 MOST_WORDS = {"README.md": 1200, "docs/*.md": 1000}
 LONGER = {

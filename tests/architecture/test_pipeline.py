@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tasks.inputs.meaning import meanings_below
 from tasks.measuring import RANK_FILES
-from tasks.stage.meaning import meanings_below
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_upload_depends_on_the_report_and_nothing_depends_on_upload(stages: dict
 
 
 def test_every_stage_but_the_first_works_on_its_snapshot_and_depends_on_it(stages: dict[str, Any]) -> None:
-    """What its params and its code are stands there (tests/tasks/stage/test_meaning.py), so no code is listed twice."""
+    """What its params and its code are stands there (tests/tasks/inputs/test_meaning.py): no code is listed twice."""
     for name, stage in stages.items():
         if name == "fingerprint":
             continue

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from tasks.stage.choices import names_of_files
+from tasks.params.choices import names_of_files
 from tests.conftest import PROJECT
 
 SEAMS = {
     "training/strategies": "training.strategies.StrategyFile",
     "training/workloads": "training.workloads.Workload",
     "tasks/strategies": "tasks.strategies.Profile",
-    "tasks/launchers": "tasks.launchers.Launcher",
+    "tasks/ranks/launchers": "tasks.ranks.launchers.Launcher",
     "tasks/reporting/charts": "tasks.reporting.drawing.Chart",
 }
 """Folder -> what each of its files offers."""
@@ -40,8 +40,8 @@ def test_every_file_of_a_seam_offers_what_its_protocol_says() -> None:
     found = _held_by_mypy(lines)
     assert found.returncode == 0, found.stdout
     # A file that offers something else is told.
-    wrong = ["from tasks.launchers import Launcher", "import tasks.reporting.wording"]
-    told = _held_by_mypy([*wrong, "launcher: Launcher = tasks.reporting.wording"])
+    wrong = ["from tasks.ranks.launchers import Launcher", "import tasks.process.wording"]
+    told = _held_by_mypy([*wrong, "launcher: Launcher = tasks.process.wording"])
     assert told.returncode == 1
     assert "Incompatible types in assignment" in told.stdout
 

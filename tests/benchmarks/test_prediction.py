@@ -11,7 +11,7 @@ from benchmarks.prediction.chart import draw
 from benchmarks.prediction.configurations import FITTING, VALIDATION
 from benchmarks.prediction.points import KNOWN, WORLD_SIZES, Point, Tried, calibrated, score
 from tasks.measuring.probe import AllReduce, Gradient, Probe
-from tasks.reporting.measurement import Estimate
+from tasks.records.measurement import Estimate
 
 
 def _point(

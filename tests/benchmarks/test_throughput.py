@@ -28,7 +28,7 @@ from benchmarks.throughput.trying import (
     worth_trying,
 )
 from benchmarks.throughput.waiting import Waited, waited_for_data
-from tasks.stage.failure import ResourceError
+from tasks.process.failure import ResourceError
 
 _PEERS = ("ours", "published", "trainer", "accelerated")
 _SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1} | {

@@ -15,7 +15,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tasks.stage.machine import machine_facts
+from tasks.machine.facts import machine_facts
 from tests.chaos.crash_points import has_strace
 from tests.chaos.document import DOCUMENT, Row, table_of, with_rows
 from tests.chaos.parts import PARTS

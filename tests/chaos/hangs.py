@@ -1,7 +1,7 @@
 """Ranks made to hang, and what the watchdog says of it: `python -m tests.chaos.hangs` tries all kinds and places.
 
 Ranks are forked, and trials run a few at a time, since they mostly wait; torchrun's part is tested elsewhere
-(tests/tasks/stage/test_watchdog.py).
+(tests/tasks/ranks/test_watchdog.py).
 """
 
 import argparse
@@ -93,8 +93,8 @@ def hang_trials(folder: Path, trials: Sequence[HangTrial], *, watchdog_seconds: 
 
 def hang_trial(folder: Path, config: dict[str, Any], trial: HangTrial, *, watchdog_seconds: float) -> HangTrial:
     """Return what comes of one trial in this process, which must never have computed anything with torch."""
-    from tasks.stage.failure import StageError
-    from tasks.stage.memory import run_within_memory
+    from tasks.process.failure import StageError
+    from tasks.ranks.memory import run_within_memory
 
     _offer_forked_launcher()
     work = work_of(folder, trial)
@@ -137,7 +137,7 @@ def _ranks_with_stacks(work: Path) -> tuple[int, ...]:
 def _offer_forked_launcher() -> None:
     import tests.museum.forked
 
-    sys.modules["tasks.launchers.forked"] = tests.museum.forked
+    sys.modules["tasks.ranks.launchers.forked"] = tests.museum.forked
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from training.receipt import problem_with
 
 _SECONDS_BETWEEN_LOOKS = 0.01
 _GRACE_SECONDS = 12.0
-"""For who was asked to stop; after that it is killed, as the stage does (tasks/stage/ranks.py)."""
+"""For who was asked to stop; after that it is killed, as the stage does (tasks/ranks/cell_ranks.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from tasks.records.outputs import SegmentOutputs
+from tasks.records.stage_files import SegmentFile
 from tasks.reporting.lag import slowest_rank
-from tasks.reporting.outputs import SegmentOutputs
-from tasks.reporting.stage_files import SegmentFile
 from tests.chaos.trial import Trial
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.forked_ranks import ForkedRanks, last_words

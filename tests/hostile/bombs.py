@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tasks.data.sources.models import stored_model
+from tasks.data.sources.row_store import stored_rows
 from tasks.params import load_params
-from tasks.reporting.outputs import SegmentOutputs
-from tasks.sources.models import stored_model
-from tasks.sources.row_store import stored_rows
-from tasks.stage.source_params import DatasetParams, ModelParams
+from tasks.params.sources import DatasetParams, ModelParams
+from tasks.records.outputs import SegmentOutputs
 from training.data import open_slice
 from training.spool import Spool
 from training.weights import load_tensors

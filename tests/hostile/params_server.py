@@ -9,8 +9,8 @@ import os
 import sys
 from typing import NoReturn
 
-from tasks.params import _main
-from tasks.stage.failure import exit_with_one_line
+from tasks.params.__main__ import _main
+from tasks.process.failure import exit_with_one_line
 
 HEAVY = ("torch", "prefect", "transformers", "mlflow", "datasets", "pandas", "dvc", "numpy")
 

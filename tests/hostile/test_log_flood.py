@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from flows.output import StageOutput
-from tasks.launchers import torchrun
-from tasks.stage import log_cap
-from tasks.stage.log_cap import LogCap, cut_middle
+from tasks.process import log_cap
+from tasks.process.log_cap import LogCap, cut_middle
+from tasks.ranks.launchers import torchrun
 
 MAX_BYTES = 200_000
 

@@ -16,10 +16,10 @@ from playwright.sync_api import Browser
 
 from tasks.download import download_model, download_rows
 from tasks.params import Params, load_params
+from tasks.process.failure import ConfigurationError, DataError
 from tasks.reporting import data_files, history_file
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import Results
-from tasks.stage.failure import ConfigurationError, DataError
 from tests.hostile.conftest import ParamsCommand
 from tests.tasks.reporting.comparison import outputs_of, write_comparison
 from tests.tasks.reporting.hostile import NAMES, TEXT, hostile

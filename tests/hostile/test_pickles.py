@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tasks.sources.models import stored_model
-from tasks.sources.row_store import stored_rows
-from tasks.stage.failure import ConfigurationError, DataError, ExitCode
-from tasks.stage.source_params import DatasetParams, ModelParams
+from tasks.data.sources.models import stored_model
+from tasks.data.sources.row_store import stored_rows
+from tasks.params.sources import DatasetParams, ModelParams
+from tasks.process.failure import ConfigurationError, DataError, ExitCode
 from tests.hostile.payloads import in_tar, plain, saved, saved_as_before, touching, with_entries
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.data import open_slice

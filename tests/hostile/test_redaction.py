@@ -86,7 +86,7 @@ def test_a_short_value_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 _BODY = """
 import logging, os, sys, threading
-from tasks.stage.failure import DataError, exit_with_one_line
+from tasks.process.failure import DataError, exit_with_one_line
 logging.basicConfig(level=logging.INFO)
 def command():
     token = os.environ["HF_TOKEN"]
@@ -126,7 +126,7 @@ def test_a_command_that_fails_with_a_secret_in_hand_says_none_and_not_much(endin
 
 def test_the_codes_of_a_terminal_in_a_line_are_shown_not_obeyed() -> None:
     body = (
-        "from tasks.stage.failure import DataError, exit_with_one_line\n"
+        "from tasks.process.failure import DataError, exit_with_one_line\n"
         "def command(): raise DataError('\\x1b[2Jgone \\u202e \\x00')\n"
         "exit_with_one_line(command, name='stage')"
     )

@@ -10,8 +10,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 BODY = """
 import sys
 from tokenizers import Tokenizer
-from tasks.slicing import tokens
-from tasks.stage.failure import exit_with_one_line
+from tasks.data.slicing import tokens
+from tasks.process.failure import exit_with_one_line
 
 tokens._SECONDS_OF_A_BATCH = float(sys.argv[3])
 def command():

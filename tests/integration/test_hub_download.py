@@ -21,7 +21,7 @@ import logging
 import sys
 from pathlib import Path
 from tasks.services import hub
-from tasks.stage.failure import exit_with_one_line
+from tasks.process.failure import exit_with_one_line
 
 def main():
     repo_id, revision = sys.argv[1:]

@@ -32,7 +32,7 @@ import logging
 from pathlib import Path
 from tasks.services import hub
 from tasks.services.manifest import write_manifest
-from tasks.stage.failure import exit_with_one_line
+from tasks.process.failure import exit_with_one_line
 
 def main():
     folder = Path("published")

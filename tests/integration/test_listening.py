@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tasks.stage.lock import lock_name
+from tasks.process.lock import lock_name
 from tests.workspace import Workspace
 
 pytestmark = pytest.mark.slow

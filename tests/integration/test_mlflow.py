@@ -25,10 +25,10 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tasks.params import Params
+from tasks.process.failure import PreemptedError
 from tasks.services import follower as following
 from tasks.services.tracker import PENDING, follow_cell, log_report, sync_cell
 from tasks.services.tracker_ui import send_pending
-from tasks.stage.failure import PreemptedError
 from tests.tracked_run import (
     NUM_STEPS,
     PARAMS,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tasks.reporting.measurement import Measurement, MeasurementFile
+from tasks.records.measurement import Measurement, MeasurementFile
 from tests.flows.toy_project import wait_for
 from tests.integration.hosts import TwoHosts, two_hosts
 from tests.processes import left_of, new_mark, none_left_of
@@ -75,7 +75,7 @@ class Cluster:
 
     def join(self) -> "subprocess.Popen[str]":
         """Start the node, by the command that a head prints."""
-        command = [sys.executable, "-m", "tasks.launchers.nodes.join", f"10.77.0.1:{_PORT}"]
+        command = [sys.executable, "-m", "tasks.ranks.launchers.nodes.join", f"10.77.0.1:{_PORT}"]
         with (self.node.folder / "join.log").open("ab") as log:
             return self.hosts.beta.popen(
                 command, cwd=self.node.folder, stdout=log, stderr=log,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tasks.stage.meaning import NOT_CONTENT
+from tasks.inputs.meaning import NOT_CONTENT
 from tests.museum.stage_process import StageFailedError, StageProcess
 from tests.workspace import Workspace
 
@@ -219,25 +219,25 @@ def test_every_module_that_a_stage_imports_is_one_that_it_depends_on(workspace: 
 
 _IMPORTED_BY_THOSE = {
     "tasks.reporting",
-    "tasks.reporting.facts",
-    "tasks.reporting.measurement",
-    "tasks.reporting.wording",
-    "tasks.stage.code_of_ranks",
+    "tasks.records.facts",
+    "tasks.records.measurement",
+    "tasks.process.wording",
+    "tasks.ranks.code",
     "tasks.services",
     "tasks.services.network",
     "tasks.services.tracked",
     "tasks.stage",
-    "tasks.stage.cell_params",
-    "tasks.stage.choices",
-    "tasks.stage.gpus",
-    "tasks.stage.image_files",
-    "tasks.stage.kept",
-    "tasks.stage.option_params",
-    "tasks.stage.section",
-    "tasks.stage.source_digest",
-    "tasks.stage.source_params",
-    "tasks.stage.strict_yaml",
-    "tasks.stage.train_params",
+    "tasks.params.cells",
+    "tasks.params.choices",
+    "tasks.machine.gpus",
+    "tasks.params.image_files",
+    "tasks.store.kept",
+    "tasks.params.options",
+    "tasks.params.section",
+    "tasks.params.source_digest",
+    "tasks.params.sources",
+    "tasks.params.strict_yaml",
+    "tasks.params.train",
     "tasks.strategies",
 }
 """Modules that a module of NOT_CONTENT imports."""

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tasks.process.lock import is_taken, lock_name
 from tasks.reporting.results import Results
-from tasks.stage.lock import is_taken, lock_name
 from tests.museum.exhibit import Exhibit
 from tests.museum.project import CELLS, Size, change_params, copy_project, make_project, run_stage, start_training
 from tests.museum.stage_process import StageFailedError, run_elsewhere

@@ -135,7 +135,7 @@ def _raw_manifest(size: Size) -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    from tasks.stage.machine import machine_facts
+    from tasks.machine.facts import machine_facts
 
     # The museum is about processes on the CPU, also where there is a GPU.
     return {**machine_facts(), "gpus": [], "num_gpus": 0}

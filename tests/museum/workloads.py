@@ -57,7 +57,7 @@ def write_rows(workload: str, folder: Path, *, num_rows: int, first_row: int, mi
 
 
 def _write_resnet(folder: Path) -> None:
-    from tasks.builtin.resnet import write_resnet18
+    from tasks.data.builtin.resnet import write_resnet18
 
     folder.mkdir(parents=True)
     write_resnet18(folder, [str(digit) for digit in range(10)])

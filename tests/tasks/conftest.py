@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.builtin.corpus import corpus_rows
-from tasks.builtin.tiny_model import write_tiny_qwen2
-from tasks.stage.kept import MANIFEST
+from tasks.data.builtin.corpus import corpus_rows
+from tasks.data.builtin.tiny_model import write_tiny_qwen2
+from tasks.store.kept import MANIFEST
 from training.files import digest_of_file, write_json
 
 NUM_ROWS = 300

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.data.sources import models, row_store
+from tasks.data.sources.row_policy import MAX_CHARACTERS
 from tasks.download import download_model, download_rows
 from tasks.params import Params, load_params
-from tasks.sources import models, row_store
-from tasks.sources.row_policy import MAX_CHARACTERS
-from tasks.stage import sorted_numbers
-from tasks.stage.failure import ConfigurationError, DataError
-from tasks.stage.source_digest import digest_of_source
+from tasks.params.source_digest import digest_of_source
+from tasks.process.failure import ConfigurationError, DataError
+from tasks.records import sorted_numbers
 from training.files import digest_of_file, digest_of_json
 
 TEXTS = [f"Text {number} of the data set, in its own words." for number in range(40)]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasks.fingerprint import digest_of_code
-from tasks.stage.machine import machine_facts
-from tasks.stage.source_digest import digest_of_source
+from tasks.machine.facts import machine_facts
+from tasks.params.source_digest import digest_of_source
 
 SOURCE = '''\
 """Says something."""
@@ -78,7 +78,7 @@ def test_what_only_measures_does_not_change_the_digest(tmp_path: Path) -> None:
 
 
 def test_the_machine_is_described_without_importing_torch() -> None:
-    code = "import sys; from tasks.stage.machine import machine_facts; machine_facts(); print('torch' in sys.modules)"
+    code = "import sys; from tasks.machine.facts import machine_facts; machine_facts(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.builtin.digits import NUM_IMAGES
+from tasks.data.builtin.digits import NUM_IMAGES
+from tasks.data.slicing.image_classification import stored_slice, write_slices
+from tasks.data.sources import image_rows
+from tasks.data.sources.image_models import stored_image_model
+from tasks.data.sources.image_policy import MAX_PIXELS
 from tasks.download import download_rows
 from tasks.params import Params
-from tasks.slicing.image_classification import stored_slice, write_slices
-from tasks.sources import image_rows
-from tasks.sources.image_models import stored_image_model
-from tasks.sources.image_policy import MAX_PIXELS
-from tasks.stage.failure import ConfigurationError, DataError
-from tasks.stage.image_files import image_files
-from tasks.stage.source_digest import digest_of_source
-from tasks.stage.source_params import ModelParams, RowRange
+from tasks.params.image_files import image_files
+from tasks.params.source_digest import digest_of_source
+from tasks.params.sources import ModelParams, RowRange
+from tasks.process.failure import ConfigurationError, DataError
 from tests.images import CLASS_NAMES, encoded, make_image_model, striped, write_image_folder, write_tar
 
 

@@ -13,16 +13,16 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen2ForCausalLM
 
 from tasks import slice as slicing
-from tasks.builtin.corpus import PACKAGES
-from tasks.builtin.tiny_classifier import write_tiny_modernbert
+from tasks.data.builtin.corpus import PACKAGES
+from tasks.data.builtin.tiny_classifier import write_tiny_modernbert
+from tasks.data.sources.heads import give_head
+from tasks.data.sources.models import stored_model
+from tasks.data.sources.row_policy import class_names
 from tasks.download import download_rows
 from tasks.params import Params, load_params
-from tasks.sources.heads import give_head
-from tasks.sources.models import stored_model
-from tasks.sources.row_policy import class_names
-from tasks.stage.failure import DataError
-from tasks.stage.kept import MANIFEST
-from tasks.stage.source_params import ModelParams
+from tasks.params.sources import ModelParams
+from tasks.process.failure import DataError
+from tasks.store.kept import MANIFEST
 from tests.tiny import make_tiny_model
 from training.files import digest_of_file, write_json
 

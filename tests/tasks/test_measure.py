@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks.stage.lock import lock_name, machine_lock
+from tasks.process.lock import lock_name, machine_lock
 from tests.conftest import PROJECT
 from tests.integration.conftest import processes_in
 from tests.museum.exhibit import Mutation
@@ -126,7 +126,7 @@ def test_what_is_certified_is_not_measured_again_when_only_the_extent_grows(cert
     project = copy_project(certified, tmp_path / "project")
     change_params(project, {"train.epochs": 3, "train.log_every_steps": 7, "ranges": ["0-61"]})
     # Nobody could start ranks here: the launcher is gone.
-    (project / "tasks/launchers/torchrun.py").write_text("")
+    (project / "tasks/ranks/launchers/torchrun.py").write_text("")
     again = certificate_of(project)
     before = json.loads((certified / "data/measurements/certificate.json").read_bytes())["cells"][0]
     assert {key: again[key] for key in before} == before
@@ -203,7 +203,7 @@ def test_a_comparison_of_plain_processes_needs_no_certificate(copied: Path) -> N
 def test_the_machines_lock_is_respected(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The stage's own process has its temporary files there (tests/museum/stage_process.py).
     name = lock_name(str(copied))
-    monkeypatch.setattr("tasks.stage.lock.lock_name", lambda: name)
+    monkeypatch.setattr("tasks.process.lock.lock_name", lambda: name)
     with machine_lock("ours"), pytest.raises(StageFailedError, match="another comparison") as caught:
         run_stage(copied, "measure")
     assert caught.value.exit_code == 4
@@ -214,7 +214,7 @@ def test_sigterm_ends_the_stage_resumable_and_leaves_no_process(copied: Path, mo
     if moment == "ranks":
         Mutation(REPLICA, CLIP, f'__import__("time").sleep(0.5); {CLIP}').apply(copied)
     else:
-        file = "tasks/measuring/updates.py"
+        file = "tasks/equivalence/updates.py"
         Mutation(file, "        on_update()", '        __import__("time").sleep(2); on_update()').apply(copied)
     stage = StageProcess(copied, "measure", *_arguments())
     streams = copied / ".work" / "measure"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasks.params import Params, load_params
-from tasks.stage.failure import ConfigurationError
-from tasks.stage.strict_yaml import read_strict_yaml
+from tasks.params.strict_yaml import read_strict_yaml
+from tasks.process.failure import ConfigurationError
 
 GOOD = """\
 name: test

@@ -13,11 +13,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from tasks import slice as slicing
+from tasks.data.sources.row_policy import CUT, MAX_CHARACTERS, judged
 from tasks.params import Params, load_params
-from tasks.sources.row_policy import CUT, MAX_CHARACTERS, judged
-from tasks.stage.failure import ConfigurationError, DataError
-from tasks.stage.kept import MANIFEST
-from tasks.stage.source_params import RowRange
+from tasks.params.sources import RowRange
+from tasks.process.failure import ConfigurationError, DataError
+from tasks.store.kept import MANIFEST
 from training.files import digest_of_file, digest_of_json, write_json
 
 SPECIAL = "Before <|endoftext|> after, and <|im_end|> as well."

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tasks import upload
 from tasks.params import load_params
+from tasks.process.failure import DataError
 from tasks.reporting.model_card import card_text
 from tasks.services.manifest import git_hash
-from tasks.stage.failure import DataError
 from tests.finished_comparison import SPEEDUP, make_finished_comparison, make_results, read_json
 from training.files import digest_of_file, write_json
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tasks.sources.heads import give_head
+from tasks.data.sources.heads import give_head
 from tests.tiny import make_config, make_slice, make_tiny_classifier, make_tiny_model
 from tests.training.conftest import parsed
 from training.attention_masks import made_without_looking

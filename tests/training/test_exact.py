@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
-from tasks.builtin.corpus import corpus_rows
+from tasks.data.builtin.corpus import corpus_rows
 from tests.tiny import make_config, make_tiny_model, write_slice
 from tests.training.conftest import events_in, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.reference.update import OneProcess, as_ranks, other_orders
+from tasks.equivalence.reference.update import OneProcess, as_ranks, other_orders
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.reference import image_classification as reference
-from tasks.reference.update import OneProcess, as_ranks
+from tasks.equivalence.reference import image_classification as reference
+from tasks.equivalence.reference.update import OneProcess, as_ranks
 from tests.images import make_image_model, make_image_slice
 from tests.tiny import make_config
 from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end
@@ -101,7 +101,7 @@ def test_an_image_is_mirrored_then_shifted_and_what_moves_in_is_black(slice_dir:
 def test_loss_and_both_accuracies_are_those_counted_by_hand(slice_dir: Path, tmp_path: Path) -> None:
     names = [str(index) for index in range(8)]
     (tmp_path / "wide").mkdir()
-    from tasks.builtin.resnet import write_resnet18
+    from tasks.data.builtin.resnet import write_resnet18
 
     write_resnet18(tmp_path / "wide", names)
     model = workload.load_model(tmp_path / "wide").eval()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.reference.update import OneProcess, as_one_rank
+from tasks.equivalence.reference.update import OneProcess, as_one_rank
 from tests.tiny import make_config
 from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end
 from training.data import open_slice

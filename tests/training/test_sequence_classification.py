@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.sources.heads import give_head
+from tasks.data.sources.heads import give_head
 from tests.tiny import make_config, make_slice, make_tiny_classifier, make_tiny_model, write_slice
 from tests.training.conftest import parsed
 from training.config import TrainingConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.stage.choices import names_of_files
+from tasks.params.choices import names_of_files
 from tasks.strategies import Work, profile_of, total_of
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end

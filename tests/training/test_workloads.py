@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.emulator import WORKLOAD
-from tasks.stage.choices import names_of_files
+from tasks.params.choices import names_of_files
 from tests.tiny import make_config, make_tiny_workload
 from tests.training.conftest import (
     are_bitwise_equal,
@@ -120,9 +120,9 @@ def test_what_it_measures_agrees_with_the_loss(tiny: Tiny) -> None:
 
 
 def test_the_reference_computes_the_same_loss_row_by_row_on_its_own(tiny: Tiny) -> None:
-    if tiny.name == WORKLOAD or importlib.util.find_spec(f"tasks.reference.{tiny.name}") is None:
+    if tiny.name == WORKLOAD or importlib.util.find_spec(f"tasks.equivalence.reference.{tiny.name}") is None:
         pytest.skip(f"{tiny.name} has no second computation, which the report says")
-    reference: Any = importlib.import_module(f"tasks.reference.{tiny.name}")
+    reference: Any = importlib.import_module(f"tasks.equivalence.reference.{tiny.name}")
     for seq_len in (SEQ_LEN, 12):
         rows = list(range(45))
         total, count = reference.loss_of_rows(

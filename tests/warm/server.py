@@ -23,7 +23,7 @@ import traceback
 from tests.warm.imports import HEAVY
 
 _STARTER = "DDP_COMPARE_STARTER"
-"""Says whom a stage descends from (tasks/stage/parent.py), which a process that is forked here does not."""
+"""Says whom a stage descends from (tasks/process/parent.py), which a process that is forked here does not."""
 
 
 class _Server:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.reporting import wording
+from tasks.process import wording
 from tasks.reporting.drawing import series_color, short
 from tasks.reporting.results import Results
 

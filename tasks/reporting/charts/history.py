@@ -3,9 +3,9 @@
 import math
 from typing import TYPE_CHECKING
 
-from tasks.reporting import wording
+from tasks.process import wording
+from tasks.records.measurement import Estimate
 from tasks.reporting.drawing import MUTED, add_legend, series_color, series_line, short
-from tasks.reporting.measurement import Estimate
 from tasks.reporting.results import Results
 
 if TYPE_CHECKING:

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.reporting import wording
+from tasks.gates.measured import ends_of
+from tasks.process import wording
+from tasks.records.measurement import ArmSpeed
 from tasks.reporting.drawing import MUTED, series_color, short
-from tasks.reporting.measured import ends_of
-from tasks.reporting.measurement import ArmSpeed
 from tasks.reporting.results import Results
 
 if TYPE_CHECKING:

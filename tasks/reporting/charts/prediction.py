@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.reporting import wording
+from tasks.process import wording
+from tasks.records.measurement import PredictedPoint
 from tasks.reporting.drawing import INK, MUTED, add_legend, series_color, set_height, short
-from tasks.reporting.measurement import PredictedPoint
 from tasks.reporting.results import Results
 
 if TYPE_CHECKING:

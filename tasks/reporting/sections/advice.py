@@ -1,9 +1,9 @@
 """The changes that were tried, what each gained, and what to write into params.yaml."""
 
-from tasks.reporting import wording
+from tasks.gates.measured import left_out
+from tasks.process import wording
+from tasks.records.measurement import Advice, Advised, Measurement
 from tasks.reporting.blocks import Block, Code, Heading, Text, tabulate
-from tasks.reporting.measured import left_out
-from tasks.reporting.measurement import Advice, Advised, Measurement
 from tasks.reporting.results import Results
 
 TITLE = "What to change"

@@ -3,11 +3,11 @@
 from collections import Counter
 from typing import Any
 
-from tasks.reporting import wording
+from tasks.data.sources import row_policy
+from tasks.process import wording
+from tasks.records.facts import ComparisonFacts, NodeFacts, SourceFacts
 from tasks.reporting.blocks import Block, Facts, Table, tabulate
-from tasks.reporting.facts import ComparisonFacts, NodeFacts, SourceFacts
 from tasks.reporting.results import CellResults, Results
-from tasks.sources import row_policy
 
 TITLE = "What was compared"
 

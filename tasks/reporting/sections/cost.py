@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tasks.reporting import wording
+from tasks.process import wording
 from tasks.reporting.blocks import Block, Items, Table, Text, tabulate
 from tasks.reporting.cost import CellCost, Cost
 from tasks.reporting.results import Results

@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from tasks.reporting import wording
+from tasks.process import wording
+from tasks.records.gate import Gate
 from tasks.reporting.blocks import Block, Facts, Heading, Table, Text, tabulate
-from tasks.reporting.gate import Gate
 from tasks.reporting.results import Results
 
 TITLE = "Gates"

@@ -1,6 +1,6 @@
 """What every column and word of the report means, in one place."""
 
-from tasks.reporting import wording
+from tasks.process import wording
 from tasks.reporting.blocks import Block, Terms
 from tasks.reporting.results import Results
 

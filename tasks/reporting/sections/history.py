@@ -1,6 +1,6 @@
 """What changed since the last comparable record, and the last records."""
 
-from tasks.reporting import wording
+from tasks.process import wording
 from tasks.reporting.blocks import Block, Charts, Table, Text, tabulate
 from tasks.reporting.history import Change, History, HistoryRecord, comparisons_of, moment
 from tasks.reporting.results import Results

@@ -1,9 +1,9 @@
 """Where the seconds of each cell's step go, and how much of the ideal step is lost on the way."""
 
-from tasks.reporting import wording
+from tasks.gates.measured import largest_part, left_out
+from tasks.process import wording
+from tasks.records.measurement import Waterfall
 from tasks.reporting.blocks import Block, Charts, Items, Table, Text
-from tasks.reporting.measured import largest_part, left_out
-from tasks.reporting.measurement import Waterfall
 from tasks.reporting.results import Results
 
 TITLE = "Why not more?"

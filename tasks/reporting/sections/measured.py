@@ -1,9 +1,9 @@
 """How the figures came about."""
 
-from tasks.reporting import wording
+from tasks.process import wording
+from tasks.records.measurement import Measurement
 from tasks.reporting.blocks import Block, Items
 from tasks.reporting.lag import SlowestRank
-from tasks.reporting.measurement import Measurement
 from tasks.reporting.results import CellResults, Results
 
 TITLE = "How it was measured"

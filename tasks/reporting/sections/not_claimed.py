@@ -1,6 +1,6 @@
 """What the report does not say."""
 
-from tasks.reporting import wording
+from tasks.process import wording
 from tasks.reporting.blocks import Block, Items
 from tasks.reporting.results import Results
 

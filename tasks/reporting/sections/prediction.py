@@ -1,9 +1,9 @@
 """What more ranks would give, as the comparison stands and after one change."""
 
-from tasks.reporting import wording
+from tasks.gates.measured import cells_of, efficiency, left_out
+from tasks.process import wording
+from tasks.records.measurement import Measurement, Prediction
 from tasks.reporting.blocks import Block, Charts, Heading, Items, Table, Text, tabulate
-from tasks.reporting.measured import cells_of, efficiency, left_out
-from tasks.reporting.measurement import Measurement, Prediction
 from tasks.reporting.results import Results
 
 TITLE = "What at 4, 8, 64?"

@@ -1,6 +1,6 @@
 """Whether the machine was fit to measure on."""
 
-from tasks.reporting import wording
+from tasks.process import wording
 from tasks.reporting.blocks import Block, Text, tabulate
 from tasks.reporting.results import Results
 

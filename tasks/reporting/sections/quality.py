@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tasks.reporting import wording
+from tasks.process import wording
 from tasks.reporting.accuracy import NEAR, TimeToAccuracy
 from tasks.reporting.blocks import Block, Charts, Heading, Quotes, Table, Text, tabulate
 from tasks.reporting.quality import ModelQuality, Sample

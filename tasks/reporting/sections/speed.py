@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from tasks.reporting import wording
+from tasks.gates.measured import efficiency
+from tasks.process import wording
+from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.reporting.blocks import Block, Charts, Heading, Items, Table, Text, tabulate
-from tasks.reporting.measured import efficiency
-from tasks.reporting.measurement import ArmSpeed, Measurement
 from tasks.reporting.results import CellResults, Figures, Results
 
 TITLE = "How much faster"

@@ -1,9 +1,9 @@
 """The answer, and the few figures that it rests on."""
 
-from tasks.reporting import wording
+from tasks.gates.measured import arm_of, cells_of
+from tasks.process import wording
+from tasks.records.measurement import Measurement
 from tasks.reporting.blocks import Block, KeyFigures, Text
-from tasks.reporting.measured import arm_of, cells_of
-from tasks.reporting.measurement import Measurement
 from tasks.reporting.results import CellResults, Results
 from tasks.reporting.verdict import by_merit
 

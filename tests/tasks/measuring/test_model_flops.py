@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.measuring.gpu_peaks import peak_of, peak_tflops
+from tasks.machine.gpu_peaks import peak_of, peak_tflops
 from tasks.measuring.model_flops import ModelShape, model_shape
 
 QWEN2_05B: dict[str, Any] = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tasks.measuring.sample import take_sample
-from tasks.stage.failure import DataError
+from tasks.process.failure import DataError
 from tests.tiny import make_slice, write_slice
 from training.data import open_slice
 

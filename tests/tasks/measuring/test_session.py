@@ -27,8 +27,8 @@ from tasks.measuring.planning import Session
 from tasks.measuring.session import has_room
 from tasks.measuring.speed import Comparison
 from tasks.measuring.workers import Workers
-from tasks.reporting.measurement import MeasurementFile
-from tasks.stage.failure import DistributedError, PreemptedError, ResourceError
+from tasks.process.failure import DistributedError, PreemptedError, ResourceError
+from tasks.records.measurement import MeasurementFile
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 

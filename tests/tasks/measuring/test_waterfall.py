@@ -9,7 +9,7 @@ from tasks.measuring import waterfall as waterfall_module
 from tasks.measuring.arms import Cell, as_trained, data_name, spreading_arms
 from tasks.measuring.blocks import Timed, Trials
 from tasks.measuring.waterfall import waterfall
-from tasks.reporting.measurement import Estimate, Waterfall
+from tasks.records.measurement import Estimate, Waterfall
 
 ONE = Cell(name="1gpu", strategy="single", world_size=1, global_batch_size=8)
 FOUR = Cell(name="4gpu", strategy="ddp", world_size=4, global_batch_size=8)

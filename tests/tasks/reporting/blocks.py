@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.reporting.measurement import ArmBlocks, BlockWork, MeasurementFile, RankDevice
-from tasks.reporting.outputs import Outputs, Steps
+from tasks.records.measurement import ArmBlocks, BlockWork, MeasurementFile, RankDevice
+from tasks.records.outputs import Outputs, Steps
 from tests.tasks.reporting.comparison import NUM_PARAMETERS, RANGES, num_labels, rows_in_order
 from tests.tasks.reporting.measured import arm, estimate, measurement
 from training.files import write_json

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tasks.params import Params
-from tasks.reporting.outputs import Outputs, read_outputs
+from tasks.records.outputs import Outputs, read_outputs
 from training.files import write_json
 
 RANGES = ["0-8", "8-16"]

@@ -7,7 +7,7 @@ linear; 69.3 / 42 is 1.65. The ideal step takes 34 ms; of the 8 ms lost the part
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.reporting.measurement import (
+from tasks.records.measurement import (
     Advice,
     Advised,
     ArmSpeed,

@@ -4,8 +4,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tasks.records.measurement import Prediction
 from tasks.reporting import charts, drawing
-from tasks.reporting.measurement import Prediction
 from tasks.reporting.results import LossCurve, Results
 from tests.tasks.reporting.hostile import NAMES, hostile
 from tests.tasks.reporting.measured import arm, measurement, waterfall

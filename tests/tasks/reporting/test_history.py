@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from tasks.process.failure import DataError
 from tasks.report import make_report, write_report
 from tasks.reporting import drawing
 from tasks.reporting.collect import collect_results
 from tasks.reporting.history_file import COLUMNS, read_history, with_history
 from tasks.reporting.results import Results, read_results
-from tasks.stage.failure import DataError
 from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, record_as, write_comparison
 from tests.tasks.reporting.measured import arm, estimate, measurement, write_measurement
 from tests.tasks.reporting.page import Page

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasks.records.outputs import Steps
 from tasks.reporting.collect import collect_results
 from tasks.reporting.lag import SlowestRank, slowest_rank
-from tasks.reporting.outputs import Steps
 from tasks.reporting.sections import measured, not_claimed
 from tasks.reporting.verdict import verdict_of
 from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of

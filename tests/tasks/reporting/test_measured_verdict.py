@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.records.measurement import Measurement
 from tasks.reporting.collect import collect_results
-from tasks.reporting.measurement import Measurement
 from tests.tasks.reporting.comparison import PARAMS, outputs_of, write_comparison
 from tests.tasks.reporting.measured import (
     arm,

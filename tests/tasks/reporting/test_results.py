@@ -4,8 +4,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from tasks.process.failure import DataError
 from tasks.reporting.results import SCHEMA_FILE, Results, json_schema, read_results, write_results
-from tasks.stage.failure import DataError
 
 
 def test_the_published_schema_is_that_of_the_model() -> None:

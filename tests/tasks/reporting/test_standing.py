@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tasks.gates.checks import check_gates, standings
+from tasks.records.gate import CellFinding, Gate
+from tasks.records.measurement import Measurement
 from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results
-from tasks.reporting.gate import CellFinding, Gate
-from tasks.reporting.gates import check_gates, standings
-from tasks.reporting.measurement import Measurement
 from tasks.reporting.model_card import card_text
 from tasks.reporting.results import Results
 from tasks.services.tracked import final_figures, gate_tags

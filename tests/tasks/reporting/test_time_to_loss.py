@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasks.records.outputs import Steps
 from tasks.reporting.collect import collect_results
-from tasks.reporting.outputs import Steps
 from tasks.reporting.results import Results
 from tasks.reporting.time_to_loss import TimeToLoss, first_reached, smoothed, time_to_loss
 from tests.tasks.reporting.comparison import PARAMS, edit_steps, outputs_of, write_comparison

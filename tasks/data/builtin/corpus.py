@@ -1,0 +1,146 @@
+"""The built-in data set: the prose of the docstrings of packages that this project cannot do without.
+
+Row k is the same on every machine with the same versions of the packages: it depends on nothing but the files that
+these packages list as theirs. Asking for more rows never changes an earlier one.
+"""
+
+import ast
+import hashlib
+import importlib.metadata
+import warnings
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from tasks.data.builtin.prose import MIN_PARAGRAPH, paragraphs_of, sentences_of
+from tasks.process.failure import ConfigurationError
+
+PACKAGES = (
+    "torch",
+    "numpy",
+    "transformers",
+    "pandas",
+    "sqlalchemy",
+    "matplotlib",
+    "mlflow",
+    "datasets",
+    "huggingface_hub",
+    "prefect",
+    "pyarrow",
+    "pydantic",
+)
+"""Direct dependencies with much documentation in their docstrings; the order is part of the corpus."""
+
+MIN_CHARACTERS = 200
+MAX_CHARACTERS = 1500
+
+_SHINGLE_WORDS = 4
+_MAX_SEEN_SHARE = 0.3
+"""Share of a paragraph's word sequences that earlier rows may have, before it counts as a near-duplicate."""
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_HOLDERS = (*_DOCUMENTED, ast.If, ast.Try, ast.With)
+_SKIPPED = frozenset({"..", "tests", "test", "testing", "_testing", "_vendor", "vendor", "_vendored", "vendored"})
+
+
+def corpus_rows() -> Iterator[str]:
+    """Yield the rows in order, a row of each package in turn, reading no more files than the rows asked for need."""
+    return (row for _, row in corpus_rows_by_package())
+
+
+def corpus_rows_by_package() -> Iterator[tuple[str, str]]:
+    """Yield the package of each row, and the row."""
+    seen: set[int] = set()
+    sources = {name: _rows_of(name, seen) for name in PACKAGES}
+    while sources:
+        for name, source in list(sources.items()):
+            row = next(source, None)
+            if row is None:
+                del sources[name]
+            else:
+                yield name, row
+
+
+def package_versions() -> dict[str, str]:
+    """Return the installed version of every package the corpus is made of."""
+    return {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def _rows_of(package: str, seen: set[int]) -> Iterator[str]:
+    """Yield the package's rows: short docstrings of a file share one, long ones are cut between paragraphs.
+
+    A paragraph that mostly repeats word sequences in `seen` is left out; what is used is added to `seen`.
+    """
+    for file in _files_of(package):
+        row = ""
+        for docstring in _docstrings_of(file):
+            for part in _new_parts(docstring, seen):
+                if row and len(row) + len(part) + 2 > MAX_CHARACTERS:
+                    if len(row) >= MIN_CHARACTERS:
+                        yield row
+                    row = ""
+                row = f"{row}\n\n{part}" if row else part
+            if len(row) >= MIN_CHARACTERS:
+                yield row
+                row = ""
+
+
+def _files_of(package: str) -> Iterator[bytes]:
+    """Yield the contents of the package's Python files, in an order that mixes its subjects."""
+    files = importlib.metadata.files(package)
+    if files is None:
+        raise ConfigurationError(
+            f"dataset.source: builtin:docstrings cannot list the files of {package}; install it with pip or uv, "
+            "or choose a hub: or path: data set"
+        )
+    modules = [file for file in files if file.suffix == ".py" and not _SKIPPED.intersection(file.parts)]
+    for file in sorted(modules, key=_order):
+        yield Path(str(file.locate())).read_bytes()
+
+
+def _order(file: PurePosixPath) -> bytes:
+    """Return a key that scatters neighbouring files, the same everywhere."""
+    return hashlib.sha256(file.as_posix().encode()).digest()
+
+
+def _docstrings_of(source: bytes) -> list[str]:
+    """Return the docstrings of a Python file in the order of its lines, without running it."""
+    if b'"""' not in source and b"'''" not in source:
+        return []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError):  # templates, or files for another version of Python
+            return []
+    found: list[str] = []
+    _collect_docstrings(tree, found)
+    return found
+
+
+def _collect_docstrings(node: ast.AST, found: list[str]) -> None:
+    """Append the docstrings at and below `node`; only statements are visited, as expressions hold none."""
+    if isinstance(node, _DOCUMENTED):
+        docstring = ast.get_docstring(node, clean=False)
+        if docstring and len(docstring) >= MIN_PARAGRAPH:
+            found.append(docstring)
+    for block in ("body", "orelse", "finalbody"):
+        for statement in getattr(node, block, ()):
+            if isinstance(statement, _HOLDERS):
+                _collect_docstrings(statement, found)
+
+
+def _new_parts(docstring: str, seen: set[int]) -> Iterator[str]:
+    """Yield the docstring's paragraphs, long ones as sentences, that do not repeat what stands in `seen`."""
+    for paragraph in paragraphs_of(docstring):
+        for part in sentences_of(paragraph) if len(paragraph) > MAX_CHARACTERS else [paragraph]:
+            shingles = _shingles(part)
+            if len(part) <= MAX_CHARACTERS and len(shingles & seen) <= _MAX_SEEN_SHARE * len(shingles):
+                seen |= shingles
+                yield part
+
+
+def _shingles(text: str) -> set[int]:
+    """Return the hashes of the text's word sequences; unlike hash(), the same in every process."""
+    words = "".join(character if character.isalnum() else " " for character in text.lower()).split()
+    starts = range(max(1, len(words) - _SHINGLE_WORDS + 1))
+    sequences = (" ".join(words[start : start + _SHINGLE_WORDS]) for start in starts)
+    return {int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "big") for part in sequences}

@@ -1,0 +1,108 @@
+"""Base models for images as folders of config.json and safetensors weights, checked and kept once."""
+
+import importlib.metadata
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.data.builtin import resnet
+from tasks.process.failure import ConfigurationError, DataError
+from tasks.store.kept import MANIFEST, keeping, kept_manifest
+from tasks.params.sources import BUILTIN_IMAGE_MODELS, ModelParams
+from training.failure import BadCheckpointError
+from training.files import digest_of_file, digest_of_json, write_json
+
+_log = logging.getLogger(__name__)
+
+STORE = Path(".work/download/models")
+_FILES = ("config.json", "model.safetensors")
+_MAX_CONFIG_BYTES = 10 * 2**20
+
+
+def stored_image_model(model: ModelParams, *, class_names: Sequence[str]) -> Path:
+    """Return a folder with the model's two files and its manifest.json; made only if it is not stored whole yet.
+
+    Raises ConfigurationError for a model of something else than images, DataError if it does not tell these classes
+    apart or cannot be loaded.
+    """
+    if model.kind == "hub" or (model.kind == "builtin" and model.location not in BUILTIN_IMAGE_MODELS):
+        raise ConfigurationError(
+            f"params.yaml: model.source: got {model.source!r} for images; allowed: builtin:{BUILTIN_IMAGE_MODELS[0]}, "
+            "or path: and a folder with its config.json and model.safetensors"
+        )
+    identity = _identity(model, class_names)
+    folder = STORE / digest_of_json(identity)[:32]
+    if kept_manifest(folder) is not None:
+        _log.info("%s: reused the model in %s", model.source, folder)
+        return folder
+    with keeping(folder) as new:
+        if model.kind == "builtin":
+            resnet.write_resnet18(new, class_names)
+        else:
+            _copy(Path(model.location), new, model.source)
+        num_parameters = _checked(new, class_names, source=model.source)
+        files = {name: digest_of_file(new / name) for name in _FILES}
+        weights = "random weights (built-in)" if model.kind == "builtin" else Path(model.location).resolve().name
+        label = (
+            f"ResNet18 with group in place of batch normalisation, {num_parameters / 1e6:,.1f} M parameters, {weights}"
+        )
+        manifest = {
+            "source": model.source,
+            "kind": model.kind,
+            "revision": None,
+            "commit": None,
+            "license": None,
+            "label": label,
+            "num_parameters": num_parameters,
+            "model_type": resnet.MODEL_TYPE,
+            "class_names": list(class_names),
+            "is_random_weights": model.kind == "builtin",
+            "digest": digest_of_json(files),
+            "files": files,
+        }
+        write_json(new / MANIFEST, manifest)
+    _log.info("%s: %s, stored in %s", model.source, label, folder)
+    return folder
+
+
+def _identity(model: ModelParams, class_names: Sequence[str]) -> dict[str, Any]:
+    if model.kind == "builtin":
+        return {
+            "source": model.source,
+            "class_names": list(class_names),
+            "versions": {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "safetensors")},
+            "code": digest_of_file(Path(resnet.__file__)),
+        }
+    folder = Path(model.location)
+    files = {name: digest_of_file(folder / name) for name in _FILES if (folder / name).is_file()}
+    return {"source": model.source, "class_names": list(class_names), "files": files}
+
+
+def _copy(folder: Path, target: Path, source: str) -> None:
+    for name in _FILES:
+        if not (folder / name).is_file():
+            raise DataError(f"model.source {source}: {name} is missing; allowed: a folder with {' and '.join(_FILES)}")
+        if name == "config.json" and (folder / name).stat().st_size > _MAX_CONFIG_BYTES:
+            raise DataError(f"model.source {source}: {name} is larger than {_MAX_CONFIG_BYTES:,} bytes")
+        # Copies, not links: DVC makes its outputs read-only, and the user's own files must stay as they are.
+        shutil.copyfile(folder / name, target / name)
+
+
+def _checked(folder: Path, class_names: Sequence[str], *, source: str) -> int:
+    """Return the number of parameters, having loaded the model."""
+    from training.workloads.image_classification import load_model  # torch takes seconds to import
+
+    try:
+        model = load_model(folder)
+        got = json.loads((folder / "config.json").read_bytes())["class_names"]
+    except BadCheckpointError as error:
+        raise DataError(f"model.source {source}: {error}") from None
+    if got != list(class_names):
+        raise DataError(
+            f"model.source {source}: it tells {str(got)[:100]} apart, and the data has {str(list(class_names))[:100]}; "
+            "allowed: a model of the data's classes"
+        )
+    return sum(part.numel() for part in model.parameters())

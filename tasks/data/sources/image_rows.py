@@ -1,0 +1,222 @@
+"""Rows of images: decoded and resized once, when they arrive, and kept in .work/download/images/ from then on."""
+
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.data.builtin.digits import digits_version, write_digits
+from tasks.data.sources import image_policy
+from tasks.data.sources.parquet import open_parquet
+from tasks.data.sources.repeated_rows import RepeatedRows
+from tasks.data.sources.row_policy import MAX_QUARANTINED_SHARE, QUARANTINED_IMAGES, class_names
+from tasks.process.failure import ConfigurationError, DataError
+from tasks.params.image_files import ImageFile, image_files
+from tasks.store.kept import MANIFEST, keeping, kept_manifest
+from tasks.process.progress import counting
+from tasks.params.source_digest import digest_of_source
+from tasks.params.sources import DatasetParams, RowRange
+from training.files import digest_of_file, digest_of_json, write_json
+
+_log = logging.getLogger(__name__)
+
+STORE = Path(".work/download/images")
+_DIGITS = Path(".work/download/digits")
+ROWS = "rows.parquet"
+_FORMAT = 1
+"""Counts up when images are judged or resized otherwise than before, or the file's layout changes."""
+_BATCH_BYTES = 64 * 2**20
+_SCHEMA = pa.schema(
+    [
+        pa.field("row_id", pa.int64(), nullable=False),
+        pa.field("label", pa.string(), nullable=False),
+        pa.field("pixels", pa.binary(), nullable=False),
+        pa.field("fault", pa.string()),
+    ]
+)
+"""`pixels`: (size, size, 3) uint8. A quarantined row keeps its place, with no pixels and its fault."""
+
+
+@dataclass(frozen=True)
+class StoredImages:
+    """All images of a data set."""
+
+    file: Path
+    num_rows: int
+    class_names: list[str]
+    """Sorted; a label's number is its place here."""
+    digest: str
+    """sha256 of the rows' file."""
+    source_digest: str | None
+    """sha256 of the local source; None for the built-in one."""
+
+
+def stored_images(dataset: DatasetParams) -> StoredImages:
+    """Return the data set's images, decoded only if they are not stored yet.
+
+    Raises DataError if the source is no folder or tar of images by class, or too many of them are no good images.
+    """
+    source = _digits() if dataset.kind == "builtin" else Path(dataset.location)
+    source_digest = None if dataset.kind == "builtin" else digest_of_source(source)
+    identity = {
+        "format": _FORMAT,
+        "size": dataset.image_size,
+        "source": source_digest or [dataset.source, digits_version()],
+        "pillow": importlib.metadata.version("pillow"),
+    }
+    folder = STORE / digest_of_json(identity)[:32]
+    manifest = kept_manifest(folder)
+    if manifest is None:
+        with keeping(folder) as new:
+            facts = _read(source, dataset, new / ROWS)
+            # The store is named after what the source held.
+            if source_digest is not None and digest_of_source(source) != source_digest:
+                raise DataError(f"dataset.source {dataset.source}: changed while it was read; run again")
+            files = {ROWS: digest_of_file(new / ROWS)}
+            write_json(new / MANIFEST, {**facts, "identity": identity, "files": files})
+        _log.info("%s: read %d images into %s", dataset.source, facts["num_rows"], folder)
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    else:
+        _log.info("%s: reused the %d images in %s", dataset.source, manifest["num_rows"], folder)
+    return StoredImages(
+        folder / ROWS, manifest["num_rows"], manifest["class_names"], manifest["files"][ROWS], source_digest
+    )
+
+
+def facts_of_images(stored: StoredImages, num_rows: int, *, heldout: RowRange, source: str) -> dict[str, Any]:
+    """Return facts on the first `num_rows` images, as place_rows does on texts, and `class_names`.
+
+    Raises ConfigurationError if there are fewer.
+    """
+    if stored.num_rows < num_rows:
+        raise ConfigurationError(
+            f"params.yaml: ranges and heldout: they need {num_rows} rows, and {source} has {stored.num_rows}; "
+            f"allowed: 0-{stored.num_rows}"
+        )
+    faults: Counter[str] = Counter()
+    with RepeatedRows(heldout) as repeated:
+        for row_id, pixels, fault in _first_rows(stored.file, num_rows):
+            if fault is None:
+                repeated.add(row_id, pixels)
+            else:
+                faults[fault] += 1
+        counted = repeated.counted()
+    return {
+        "num_rows": num_rows,
+        "digest": stored.digest,
+        **counted,
+        "quarantined": {fault: faults[fault] for fault in QUARANTINED_IMAGES if faults[fault]},
+        "num_cut_rows": 0,
+        "class_names": stored.class_names,
+    }
+
+
+def _first_rows(file: Path, num_rows: int) -> Iterator[tuple[int, bytes, str | None]]:
+    with open_parquet(file) as rows:
+        for batch in rows.iter_batches(256, columns=["row_id", "pixels", "fault"]):
+            for row_id, pixels, fault in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                if row_id >= num_rows:
+                    return
+                yield row_id, pixels, fault
+
+
+def _digits() -> Path:
+    folder = _DIGITS / digits_version()
+    if not folder.is_dir():
+        with keeping(folder) as new:
+            write_digits(new)
+    return folder
+
+
+def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
+    """Write every image of the source to `target`; return `num_rows` and `class_names`."""
+    place = f"dataset.source {dataset.source}"
+    try:
+        files = image_files(source)
+    except ValueError as error:
+        raise DataError(f"{place}: {error}") from None
+    size = dataset.image_size
+    assert size is not None, "the schema asks for the size of images"
+    found: Counter[str] = Counter()
+    first_names: dict[str, str] = {}
+    with (
+        pq.ParquetWriter(target, _SCHEMA, compression="zstd") as writer,
+        counting(f"{dataset.source}: images", len(files)) as advance,
+        contextlib.ExitStack() as opened,
+    ):
+        archive = opened.enter_context(source.open("rb")) if source.is_file() else None
+        # Decoders let go of Python's lock.
+        pool = opened.enter_context(ThreadPoolExecutor(len(os.sched_getaffinity(0))))
+        first = 0
+        for batch in _batches(files, size=size):
+            contents = [_content(file, source, archive) for file in batch]
+            images = list(pool.map(partial(image_policy.decoded, size=size), contents))
+            writer.write_table(_table(first, batch, images))
+            for file, image in zip(batch, images, strict=True):
+                if isinstance(image, str):
+                    found[image] += 1
+                    first_names.setdefault(image, file.name)
+            first += len(batch)
+            advance(len(batch))
+    _refuse_too_many(found, first_names, num_rows=len(files), place=place)
+    return {"num_rows": len(files), "class_names": class_names({file.label for file in files})}
+
+
+def _batches(files: Iterable[ImageFile], *, size: int) -> Iterator[list[ImageFile]]:
+    """Yield the files in batches whose contents and pixels fit into memory, whatever the size of one."""
+    batch: list[ImageFile] = []
+    num_bytes = 0
+    for file in files:
+        wanted = size * size * 3 + min(file.size, image_policy.MAX_BYTES)
+        if batch and num_bytes + wanted > _BATCH_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(file)
+        num_bytes += wanted
+    yield batch
+
+
+def _content(file: ImageFile, source: Path, archive: BinaryIO | None) -> bytes:
+    """Return the file's bytes, or one more than are allowed."""
+    limit = image_policy.MAX_BYTES + 1
+    if archive is None:
+        with (source / file.name).open("rb") as opened:
+            return opened.read(limit)
+    assert file.offset is not None
+    archive.seek(file.offset)
+    return archive.read(min(file.size, limit))
+
+
+def _table(first: int, files: Sequence[ImageFile], images: Sequence[np.ndarray | str]) -> pa.Table:
+    columns = {
+        "row_id": np.arange(first, first + len(files), dtype=np.int64),
+        "label": pa.array([file.label for file in files], pa.string()),
+        "pixels": pa.array([b"" if isinstance(image, str) else image.tobytes() for image in images], pa.binary()),
+        "fault": pa.array([image if isinstance(image, str) else None for image in images], pa.string()),
+    }
+    return pa.table(columns, schema=_SCHEMA)
+
+
+def _refuse_too_many(found: Counter[str], first_names: dict[str, str], *, num_rows: int, place: str) -> None:
+    """Raise DataError if so many images are quarantined that the source is not what it was taken for."""
+    if sum(found.values()) > MAX_QUARANTINED_SHARE * num_rows:
+        faults = "; ".join(
+            f"{count} of {num_rows} images: {QUARANTINED_IMAGES[fault]}, the first is {first_names[fault]}"
+            for fault, count in found.items()
+        )
+        raise DataError(
+            f"{place}: {faults}; allowed: at most {MAX_QUARANTINED_SHARE:.0%} of such images, which are left out; "
+            "drop or mend them in the source"
+        )

@@ -1,0 +1,234 @@
+"""Base models as transformers folders: config, safetensors weights and tokenizer, checked and kept once."""
+
+import contextlib
+import json
+import logging
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.data.builtin import corpus, tiny_classifier, tiny_model
+from tasks.services import hub
+from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
+from tasks.data.sources.heads import give_head
+from tasks.data.sources.row_store import stored_rows
+from tasks.process.failure import DataError
+from tasks.process.foreign import is_panic
+from tasks.store.kept import MANIFEST, keeping, kept_manifest
+from tasks.params.sources import BUILTIN_CLASSIFIERS, DatasetParams, ModelParams
+from training.files import digest_of_file, digest_of_json, write_json
+
+_log = logging.getLogger(__name__)
+
+STORE = Path(".work/download/models")
+_MAX_SMALL_BYTES = {"config.json": 10 * 2**20, "tokenizer.json": 64 * 2**20}
+_MAX_OTHER_BYTES = 32 * 2**20
+"""Of a file that is no weights; the largest tokenizers have half as much."""
+_MAX_HEADER_BYTES = 16 * 2**20
+"""Of a safetensors file: about 150,000 tensors."""
+_BUILT_ONE_BY_ONE = re.compile(r"(num|n)_(.*_)?(layer|expert|block)s?")
+_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
+
+
+def stored_model(model: ModelParams, *, commit: str | None = None, class_names: Sequence[str] = ()) -> Path:
+    """Return a folder with the model's files and its manifest.json; made only if it is not stored whole yet.
+
+    With `class_names` it is a model that tells these classes apart: its head, if it is new, is made here, once.
+    Raises DataError if the model has no safetensors weights, an unknown architecture, or a tokenizer that does not
+    fit its embedding.
+    """
+    identity = _identity(model, commit)
+    if class_names:
+        identity["class_names"] = list(class_names)
+    folder = STORE / digest_of_json(identity)[:32]
+    if kept_manifest(folder) is not None:
+        _log.info("%s: reused the model in %s", model.source, folder)
+        return folder
+    with keeping(folder) as partial:
+        _fill(partial, model, commit, class_names, identity)
+        facts = _checked_facts(partial, model.source, is_classifier=bool(class_names))
+        if class_names and model.kind != "builtin":
+            with _refusing(f"model.source {model.source}: as a classifier of {len(class_names)} classes"):
+                facts["num_parameters"] = give_head(partial, class_names)
+        files = {file.name: digest_of_file(file) for file in sorted(partial.iterdir())}
+        manifest = {
+            "source": model.source,
+            "kind": model.kind,
+            "revision": model.revision,
+            "commit": commit,
+            "license": _license(model, commit),
+            "label": _label(model, facts),
+            **facts,
+            "is_random_weights": model.kind == "builtin",
+            "digest": digest_of_json(files),
+            "files": files,
+        }
+        write_json(partial / MANIFEST, manifest)
+    _log.info("%s: %s, stored in %s", model.source, manifest["label"], folder)
+    return folder
+
+
+def _identity(model: ModelParams, commit: str | None) -> dict[str, Any]:
+    if model.kind == "builtin":
+        import importlib.metadata
+
+        files = sorted(Path(tiny_model.__file__).parent.glob("*.py"))
+        return {
+            "source": model.source,
+            "versions": {name: importlib.metadata.version(name) for name in _LIBRARIES},
+            "packages": corpus.package_versions(),
+            "code": {file.name: digest_of_file(file) for file in files},
+        }
+    if model.kind == "hub":
+        return {"source": model.source, "revision": model.revision, "commit": commit}
+    files = _files_to_take(Path(model.location), model.source)
+    return {"source": model.source, "files": {file.name: digest_of_file(file) for file in files}}
+
+
+def _fill(
+    folder: Path, model: ModelParams, commit: str | None, class_names: Sequence[str], identity: dict[str, Any]
+) -> None:
+    if model.kind == "builtin":
+        corpus_params = DatasetParams(source="builtin:docstrings")
+        rows = next(stored_rows(corpus_params, tiny_model.NUM_TOKENIZER_ROWS).batches(tiny_model.NUM_TOKENIZER_ROWS))
+        texts = [row.text for row in rows]
+        if model.location in BUILTIN_CLASSIFIERS:
+            tiny_classifier.write_tiny_modernbert(folder, texts, class_names)
+        else:
+            tiny_model.write_tiny_qwen2(folder, texts)
+    elif model.kind == "hub":
+        assert commit is not None
+        hub.download_model(model.location, commit, folder)
+    else:
+        # Copies, not links: DVC makes its outputs read-only, and the user's own files must stay as they are.
+        for file in _files_to_take(Path(model.location), model.source):
+            shutil.copyfile(file, folder / file.name)
+        # The store is named after what the source held.
+        if {file.name: digest_of_file(file) for file in folder.iterdir()} != identity["files"]:
+            raise DataError(f"model.source {model.source}: changed while it was read; run again")
+
+
+def _license(model: ModelParams, commit: str | None) -> str | None:
+    return None if commit is None else hub.license_of(model.location, commit, kind="model")
+
+
+def _files_to_take(folder: Path, source: str) -> list[Path]:
+    """Return the files of a local model folder that are data: never pickles (.bin, .pt), never code (.py)."""
+    weights = [file for pattern in WEIGHTS_FILES for file in sorted(folder.glob(pattern))]
+    if not weights:
+        pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl") for file in folder.glob(pattern))
+        found = f"only {pickles[0]}, and pickled weights are refused" if pickles else "none"
+        raise DataError(
+            f"model.source {source}: needs model.safetensors, or model-*.safetensors with an index; found {found}; "
+            "save the model with save_pretrained()"
+        )
+    small = [file for name in SMALL_FILES if (file := folder / name).is_file()]
+    _check_sizes(small, source)
+    return small + weights
+
+
+def _check_sizes(files: Iterable[Path], source: str) -> None:
+    """Raise DataError for a file that is far larger than its kind: reading it would take all memory."""
+    for file in files:
+        size, allowed = file.stat().st_size, _MAX_SMALL_BYTES.get(file.name, _MAX_OTHER_BYTES)
+        if size > allowed:
+            raise DataError(
+                f"model.source {source}: {file.name}: cannot be used ({size:,} bytes; allowed: {allowed:,})"
+            )
+
+
+def _checked_facts(folder: Path, source: str, *, is_classifier: bool) -> dict[str, Any]:
+    """Return `num_parameters` and `model_type`, having read the config, every weights header and the tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    kind = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
+    place = f"model.source {source}"
+    _check_sizes((file for name in SMALL_FILES if (file := folder / name).is_file()), source)
+    num_tensors = _check_weights(folder, place)
+    with _refusing(f"{place}: config.json"):
+        _refuse_phantom_layers(json.loads((folder / "config.json").read_bytes()), num_tensors)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            network = kind.from_config(config, trust_remote_code=False)
+    with _refusing(f"{place}: tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        vocabulary = tokenizer.get_vocab()
+    num_embeddings = network.get_input_embeddings().num_embeddings
+    token, token_id = max(vocabulary.items(), key=lambda item: item[1])
+    if token_id >= num_embeddings:
+        raise DataError(
+            f"{place}: the tokenizer's token {token!r} has id {token_id}, and the model's embedding has "
+            f"{num_embeddings} rows; use the tokenizer that belongs to the model"
+        )
+    if tokenizer.eos_token_id is None and not (is_classifier and tokenizer.sep_token_id is not None):
+        raise DataError(f"{place}: the tokenizer names no eos_token, which ends every row; set it")
+    return {"num_parameters": network.num_parameters(), "model_type": config.model_type}
+
+
+def _refuse_phantom_layers(config: Any, num_tensors: int) -> None:
+    """Raise ValueError if the config names more layers or experts than the weights could hold: each would be built."""
+    for name, value in config.items() if isinstance(config, dict) else []:
+        _refuse_phantom_layers(value, num_tensors)
+        if _BUILT_ONE_BY_ONE.fullmatch(name) and isinstance(value, int) and value > num_tensors:
+            raise ValueError(f"{name} is {value}, and the weights hold {num_tensors} tensors")
+
+
+def _check_header(file: Path, place: str) -> None:
+    """Raise DataError for a list of tensors that would take all memory, before anything parses it."""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+    if size > _MAX_HEADER_BYTES:
+        raise DataError(
+            f"{place}: {file.name}: cannot be used (its header claims {size:,} bytes; allowed: {_MAX_HEADER_BYTES:,})"
+        )
+
+
+def _check_weights(folder: Path, place: str) -> int:
+    """Return the number of tensors, having read the header of every file."""
+    from safetensors import safe_open
+
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        with _refusing(f"{place}: {index.name}"):
+            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if outside := sorted(
+            name for name in named if name in (".", "..") or name != Path(str(name)).name or not name.isprintable()
+        ):
+            raise DataError(f"{place}: {index.name}: names {outside[0][:80]!r}; allowed: files of the folder itself")
+        missing = sorted(name for name in named if not (folder / name).is_file())
+        if missing:
+            raise DataError(f"{place}: {missing[0]} is missing ({len(missing)} of {len(named)} files); fetch it again")
+    num_tensors = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        _check_header(file, place)
+        with _refusing(f"{place}: {file.name}"), safe_open(file, framework="np") as weights:
+            names = list(weights.keys())
+            if not names:
+                raise ValueError("holds no tensors")
+            num_tensors += len(names)
+    return num_tensors
+
+
+@contextlib.contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Turn any complaint of a library about a file that is not ours into one line with exit code 3."""
+    try:
+        yield
+    except BaseException as error:
+        # The Rust libraries raise plain Exception, or panic.
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"{what}: cannot be used ({type(error).__name__}: {reason})") from None
+
+
+def _label(model: ModelParams, facts: dict[str, Any]) -> str:
+    size = f"{facts['num_parameters'] / 1e6:,.1f} M parameters"
+    if model.kind == "builtin":
+        architecture = "ModernBERT" if model.location in BUILTIN_CLASSIFIERS else "Qwen2"
+        return f"{model.location}: {architecture} architecture with random weights, {size} (built-in)"
+    name = Path(model.location).resolve().name if model.kind == "path" else model.location
+    return f"{name}, {facts['model_type']}, {size}"

@@ -1,0 +1,132 @@
+"""What happens to a row that is no good text: one place that decides it, whatever the row came from (docs/data.md)."""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from tasks.process.failure import DataError
+
+MAX_CHARACTERS = 1_000_000
+"""Characters of a row that are kept; far more tokens than any sample has."""
+MAX_QUARANTINED_SHARE = 0.05
+"""Of the rows read; with more of them it is the wrong column or a damaged file."""
+MAX_LABEL_CHARACTERS = 200
+CUT = "cut"
+QUARANTINED = {
+    "null": "null",
+    "blank": "empty or white space",
+    "nul": "text with a NUL character",
+    "surrogate": "text with a lone surrogate, which UTF-8 cannot hold",
+    "unlabelled": "without a class",
+}
+"""Fault of a row that is left out of every slice -> in words."""
+QUARANTINED_IMAGES = {
+    "unreadable": "no image that can be decoded to its end",
+    "too_large": "more pixels or bytes than are decoded",
+    "depth": "not 8 bits a channel",
+}
+"""The same for images."""
+_IN_WORDS = QUARANTINED | QUARANTINED_IMAGES
+
+
+class Row(NamedTuple):
+    """A row as it is kept: it has a place in the data set even if it is left out."""
+
+    text: str
+    """Empty where the row is quarantined."""
+    fault: str | None
+    """A key of QUARANTINED, CUT, or None for a good row."""
+    label: str | None = None
+    """Its class, as text; None where classes are not asked for, or the row is quarantined."""
+
+
+class RowCheck:
+    """Judges rows in the order of the data set, and counts."""
+
+    def __init__(self, place: str) -> None:
+        """`place` names source and column in a refusal."""
+        self._place = place
+        self._num_rows = 0
+        self._faults: dict[str, tuple[int, int]] = {}
+
+    def take(self, batch: Iterable[Any], labels: Iterable[Any] | None = None) -> list[Row]:
+        """Return the next rows as they are kept; `labels`: the class of each, if classes are asked for.
+
+        Raises DataError for a value that is neither text nor null, or a class that is no text and no whole number.
+        """
+        rows = []
+        values = zip(batch, itertools.repeat(None)) if labels is None else zip(batch, labels, strict=True)
+        for value, label in values:
+            if value is not None and not isinstance(value, str):
+                raise DataError(f"{self._place}: row {self._num_rows} is {type(value).__name__}; allowed: text")
+            row = judged(value)
+            if labels is not None:
+                row = self._classed(row, label)
+            if row.fault is not None:
+                first, count = self._faults.get(row.fault, (self._num_rows, 0))
+                self._faults[row.fault] = (first, count + 1)
+            rows.append(row)
+            self._num_rows += 1
+        return rows
+
+    def _classed(self, row: Row, label: Any) -> Row:
+        if row.fault in QUARANTINED:
+            return row
+        if label is None or label == "":
+            return Row("", "unlabelled")
+        if not isinstance(label, str | int) or (
+            isinstance(label, str) and (len(label) > MAX_LABEL_CHARACTERS or not label.isprintable())
+        ):
+            raise DataError(
+                f"{self._place}: the class of row {self._num_rows} is {str(label)[:80]!r} ({type(label).__name__}); "
+                f"allowed: a whole number, or a line of text of at most {MAX_LABEL_CHARACTERS} characters"
+            )
+        return row._replace(label=str(int(label)) if isinstance(label, int) else label)
+
+    def finish(self) -> None:
+        """Raise DataError if so many rows are quarantined that the data set is not what it was taken for."""
+        left_out = {fault: found for fault, found in self._faults.items() if fault in QUARANTINED}
+        num_left_out = sum(count for _, count in left_out.values())
+        if num_left_out > MAX_QUARANTINED_SHARE * self._num_rows:
+            found = "; ".join(
+                f"{count} {'row is' if count == 1 else 'rows are'} {QUARANTINED[fault]}, the first is row {first}"
+                for fault, (first, count) in sorted(left_out.items(), key=lambda item: item[1])
+            )
+            raise DataError(
+                f"{self._place}: {found} (counting from 0, of {self._num_rows} rows read); allowed: at most "
+                f"{MAX_QUARANTINED_SHARE:.0%} of such rows, which are left out; drop or mend them in the source, or "
+                "set dataset.text_column"
+            )
+
+
+def in_words(counts: Mapping[str, int]) -> str:
+    """Return how many rows have which of the faults, such as `2 rows: null; 1 row: empty or white space`."""
+    return "; ".join(
+        f"{count} {'row' if count == 1 else 'rows'}: {_IN_WORDS[fault]}" for fault, count in counts.items()
+    )
+
+
+def class_names(labels: Iterable[str]) -> list[str]:
+    """Return the distinct classes in order: whole numbers by size, else by the alphabet."""
+    names = set(labels)
+    if all(name.removeprefix("-").isdecimal() for name in names):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
+
+
+def judged(value: str | None) -> Row:
+    """Return the value as it is kept."""
+    if value is None:
+        return Row("", "null")
+    if not value.strip():
+        return Row("", "blank")
+    text = value[:MAX_CHARACTERS]
+    if "\0" in text:
+        return Row("", "nul")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return Row("", "surrogate")
+    if not text.strip():
+        return Row("", "blank")
+    return Row(text, CUT if len(value) > MAX_CHARACTERS else None)

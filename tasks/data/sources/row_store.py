@@ -1,0 +1,202 @@
+"""Rows that have arrived stay in .work/download/rows/, so that a re-run or a smaller question reads no source again."""
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.data.builtin import corpus
+from tasks.services import hub
+from tasks.data.sources.parquet import open_parquet
+from tasks.data.sources.repeated_rows import RepeatedRows
+from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, class_names
+from tasks.data.sources.rows import values_of
+from tasks.process.failure import ConfigurationError, DataError
+from tasks.store.kept import mark_used
+from tasks.process.progress import counting
+from tasks.params.sources import DatasetParams, RowRange
+from training.files import digest_of_file, digest_of_json, replacing, write_json
+
+_log = logging.getLogger(__name__)
+
+STORE = Path(".work/download/rows")
+_FORMAT = 2
+"""Counts up when rows are judged otherwise than before, or the file's layout changes."""
+_SCHEMA = pa.schema(
+    [
+        pa.field("row_id", pa.int64(), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("fault", pa.string()),
+    ]
+)
+"""A quarantined row keeps its place, with an empty text and its fault; where classes are asked for, `label` follows."""
+_MAX_CLASSES = 10_000
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The first rows of a data set in a parquet file, at least as many as were asked for."""
+
+    file: Path
+    num_rows: int
+    source_digest: str | None
+    """sha256 of the local file that the rows were read from; None for other sources."""
+    license: str | None
+    """As the data set's card on the Hub names it; None where that is not known."""
+
+    def batches(self, num_rows: int) -> Iterator[list[Row]]:
+        """Yield the first `num_rows` rows, in batches."""
+        left = num_rows
+        with open_parquet(self.file) as file:
+            names = [name for name in Row._fields if name in file.schema_arrow.names]
+            # Each was written as one batch, of bounded size; a batch of several would be as large as all of them.
+            for group in range(file.num_row_groups):
+                if left <= 0:
+                    return
+                table = file.read_row_group(group, columns=names).slice(0, left)
+                yield [Row(*row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]
+                left -= table.num_rows
+
+
+def stored_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = None) -> StoredRows:
+    """Return the data set's first `num_rows` rows or more, read from the source only if they are not stored yet.
+
+    Raises ConfigurationError if the data set has fewer rows, DataError if too many of them are no good texts.
+    """
+    identity = _identity(dataset, commit)
+    folder = STORE / digest_of_json(identity)[:32]
+    file, facts_file = folder / "rows.parquet", folder / "facts.json"
+    facts = _facts(facts_file)
+    if facts is not None and facts["num_rows"] >= num_rows and file.is_file():
+        if digest_of_file(file) == facts["sha256"]:
+            mark_used(folder)
+            _log.info("%s: reused the %d rows in %s", dataset.source, facts["num_rows"], folder)
+            return StoredRows(file, facts["num_rows"], identity.get("digest"), facts.get("license"))
+        _log.warning("%s: %s is damaged; reading the source again", dataset.source, file)
+    with replacing(file) as temporary:
+        _read(dataset, num_rows, commit, temporary)
+        # The store is named after what the source held.
+        if _identity(dataset, commit) != identity:
+            raise DataError(f"dataset.source {dataset.source}: changed while it was read; run again")
+    license_id = None if commit is None else hub.license_of(dataset.location, commit, kind="dataset")
+    facts = {"num_rows": num_rows, "sha256": digest_of_file(file), "license": license_id, "identity": identity}
+    write_json(facts_file, facts)
+    _log.info("%s: read %d rows into %s", dataset.source, num_rows, folder)
+    return StoredRows(file, num_rows, identity.get("digest"), license_id)
+
+
+def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: Path) -> dict[str, Any]:
+    """Write exactly the first `num_rows` rows to `target` and return facts on them.
+
+    The facts: `num_rows`, `digest` (sha256 of texts and classes), `num_duplicate_rows` (rows whose text stands in an
+    earlier row), `num_heldout_rows_seen` (held-out rows whose text also stands in a row outside), `quarantined` (how
+    many rows of each fault are left out) and `num_cut_rows`; where rows have classes, `class_names` in their order.
+    Raises DataError unless there are 2 to 10,000 of them.
+    """
+    digest = hashlib.sha256()
+    faults: Counter[str] = Counter()
+    classes: Counter[str] = Counter()
+    schema = pq.read_schema(stored.file)
+    with (
+        RepeatedRows(heldout) as repeated,
+        replacing(target) as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+    ):
+        first = 0
+        for rows in stored.batches(num_rows):
+            writer.write_table(_table(first, rows, schema))
+            for index, (text, fault, label) in enumerate(rows, start=first):
+                raw = text.encode()
+                digest.update(raw + b"\0")
+                if label is not None:
+                    digest.update(label.encode() + b"\0")
+                    classes[label] += 1
+                if fault is not None:
+                    faults[fault] += 1
+                if fault not in QUARANTINED:
+                    repeated.add(index, raw)
+            first += len(rows)
+        counted = repeated.counted()
+    return {
+        "num_rows": num_rows,
+        "digest": digest.hexdigest(),
+        **counted,
+        "quarantined": {fault: faults[fault] for fault in QUARANTINED if faults[fault]},
+        "num_cut_rows": faults[CUT],
+        **({"class_names": _checked_classes(classes)} if "label" in schema.names else {}),
+    }
+
+
+def _checked_classes(classes: Counter[str]) -> list[str]:
+    if not 2 <= len(classes) <= _MAX_CLASSES:
+        raise DataError(
+            f"dataset.label: the rows have {len(classes)} classes; allowed: 2 to {_MAX_CLASSES:,}; choose another "
+            "column or other ranges"
+        )
+    return class_names(classes)
+
+
+def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Path) -> None:
+    check = RowCheck(f"dataset.source {dataset.source}: column {dataset.text_column!r}")
+    schema = _SCHEMA if dataset.label is None else _SCHEMA.append(pa.field("label", pa.string()))
+    first = 0
+    with (
+        pq.ParquetWriter(target, schema, compression="zstd") as writer,
+        counting(f"{dataset.source}: rows", num_rows) as advance,
+        contextlib.closing(values_of(dataset, num_rows, commit=commit)) as batches,
+    ):
+        for values in batches:
+            texts, labels = (values, None) if dataset.label is None else zip(*values, strict=True)
+            writer.write_table(_table(first, check.take(texts, labels), schema))
+            first += len(values)
+            advance(len(values))
+    check.finish()
+    if first < num_rows:
+        raise ConfigurationError(
+            f"params.yaml: ranges and heldout: they need {num_rows} rows, and {dataset.source} has {first}; "
+            f"allowed: 0-{first}"
+        )
+
+
+def _table(first: int, rows: list[Row], schema: pa.Schema) -> pa.Table:
+    columns = {
+        "row_id": np.arange(first, first + len(rows), dtype=np.int64),
+        "text": pa.array([row.text for row in rows], pa.string()),
+        "fault": pa.array([row.fault for row in rows], pa.string()),
+    }
+    if "label" in schema.names:
+        columns["label"] = pa.array([row.label for row in rows], pa.string())
+    return pa.table(columns, schema=schema)
+
+
+def _identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]:
+    """Return everything that the rows depend on, apart from how many of them are asked for."""
+    identity: dict[str, Any] = {"format": _FORMAT, "source": dataset.source, "column": dataset.text_column}
+    if dataset.label is not None:
+        identity["label"] = dataset.label
+    if dataset.kind == "builtin":
+        files = sorted(Path(corpus.__file__).parent.glob("*.py"))
+        identity["packages"] = corpus.package_versions()
+        identity["code"] = {file.name: digest_of_file(file) for file in files}
+    elif dataset.kind == "hub":
+        identity |= {"commit": commit, "split": dataset.split}
+    else:
+        identity["digest"] = digest_of_file(Path(dataset.location))
+    return identity
+
+
+def _facts(file: Path) -> dict[str, Any] | None:
+    try:
+        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return facts

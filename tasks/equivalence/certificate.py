@@ -1,0 +1,145 @@
+"""The equivalence certificate of a cell: a few updates of its real ranks against those of one process.
+
+The ranks are started by the cell's launcher and run the training as it is, on a sample of the first range, and leave
+what each update began with. One process then makes each update once more (reference/update.py), from the ranks' own
+weights, so that what rounding grows into over several updates is in none of them. Of an update two things are
+compared. The reduced gradient: against the one process's in the ranks' order, with the differences that other orders
+make as the noise floor. And what the update made of the weights: against what the one process makes of them with the
+ranks' gradient, its own clipping, and moments that it has kept itself since the first update.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tasks.equivalence.updates import (
+    LARGEST_WEIGHTS_TOLERANCE,
+    Compared,
+    Update,
+    exchanged_as,
+    hold_against_one_process,
+    judge,
+    kept_updates,
+)
+from tasks.process.failure import DistributedError, PreemptedError
+from tasks.process.progress import counting
+from tasks.ranks.cell_ranks import run_ranks
+from tasks.ranks.launchers import Nodes
+from training.config import read_config
+from training.registry import file_named, has_file
+
+_log = logging.getLogger(__name__)
+
+_SECONDS_TO_WRITE_AN_UPDATE = 300.0
+"""While rank 0 writes several GB, the others are silent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A cell to be certified."""
+
+    config: dict[str, Any]
+    """What its ranks are told (training/config.py); its one segment is the sample."""
+    launcher: str
+    """Who starts them."""
+    nodes: Nodes | None = None
+    """The machines that they are on, if several."""
+    num_steps: int
+    """Optimizer steps of the sample."""
+    stop: threading.Event
+    """Set once the stage is asked to stop."""
+
+
+def certified_as(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what the ranks are told for the certificate: in fp32 where 16 bit would compare kernels, not updates.
+
+    Compiled layers, and packed rows on a GPU, run in other kernels than those of the one process. In 16 bit these round
+    otherwise by far more than re-ordering sums makes; in fp32 they do not.
+    """
+    has_kernels_of_its_own = config["compile"] or (config["packing"] and config["device"] == "cuda")
+    return {**config, "precision": "fp32"} if has_kernels_of_its_own else config
+
+
+def certify(subject: Subject) -> dict[str, Any]:
+    """Run the ranks and the one process, and return the cell's certificate.
+
+    Raises the StageError of ranks that ended for another reason than a difference between them.
+    """
+    started = time.perf_counter()
+    config = subject.config
+    facts = {key: config[key] for key in ("cell", "strategy", "world_size", "device", "precision")}
+    facts |= {"num_steps": subject.num_steps, "exact": bool(config.get("exact"))}
+    if not has_file("tasks.equivalence.reference", config["workload"]):
+        where = f"tasks/equivalence/reference/{config['workload']}.py"
+        why = f"the workload {config['workload']} has no second computation ({where})"
+        return {**facts, "verdict": "not checked", "problem": why, "seconds": time.perf_counter() - started}
+    with (
+        counting(f"equivalence of {config['cell']}, updates", 2 * subject.num_steps) as advance,
+        ThreadPoolExecutor(max_workers=1) as thread,
+    ):
+        # Seconds of imports, while the launcher takes seconds as well.
+        thread.submit(file_named, "tasks.equivalence.reference", config["workload"])
+        refusal = _run_ranks(subject, advance)
+        told = read_config(Path(config["work_dir"]) / "config.json")
+        updates, problems = hold_against_one_process(told, on_update=partial(_go_on, subject, advance))
+    verdict, problem = judge(updates, [refusal] if refusal else problems, exchange=exchanged_as(config))
+    worst = {kind: _worst(updates, kind) for kind in ("gradient", "weights")}
+    certificate = {
+        **facts,
+        **{kind: part.found.as_json() if part else None for kind, part in worst.items()},
+        "noise_floor": {kind: part.noise_floor if part else None for kind, part in worst.items()},
+        "tolerance": {kind: part.tolerance if part else None for kind, part in worst.items()},
+        "updates": [asdict(update) for update in updates],
+        "verdict": verdict,
+        "problem": problem,
+        "seconds": time.perf_counter() - started,
+    }
+    _log.info("%s: update equivalence %s%s", config["cell"], verdict, f": {problem}" if problem else "")
+    return certificate
+
+
+def _go_on(subject: Subject, advance: Callable[[int], None]) -> None:
+    advance(1)
+    if subject.stop.is_set():
+        raise stopped()
+
+
+def _run_ranks(subject: Subject, advance: Callable[[int], None]) -> str | None:
+    """Have the ranks train on the sample; return why they refused to go on, if they did."""
+    last: dict[str, Any] = {}
+
+    def follow(events: list[dict[str, Any]]) -> None:
+        last.update(events[-1] if events else {})
+        advance(sum(event["event"] == "step" for event in events))
+
+    try:
+        run_ranks(
+            subject.config, launcher=subject.launcher, nodes=subject.nodes, follow=follow, stop=subject.stop,
+            arguments=["--keep-updates"], watchdog_seconds=_SECONDS_TO_WRITE_AN_UPDATE,
+        )  # fmt: skip
+    except PreemptedError:
+        raise stopped() from None
+    except DistributedError:
+        # Ranks that found themselves apart are no broken machine: they are what the certificate is about.
+        if last.get("error") != "RanksDisagreeError" or not kept_updates(Path(subject.config["work_dir"])):
+            raise
+        return str(last["reason"])
+    return None
+
+
+def stopped() -> PreemptedError:
+    """Return what ends a stage that was asked to stop."""
+    return PreemptedError("measuring was stopped; cells that are certified are kept, the next run does the others")
+
+
+def _worst(updates: list[Update], kind: str) -> Compared | None:
+    """Return what was found where the difference is the largest beside what is allowed."""
+    parts = [part for update in updates if (part := getattr(update, kind)) is not None]
+    telling = [part for part in parts if part.tolerance <= LARGEST_WEIGHTS_TOLERANCE] or parts
+    return max(telling, key=lambda part: part.excess, default=None)

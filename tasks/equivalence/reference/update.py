@@ -1,0 +1,298 @@
+"""Updates computed by one process that stands in for any number of ranks: no wrapper and no communication.
+
+Which rows are in which micro-batch, how they are padded, and the learning rate come from training/, as they do for the
+ranks. Everything that makes an update of them is done a second time here: the loss, the number that it is divided by,
+the sum of the gradients, clipping, and the calls of the optimizer.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tasks.process.failure import DivergedError
+from training.config import TrainingConfig
+from training.data import IGNORED_LABEL, MicroBatch
+from training.plan import SegmentPlan, StepPlan, micro_batch_of, plan_of
+from training.registry import file_named
+from training.rows import Rows, training_rows
+from training.schedule import learning_rate_at
+from training.workloads import find_workload
+
+_LARGEST_CACHE = 2**30
+"""Bytes of micro-batches' gradients that are kept to be added up in several orders."""
+_STEPS_UNTIL_SCALE_GROWS = 2000
+"""Of fp16, in which the gradient was finite: what torch's GradScaler waits for."""
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+Order = Callable[[StepPlan, int], list[list[int]]]
+"""Of a step's plan and number: the micro-batches (by index) that are added up one after another, group by group."""
+
+
+@dataclass(frozen=True)
+class Updated:
+    """What the updates left; tensors by parameter name, on the CPU."""
+
+    gradient: dict[str, Tensor]
+    """Of the first step in which it is finite, before clipping."""
+    gradient_step: int
+    """That step, from 1."""
+    weights: dict[str, Tensor]
+    """After the last step."""
+
+
+@dataclass(frozen=True)
+class StepGradient:
+    """What a step's micro-batches give at the weights as they are."""
+
+    loss: float
+    """Mean over the step's labels."""
+    by_order: list[dict[str, Tensor]]
+    """The reduced gradient before clipping, by parameter name, once for each order asked for."""
+
+
+Part = list[Tensor | None]
+"""Of one micro-batch, or of several: the gradient of every parameter."""
+
+
+def as_ranks(config: TrainingConfig) -> Order:
+    """Return the order of the config's ranks: each adds up what it was dealt, then the ranks are added, in rank order.
+
+    In exact mode there is one sum only. Each micro-batch is in the order exactly once, whatever the plan deals out.
+    """
+
+    def order(step: StepPlan, number: int) -> list[list[int]]:
+        if config.exact:
+            return as_one_rank(step, number)
+        left = set(range(len(step.micro_batches)))
+        groups: list[list[int]] = []
+        for rank in range(config.world_size):
+            groups.append([])
+            for index in step.dealt_to(rank, config.world_size):
+                if index in left:
+                    left.remove(index)
+                    groups[-1].append(index)
+        groups[-1] += sorted(left)
+        return [group for group in groups if group]
+
+    return order
+
+
+def as_one_rank(step: StepPlan, number: int) -> list[list[int]]:
+    """Return one sum over all micro-batches from the last to the first, as one rank alone runs them."""
+    return [list(reversed(range(len(step.micro_batches))))]
+
+
+def shuffled(step: StepPlan, number: int) -> list[list[int]]:
+    """Return one sum over all micro-batches in a random order, another one in every step."""
+    return shuffled_by(0, step, number)
+
+
+def shuffled_by(seed: int, step: StepPlan, number: int) -> list[list[int]]:
+    """Return the same for this seed."""
+    return [np.random.default_rng([seed, number]).permutation(len(step.micro_batches)).tolist()]
+
+
+def other_orders(config: TrainingConfig) -> list[Order]:
+    """Return orders that are as right as the ranks'; what they give differs by rounding alone.
+
+    Where gradients are exchanged in 16 bit each rank's are rounded, so that what a rank adds up stays together.
+    """
+    if config.options.get("gradient_hook", "none") == "none":
+        return [as_one_rank, shuffled]
+    ranks = as_ranks(config)
+    return [
+        lambda step, number: [group[::-1] for group in reversed(ranks(step, number))],
+        lambda step, number: [
+            np.random.default_rng([number, rank]).permutation(group).tolist()
+            for rank, group in enumerate(ranks(step, number))
+        ],
+    ]
+
+
+class OneProcess:
+    """A process that computes the updates of a config's segments, from the base model's weights or from any others."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        torch.set_num_threads(config.threads_per_rank)
+        self._config = config
+        self._workload = file_named("tasks.equivalence.reference", config.workload)
+        self._model = self._workload.load_model(config.model_dir, device=config.device, is_packed=config.packing)
+        self._named = {name: part for name, part in self._model.named_parameters() if part.requires_grad}
+        self.start_weights = {name: part.detach().to("cpu", copy=True) for name, part in self._named.items()}
+        """The base model's weights, on the CPU."""
+        self._steps = list(_steps(config))
+        self.num_steps = len(self._steps)
+        """Steps of all segments."""
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Stand before the first step: the base model's weights, no moments, the first scale."""
+        self.begin_at(self.start_weights)
+        self._optimizer = _optimizer(list(self._named.values()), self._config)
+        self._scale, self._num_finite = (65536.0 if self._config.precision == "fp16" else 1.0), 0
+
+    def begin_at(self, weights: Mapping[str, Tensor]) -> None:
+        """Take these weights; moments and scale stay. Raises ValueError if they are not of this model."""
+        for name, part in self._named.items():
+            if name not in weights or weights[name].shape != part.shape:
+                raise ValueError(f"{name} is missing or has another shape")
+        with torch.no_grad():
+            for name, part in self._named.items():
+                part.copy_(weights[name])
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights as they are, where they are."""
+        return {name: part.detach() for name, part in self._named.items()}
+
+    def gradient(self, number: int, *orders: Order) -> StepGradient:
+        """Return the gradient of step `number`, from 1, at the weights as they are; its sums go in these orders.
+
+        As on N ranks, what a rank adds up is N times too large and then divided by N, which matters where fp16
+        overflows; and exchanged in the dtype that the config asks for.
+        """
+        step, micro_batches = self._steps[number - 1].plan, self._micro_batches(number)
+        num_labels = max(sum(int((part.labels != IGNORED_LABEL).sum()) for part in micro_batches), 1)
+        losses: dict[int, float] = {}
+
+        def compute(index: int) -> Part:
+            losses[index], part = self._of_micro_batch(micro_batches[index], num_labels)
+            return part
+
+        bytes_of_all = 4 * sum(part.numel() for part in self._named.values()) * len(micro_batches)
+        if len(orders) > 1 and self._config.device == "cpu" and bytes_of_all <= _LARGEST_CACHE:
+            # On a GPU they are computed again: kernels that add in whatever order are part of the noise.
+            compute = functools.cache(compute)
+        by_order = [self._sum(order(step, number), compute) for order in orders]
+        return StepGradient(loss=sum(losses.values()) / num_labels, by_order=by_order)
+
+    def apply(self, gradient: Mapping[str, Tensor], number: int) -> bool:
+        """Clip the gradient and make the update of step `number`; return False, and make none, if it is not finite."""
+        config, parameters = self._config, list(self._named.values())
+        for name, parameter in self._named.items():
+            found = gradient.get(name)
+            parameter.grad = None if found is None else found.to(parameter.device, copy=True)
+        is_finite = is_all_finite(gradient)
+        if is_finite:
+            torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm, foreach=True)
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._steps[number - 1].learning_rate
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if config.precision == "fp16":
+            self._rescale(is_finite)
+        return is_finite
+
+    def update(self, order: Order, *, on_step: Callable[[], None]) -> Updated:
+        """Make all updates from the base model on, in this order; raises DivergedError if no gradient is finite."""
+        self.start_over()
+        first: tuple[int, dict[str, Tensor]] | None = None
+        for number in range(1, self.num_steps + 1):
+            (gradient,) = self.gradient(number, order).by_order
+            if self.apply(gradient, number) and first is None:
+                first = number, {name: part.to("cpu", copy=True) for name, part in gradient.items()}
+            on_step()
+        if first is None:
+            raise DivergedError("no step of the sample has a finite gradient in one process; lower train.learning_rate")
+        weights = {name: part.to("cpu", copy=True) for name, part in self.weights.items()}
+        return Updated(gradient=first[1], gradient_step=first[0], weights=weights)
+
+    def _micro_batches(self, number: int) -> list[MicroBatch]:
+        config, step = self._config, self._steps[number - 1]
+        return [
+            micro_batch_of(step.source, step.plan, index, seq_len=config.seq_len, seed=(config.seed, number)).to(
+                torch.device(config.device)
+            )
+            for index in range(len(step.plan.micro_batches))
+        ]
+
+    def _of_micro_batch(self, part: MicroBatch, num_labels: int) -> tuple[float, Part]:
+        """Return the sum of the losses, and the gradient of the mean over so many labels, scaled as on a rank."""
+        config, dtype = self._config, _DTYPES[self._config.precision]
+        torch.manual_seed(part.dropout_seed)
+        with torch.autocast(config.device, dtype, enabled=dtype != torch.float32):
+            loss = self._workload.loss_sum(self._model, part, chunk_rows=config.loss_chunk_rows)
+        (loss * (self._num_ranks / num_labels) * self._scale).backward()
+        gradient = [parameter.grad for parameter in self._named.values()]
+        for parameter in self._named.values():
+            parameter.grad = None
+        return float(loss.detach()), gradient
+
+    def _sum(self, groups: list[list[int]], gradient_of: Callable[[int], Part]) -> dict[str, Tensor]:
+        """Return the sum over all groups of micro-batches, each what one rank adds up."""
+        dtype = _DTYPES.get(self._config.options.get("gradient_hook", "none"), torch.float32)
+        ranks = [
+            [None if part is None else part.to(dtype).div(self._num_ranks) for part in mine]
+            for mine in (functools.reduce(_added, map(gradient_of, group)) for group in groups)
+        ]
+        total = functools.reduce(_added, ranks)
+        return {
+            name: part.to(torch.float32).div(self._scale)
+            for name, part in zip(self._named, total, strict=True)
+            if part is not None
+        }
+
+    @property
+    def _num_ranks(self) -> int:
+        return 1 if self._config.exact else self._config.world_size
+
+    def _rescale(self, is_finite: bool) -> None:
+        """Halve the scale of fp16 after an overflow, double it after long without one."""
+        self._num_finite = self._num_finite + 1 if is_finite else 0
+        if not is_finite:
+            self._scale /= 2
+        elif self._num_finite == _STEPS_UNTIL_SCALE_GROWS:
+            self._scale, self._num_finite = self._scale * 2, 0
+
+
+def is_all_finite(gradient: Mapping[str, Tensor]) -> bool:
+    """Return whether every element of it is a finite number."""
+    return all(bool(part.isfinite().all()) for part in gradient.values())
+
+
+def _added(left: Part, right: Part) -> Part:
+    return [a if b is None else b if a is None else a + b for a, b in zip(left, right, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One optimizer step of the run."""
+
+    source: Rows
+    segment_plan: SegmentPlan
+    segment_step: int
+    learning_rate: float
+
+    @property
+    def plan(self) -> StepPlan:
+        return self.segment_plan.step(self.segment_step)
+
+
+def _steps(config: TrainingConfig) -> Iterator[_Step]:
+    """Yield every step of the run."""
+    workload = find_workload(config.workload)
+    for segment in config.segments:
+        source = training_rows(workload, config, segment)
+        plan = plan_of(source, config, segment)
+        for number in range(1, plan.num_steps + 1):
+            learning_rate = learning_rate_at(
+                number, plan.num_steps, peak=config.learning_rate, schedule=config.schedule,
+                warmup_steps=config.warmup_steps,
+            )  # fmt: skip
+            yield _Step(source=source, segment_plan=plan, segment_step=number, learning_rate=learning_rate)
+
+
+def _optimizer(parameters: list[Any], config: TrainingConfig) -> torch.optim.Optimizer:
+    """Return the config's optimizer, which decays matrices and kernels and leaves biases and norms alone."""
+    matrices, vectors = [part for part in parameters if part.ndim > 1], [part for part in parameters if part.ndim <= 1]
+    decays = ((matrices, config.weight_decay), (vectors, 0.0))
+    groups = [{"params": parts, "weight_decay": decay} for parts, decay in decays if parts]
+    if config.optimizer == "sgd":
+        # One parameter after another in plain tensor operations, which is not the ranks' kernel.
+        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, foreach=False, fused=False)
+    return torch.optim.AdamW(groups, fused=True)

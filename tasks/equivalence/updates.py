@@ -1,0 +1,212 @@
+"""The updates that a cell's ranks made, each against that of one process from the same weights, moments and scale."""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks import strategies
+from tasks.equivalence.differences import (
+    EXCHANGE_EPS,
+    Difference,
+    difference,
+    rounding_of_update,
+    tolerance,
+    tolerance_of_update,
+)
+from tasks.process.failure import DataError
+from training.config import UPDATES_FOLDER, TrainingConfig
+
+if TYPE_CHECKING:  # torch takes seconds to import, which a stage that finds every certificate made does not need
+    from torch import Tensor
+
+    from tasks.equivalence.reference.update import OneProcess
+
+_LARGEST_GRADIENT_TOLERANCE = {"none": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
+"""By the dtype of the exchange, none: fp32; the mildest wrong gradient that was tried was 4.5e-2 off."""
+LARGEST_WEIGHTS_TOLERANCE = 0.1
+"""Above these the noise hides what a wrong trainer does: the certificate then says `not checked`.
+
+The gradient's is relative to the gradient, the weights' to what the update changed in them, and has to be kept to in
+one update at least: in the first ones of a warm-up the changes are next to nothing.
+"""
+NUM_ORDERS = 2
+"""Other orders in which one process adds the gradients up, for the noise floor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What was found of one update, for one kind of tensor."""
+
+    found: Difference
+    """The ranks against one process; of weights, relative to what the update changed."""
+    noise_floor: float
+    """Gradient: the largest relative L2 difference that another order makes. Weights: one rounding of each."""
+    tolerance: float
+    """Largest relative L2 difference allowed."""
+
+    @property
+    def excess(self) -> float:
+        """How many times the tolerance the difference is; NaN counts as infinitely many."""
+        ratio = self.found.relative_l2 / self.tolerance
+        return ratio if ratio == ratio else float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """One update of the ranks against that of one process from the same state."""
+
+    step: int
+    """From 1."""
+    gradient: Compared | None
+    """None if it is finite on neither side, as an overflow of fp16 leaves it; no update is then made."""
+    weights: Compared | None
+    """None without a gradient, and where the ranks left no weights behind."""
+
+
+def hold_against_one_process(
+    config: TrainingConfig, *, on_update: Callable[[], None]
+) -> tuple[list[Update], list[str]]:
+    """Return what was found of each update that the ranks left in their work folder, and what is wrong beside that."""
+    import torch
+
+    from tasks.equivalence.reference.update import OneProcess
+
+    process = OneProcess(config)
+    try:
+        updates, problems = _hold(config, process, on_update)
+    except ValueError as error:
+        updates, problems = [], [f"what the ranks left is not of this model: {error}"]
+    if config.device == "cuda":
+        # The stage goes on to measure, beside ranks that need the memory.
+        del process
+        gc.collect()
+        torch.cuda.empty_cache()
+    return updates, problems
+
+
+def _hold(
+    config: TrainingConfig, process: "OneProcess", on_update: Callable[[], None]
+) -> tuple[list[Update], list[str]]:
+    files = kept_updates(config.work_dir)
+    ends = sorted(config.work_dir.glob(f"segments/*/{config.model_name}_*.pt"))
+    updates: list[Update] = []
+    problems: list[str] = []
+    if ends and len(files) != process.num_steps:
+        problems.append(f"the ranks made {len(files)} updates, one process {process.num_steps}")
+    states = _states(files, ends[0] if ends else None)
+    for number, (kept, after) in zip(range(1, process.num_steps + 1), states, strict=False):
+        if number == 1 and not difference(kept["weights"], process.start_weights).is_bitwise_equal:
+            problems.append("the ranks begin with other weights than the base model's")
+        problems += _disagreements(kept, number)
+        process.begin_at(kept["weights"])
+        gradient, problem = _gradient_of(config, process, kept["gradient"], number)
+        process.apply(kept["gradient"], number)
+        # Where no update is made, the weights have to be those from before it.
+        weights = _compared_weights(after, process.weights, kept["weights"]) if after else None
+        if problem is None and gradient is None and weights is not None and not weights.found.is_bitwise_equal:
+            problem = f"update {number}: the gradient is not finite, and yet the weights changed"
+        problems += [problem] if problem else []
+        updates.append(Update(step=number, gradient=gradient, weights=weights if gradient else None))
+        on_update()
+    return updates, problems
+
+
+def _states(files: Sequence[Path], end: Path | None) -> Iterator[tuple[dict[str, Any], dict[str, "Tensor"] | None]]:
+    """Yield what each update began with, and the weights after it; None where the ranks left none."""
+    from training.weights import load_tensors
+
+    kept = load_tensors(files[0])
+    for file in files[1:]:
+        following = load_tensors(file)
+        yield kept, following["weights"]
+        kept = following
+    yield kept, load_tensors(end) if end else None
+
+
+def _disagreements(kept: dict[str, Any], number: int) -> list[str]:
+    """Return what is not the same on all ranks."""
+    names = {"weight_checksums": "the weights before it are", "gradient_checksums": "the reduced gradient is"}
+    return [
+        f"update {number}: {words} not the same on all ranks: {len(set(kept[name]))} different checksums"
+        for name, words in names.items()
+        if len(set(kept[name])) > 1
+    ]
+
+
+def _gradient_of(
+    config: TrainingConfig, process: "OneProcess", found: dict[str, "Tensor"], number: int
+) -> tuple[Compared | None, str | None]:
+    """Return the ranks' gradient against the one process's at the same weights, and why there is no such comparison."""
+    from tasks.equivalence.reference.update import as_ranks, is_all_finite, other_orders
+
+    orders = other_orders(config)
+    assert len(orders) == NUM_ORDERS
+    expected, *others = (
+        {name: part.cpu() for name, part in one.items()}
+        for one in process.gradient(number, as_ranks(config), *orders).by_order
+    )
+    finite = {"the ranks": is_all_finite(found), "one process": is_all_finite(expected)}
+    if not all(finite.values()):
+        where = " and ".join(name for name, is_finite in finite.items() if not is_finite)
+        problem = f"update {number}: the gradient is not finite in {where} alone" if any(finite.values()) else None
+        return None, problem
+    floor = max(difference(other, expected).relative_l2 for other in others)
+    rounding = EXCHANGE_EPS[exchanged_as(vars(config))]
+    return Compared(found=difference(found, expected), noise_floor=floor, tolerance=tolerance(floor, rounding)), None
+
+
+def _compared_weights(
+    found: dict[str, "Tensor"], expected: dict[str, "Tensor"], before: dict[str, "Tensor"]
+) -> Compared:
+    expected = {name: part.cpu() for name, part in expected.items()}
+    found_difference = difference(found, expected, since=before)
+    floor = rounding_of_update(expected, since=before)
+    return Compared(found=found_difference, noise_floor=floor, tolerance=tolerance_of_update(floor))
+
+
+def kept_updates(work: Path) -> list[Path]:
+    """Return the files of what each update of the ranks began with, in their order."""
+    return sorted((work / UPDATES_FOLDER).glob("step-*.pt"))
+
+
+def exchanged_as(config: Mapping[str, Any]) -> str:
+    """Return the dtype in which gradients are exchanged; none: fp32."""
+    return strategies.exchanged_as(config["strategy"], config["options"])
+
+
+def judge(updates: list[Update], problems: list[str], *, exchange: str = "none") -> tuple[str, str | None]:
+    """Return the verdict and, unless it is `passed`, the reason in plain words."""
+    problems = list(problems)
+    for kind in ("gradient", "weights"):
+        wrong = [(part, one.step) for one in updates if (part := getattr(one, kind)) and not part.excess <= 1]
+        if wrong:
+            part, step = max(wrong, key=lambda each: each[0].excess)
+            more = f"; so {'does' if len(wrong) == 2 else 'do'} {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            problems.append(
+                f"update {step}: the {kind} differ{'s' if kind == 'gradient' else ''} by "
+                f"{part.found.relative_l2:.1e} (relative L2), {part.tolerance:.1e} allowed, most in "
+                f"{part.found.largest_in}{more}"
+            )
+    if problems:
+        return "failed", "; ".join(problems)
+    gradients = [part for one in updates if (part := one.gradient)]
+    weights = [part for one in updates if (part := one.weights)]
+    if updates and not gradients:
+        return "not checked", f"the gradient was finite in none of the {len(updates)} updates"
+    if not gradients or not weights:
+        raise DataError("the ranks left neither a problem nor all that is compared; run again")
+    noisiest = max(gradients, key=lambda part: part.tolerance)
+    if noisiest.tolerance > _LARGEST_GRADIENT_TOLERANCE[exchange]:
+        return "not checked", (
+            f"re-ordering alone changes the gradient of an update by {noisiest.noise_floor:.1e}: too much to tell a "
+            "wrong one by"
+        )
+    clearest = min(weights, key=lambda part: part.tolerance)
+    if clearest.tolerance > LARGEST_WEIGHTS_TOLERANCE:
+        return "not checked", (
+            f"rounding the weights is {clearest.noise_floor:.1e} of what an update changes in them: too much to tell a "
+            "wrong one by"
+        )
+    return "passed", None

@@ -1,0 +1,74 @@
+"""Did each step learn from the rows, and at the rate, that params.yaml asks for?
+
+Both are computed a second time here, from nothing but params.yaml and the slices: an order or a schedule that is wrong
+alike in all cells passes every gate that holds one cell against another.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.params import Params
+from tasks.process import wording
+from tasks.records.gate import Finding, finding
+from tasks.records.ledger import digest_of_steps
+from tasks.records.outputs import Outputs, SliceOutputs
+
+_SAMPLES_AT_ONCE = 2**16
+
+
+def steps_as_asked_for(outputs: Outputs, cell: str) -> Finding:
+    """Check the rows and the learning rate of every step of the cell against a second computation of them."""
+    params, run = outputs.params, outputs.runs[cell]
+    problems, first_step, num_steps = [], 1, 0
+    slices = {str(part): outputs.slices[str(part)] for part in params.ranges}
+    for segment in run.segments:
+        facts = segment.facts
+        part = slices.get(facts.range)
+        if part is None:
+            continue
+        expected = digest_of_steps(_placed_rows(params, part, facts.range, facts.epoch, first_step=first_step))
+        if segment.ledger.steps_digest != expected:
+            problems.append(f"{segment.title}: its rows are not in the order of seed {params.train.seed}")
+        rates = segment.read_steps().learning_rate
+        wanted = learning_rates(params, num_steps=facts.num_steps)
+        differing = np.flatnonzero(~np.isclose(rates, wanted, rtol=1e-9, atol=0.0))
+        if differing.size:
+            at = int(differing[0])
+            problems.append(
+                f"{segment.title}: learning rate {rates[at]:g} in its step {at + 1}, asked for {wanted[at]:g}"
+            )
+        first_step += facts.num_steps
+        num_steps += facts.num_steps
+    return finding(
+        problems,
+        otherwise=f"{cell}: the rows of each of {wording.counted(num_steps, 'step')} are in the order of seed "
+        f"{params.train.seed}, and its learning rate is that of the {params.train.schedule} schedule",
+        numbers={"steps": num_steps},
+    )
+
+
+def learning_rates(params: Params, *, num_steps: int) -> NDArray[np.float64]:
+    """Return the learning rate of each step of a segment: (num_steps,).
+
+    Even warm-up to the peak, then from the peak to 0, which the step after the last would have.
+    """
+    train = params.train
+    step = np.arange(1, num_steps + 1, dtype=np.float64)
+    left = (num_steps + 1 - step) / max(num_steps - train.warmup_steps, 1)
+    shares = {"constant": np.ones_like(step), "linear": left, "cosine": (1 - np.cos(np.pi * left)) / 2}
+    warming = step / max(train.warmup_steps, 1)
+    return train.learning_rate * np.where(step <= train.warmup_steps, warming, shares[train.schedule])
+
+
+def _placed_rows(
+    params: Params, part: SliceOutputs, name: str, epoch: int, *, first_step: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield (steps, row ids) of a pass over a range, some at a time."""
+    start, end = (int(number) for number in name.split("-"))
+    row_ids = np.concatenate([np.zeros(0, dtype=np.int64), *part.row_ids()])
+    order = np.random.default_rng([params.train.seed, epoch, start, end]).permutation(len(row_ids))
+    for begin in range(0, len(order), _SAMPLES_AT_ONCE):
+        places = np.arange(begin, min(begin + _SAMPLES_AT_ONCE, len(order)))
+        yield first_step + places // params.train.global_batch_size, row_ids[order[places]]

@@ -1,0 +1,200 @@
+"""All gates of a comparison, in the order in which the report answers: correct? comparable?
+
+A check judges one cell: `check(outputs, cell)` returns its finding, or None where it says nothing about that cell, as
+one that compares with the baseline says nothing about the baseline. What follows for a cell's speedup is its standing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Literal
+
+from tasks.gates import (
+    asked_for,
+    blocks_and_training,
+    clock,
+    comparability,
+    correctness,
+    equivalence,
+    heldout,
+    loss_curves,
+    own_device,
+    rows_of_blocks,
+    synchronisation,
+    work_of_blocks,
+)
+from tasks.records.gate import CellFinding, Finding, Gate, Standing
+from tasks.records.outputs import Outputs
+
+_CHECKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
+    (
+        "Update equivalence",
+        "Does an update of N ranks equal that of one process?",
+        equivalence.update_equivalence,
+    ),
+    (
+        "Gradients were synchronised",
+        "Did the ranks exchange the whole gradient exactly once per optimizer step?",
+        synchronisation.gradients_synchronised,
+    ),
+    (
+        "Same parameters on all ranks",
+        "Do all ranks of a cell hold the same weights, and the same state of the optimizer?",
+        correctness.same_parameters,
+    ),
+    (
+        "No break between segments",
+        "Did all cells start from the same weights, and each segment from those the one before ended with?",
+        correctness.segments_continue,
+    ),
+    (
+        "Starts from the base model",
+        "Is the loss of the first step the base model's own on the same rows?",
+        correctness.starts_from_base_model,
+    ),
+    (
+        "Loss curves coincide",
+        "Does every cell's loss follow the baseline's, step by step?",
+        loss_curves.loss_curves_coincide,
+    ),
+    (
+        "Evaluated what was trained",
+        "Are the weights that were evaluated the very ones that the ranks ended with?",
+        heldout.evaluated_what_was_trained,
+    ),
+    (
+        "Steps are those asked for",
+        "Did each step learn from the rows, and at the rate, that params.yaml asks for?",
+        asked_for.steps_as_asked_for,
+    ),
+    (
+        "Same work in every cell",
+        "Do all cells share start weights, code, machine, global batch and learning-rate policy?",
+        comparability.same_setting,
+    ),
+    (
+        "Same rows in the same steps",
+        "Did each optimizer step learn from the same rows in every cell?",
+        comparability.same_rows_per_step,
+    ),
+    (
+        "Every sample exactly once",
+        "Was each row of each range learned from once per epoch, none left out, none twice?",
+        comparability.every_sample_once,
+    ),
+    (
+        "Held-out rows were held out",
+        "Is no row that was learned from among those that the loss is looked at on afterwards?",
+        heldout.heldout_rows_unseen,
+    ),
+    (
+        "Equal tokens",
+        "Did every cell learn from as many tokens as the ranges hold?",
+        comparability.equal_tokens,
+    ),
+    (
+        "Not data-bound",
+        "Did the ranks compute, rather than wait for data?",
+        comparability.not_data_bound,
+    ),
+    (
+        "Only steps were timed",
+        "Did the clock run for the optimizer steps, and for nothing else?",
+        clock.only_steps_timed,
+    ),
+    (
+        "Every rank has a device of its own",
+        "Are there as many GPUs (or CPU cores) as the ranks need?",
+        own_device.own_device,
+    ),
+    (
+        "Speedup is plausible",
+        "Is no cell faster than its number of ranks can make it?",
+        comparability.speedup_is_plausible,
+    ),
+]
+
+_CHECKS_OF_BLOCKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
+    (
+        "Timed blocks did the work",
+        "Did every timed block learn from the training's rows, with its loss, gradient and exchanges?",
+        work_of_blocks.blocks_do_the_work,
+    ),
+    (
+        "Timed rows are typical",
+        "Do the timed rows have as many tokens as those of the whole training?",
+        rows_of_blocks.timed_rows_are_typical,
+    ),
+    (
+        "Training bears out the blocks",
+        "Do the blocks give the published speedup, and does the whole training bear it out?",
+        blocks_and_training.training_bears_out_blocks,
+    ),
+]
+"""Where the speedup was measured in blocks."""
+_PROOFS = ("Update equivalence", "Gradients were synchronised", "Same parameters on all ranks")
+"""Gates without which the training of a cell with several ranks is not shown to be that of one."""
+_SPARE_THROUGHPUT = {
+    "Loss curves coincide",
+    "Evaluated what was trained",
+    "Steps are those asked for",
+    "Same rows in the same steps",
+    "Every sample exactly once",
+    "Held-out rows were held out",
+    "Equal tokens",
+    "Speedup is plausible",
+}
+"""Gates that may fail while tokens per second can still be compared, so that a figure per unit of work is true."""
+
+
+def check_gates(outputs: Outputs) -> list[Gate]:
+    """Return what every gate found of every cell."""
+    gates = []
+    for name, question, check in _CHECKS + (_CHECKS_OF_BLOCKS if outputs.measurement is not None else []):
+        found = {cell: check(outputs, cell) for cell in outputs.runs}
+        findings = [CellFinding(cell=cell, **asdict(one)) for cell, one in found.items() if one is not None]
+        gates.append(Gate(name=name, question=question, findings=findings))
+    return [_with_true_figures_that_are_true(gate, gates, outputs.params.baseline) for gate in gates]
+
+
+def _with_true_figures_that_are_true(gate: Gate, gates: Sequence[Gate], baseline: str) -> Gate:
+    """Return the gate without the figures per unit of work that another gate leaves nothing of."""
+    findings = [
+        found
+        if {one.name for one in failed_gates(gates, (baseline, found.cell))} <= _SPARE_THROUGHPUT
+        else found.model_copy(update={"true_figure": None})
+        for found in gate.findings
+    ]
+    return gate.model_copy(update={"findings": findings})
+
+
+def failed_gates(gates: Sequence[Gate], cells: Sequence[str]) -> list[Gate]:
+    """Return the gates that failed for one of the cells."""
+    return [gate for gate in gates if any(one.cell in cells and one.verdict == "failed" for one in gate.findings)]
+
+
+def standings(gates: Sequence[Gate], world_sizes: Mapping[str, int]) -> dict[str, Standing]:
+    """Return cell -> what the gates leave of its speedup; `world_sizes` has all cells, the baseline first."""
+    return {cell: _standing(gates, world_sizes, cell) for cell in world_sizes}
+
+
+def _standing(gates: Sequence[Gate], world_sizes: Mapping[str, int], cell: str) -> Standing:
+    concerned = list(dict.fromkeys((cell, next(iter(world_sizes)))))
+    found = {(gate.name, at): one for at in concerned for gate in gates if (one := gate.of(at))}
+    failed = [key for key, one in found.items() if one.verdict == "failed"]
+    if failed:
+        return _by("withheld", failed, found)
+    needed = [(name, at) for at in concerned if world_sizes[at] > 1 for name in _PROOFS]
+    unchecked = [key for key in needed if key not in found or found[key].verdict != "passed"]
+    return _by("unproven", unchecked, found) if unchecked else Standing(state="proven")
+
+
+def _by(
+    state: Literal["unproven", "withheld"],
+    keys: Sequence[tuple[str, str]],
+    found: Mapping[tuple[str, str], CellFinding],
+) -> Standing:
+    """Return the standing that these findings lead to, with the words of the one that needs the fewest."""
+    words = {key: found[key].compared if key in found else f"{key[1]}: nothing was found" for key in keys}
+    first, *others = sorted(words, key=lambda key: len(words[key]))
+    names = dict.fromkeys([first[0], *(name for name, _ in others)])
+    return Standing(state=state, gates=list(names), reason=words[first])

@@ -1,0 +1,243 @@
+"""Is it a fair comparison? Checks that the cells did the same work under the same conditions."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from tasks.gates.measured import arm_of, efficiency, waits_for_data
+from tasks.gates.setting import setting_problems
+from tasks.params.choices import unit_of
+from tasks.process import wording
+from tasks.records.gate import Finding, finding
+from tasks.records.ledger import compare_rows, compare_steps
+from tasks.records.measurement import DATA_BOUND_SHARE
+from tasks.records.outputs import Outputs, RunOutputs
+from tasks.records.stage_files import RunFile
+
+_MOST_EFFICIENCY = 1.1
+"""Parallel efficiency above which a speedup is not believed.
+
+Every rank holds the whole model and runs the same micro-batches as the baseline, so there is no cache to win: 1.0 is
+the most that can be. The rest is for the noise of one run, of which a few percent are usual.
+"""
+
+
+def same_setting(outputs: Outputs, cell: str) -> Finding | None:
+    """Check start weights, code, machine, global batch and the learning rate of every step against the baseline."""
+    if not outputs.others:
+        return None
+    run, baseline, first = outputs.runs[cell], outputs.baseline, outputs.params.baseline
+    problems = []
+    facts: list[tuple[str, Callable[[RunFile], object], object]] = [
+        ("start weights", lambda run: run.base_model_digest[:12], outputs.base_model.digest[:12]),
+        ("code", lambda run: run.code_digest[:12], baseline.facts.code_digest[:12]),
+        ("machine", lambda run: run.machine_digest[:12], outputs.machine.digest[:12]),
+        ("samples per optimizer step", lambda run: run.global_batch_size, outputs.params.train.global_batch_size),
+    ]
+    for what, fact, expected in facts:
+        if fact(run.facts) != expected:
+            problems.append(f"{cell}: {what} {fact(run.facts)}, expected {expected}")
+    problems += _step_problems(cell, run, first, baseline)
+    problems += setting_problems(outputs, cell)
+    return finding(
+        problems,
+        otherwise=f"{cell}: start weights {outputs.base_model.digest[:12]}, code {baseline.facts.code_digest[:12]}, "
+        f"machine {outputs.machine.digest[:12]}, {baseline.facts.global_batch_size} samples per step and the learning "
+        f"rate of each of {len(baseline.steps.step):,} steps as everywhere",
+        numbers={
+            "steps": len(run.steps.step),
+            "global_batch_size": run.facts.global_batch_size,
+            "highest_learning_rate": float(run.steps.learning_rate.max()),
+        },
+    )
+
+
+def _step_problems(cell: str, run: RunOutputs, first: str, baseline: RunOutputs) -> list[str]:
+    if len(run.steps.step) != len(baseline.steps.step):
+        return [f"{cell}: {len(run.steps.step)} optimizer steps, {first} {len(baseline.steps.step)}"]
+    for what, mine, its in (
+        ("learning rate", run.steps.learning_rate, baseline.steps.learning_rate),
+        ("samples", run.steps.num_samples, baseline.steps.num_samples),
+    ):
+        differing = np.flatnonzero(~np.isclose(mine, its, rtol=1e-9, atol=0))
+        if differing.size:
+            at = int(differing[0])
+            return [f"{cell}: {what} {mine[at]:g} at step {baseline.steps.step[at]}, {first} {its[at]:g}"]
+    return []
+
+
+def same_rows_per_step(outputs: Outputs, cell: str) -> Finding | None:
+    """Check in the work ledgers that each optimizer step learned from the same rows as the baseline's."""
+    if cell == outputs.params.baseline:
+        return None
+    reference = {(part.facts.range, part.facts.epoch): part for part in outputs.baseline.segments}
+    problems, num_steps, num_others = [], 0, 0
+    for segment in outputs.runs[cell].segments:
+        key = (segment.facts.range, segment.facts.epoch)
+        if key not in reference:
+            continue
+        mine, its = segment.ledger, reference[key].ledger
+        num_steps += segment.facts.num_steps
+        if mine.steps_digest == its.steps_digest:
+            continue
+        other = compare_steps(segment.samples(), reference[key].samples())
+        num_others += other.num_samples
+        if mine.num_samples != its.num_samples:
+            found = f"{mine.num_samples} samples, {its.num_samples} in the baseline"
+        else:
+            found = f"other rows from step {other.first_step} on (first: row {other.first_row})"
+        problems.append(f"{cell} {key[0]} epoch {key[1]}: {found}")
+    return finding(
+        problems,
+        otherwise=f"{cell}: the rows of each of {num_steps:,} steps are the baseline's",
+        numbers={"steps_compared": num_steps, "samples_in_other_steps": num_others},
+    )
+
+
+def every_sample_once(outputs: Outputs, cell: str) -> Finding:
+    """Check in the work ledgers that each segment learned from each row of its range exactly once."""
+    problems, run = [], outputs.runs[cell]
+    num_samples = num_left_out = num_repeated = num_foreign = 0
+    found = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
+    if found != outputs.segments:
+        problems.append(f"{cell}: trained {_listed(found)}, asked for {_listed(outputs.segments)}")
+    for segment in run.segments:
+        name, ledger = segment.facts.range, segment.ledger
+        if name not in outputs.row_digests:
+            continue
+        num_samples += ledger.num_samples
+        if ledger.rows_digest == outputs.row_digests[name]:
+            continue
+        other = compare_rows(segment.samples(), outputs.slices[name].row_ids())
+        num_left_out += other.num_left_out
+        num_repeated += other.num_repeated
+        num_foreign += other.num_foreign
+        problems.append(
+            f"{cell} {name} epoch {segment.facts.epoch}: of {other.num_expected} rows {other.num_left_out} were "
+            f"left out and {other.num_repeated} used more than once; {other.num_foreign} rows of no such range "
+            f"({ledger.num_samples} samples in all)"
+        )
+    return finding(
+        problems,
+        otherwise=f"{cell}: {num_samples:,} samples in the work ledgers, every row of every range once per epoch",
+        numbers={
+            "samples": num_samples,
+            "left_out": num_left_out,
+            "repeated": num_repeated,
+            "of_no_such_range": num_foreign,
+        },
+    )
+
+
+def _listed(segments: list[tuple[str, int]]) -> str:
+    shown = ", ".join(f"{part} epoch {epoch}" for part, epoch in segments[:6])
+    return f"{shown}, ... ({len(segments)} segments)" if len(segments) > 6 else shown
+
+
+def equal_tokens(outputs: Outputs, cell: str) -> Finding:
+    """Check the tokens that each segment learned from against what its range holds, and so against the other cells."""
+    expected_in_all = sum(outputs.units_of_ranges.values()) * outputs.params.train.epochs
+    unit, problems = unit_of(outputs.params.workload), []
+    for segment in outputs.runs[cell].segments:
+        facts, counted = segment.facts, segment.ledger.num_tokens
+        expected = outputs.units_of_ranges.get(facts.range)
+        if expected is not None and not counted == facts.num_tokens == expected:
+            problems.append(
+                f"{cell} {facts.range} epoch {facts.epoch}: {counted:,} {unit}s in the ledger and "
+                f"{facts.num_tokens:,} reported, the range holds {expected:,}"
+            )
+    total = _num_tokens(outputs.runs[cell])
+    if not problems and total != expected_in_all:
+        problems.append(f"{cell}: {total:,} {unit}s in all, {expected_in_all:,} expected")
+    found = finding(
+        problems,
+        otherwise=f"{cell}: {expected_in_all:,} {unit}s, as many as the ranges hold",
+        numbers={"tokens": total, "expected": expected_in_all},
+    )
+    return dataclasses.replace(found, true_figure=_per_token(outputs, cell) if problems else None)
+
+
+def _per_token(outputs: Outputs, cell: str) -> str | None:
+    """Return what the speedup is per token learned from, where the cell did another amount of work.
+
+    None where not even that can be believed.
+    """
+    first, baseline, run = outputs.params.baseline, outputs.baseline, outputs.runs[cell]
+    mine, its = _num_tokens(run), _num_tokens(baseline)
+    if not its or mine == its:
+        return None
+    efficiency = mine / _rank_seconds(run) / (its / _rank_seconds(baseline))
+    if efficiency > _MOST_EFFICIENCY:
+        return None
+    return (
+        f"{cell} did {mine / its:.2f}x the work of {first}; per unit of work it is "
+        f"{efficiency * run.facts.world_size / baseline.facts.world_size:.2f}x as fast"
+    )
+
+
+def _num_tokens(run: RunOutputs) -> int:
+    return sum(segment.ledger.num_tokens for segment in run.segments)
+
+
+def _rank_seconds(run: RunOutputs) -> float:
+    """Return the seconds of the optimizer steps times the number of ranks."""
+    return run.facts.world_size * sum(segment.facts.train_seconds for segment in run.segments)
+
+
+def not_data_bound(outputs: Outputs, cell: str) -> Finding:
+    """Check that the cell waited for data only in a small share of its steps, trained and measured ones."""
+    segments, measurement = outputs.runs[cell].segments, outputs.measurement
+    seconds = sum(segment.facts.train_seconds for segment in segments)
+    share = sum(segment.facts.data_wait_seconds for segment in segments) / seconds
+    most = f"at most {wording.percent(DATA_BOUND_SHARE)} allowed"
+    waited = f"{cell} waited for data in {wording.small_percent(share)} of its step time"
+    problems = [] if share <= DATA_BOUND_SHARE else [f"{waited}, {most}"]
+    measured = None
+    if measurement is not None:
+        measured = arm_of(measurement, cell).data_wait_share
+        found = waits_for_data(measurement, cell, baseline=outputs.params.baseline)
+        problems += [f"{found}, {most}"] if found else []
+    return finding(
+        problems,
+        otherwise=waited if measured is None else f"{waited}, and in {wording.small_percent(measured)} when measured",
+        numbers={"data_wait_share": share, "measured_data_wait_share": measured, "most_allowed": DATA_BOUND_SHARE},
+    )
+
+
+def speedup_is_plausible(outputs: Outputs, cell: str) -> Finding | None:
+    """Check that the cell needed not much less of its ranks' time than the baseline: above linear is not possible."""
+    first = outputs.params.baseline
+    if cell == first:
+        return None
+    taken, of_first = _rank_seconds(outputs.runs[cell]), _rank_seconds(outputs.baseline)
+    problem = (
+        f"{cell} took {wording.seconds(taken)} of its ranks' time (train seconds x ranks), {first} "
+        f"{wording.seconds(of_first)}: a parallel efficiency of {of_first / taken:.2f}, above "
+        f"{_MOST_EFFICIENCY:g} is not possible; {first} probably shared the machine with something else or did more "
+        f"work. {wording.TRAIN_AGAIN}"
+    )
+    return finding(
+        [problem] * (of_first > _MOST_EFFICIENCY * taken) + _implausible_by_measurement(outputs, cell),
+        # No efficiency here: another gate may have withheld it.
+        otherwise=f"time of all ranks together (train seconds x ranks): {first} {wording.seconds(of_first)}, {cell} "
+        f"{wording.seconds(taken)}; at least {wording.seconds(of_first / _MOST_EFFICIENCY)} is believed",
+        numbers={"rank_seconds": taken, "least_believed": of_first / _MOST_EFFICIENCY},
+    )
+
+
+def _implausible_by_measurement(outputs: Outputs, cell: str) -> list[str]:
+    """Return what is wrong with the speedup that the stage `measure` found."""
+    speedup = None if outputs.measurement is None else arm_of(outputs.measurement, cell).speedup
+    if speedup is None:
+        return []
+    base, size = outputs.baseline.facts.world_size, outputs.runs[cell].facts.world_size
+    reached = efficiency(speedup, size, base).value
+    if reached <= _MOST_EFFICIENCY:
+        return []
+    return [
+        f"{cell} was measured {wording.ratio(speedup.value)} as fast as {outputs.params.baseline}, on "
+        f"{wording.counted(size, 'rank')} against {base}: a parallel efficiency of {reached:.2f}, "
+        f"above {_MOST_EFFICIENCY:g} is not possible. "
+        "Measure again on an idle machine: dvc repro -f -s measure, then make compare"
+    ]

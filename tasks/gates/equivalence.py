@@ -1,0 +1,120 @@
+"""Does an update of N ranks equal that of one? The certificate of the stage `measure`, as a gate and for the report."""
+
+from tasks.gates.measured import arm_of
+from tasks.process import wording
+from tasks.records.facts import Record
+from tasks.records.gate import Finding, Verdict, finding, not_checked
+from tasks.records.outputs import Outputs
+from tasks.records.stage_files import CertifiedCell
+
+
+class Equivalence(Record):
+    """Updates of a cell's ranks against those of one process from the same state: the one that is farthest apart."""
+
+    cell: str
+    """Name of the cell."""
+    world_size: int
+    """Number of ranks."""
+    num_steps: int
+    """Updates that were made."""
+    compared: str
+    """What was compared: gradient (before clipping) or weights (what an update changed in them)."""
+    relative_l2: float
+    """L2 norm of the differences / L2 norm of the one process's gradient, or of its change of the weights."""
+    max_abs: float
+    """Largest absolute difference of an element."""
+    is_bitwise_equal: bool
+    """Whether all bits agree."""
+    noise_floor: float
+    """Relative L2 difference that another order of the micro-batches makes of the gradient, rounding of the weights."""
+    tolerance: float
+    """Relative L2 difference allowed."""
+    verdict: Verdict
+    """Of the cell."""
+
+
+def update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
+    """Check the certificate of a cell that spreads an update over ranks."""
+    facts, certificate = outputs.runs[cell].facts, outputs.certificate
+    if facts.strategy == "single":
+        return None
+    if certificate is None:
+        return not_checked(f"{cell}: there is no certificate.json; the stage measure makes it")
+    one = next((one for one in certificate.cells if one.cell == cell), None)
+    if one is None:
+        return not_checked(f"{cell} has no certificate")
+    parts = _parts(one)
+    problems = [f"{cell}: {one.problem}"] if one.verdict == "failed" else []
+    problems += [
+        f"{cell}: the {part.compared} {part.relative_l2:.1e} apart, {part.tolerance:.1e} allowed"
+        for part in parts
+        if one.verdict == "passed" and not part.relative_l2 <= part.tolerance
+    ]
+    gaps = [f"{cell} has a certificate without figures"] * (one.verdict == "passed" and len(parts) < 2)
+    gaps += [f"{cell}: {one.problem}"] * (one.verdict == "not checked")
+    for name in ("code_digest", "base_model_digest", "machine_digest"):
+        if getattr(facts, name) != getattr(certificate, name):
+            what = name.removesuffix("_digest").replace("_", " ")
+            gaps.append(f"{cell} was trained with another {what} than the one that the certificate is of")
+    timed = outputs.measurement and arm_of(outputs.measurement, cell).global_batch_size
+    if timed and timed != facts.global_batch_size:
+        gaps.append(
+            f"{cell} was timed on steps of {timed} samples (weak scaling), which are another training than the one of "
+            f"{facts.global_batch_size} that the certificate is of"
+        )
+    if gaps and not problems:
+        return not_checked("; ".join(gaps))
+    return finding(
+        problems,
+        otherwise=f"{_in_words(one, outputs.params.train.precision)}. Each update began from the same state on both "
+        f"sides; allowed is {certificate.margin:g} times what "
+        "re-ordering the sums alone makes, at least that many fp32 roundings",
+        numbers={
+            f"{part.compared}_{name}": getattr(part, name)
+            for part in parts
+            for name in ("relative_l2", "noise_floor", "tolerance")
+        },
+    )
+
+
+def equivalences(outputs: Outputs) -> list[Equivalence]:
+    """Return what the certificates compared, cell by cell; [] without any."""
+    cells = outputs.certificate.cells if outputs.certificate else []
+    return [part for one in cells if one.cell in outputs.runs for part in _parts(one)]
+
+
+def _parts(one: CertifiedCell) -> list[Equivalence]:
+    """Return what was compared of a cell: gradient and weights, as far as there is something."""
+    parts = []
+    for what in ("gradient", "weights"):
+        found, floor, tolerance = (
+            getattr(place, what) if place else None for place in (one, one.noise_floor, one.tolerance)
+        )
+        if found and floor is not None and tolerance:
+            parts.append(
+                Equivalence(
+                    cell=one.cell,
+                    world_size=one.world_size,
+                    num_steps=one.num_steps,
+                    compared=what,
+                    **found.model_dump(include={"relative_l2", "max_abs", "is_bitwise_equal"}),
+                    noise_floor=floor,
+                    tolerance=tolerance,
+                    verdict=one.verdict,
+                )
+            )
+    return parts
+
+
+def _in_words(one: CertifiedCell, precision: str) -> str:
+    places = {"gradient": f"of {one.num_steps} updates", "weights": "as each update changed them"}
+    parts = [
+        f"{part.compared} {places[part.compared]} "
+        f"{'bitwise equal' if part.is_bitwise_equal else f'at most {part.relative_l2:.1e} apart'} "
+        f"(noise floor {wording.difference(part.noise_floor)}, {part.tolerance:.1e} allowed)"
+        for part in _parts(one)
+    ]
+    where = ""
+    if one.precision not in (None, precision):
+        where = f", both in {one.precision} (in {precision} their kernels round differently)"
+    return f"{one.cell} against one process{where}: {', '.join(parts)}"

@@ -1,0 +1,184 @@
+"""Does a cell's loss follow the baseline's? Held against how far right trainings of the same work part."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.gates.statistics import relative_differences
+from tasks.process import wording
+from tasks.records.gate import Finding, finding
+from tasks.records.outputs import Outputs
+from tasks.records.twins import Twins
+from tasks.strategies import exchanged_as
+
+MULTIPLE = 10.0
+"""How many times as far as the twins a cell may part from the baseline on any step."""
+_MULTIPLE_OF_WINDOW = 4.0
+"""The same for the root mean square over a window, which scatters less than a step."""
+_WINDOW = 8
+_LATE_WINDOW = 16
+_FLOOR = {"fp32": 2e-6, "bf16": 1e-3, "fp16": 2e-4}
+"""Relative difference that is always allowed: the loss is rounded too, in 16 bit with every activation.
+
+Until the first activation falls on the other side of a boundary, two trainings in 16 bit have the same loss to the bit;
+in which step that happens is chance. fp16 has three bits more than bf16.
+"""
+_LATE_TOLERANCE = 3e-2
+"""For the mean loss of a window beyond the twins; right trainings of a ResNet18 that had parted were within 1.2e-2."""
+_HELDOUT_TOLERANCE = 1e-1
+_MULTIPLE_OF_SCATTER = 3.0
+"""Where the twins part by more than that, how many times their largest difference both of these are instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowed:
+    """What right trainings may differ by."""
+
+    by_step: NDArray[np.float64]
+    """Relative difference on each step that the twins cover, from step 1."""
+    by_window: NDArray[np.float64]
+    """Root mean square of it over each window of these steps."""
+    late: float
+    """Relative difference of the mean loss of a window beyond these steps."""
+    heldout: float
+    """Relative difference of the held-out loss at the end."""
+
+
+def loss_curves_coincide(outputs: Outputs, cell: str) -> Finding | None:
+    """Check that the cell's loss follows the baseline's as closely as right trainings of the work do each other's.
+
+    Nothing is said of the baseline, which the others are held against.
+    """
+    if cell == outputs.params.baseline:
+        return None
+    own, expected = outputs.runs[cell].steps.loss, outputs.baseline.steps.loss
+    if len(own) != len(expected):
+        problem = f"{cell}: {len(own)} optimizer steps against {len(expected)}"
+        return finding([problem], otherwise="", numbers={"steps": len(own), "largest_relative_difference": None})
+    precision = _precision_of_updates(outputs, cell)
+    allowed = allowed_by(outputs.twins, precision=precision, num_steps=len(own))
+    models = outputs.evaluation.models
+    heldout = abs(models[cell].loss / models[outputs.params.baseline].loss - 1)
+    problems = [f"{cell}: {problem}" for problem in differences(own, expected, allowed)]
+    if not heldout <= allowed.heldout:
+        problems.append(f"{cell}: held-out loss differs by {heldout:.1e}, at most {allowed.heldout:.0e} allowed")
+    largest, reach = float(relative_differences(own, expected).max()), len(allowed.by_step)
+    return finding(
+        problems,
+        otherwise=f"largest relative difference of {cell}'s loss against {outputs.params.baseline} over "
+        f"{wording.counted(len(own), 'step')}: {wording.difference(largest)}; {_in_words(allowed, len(own))}",
+        numbers={
+            "steps": len(own),
+            "largest_relative_difference": largest,
+            "steps_held_step_by_step": reach,
+            "allowed_on_last_of_them": float(allowed.by_step[-1]) if reach else None,
+            "late_tolerance": allowed.late,
+            "heldout_difference": heldout,
+            "heldout_tolerance": allowed.heldout,
+        },
+    )
+
+
+def allowed_by(twins: Twins | None, *, precision: str, num_steps: int) -> Allowed:
+    """Return what the twins' differences allow, in a training of so many steps."""
+    floor = _FLOOR[precision]
+    if twins is None:
+        none = np.zeros(0)
+        return Allowed(by_step=none, by_window=none, late=_LATE_TOLERANCE, heldout=_HELDOUT_TOLERANCE)
+    widest = twins.widest[:num_steps]
+    covered = len(widest)
+    # Chaos sets in a few steps sooner in one pair than in another: what a step is allowed is what comes a little later.
+    later = [min(step + _steps_later(step), covered) for step in range(1, covered + 1)]
+    reach = covered
+    if covered < num_steps:
+        reach = sum(step + _steps_later(step) <= covered for step in range(1, covered + 1))
+    scatter = _MULTIPLE_OF_SCATTER * float(widest[-1])
+    by_window = _widest_windows(twins.differences[:, :covered], reach)
+    return Allowed(
+        by_step=np.maximum(MULTIPLE * widest[np.array(later) - 1], floor)[:reach],
+        by_window=np.maximum(_MULTIPLE_OF_WINDOW * by_window, floor),
+        late=max(_LATE_TOLERANCE, scatter),
+        heldout=max(_HELDOUT_TOLERANCE, scatter),
+    )
+
+
+def differences(own: NDArray[np.float64], expected: NDArray[np.float64], allowed: Allowed) -> list[str]:
+    """Return where the losses are farther apart than allowed: the first step, window or late window, in words."""
+    apart, reach = relative_differences(own, expected), len(allowed.by_step)
+    wrong = np.flatnonzero(~(apart[:reach] <= allowed.by_step))
+    if wrong.size:
+        first = wrong[0]
+        return [
+            f"loss differs by {apart[first]:.1e} at step {first + 1}, at most {allowed.by_step[first]:.0e} allowed: "
+            f"{MULTIPLE:g} times what re-ordered sums grow to"
+        ]
+    for (start, end), bound in zip(_windows(0, reach, _WINDOW), allowed.by_window, strict=True):
+        found = _root_mean_square(apart[start:end])
+        if not found <= bound:
+            return [
+                f"loss differs by {found:.1e} (root mean square) in steps {start + 1} to {end}, at most {bound:.0e} "
+                f"allowed: {_MULTIPLE_OF_WINDOW:g} times what re-ordered sums grow to"
+            ]
+    for start, end in _windows(reach, len(own), _LATE_WINDOW):
+        found = float(abs(own[start:end].sum() / expected[start:end].sum() - 1))
+        if not found <= allowed.late:
+            return [
+                f"mean loss of steps {start + 1} to {end} differs by {found:.1e}, at most {allowed.late:.0e} allowed"
+            ]
+    return []
+
+
+def _steps_later(step: int) -> int:
+    return max(2, step // 2)
+
+
+def _windows(start: int, end: int, length: int) -> list[tuple[int, int]]:
+    """Return windows of so many steps from `start` to `end`; a short last one is added to the one before."""
+    if end <= start:
+        return []
+    starts = list(range(start, max(end - length, start) + 1, length))
+    return list(zip(starts, [*starts[1:], end], strict=True))
+
+
+def _widest_windows(apart: NDArray[np.float64], reach: int) -> NDArray[np.float64]:
+    """Return for each window of the steps within reach how far the twins part in it, or in one a little later."""
+    found = [
+        max(
+            _root_mean_square(pair[start + later : end + later])
+            for pair in apart
+            for later in range(_steps_later(end) + 1)
+            if start + later < apart.shape[1]
+        )
+        for start, end in _windows(0, reach, _WINDOW)
+    ]
+    return np.maximum.accumulate(np.array(found)) if found else np.zeros(0)
+
+
+def _root_mean_square(values: NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.mean(values**2)))
+
+
+def _precision_of_updates(outputs: Outputs, cell: str) -> str:
+    """Return the precision of forward and backward, or of an exchange of gradients in 16 bit, as in either cell."""
+    compared = (outputs.params.cells[name] for name in (cell, outputs.params.baseline))
+    hooks = [exchanged_as(one.strategy, one.options) for one in compared]
+    exchanged = next((hook for hook in hooks if hook != "none"), "fp32")
+    own = outputs.params.train.precision
+    return own if own != "fp32" else exchanged
+
+
+def _in_words(allowed: Allowed, num_steps: int) -> str:
+    reach = len(allowed.by_step)
+    words = []
+    if reach:
+        words.append(
+            f"on each of the first {wording.counted(reach, 'step')} {MULTIPLE:g} times what re-ordered sums grow to is "
+            f"allowed ({allowed.by_step[0]:.0e} to {allowed.by_step[-1]:.0e})"
+        )
+    if reach < num_steps:
+        words.append(
+            f"{'beyond them' if reach else 'no twins were trained:'} {allowed.late:.0e} for the mean of every "
+            f"{_LATE_WINDOW} steps, and {allowed.heldout:.0e} for the held-out loss"
+        )
+    return "; ".join(words)

@@ -1,0 +1,75 @@
+"""Has every rank a device of its own? What the ranks themselves say that they computed on."""
+
+from collections.abc import Sequence
+
+from tasks.process import wording
+from tasks.records.gate import Finding, finding
+from tasks.records.measurement import RankDevice
+from tasks.records.outputs import Outputs
+
+
+def own_device(outputs: Outputs, cell: str) -> Finding:
+    """Check that no rank of the cell shares a GPU or, on the CPU, a core with another: in training, and in blocks."""
+    facts = outputs.runs[cell].facts
+    # Of several nodes, each with as many ranks, the one that has least.
+    ranks = facts.world_size // facts.num_nodes
+    if facts.device == "cuda":
+        there = min([len(outputs.machine.gpus), *(len(node.gpus) for node in facts.nodes)])
+        needed, what = ranks, "GPUs"
+    else:
+        there = min([outputs.machine.num_cpus, *(node.num_cpus for node in facts.nodes)])
+        needed, what = ranks * facts.threads_per_rank, "CPUs"
+    if facts.num_nodes > 1:
+        what += " per node"
+    problems = []
+    if needed > there:
+        problems.append(
+            f"{cell} needs {needed} {what} and shares {there}: a cell whose ranks share devices says nothing about "
+            "scaling"
+        )
+    told = {segment.title: segment.facts.rank_devices for segment in outputs.runs[cell].segments}
+    if outputs.measurement is not None:
+        told[f"{cell}, timed blocks"] = outputs.measurement.rank_devices.get(cell, [])
+    shared: dict[str, str] = {}
+    for where, devices in told.items():
+        for first in range(0, len(devices), ranks):
+            problem = _shared(devices[first : first + ranks], first=first, threads=facts.threads_per_rank)
+            if problem:
+                shared.setdefault(problem, where)
+    problems += [f"{where}: {problem}" for problem, where in shared.items()]
+    num_asked = sum(len(devices) == facts.world_size for devices in told.values())
+    seen = f"; by what the ranks said of themselves {wording.counted(num_asked, 'time')}, none shared one"
+    return finding(
+        problems,
+        otherwise=f"{cell} {needed} of {there} {what}{seen if num_asked else ''}",
+        numbers={"needed": needed, "there": there, "times_asked": num_asked},
+    )
+
+
+def _shared(devices: Sequence[RankDevice], *, first: int, threads: int) -> str | None:
+    """Return what the ranks of one node share; `first`: the number of the first of them."""
+    uuids = [one.gpu_uuid for one in devices if one.gpu_uuid is not None]
+    for uuid in uuids:
+        if uuids.count(uuid) > 1:
+            names = [str(first + index) for index, one in enumerate(devices) if one.gpu_uuid == uuid]
+            return f"ranks {', '.join(names)} are on one GPU, {uuid}"
+    if uuids:
+        return None
+    allowed = [frozenset(one.cpus) for one in devices if one.cpus]
+    if len(allowed) < len(devices):
+        return None
+    # Whoever may use nothing but these cores has to find room on them.
+    for cores in {*allowed, frozenset[int]().union(*allowed)}:
+        within = [str(first + index) for index, one in enumerate(allowed) if one <= cores]
+        if threads * len(within) > len(cores):
+            which = f"rank{'s' if len(within) > 1 else ''} {', '.join(within)}"
+            return (
+                f"{which} with {wording.counted(threads, 'thread')} each may use {wording.counted(len(cores), 'core')}"
+            )
+    quota = min((one.cpu_quota for one in devices if one.cpu_quota is not None), default=None)
+    if quota is not None and quota < threads * len(devices):
+        return (
+            f"{wording.counted(len(devices), 'rank')} with {wording.counted(threads, 'thread')} each may use the time "
+            f"of {quota:g} cores (quota of their control group)"
+        )
+    return None

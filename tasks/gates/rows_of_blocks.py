@@ -1,0 +1,49 @@
+"""Were the timed rows like those of the training? Blocks have some steps of some ranges, the training has all."""
+
+import math
+
+from tasks.params.choices import unit_of
+from tasks.process import wording
+from tasks.records.gate import Finding, finding, not_checked
+from tasks.records.outputs import Outputs
+
+_SHARE_APART = 0.10
+"""Of tokens per sample, which rule how long a step takes and how much of it is computation."""
+_DEVIATIONS = 4
+"""Standard errors that blocks of so few steps may be off by, beside that."""
+
+
+def timed_rows_are_typical(outputs: Outputs, cell: str) -> Finding | None:
+    """Check the tokens per sample in a cell's timed blocks against those of its whole training."""
+    measurement = outputs.measurement
+    if measurement is None:
+        return None
+    timed = [
+        block for arm in measurement.blocks if arm.cell == cell and arm.kind == "as trained" for block in arm.blocks
+    ]
+    if not timed:
+        return not_checked(f"{cell}: its timed blocks left no record")
+    run, unit = outputs.runs[cell], unit_of(outputs.params.workload)
+    facts = [segment.facts for segment in run.segments]
+    trained = sum(one.num_tokens for one in facts) / sum(one.num_samples for one in facts)
+    tokens = sum(block.num_tokens for block in timed) / sum(block.num_samples for block in timed)
+    # How much a step's rows scatter, padding included: nearly what their tokens do.
+    per_step = run.steps.num_positions / run.steps.num_samples
+    num_different = len({(block.range, step) for block in timed for step in block.steps})
+    error = float(per_step.std() / per_step.mean()) / math.sqrt(num_different)
+    allowed = _SHARE_APART + _DEVIATIONS * error
+    apart = tokens / trained - 1
+    ranges = ", ".join(dict.fromkeys(block.range for block in timed))
+    told = (
+        f"{cell}: {tokens:.1f} {unit}s per sample in {wording.counted(num_different, 'step')} of {ranges}, "
+        f"{trained:.1f} in the whole training"
+    )
+    return finding(
+        [
+            f"{told}: {wording.percent(abs(apart))} {'more' if apart > 0 else 'fewer'}, at most "
+            f"{wording.percent(allowed)} allowed; the speedup is of other rows than were trained on"
+        ]
+        * (not abs(apart) <= allowed),
+        otherwise=told,
+        numbers={"tokens_per_sample": tokens, "of_training": trained, "most_apart": allowed},
+    )

@@ -1,0 +1,159 @@
+"""Was all exchanged that the strategy has to exchange? What the ranks counted, and torch's own record of it.
+
+What has to be is worked out from the cell and the model (tasks/strategies/), apart from the code that exchanges it.
+"""
+
+from typing import NamedTuple
+
+from tasks.process import wording
+from tasks.records.gate import Finding, Numbers, finding, not_checked
+from tasks.records.outputs import Outputs, RunOutputs, SegmentOutputs
+from tasks.strategies import Profile, Work, profile_of, total_of
+
+_BYTES_PER_GRADIENT = 4
+
+
+def gradients_synchronised(outputs: Outputs, cell: str) -> Finding | None:
+    """Check kinds, numbers and bytes of the exchanges of every segment against what its strategy has to exchange."""
+    run = outputs.runs[cell]
+    profile = profile_of(run.facts.strategy)
+    if profile is None:
+        return not_checked(
+            f"{cell}: what the strategy {run.facts.strategy} has to exchange is not known "
+            f"(tasks/strategies/{run.facts.strategy}.py)"
+        )
+    problems: dict[str, list[SegmentOutputs]] = {}
+    for segment in run.segments:
+        found = _problem_with(segment, profile, outputs, cell)
+        if found:
+            problems.setdefault(found, []).append(segment)
+    if run.facts.world_size == 1 and not problems:
+        return None
+    first = run.segments[0]
+    works = [_work_of(segment, outputs, cell) for segment in run.segments]
+    whole = Work(
+        **{
+            **vars(works[0]),
+            "num_steps": sum(work.num_steps for work in works),
+            "num_rounds": (sum(work.num_rounds[0] for work in works), sum(work.num_rounds[1] for work in works)),
+        }
+    )
+    return finding(
+        [_told(what, segments) for what, segments in problems.items()],
+        otherwise=f"per optimizer step {cell} {profile.told(_traffic_of(run), whole)}; the gradient has "
+        f"{_mib(whole.gradient_bytes)}",
+        numbers=_numbers(run, profile, _work_of(first, outputs, cell)),
+    )
+
+
+def work_of(
+    outputs: Outputs, cell: str, segment: SegmentOutputs, *, num_steps: int, num_rounds: tuple[int, int]
+) -> Work:
+    """Return what so many steps of a segment are to its strategy."""
+    return Work(
+        world_size=outputs.runs[cell].facts.world_size,
+        num_steps=num_steps,
+        num_rounds=num_rounds,
+        gradient_bytes=outputs.base_model.num_parameters * _BYTES_PER_GRADIENT,
+        options=outputs.params.cells[cell].options,
+        is_exact=outputs.params.train.exact,
+        exchange=segment.facts.exchange,
+    )
+
+
+def _work_of(segment: SegmentOutputs, outputs: Outputs, cell: str) -> Work:
+    steps, accumulated = segment.facts.num_steps, outputs.runs[cell].facts.grad_accum_steps
+    # The last step of a segment may have fewer micro-batches, at least one.
+    return work_of(
+        outputs, cell, segment, num_steps=steps, num_rounds=((steps - 1) * accumulated + 1, steps * accumulated)
+    )
+
+
+def _problem_with(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> str | None:
+    work, traffic = _work_of(segment, outputs, cell), segment.facts.traffic
+    if found := profile.problem_with(traffic, work):
+        return found
+    expected = profile.expected_traffic(work) if work.world_size > 1 else {}
+    for kind, counted in traffic.items():
+        if kind not in expected and counted.number:
+            return f"{counted.number} collectives of the kind {kind}, of which its strategy has none"
+    for kind, (number, num_bytes) in expected.items():
+        counted_number = traffic[kind].number if kind in traffic else 0
+        counted_bytes = traffic[kind].num_bytes if kind in traffic else 0
+        if not number.has(counted_number):
+            return f"{counted_number} collectives of the kind {kind}, {number.least} to {number.most} are needed"
+        if not num_bytes.has(counted_bytes):
+            return (
+                f"{counted_bytes:,} bytes in collectives of the kind {kind}, {num_bytes.least:,} to "
+                f"{num_bytes.most:,} are needed"
+            )
+    return _problem_with_record(segment, profile, outputs, cell)
+
+
+def _problem_with_record(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> str | None:
+    """Return what torch's own record of the last steps' collectives says against what the steps counted."""
+    recorded = segment.facts.recorded_exchanges
+    if recorded is None or outputs.runs[cell].facts.world_size == 1:
+        return None
+    if recorded.number != recorded.counted_number:
+        return (
+            f"torch recorded {recorded.number} exchanges in the last {wording.counted(recorded.num_steps, 'step')}, "
+            f"{recorded.counted_number} were counted"
+        )
+    accumulated = outputs.runs[cell].facts.grad_accum_steps
+    most_rounds = recorded.num_steps * accumulated
+    least_rounds = most_rounds - accumulated + 1
+    expected = total_of(
+        profile.expected_traffic(
+            work_of(
+                outputs, cell, segment, num_steps=recorded.num_steps, num_rounds=(least_rounds, most_rounds)
+            )
+        )
+    ).num_bytes  # fmt: skip
+    if not expected.has(recorded.num_bytes):
+        return (
+            f"the exchanges of the last {wording.counted(recorded.num_steps, 'step')} were given "
+            f"{recorded.num_bytes:,} bytes by torch's record, {expected.least:,} are needed"
+        )
+    if recorded.num_bytes != recorded.counted_bytes:
+        return (
+            f"the exchanges of the last {wording.counted(recorded.num_steps, 'step')} were given "
+            f"{recorded.num_bytes:,} bytes by torch's record, {recorded.counted_bytes:,} were counted"
+        )
+    return None
+
+
+def _traffic_of(run: RunOutputs) -> dict[str, "_Sum"]:
+    total: dict[str, _Sum] = {}
+    for segment in run.segments:
+        for kind, counted in segment.facts.traffic.items():
+            before = total.get(kind, _Sum(0, 0))
+            total[kind] = _Sum(before.number + counted.number, before.num_bytes + counted.num_bytes)
+    return total
+
+
+class _Sum(NamedTuple):
+    """What a rank exchanged in all segments."""
+
+    number: int
+    num_bytes: int
+
+
+def _numbers(run: RunOutputs, profile: Profile, work: Work) -> Numbers:
+    steps = sum(segment.facts.num_steps for segment in run.segments)
+    found: dict[str, float] = {"gradient_bytes": work.gradient_bytes, **profile.numbers(work)}
+    for kind, counted in _traffic_of(run).items():
+        found[f"{kind}s_per_step"] = counted.number / steps
+        found[f"{kind}_bytes_per_step"] = counted.num_bytes / steps
+    return found
+
+
+def _told(what: str, segments: list[SegmentOutputs]) -> str:
+    """Return a problem once, with the first segment that has it and the number of others."""
+    others = len(segments) - 1
+    more = f" and {wording.counted(others, 'other segment')}" if others else ""
+    return f"{segments[0].title}{more}: {what}"
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{wording.three_digits(num_bytes / 2**20)} MiB"

@@ -1,0 +1,287 @@
+"""Did the timed blocks do the training's work? What they counted, against the training and, turn by turn, the baseline.
+
+The learning rate of a block is 0, so that its losses and gradients are the base model's in every block of every arm:
+the same rows give the same loss to the rounding of sums, however many ranks share them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tasks.gates.synchronisation import work_of
+from tasks.process import wording
+from tasks.records.gate import Finding, finding, not_checked
+from tasks.records.measurement import ArmBlocks, BlockWork, MeasurementFile
+from tasks.records.outputs import Outputs, RunOutputs
+from tasks.strategies import Expected, Work, exchanged_as, profile_of, total_of
+from training.row_digest import digest_of_rows
+
+_LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3, "fp16": 1e-3}
+"""Relative difference allowed between the losses of two arms on the same rows.
+
+Each micro-batch runs in the same shapes in every arm, so that right arms were equal to the bit on a CPU, whatever the
+precision; a block of other rows was 1e-2 away.
+"""
+_NORM_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
+"""The same of the gradient's norm, whose sums are over ranks and in another order; by the precision exchanged, too."""
+_SAME_ROWS = ("as trained", "wrapped", "data", "silent", "independent")
+_SAME_GRADIENT = ("as trained", "wrapped", "data")
+_POSITIONS_OF_A_DUMMY = 64
+"""A rank without a micro-batch runs one of so few positions at most."""
+
+
+def blocks_do_the_work(outputs: Outputs, cell: str) -> Finding | None:
+    """Check rows, tokens, losses, gradients and exchanges of every timed block that the cell's ranks ran."""
+    measurement = outputs.measurement
+    if measurement is None:
+        return None
+    mine = [arm for arm in measurement.blocks if arm.cell == cell]
+    if not mine:
+        return not_checked(f"{cell}: its timed blocks left no record of what they did")
+    judge = _Judge(outputs, measurement, cell)
+    problems: dict[tuple[str, str], list[str]] = {}
+    for arm in mine:
+        for block in arm.blocks:
+            for kind, told in judge.problems(arm, block):
+                problems.setdefault((arm.arm, kind), []).append(told)
+    num_blocks = sum(len(arm.blocks) for arm in mine)
+    return finding(
+        [
+            f"{arm}: {found[0]}{f' (and so in {len(found) - 1} other blocks)' if len(found) > 1 else ''}"
+            for (arm, _), found in problems.items()
+        ],
+        otherwise=f"{cell}: {wording.counted(num_blocks, 'block')}: {judge.what_was_held}",
+        numbers={
+            "blocks": num_blocks,
+            "blocks_with_a_problem": len({told for found in problems.values() for told in found}),
+            "largest_loss_difference": judge.largest_loss_difference,
+        },
+    )
+
+
+@dataclass
+class _Judge:
+    """Holds the blocks of one cell against what is known of them."""
+
+    outputs: Outputs
+    measurement: MeasurementFile
+    cell: str
+    largest_loss_difference: float = 0.0
+
+    @property
+    def run(self) -> RunOutputs:
+        return self.outputs.runs[self.cell]
+
+    @cached_property
+    def options(self) -> Mapping[str, object]:
+        return self.outputs.params.cells[self.cell].options
+
+    @cached_property
+    def batch(self) -> int:
+        """Samples per step, as measured."""
+        return next(arm.global_batch_size for arm in self.measurement.arms if arm.cell == self.cell)
+
+    @property
+    def is_as_trained(self) -> bool:
+        """Whether the measured step is that of the training; in weak scaling it is that of a larger batch."""
+        return self.batch == self.run.facts.global_batch_size
+
+    @cached_property
+    def what_was_held(self) -> str:
+        if self.is_as_trained:
+            return (
+                "each step had the rows and tokens that the training gave it, the loss "
+                f"({wording.difference(self.largest_loss_difference)} apart) and gradient of "
+                f"{self.outputs.params.baseline} on them, and exchanged what a step of the training does"
+            )
+        return (
+            f"a step of {self.batch} samples, weak scaling, which nothing was trained with: samples and exchanges were "
+            "held to it, no rows and losses"
+        )
+
+    def problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[tuple[str, str]]:
+        """Yield (kind of problem, what it is) of a block."""
+        if arm.kind == "update":
+            if block.num_samples:
+                yield "rows", f"{block.num_samples} samples in an update alone in turn {block.turn}"
+        elif arm.kind == "alone":
+            its = self._own_by_turn.get(block.turn)
+            if its is not None and its.rows_of_first_rank != block.rows:
+                yield "rows", f"turn {block.turn} had other rows than the first rank has beside the others"
+        else:
+            yield from self._of_rows(block)
+        if arm.kind != "update":
+            yield from self._of_gradient(arm, block)
+        yield from self._of_exchanges(arm, block)
+
+    def _of_rows(self, block: BlockWork) -> Iterator[tuple[str, str]]:
+        if not self.is_as_trained:
+            if block.num_samples != self.batch * len(block.steps):
+                yield "rows", f"{block.num_samples} samples in {len(block.steps)} steps of {self.batch}"
+            return
+        rows, tokens = self._trained(block)
+        if rows != block.rows or tokens != block.num_tokens:
+            yield (
+                "rows",
+                (
+                    f"turn {block.turn} had {block.num_samples} samples with {block.num_tokens:,} tokens, not the "
+                    f"rows of these {wording.counted(len(block.steps), 'step')} of the training ({tokens:,} tokens)"
+                ),
+            )
+
+    def _of_gradient(self, arm: ArmBlocks, block: BlockWork) -> Iterator[tuple[str, str]]:
+        precision = self.outputs.params.train.precision
+        if block.loss_sum is None:
+            yield "loss", f"turn {block.turn} had a loss that is not finite"
+            return
+        if block.grad_norm_sum is not None and not block.grad_norm_sum > 0:
+            yield "gradient", f"turn {block.turn} had a gradient of 0: nothing was learned from its loss"
+        its = self._baseline_by_turn.get(block.turn)
+        if not self.is_as_trained or arm.kind not in _SAME_ROWS:
+            return
+        if its is None or its.loss_sum is None:
+            yield "turn", f"turn {block.turn} has no block of {self.outputs.params.baseline} to be held against"
+            return
+        if its.num_micro_batches != block.num_micro_batches:
+            yield (
+                "micro-batches",
+                (
+                    f"turn {block.turn} ran {block.num_micro_batches} micro-batches, "
+                    f"{self.outputs.params.baseline} {its.num_micro_batches} on the same steps"
+                ),
+            )
+        most = its.num_positions + _POSITIONS_OF_A_DUMMY * len(block.num_exchanges) * len(block.steps)
+        if not its.num_positions <= block.num_positions <= most:
+            yield (
+                "positions",
+                (
+                    f"turn {block.turn} computed {block.num_positions:,} positions, {self.outputs.params.baseline} "
+                    f"{its.num_positions:,} on the same steps"
+                ),
+            )
+        apart = abs(block.loss_sum / its.loss_sum - 1) if its.loss_sum else abs(block.loss_sum)
+        self.largest_loss_difference = max(self.largest_loss_difference, apart)
+        if not apart <= _LOSS_TOLERANCE[precision]:
+            yield (
+                "loss",
+                (
+                    f"turn {block.turn} had a loss {apart:.1e} away from that of {self.outputs.params.baseline} on the "
+                    f"same steps, at most {_LOSS_TOLERANCE[precision]:.0e} allowed in {precision}"
+                ),
+            )
+        if arm.kind in _SAME_GRADIENT and block.grad_norm_sum and its.grad_norm_sum:
+            exchanged = exchanged_as(self.run.facts.strategy, self.options)
+            coarser = precision if precision != "fp32" or exchanged == "none" else exchanged
+            apart, most_apart = abs(block.grad_norm_sum / its.grad_norm_sum - 1), _NORM_TOLERANCE[coarser]
+            if not apart <= most_apart:
+                yield (
+                    "gradient",
+                    (
+                        f"turn {block.turn} had gradients whose norm is {apart:.1e} away from "
+                        f"{self.outputs.params.baseline}'s, at most {most_apart:.0e} allowed in {coarser}"
+                    ),
+                )
+
+    def _of_exchanges(self, arm: ArmBlocks, block: BlockWork) -> Iterator[tuple[str, str]]:
+        steps, world_size = len(block.steps), self.run.facts.world_size
+        exchanges = arm.kind == "wrapped" or (arm.kind in _SAME_GRADIENT and self.run.facts.strategy != "single")
+        if not exchanges:
+            if any(block.num_exchanges):
+                yield "exchanges", f"turn {block.turn} exchanged gradients {sum(block.num_exchanges)} times, 0 expected"
+            return
+        expected = self._expected(steps, is_wrapped=arm.kind == "wrapped")
+        if expected is None:
+            return
+        if arm.kind != "wrapped" and not all(map(expected.number.has, block.num_exchanges)):
+            yield (
+                "exchanges",
+                (
+                    f"turn {block.turn} exchanged gradients {', '.join(f'{one:g}' for one in block.num_exchanges)} "
+                    f"times, the training {expected.number.least:g} times in as many steps"
+                ),
+            )
+            return
+        if block.exchange_bytes is None:
+            return
+        if not all(map(expected.num_bytes.has, block.exchange_bytes)):
+            yield (
+                "bytes",
+                (
+                    f"turn {block.turn} exchanged {min(block.exchange_bytes) / steps:,.0f} bytes per step on a rank, "
+                    f"{expected.num_bytes.least / steps:,.0f} are needed on each of {world_size}"
+                ),
+            )
+
+    def _expected(self, num_steps: int, *, is_wrapped: bool) -> Expected | None:
+        """Return what a rank has to exchange in so many full steps, laid out as in the training; None: not known.
+
+        The baseline inside a wrapper is a step of ddp with one bucket.
+        """
+        if is_wrapped:
+            gradient_bytes = self.outputs.base_model.num_parameters * 4
+            work = Work(
+                world_size=1, num_steps=num_steps, num_rounds=(num_steps, num_steps), gradient_bytes=gradient_bytes,
+                exchange={"bucket_bytes": [gradient_bytes]},
+            )  # fmt: skip
+            profile = profile_of("ddp")
+        else:
+            rounds = num_steps * self._rounds(self.batch)
+            work = work_of(
+                self.outputs, self.cell, self.run.segments[0], num_steps=num_steps, num_rounds=(rounds, rounds)
+            )
+            profile = profile_of(self.run.facts.strategy)
+        return None if profile is None else total_of(profile.expected_traffic(work))
+
+    def _rounds(self, num_samples: int) -> int:
+        """Return how often each rank runs a micro-batch, or a dummy, in a step of so many samples."""
+        num_micro_batches = -(-num_samples // self.run.facts.micro_batch_size)
+        return -(-num_micro_batches // self.run.facts.world_size)
+
+    @cached_property
+    def _baseline_by_turn(self) -> dict[int, BlockWork]:
+        return _by_turn(self.measurement, self.outputs.params.baseline)
+
+    @cached_property
+    def _own_by_turn(self) -> dict[int, BlockWork]:
+        return _by_turn(self.measurement, self.cell)
+
+    def _trained(self, block: BlockWork) -> tuple[str, int]:
+        """Return digest and tokens of the rows that the training had in these steps of the range's first epoch."""
+        steps = self._ledgers.get(block.range, {})
+        none = (np.zeros(0, dtype=np.int64), 0)
+        rows = [[steps.get(step, none)[0]] for step in block.steps]
+        return f"{digest_of_rows(rows):016x}", sum(steps.get(step, none)[1] for step in block.steps)
+
+    @cached_property
+    def _ledgers(self) -> dict[str, dict[int, tuple[np.ndarray, int]]]:
+        """Range -> step of its first epoch, from 1 -> rows and tokens, as far as blocks had them."""
+        wanted: dict[str, set[int]] = {}
+        for arm in self.measurement.blocks:
+            for block in arm.blocks if arm.cell == self.cell else ():
+                wanted.setdefault(block.range, set()).update(block.steps)
+        found: dict[str, dict[int, tuple[np.ndarray, int]]] = {}
+        before = 0
+        for segment in self.run.segments:
+            steps = wanted.get(segment.facts.range, set()) if segment.facts.epoch == 1 else set()
+            rows: dict[int, tuple[np.ndarray, int]] = {}
+            for part in segment.samples() if steps else ():
+                local = part.step.astype(np.int64) - before
+                for step in np.intersect1d(local, sorted(steps)).tolist():
+                    known, num_tokens = rows.get(step, (np.zeros(0, dtype=np.int64), 0))
+                    mine = local == step
+                    rows[step] = (
+                        np.concatenate([known, part.row_id[mine]]).astype(np.int64),
+                        num_tokens + int(part.num_tokens[mine].sum()),
+                    )
+            if rows:
+                found[segment.facts.range] = rows
+            before += segment.facts.num_steps
+        return found
+
+
+def _by_turn(measurement: MeasurementFile, cell: str) -> dict[int, BlockWork]:
+    """Return turn -> the block of the cell as it is trained; of its two in the A/A run, either."""
+    arms = [arm for arm in measurement.blocks if arm.cell == cell and arm.kind == "as trained"]
+    return {block.turn: block for arm in arms for block in arm.blocks}

@@ -1,0 +1,170 @@
+"""What source files mean, and which of them a module runs: two versions that differ in comments only mean the same."""
+
+import ast
+import functools
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from training.files import write_json
+
+PROJECT = Path(__file__).resolve().parents[2]
+_STORE = Path(".work/meaning.json")
+_PACKAGES = ("tasks", "training")
+_FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
+_IMPORTERS = ("import_module", "find_spec")
+_FINDERS = ("file_named", "has_file")
+"""Of training/registry.py: their first argument is a package, any file of which may be meant."""
+
+NOT_CONTENT = frozenset(
+    {
+        # Its values are what counts, with their defaults, and they are dependencies themselves.
+        "tasks.params",
+        # What these say, refuse, wait for or end is in no output.
+        "tasks.services.follower",
+        "tasks.services.tracker",
+        "tasks.params.complaint",
+        "tasks.inputs.damage",
+        "tasks.process.disk",
+        "tasks.process.failure",
+        "tasks.ranks.live",
+        "tasks.process.lock",
+        "tasks.process.log_cap",
+        "tasks.process.logs",
+        "tasks.inputs.meaning",
+        "tasks.process.parent",
+        "tasks.process.progress",
+        "tasks.inputs.snapshot",
+        "tasks.process.stopping",
+        "tasks.ranks.watchdog",
+    }
+)
+"""Modules whose change leaves every output what it is; what they import is looked at only if others import it too."""
+
+
+def meanings_below(*modules: str, without: Sequence[str] = (), project: Path = PROJECT) -> dict[str, str]:
+    """Return path -> digest of meaning of these modules and of all that they may import of tasks/ and training/.
+
+    Modules are followed wherever they stand in the source, also where a name is put together
+    (f"tasks.data.slicing.{...}", file_named("tasks.data.slicing", ...): all of that folder).
+    A data file beside a module counts, by its bytes, if the module has its name. What is named in
+    `without`, modules or folders, is not followed.
+    """
+    left_out, folders = NOT_CONTENT | set(without), tuple(f"{name}." for name in without)
+    found: dict[str, str] = {}
+    waiting, seen = list(modules), set()
+    while waiting:
+        module = waiting.pop()
+        if module in seen or module in left_out or module.startswith(folders):
+            continue
+        seen.add(module)
+        file = _file_of(module, project)
+        if file is None:
+            continue
+        waiting.append(module.rpartition(".")[0])
+        meaning, named = read_source(file)
+        found[file.relative_to(project).as_posix()] = meaning
+        for name in named:
+            if name.endswith(".*"):
+                folder = project / name.removesuffix(".*").replace(".", "/")
+                waiting += [f"{name[:-1]}{part.stem}" for part in folder.glob("*.py")]
+            elif name.partition(".")[0] in _PACKAGES:
+                waiting.append(name)
+            elif (beside := file.parent / name).is_file():
+                found[beside.relative_to(project).as_posix()] = _sha256(beside.read_bytes())
+    return dict(sorted(found.items()))
+
+
+def meanings_of(paths: Iterable[str], *, project: Path = PROJECT) -> dict[str, str]:
+    """Return path -> digest of meaning, or of the bytes of what is no Python; nothing for a file that is not there."""
+    files = {path: project / path for path in paths}
+    return {
+        path: read_source(file)[0] if file.suffix == ".py" else _sha256(file.read_bytes())
+        for path, file in files.items()
+        if file.is_file()
+    }
+
+
+def read_source(file: Path) -> tuple[str, list[str]]:
+    """Return the digest of what a Python file means, and the modules and data files that it names.
+
+    The digest holds for one version of Python, whose grammar decides what a syntax tree is; that version is part of the
+    machine's facts. What was found stays in .work/ under the digest of the bytes: a syntax tree takes its time.
+    """
+    content = file.read_bytes()
+    key = _sha256(content)
+    if key not in _known:
+        if (found := _kept().get(key)) is None:
+            tree = ast.parse(content)
+            _drop_docstrings(tree)
+            found = (_sha256(ast.dump(tree, include_attributes=False).encode()), sorted(set(_names_in(tree))))
+        _known[key] = found
+    return _known[key]
+
+
+def keep_meanings() -> None:
+    """Write down what this process knows of source files, for the next one, unless that stands there already."""
+    if _known != _kept():
+        write_json(_STORE, {"python": platform.python_version(), "files": _known})
+
+
+_known: dict[str, tuple[str, list[str]]] = {}
+"""sha256 of a file -> what it means and names."""
+
+
+@functools.cache
+def _kept() -> dict[str, tuple[str, list[str]]]:
+    try:
+        kept = json.loads(_STORE.read_bytes())
+        files = kept["files"] if kept["python"] == platform.python_version() else {}
+        return {key: (str(meaning), list(named)) for key, (meaning, named) in files.items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _file_of(module: str, project: Path) -> Path | None:
+    place = project / module.replace(".", "/")
+    return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if module and file.is_file()), None)
+
+
+def _names_in(node: ast.AST) -> Iterator[str]:
+    """Yield modules that the code imports, `package.*` for any of a package, and what may be a file's name."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Import):
+        yield from (name.name for name in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield node.module
+        yield from (f"{node.module}.{name.name}" for name in node.names)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _IMPORTERS and node.args:
+        name = node.args[0]
+        if isinstance(name, ast.JoinedStr) and isinstance(first := name.values[0], ast.Constant):
+            yield f"{first.value!s}*"
+        elif isinstance(name, ast.Constant):
+            yield str(name.value)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _FINDERS and node.args:
+        if isinstance(package := node.args[0], ast.Constant):
+            yield f"{package.value!s}.*"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _FILE_NAME.fullmatch(node.value):
+        yield node.value
+    for part in ast.iter_child_nodes(node):
+        yield from _names_in(part)
+
+
+def _drop_docstrings(tree: ast.AST) -> None:
+    """Remove every string that stands as a statement: it documents, it does nothing."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [part for part in body if not _is_bare_string(part)] or [ast.Pass()]  # type: ignore[attr-defined]
+
+
+def _is_bare_string(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,0 +1,156 @@
+"""One snapshot of everything that a run works on: taken by the stage `fingerprint`, held by every stage after it.
+
+Of each stage of dvc.yaml one file says the values of its params, with their defaults, what the code that it may run
+means, and what else it depends on. It is a dependency of its stage, so that DVC records what the run began with,
+whatever becomes of params.yaml until the stage ends; and a stage that finds anything else fails and records nothing.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from tasks.inputs.meaning import PROJECT, meanings_of
+from tasks.params import Params, load_params
+from tasks.process.failure import ConfigurationError, DataError
+from tasks.ranks.code import checks
+
+_REMEDY = "run again: make compare; what is finished and still fits is kept"
+_PIPELINE = Path("dvc.yaml")
+_ABSENT = "nothing"
+
+
+def values_of(params: Params, keys: list[str]) -> dict[str, Any]:
+    """Return key -> value, as JSON and with defaults, for keys such as `train` or `model.name`."""
+    sections = params.model_dump(mode="json")
+    values = {}
+    for key in keys:
+        value: Any = sections
+        for part in key.split(".", 1):
+            value = value.get(part) if isinstance(value, dict) else None
+        values[key] = value
+    return values
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage as dvc.yaml has it."""
+
+    name: str
+    """With its cell, if it has one: `train@2proc`."""
+    params: list[str]
+    deps: list[str]
+
+
+def stages_of(params: Params) -> Iterator[Stage]:
+    """Yield the stages of dvc.yaml, those that are one per cell for each cell."""
+    for name, entry in YAML(typ="safe").load(_PIPELINE)["stages"].items():
+        for cell in params.cells if "foreach" in entry else [None]:
+            found = entry if cell is None else entry["do"]
+            asked = [key for part in found.get("params", []) for key in _keys_of(part)]
+            named = (asked, found.get("deps", []))
+            keys, deps = ([part.replace("${key}", str(cell)) for part in parts] for parts in named)
+            yield Stage(name if cell is None else f"{name}@{cell}", keys, deps)
+
+
+def _keys_of(part: str | dict[str, list[str]]) -> list[str]:
+    """Return the keys that an entry of `params` names, whichever file DVC reads them in."""
+    return [part] if isinstance(part, str) else [key for keys in part.values() for key in keys]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one stage may work on in this run; without a file, as by hand, there is nothing to hold anything against."""
+
+    file: Path | None
+    params: dict[str, Any] = field(default_factory=dict)
+    """Key -> value."""
+    code: dict[str, str] = field(default_factory=dict)
+    """Path below the project -> digest of meaning."""
+    deps: list[str] = field(default_factory=list)
+    """Files and folders that it depends on."""
+    seen: dict[Path, tuple[int, int, int]] = field(default_factory=dict)
+    """Every file of them -> what shows that it was not written since."""
+
+    @classmethod
+    def read(cls, file: Path | None) -> "Snapshot":
+        """Return what the file holds, with a look at everything that the stage depends on."""
+        if file is None:
+            return cls(None)
+        try:
+            content = json.loads(file.read_bytes())
+            deps = content["deps"]
+            snapshot = cls(file, content["params"], content["code"], deps, _seen(deps))
+            checks.append(snapshot.require_code)
+            return snapshot
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{file}: {type(error).__name__}: {error}; `dvc repro` makes it anew") from None
+
+    def load_params(self) -> Params:
+        """Return params.yaml, once it and the code are what the run began with; raises ConfigurationError else."""
+        params = load_params()
+        self._require_params(params)
+        self.require_code()
+        return params
+
+    def require_unchanged(self) -> None:
+        """Raise a StageError in one line that names what is not what the stage has worked with.
+
+        To be called before anything is written that others will take for the result of what the run began with.
+        """
+        if self.file is None:
+            return
+        # Not the sources under `path:`, which may be gone by now: what was read of them stands in the outputs.
+        self._require_params(load_params(looks_at_data=False))
+        self.require_code()
+        now = _seen(self.deps)
+        if changed := sorted(str(path) for path in {*self.seen, *now} if now.get(path) != self.seen.get(path)):
+            raise DataError(f"{_first(changed)} changed while this run was going; {_REMEDY}")
+
+    def _require_params(self, params: Params) -> None:
+        now, then = (dict(_leaves(values)) for values in (values_of(params, list(self.params)), self.params))
+        changes = [
+            f"{key} {_shown(then.get(key, _ABSENT))} -> {_shown(now.get(key, _ABSENT))}"
+            for key in {**then, **now}
+            if then.get(key, _ABSENT) != now.get(key, _ABSENT)
+        ]
+        if changes:
+            raise ConfigurationError(f"params.yaml changed while this run was going: {_first(changes)}; {_REMEDY}")
+
+    def require_code(self) -> None:
+        """Raise ConfigurationError unless the code on disk means what it meant when the run began."""
+        now = meanings_of(self.code, project=PROJECT)
+        if changed := [path for path, meaning in self.code.items() if now.get(path) != meaning]:
+            raise ConfigurationError(f"{_first(changed)} changed while this run was going; {_REMEDY}")
+
+
+def _seen(places: list[str]) -> dict[Path, tuple[int, int, int]]:
+    """Return file -> modification time, size and inode of all files below the places."""
+    found = {}
+    for place in map(Path, places):
+        for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if file.is_file() and "__pycache__" not in file.parts:
+                facts = file.stat()
+                found[file] = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
+    return found
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) of everything in mappings of mappings; a list is one value."""
+    if isinstance(value, dict) and value:
+        for name, part in value.items():
+            yield from _leaves(part, f"{key}.{name}" if key else name)
+    else:
+        yield key, value
+
+
+def _shown(value: Any) -> str:
+    text = value if value is _ABSENT else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _first(changes: list[str]) -> str:
+    return changes[0] if len(changes) == 1 else f"{changes[0]} and {len(changes) - 1} more"

@@ -1,0 +1,53 @@
+"""What a machine is: GPUs, driver, CPU and versions; torch is not imported for it."""
+
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from tasks.machine.gpus import open_gpus
+from training.files import digest_of_json
+
+_PACKAGES = ("torch", "torchvision", "transformers", "numpy", "safetensors")
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return GPUs, driver, CPU and versions, and under `digest` the sha256 of them all."""
+    gpus, driver = _gpus()
+    facts: dict[str, Any] = {
+        "gpus": gpus,
+        "num_gpus": len(gpus),
+        "driver": driver,
+        "cpu": _cpu_name(),
+        "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "os": platform.system(),
+        "architecture": platform.machine(),
+        "versions": {"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in _PACKAGES},
+    }
+    return {"digest": digest_of_json(facts), **facts}
+
+
+def _gpus() -> tuple[list[dict[str, Any]], str | None]:
+    """Return the NVIDIA GPUs that a process started from here may use, and the driver's version."""
+    import pynvml
+
+    with open_gpus() as opened:
+        facts = [
+            {
+                "name": pynvml.nvmlDeviceGetName(handle),
+                "memory_gib": round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
+            }
+            for handle in opened.handles
+        ]
+        return facts, opened.driver
+
+
+def _cpu_name() -> str:
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

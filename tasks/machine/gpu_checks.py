@@ -1,0 +1,231 @@
+"""Whether the GPUs, and the links between them, are fit to measure on."""
+
+import itertools
+from collections.abc import Sequence
+
+import psutil
+
+from tasks.machine.check import Check, counted
+from tasks.machine.gpu_facts import SWITCHED_OFF, GpuFacts, LinkFacts, read_gpu, read_link
+from tasks.machine.gpus import open_gpus
+from tasks.machine.host_checks import BYTES_PER_PARAMETER, SPARE_MEMORY
+from tasks.machine.host_facts import our_processes
+
+LARGEST_UTILISATION = 0.05
+"""Share of the time in which kernels of others may run: the same 5 % as for the CPUs."""
+LARGEST_UNEXPLAINED_GIB = 1.0
+"""Memory in use without a process to be seen: a driver keeps up to some hundred MiB, a training takes more."""
+GIB_PER_CONTEXT = 1.0
+"""Device memory of a rank before its model: CUDA's context, cuBLAS workspaces and NCCL's buffers."""
+SMALLEST_POWER_LIMIT = 0.95
+"""Share of the usual power limit that the GPU must be allowed."""
+HOTTEST_AT_REST_CELSIUS = 80
+"""Data-centre GPUs slow down at 85 to 95 degrees Celsius; one that is this hot before it works will."""
+_AT_REST = 8
+"""Performance states from here on are those of a GPU at rest, which slows its link down to save power."""
+_GB_PER_SECOND_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+"""By generation of PCIe, one direction; PCI-SIG's transfer rates x line code."""
+
+
+def gpu_checks(world_sizes: Sequence[int], *, num_parameters: int | None = None) -> list[Check]:
+    """Return all checks of the GPUs that cells of these sizes will use."""
+    import pynvml
+
+    try:
+        with open_gpus() as opened:
+            if opened.problem:
+                return [Check.not_checked("GPUs", opened.problem)]
+            handles = opened.handles[: max(world_sizes)]
+            gpus = [read_gpu(handle, index) for index, handle in enumerate(handles)]
+            links = [
+                read_link(handles[first], handles[second], indices=(first, second))
+                for first, second in itertools.combinations(range(len(handles)), 2)
+            ]
+    except pynvml.NVMLError as error:
+        return [Check.not_checked("GPUs", f"the driver does not answer: {error}")]
+    return judge_gpus(gpus, links, world_sizes=world_sizes, num_parameters=num_parameters)
+
+
+def judge_gpus(
+    gpus: Sequence[GpuFacts],
+    links: Sequence[LinkFacts],
+    *,
+    world_sizes: Sequence[int],
+    num_parameters: int | None = None,
+) -> list[Check]:
+    """Return all checks of GPUs whose facts are known."""
+    return [
+        check_others(gpus),
+        check_alike(gpus),
+        check_links(gpus, links),
+        check_pcie(gpus),
+        check_clocks(gpus),
+        check_memory(gpus, world_sizes=world_sizes, num_parameters=num_parameters),
+    ]
+
+
+def check_others(gpus: Sequence[GpuFacts]) -> Check:
+    """Judge what others do on the GPUs."""
+    name = "other processes on the GPUs"
+    if all(gpu.processes is None and gpu.utilisation is None for gpu in gpus):
+        return Check.not_checked(name, "the driver shows neither processes nor utilisation")
+    ours, found, warned = our_processes(), [], False
+    for gpu in gpus:
+        others = [process for process in gpu.processes or () if process.pid not in ours]
+        used = gpu.memory_used_gib or 0.0
+        words = ["no other process" if gpu.processes is not None else "processes not shown"]
+        if others:
+            words = [_process_words(process.pid, process.memory_gib) for process in others]
+        elif used > LARGEST_UNEXPLAINED_GIB:
+            words = [f"{used:.1f} GiB in use by processes that cannot be seen from here"]
+        warned |= bool(others) or used > LARGEST_UNEXPLAINED_GIB
+        if gpu.utilisation is not None:
+            words.append(f"busy {gpu.utilisation:.0%} of the time")
+            warned |= gpu.utilisation > LARGEST_UTILISATION
+        found.append(f"GPU {gpu.index}: {', '.join(words)}")
+    text = "; ".join(found)
+    if not warned:
+        return Check.ok(name, text)
+    return Check.warning(name, text, remedy="end these processes, or leave their GPUs out with CUDA_VISIBLE_DEVICES")
+
+
+def check_alike(gpus: Sequence[GpuFacts]) -> Check:
+    """Judge whether all GPUs are of one kind and set alike, since the slowest sets the pace."""
+    name = "GPUs of one kind"
+    kinds = [(gpu.name, gpu.sm_clock_max_mhz, gpu.power_limit_watts, gpu.memory_total_gib) for gpu in gpus]
+    described = [
+        f"{gpu.name} ({_number(gpu.sm_clock_max_mhz)} MHz, {_number(gpu.power_limit_watts)} W, "
+        f"{_number(gpu.memory_total_gib)} GiB at most)"
+        for gpu in gpus
+    ]
+    if len(set(kinds)) == 1:
+        return Check.ok(name, f"{len(gpus)} x {described[0]}")
+    found = "; ".join(f"GPU {gpu.index}: {words}" for gpu, words in zip(gpus, described, strict=True))
+    return Check.warning(name, found, remedy="choose GPUs of one kind with CUDA_VISIBLE_DEVICES and set them alike")
+
+
+def check_links(gpus: Sequence[GpuFacts], links: Sequence[LinkFacts]) -> Check:
+    """Judge the ways between the GPUs: all alike, and none switched off.
+
+    A machine without NVLink or peer to peer is fit to measure: what it costs is a result.
+    """
+    name = "links between GPUs"
+    if len(gpus) < 2:
+        return Check.ok(name, "one GPU, nothing to link")
+    if all(link.has_nvlink is None and link.peer is None and link.path is None for link in links):
+        return Check.not_checked(name, "the driver does not show them")
+    kinds: dict[str, list[str]] = {}
+    for link in links:
+        kinds.setdefault(link.kind, []).append(f"{link.first}-{link.second}")
+    found = "; ".join(f"{', '.join(pairs)}: {kind}" for kind, pairs in kinds.items())
+    active = {gpu.nvlinks_active for gpu in gpus}
+    if any(gpu.nvlinks for gpu in gpus):
+        found += "; NVLinks up: " + ", ".join(f"GPU {gpu.index} {gpu.nvlinks_active} of {gpu.nvlinks}" for gpu in gpus)
+    if any(link.peer == SWITCHED_OFF for link in links):
+        return Check.warning(name, found, remedy="switch peer to peer on again in the driver's registry settings")
+    if len({link.has_nvlink for link in links}) > 1:
+        return Check.warning(
+            name, found, remedy="choose GPUs that NVLink joins all with each other by CUDA_VISIBLE_DEVICES"
+        )
+    if len(active) > 1:
+        return Check.warning(name, found, remedy="look for NVLinks that are down (nvidia-smi nvlink --status)")
+    return Check.ok(name, found)
+
+
+def check_pcie(gpus: Sequence[GpuFacts]) -> Check:
+    """Judge each GPU's PCIe link against what it and its slot can do together."""
+    name = "PCIe links"
+    if all(gpu.pcie_width is None or gpu.pcie_width_max is None for gpu in gpus):
+        return Check.not_checked(name, "the driver does not show generation and width")
+    found, warned = [], False
+    for gpu in gpus:
+        words = (
+            f"GPU {gpu.index}: {_link_words(gpu.pcie_generation, gpu.pcie_width)} of "
+            f"{_link_words(gpu.pcie_generation_max, gpu.pcie_width_max)}"
+        )
+        is_narrow = _is_below(gpu.pcie_width, gpu.pcie_width_max)
+        is_slow = _is_below(gpu.pcie_generation, gpu.pcie_generation_max)
+        is_at_rest = gpu.performance_state is not None and gpu.performance_state >= _AT_REST
+        if is_slow and is_at_rest:
+            words += ", slowed down while it is at rest"
+        warned |= is_narrow or (is_slow and not is_at_rest)
+        found.append(words)
+    text = "; ".join(found)
+    if not warned:
+        return Check.ok(name, text)
+    return Check.warning(
+        name, text, remedy="seat the card in a slot with all lanes, and look at riser and BIOS settings"
+    )
+
+
+def check_clocks(gpus: Sequence[GpuFacts]) -> Check:
+    """Judge whether something holds the GPUs' clocks down."""
+    name = "GPU clocks"
+    if all(gpu.slowdowns is None and gpu.power_limit_watts is None for gpu in gpus):
+        return Check.not_checked(name, "the driver shows neither reasons for slowing down nor power limits")
+    found, remedies = [], []
+    for gpu in gpus:
+        words = [f"{_number(gpu.sm_clock_mhz)} of {_number(gpu.sm_clock_max_mhz)} MHz"]
+        if gpu.temperature_celsius is not None:
+            words.append(f"{gpu.temperature_celsius} degrees Celsius")
+        limit, usual = gpu.power_limit_watts, gpu.power_limit_default_watts
+        if limit is not None:
+            words.append(f"power limit {limit:.0f} of {_number(usual)} W")
+        words += gpu.slowdowns or ()
+        if gpu.slowdowns or (gpu.temperature_celsius or 0) >= HOTTEST_AT_REST_CELSIUS:
+            remedies.append("let the GPU cool down and look at its cooling and power supply")
+        if limit is not None and usual is not None and limit < SMALLEST_POWER_LIMIT * usual:
+            remedies.append(f"set the usual power limit (nvidia-smi -i {gpu.index} --power-limit={usual:.0f})")
+        found.append(f"GPU {gpu.index}: {', '.join(words)}")
+    text = "; ".join(found)
+    if not remedies:
+        return Check.ok(name, text)
+    return Check.warning(name, text, remedy="; ".join(dict.fromkeys(remedies)))
+
+
+def check_memory(gpus: Sequence[GpuFacts], *, world_sizes: Sequence[int], num_parameters: int | None = None) -> Check:
+    """Judge whether the ranks of all cells fit on the GPUs, one rank of every cell that reaches so far."""
+    name = "free GPU memory"
+    per_rank = GIB_PER_CONTEXT + BYTES_PER_PARAMETER * (num_parameters or 0) / 2**30
+    found, warned, num_known = [], False, 0
+    for gpu in gpus:
+        if gpu.memory_total_gib is None or gpu.memory_used_gib is None:
+            found.append(f"GPU {gpu.index}: not shown")
+            continue
+        num_known += 1
+        # With more ranks than GPUs they go round.
+        num_ranks = sum(-(-(size - gpu.index) // len(gpus)) for size in world_sizes if size > gpu.index)
+        free, needed = gpu.memory_total_gib - gpu.memory_used_gib, num_ranks * per_rank * (1 + SPARE_MEMORY)
+        warned |= free < needed
+        found.append(
+            f"GPU {gpu.index}: {free:.1f} GiB free, {counted(num_ranks, 'rank')} side by side "
+            f"need about {needed:.1f} GiB"
+        )
+    text = "; ".join(found) + ("" if num_parameters else " without their models")
+    if not num_known:
+        return Check.not_checked(name, "the driver does not show it")
+    if not warned:
+        return Check.ok(name, text)
+    return Check.warning(name, text, remedy="end other programs on the GPU, or measure fewer cells at once")
+
+
+def _process_words(pid: int, memory_gib: float | None) -> str:
+    try:
+        name = psutil.Process(pid).name()
+    except psutil.Error:
+        name = "a process outside this container"
+    return f"{name} (pid {pid}, {_number(memory_gib)} GiB)"
+
+
+def _link_words(generation: int | None, width: int | None) -> str:
+    words = f"generation {_number(generation)} x{_number(width)}"
+    per_lane = _GB_PER_SECOND_PER_LANE.get(generation or 0)
+    return f"{words} ({per_lane * width:.1f} GB/s)" if per_lane and width else words
+
+
+def _is_below(value: int | None, highest: int | None) -> bool:
+    return value is not None and highest is not None and value < highest
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:.4g}"

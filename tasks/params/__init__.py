@@ -1,0 +1,278 @@
+"""params.yaml as one validated, frozen model: the only schema of a comparison.
+
+`python -m tasks.params` checks the active one in well under a second: nothing heavy is imported here.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+
+from tasks.params.cells import CellParams, NodesParams
+from tasks.params.choices import (
+    NAME,
+    names_of_files,
+    require_cell_name,
+    require_label,
+    require_one_of,
+    unit_of,
+)
+from tasks.params.complaint import first_complaint
+from tasks.params.options import require_exact
+from tasks.params.section import Day, Finite, Section
+from tasks.params.sources import (
+    DatasetParams,
+    ModelParams,
+    Range,
+    check_paths,
+    is_hub_id,
+    require_model_for,
+    rows_needed,
+)
+from tasks.params.strict_yaml import read_strict_yaml
+from tasks.params.train import TrainParams
+from tasks.process.failure import ConfigurationError
+from training.redaction import redacted
+
+
+class MeasureParams(Section):
+    """How the speedup is measured: short blocks of real steps, the cells taking turns."""
+
+    speed: bool = True
+    """Whether to measure it so; false: the only speedup is that of the whole training, without an interval."""
+    half_width: Finite | None = Field(default=None, gt=0, le=0.5)
+    """Measuring ends once every speedup's 95 % interval is within +- this share; null: 0.02 on GPU, 0.03 on CPU."""
+    twin_seconds: Finite = Field(default=3.0, ge=0, le=86_400)
+    """Seconds in which the same work is trained a few times with its sums re-ordered, to see how far right trainings
+    part; at least three steps are made. 0: none is, and the loss curves are only held together coarsely."""
+    max_seconds: Finite = Field(default=30.0, gt=0, le=86_400)
+    """Seconds after which it ends, narrow enough or not; the fewest rounds that an interval needs are run anyway."""
+    block_seconds: Finite = Field(default=0.2, gt=0, le=600)
+    """Seconds of one block of the baseline, about: long enough that a moment's interruption does not decide it."""
+    scaling: Literal["strong", "weak"] = "strong"
+    """strong: every cell has the same global batch; weak: a cell's global batch grows with its number of ranks."""
+    advice: bool = True
+    """Whether to try the knobs that could make a cell faster, and to advise those that do."""
+    advice_seconds: Finite = Field(default=12.0, gt=0, le=86_400)
+    """Seconds that trying them may take."""
+
+
+class QualityParams(Section):
+    """What is asked of the training itself."""
+
+    target_loss: Finite | None = Field(default=None, gt=0)
+    """Training loss (nats per label) until which the report counts each cell's seconds; null: the baseline's last."""
+    target_accuracy: Finite | None = Field(default=None, gt=0, le=1)
+    """Share of the held-out rows in the right class, until which it does so too; null: the baseline's last."""
+
+
+class CostParams(Section):
+    """What the devices cost; without a price the report says what follows from the speedup alone."""
+
+    price_per_gpu_hour: Finite | None = Field(default=None, gt=0, le=100_000)
+    """US dollars that one GPU costs per hour; on the CPU, what one rank takes up."""
+    price_date: Day | None = None
+    """The day of that price, "YYYY-MM-DD" in quotes; needed with it."""
+    price_source: str | None = Field(default=None, max_length=200)
+    """Where the price stands, such as the name of an offer; printed beside it."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.price_per_gpu_hour is not None and self.price_date is None:
+            raise ValueError("price_date: missing; allowed: the day of the price, such as '2026-11-21'")
+        return self
+
+
+class TrackingParams(Section):
+    """MLflow."""
+
+    uri: str | None = None
+    """Tracking server; null: $MLFLOW_TRACKING_URI, else the SQLite file mlflow.db beside params.yaml."""
+    experiment: str = "ddp-compare"
+    """MLflow experiment that the comparison's runs belong to."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.experiment.strip() or not self.experiment.isprintable() or len(self.experiment) > 200:
+            raise ValueError(
+                f"experiment: got {self.experiment[:80]!r}; allowed: a name of 1 to 200 printable characters, such as "
+                "ddp-compare"
+            )
+        if self.uri is not None and redacted(self.uri) != self.uri:
+            raise ValueError(
+                "uri: holds a password or a query; allowed: an address without, and MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD in the environment"
+            )
+        return self
+
+
+def _checkpoints(value: Any) -> Any:
+    if value in ("last", "all") or (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+        return value
+    raise ValueError("must be last, all, or a list of file names of checkpoints")
+
+
+class UploadParams(Section):
+    """Publication on the Hugging Face Hub."""
+
+    repo_id: str | None = None
+    """OWNER/NAME of the model repository; null: stage the files in reports/hub/ and publish nothing."""
+    private: bool = True
+    """Whether a repository that has to be created is private."""
+    checkpoints: Annotated[str | list[str], BeforeValidator(_checkpoints)] = "last"
+    """Which checkpoints go with the final weights: `last`, `all`, or names such as [qwen2_0.5B_0-5000-epoch-1.pt]."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.repo_id is not None and not is_hub_id(self.repo_id):
+            raise ValueError(f"repo_id: got {self.repo_id!r}; allowed: OWNER/NAME, at most 96 characters, or null")
+        return self
+
+
+class Params(Section):
+    """One comparison."""
+
+    name: str
+    """Name of the comparison, in every output."""
+    description: str = ""
+    """What it compares, in one sentence; printed at the top of the report."""
+    model: ModelParams
+    dataset: DatasetParams
+    ranges: list[Range] = Field(min_length=1, max_length=1000)
+    """Slices of the data set, trained in this order, each continuing from the last."""
+    heldout: Range
+    """Rows that no range overlaps, on which every model is evaluated."""
+    workload: str
+    """The ML problem: the name of a file in training/workloads/."""
+    train: TrainParams
+    cells: dict[str, CellParams] = Field(min_length=1, max_length=64)
+    """Name -> how the work is spread. The first cell is the baseline of every speedup."""
+    measure: MeasureParams = MeasureParams()
+    quality: QualityParams = QualityParams()
+    cost: CostParams = CostParams()
+    nodes: NodesParams = NodesParams()
+    tracking: TrackingParams = TrackingParams()
+    upload: UploadParams = UploadParams()
+
+    @property
+    def optional_sections(self) -> dict[str, Any]:
+        """What params.yaml may leave out, with every default: DVC, which asks for each, reads it here."""
+        optional = {name for name, field in Params.model_fields.items() if not field.is_required()}
+        return self.model_dump(mode="json", include=optional)
+
+    @property
+    def baseline(self) -> str:
+        """The name of the first cell, against which speedups are counted."""
+        return next(iter(self.cells))
+
+    @property
+    def checkpoint_names(self) -> list[str]:
+        """The file name of every semantic checkpoint that a cell's training makes, in that order."""
+        epochs = range(1, self.train.epochs + 1)
+        return [f"{self.model.name}_{part}-epoch-{epoch}.pt" for part in self.ranges for epoch in epochs]
+
+    @property
+    def num_rows_needed(self) -> int:
+        """Rows of the data set up to the end of the last slice that is asked for."""
+        return rows_needed(self.ranges, self.heldout)
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError("must be letters, digits, '.', '_' and '-', at most 64, starting with a letter or digit")
+        return value
+
+    @field_validator("description")
+    @classmethod
+    def _check_description(cls, value: str) -> str:
+        if not value.strip() or len(value) > 1000:
+            raise ValueError("must be one sentence of 1 to 1000 characters")
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        require_one_of("workload", self.workload, names_of_files("training/workloads"))
+        self._check_kind_of_rows()
+        for index, part in enumerate(self.ranges):
+            for other in self.ranges[:index]:
+                if part.overlaps(other):
+                    raise ValueError(f"ranges: {part} overlaps {other}; allowed: ranges without a common row")
+            if part.overlaps(self.heldout):
+                raise ValueError(f"heldout: {self.heldout} overlaps the range {part}; allowed: rows of no range")
+        max_rows = self.dataset.max_rows
+        if max_rows is not None and self.num_rows_needed > max_rows:
+            raise ValueError(
+                f"ranges: row {self.num_rows_needed} is beyond the {max_rows} rows of {self.dataset.source}; allowed: "
+                f"0-{max_rows}"
+            )
+        for name, cell in self.cells.items():
+            require_cell_name(name)
+            _require_even_split(name, cell.world_size, self.train)
+            if self.train.exact:
+                require_exact(f"cells.{name}", cell.strategy, cell.options)
+        if isinstance(self.upload.checkpoints, list):
+            for checkpoint in self.upload.checkpoints:
+                require_one_of("upload.checkpoints", checkpoint, self.checkpoint_names)
+        return self
+
+    def _check_kind_of_rows(self) -> None:
+        """Raise ValueError unless data and training are both of images, or both of texts."""
+        needs_images, train = unit_of(self.workload) == "image", self.train
+        if needs_images != self.dataset.holds_images:
+            raise ValueError(
+                f"workload: got {self.workload} with dataset.image_size {self.dataset.image_size}; allowed: "
+                f"{'images, with their image_size' if needs_images else 'texts, without image_size'}"
+            )
+        if needs_images and self.dataset.label is not None:
+            raise ValueError(
+                f"dataset.label: got {self.dataset.label!r}; allowed: null, an image's folder is its class"
+            )
+        if not needs_images:
+            require_label(self.workload, self.dataset.label)
+        require_model_for(self.workload, self.model)
+        if needs_images and (train.packing or train.compile):
+            raise ValueError("train.packing, train.compile: got true; allowed: false, images have neither")
+        if not needs_images and "seq_len" not in train.model_fields_set:
+            raise ValueError("train.seq_len: missing; allowed: tokens per sample at most, such as 512")
+        if not needs_images and train.augment != "none":
+            raise ValueError(f"train.augment: got {train.augment}; allowed: none, texts are trained on as they are")
+
+    def grad_accum_steps(self, cell: str) -> int:
+        """Return the number of micro-batches that each rank of the cell adds up for one full optimizer step."""
+        per_forward = self.cells[cell].world_size * self.train.micro_batch_size
+        return self.train.global_batch_size // per_forward
+
+
+def load_params(path: Path = Path("params.yaml"), *, looks_at_data: bool = True) -> Params:
+    """Return the comparison that the file describes; local data and models have to be there if it `looks_at_data`.
+
+    Raises ConfigurationError (exit code 2) with one line that names the key, the value and what is allowed.
+    """
+    try:
+        params = Params.model_validate(read_strict_yaml(path))
+        if looks_at_data:
+            base = path.resolve().parent
+            check_paths(params.model, params.dataset, ranges=params.ranges, heldout=params.heldout, base=base)
+    except ValidationError as error:
+        raise ConfigurationError(f"{path}: {first_complaint(error, Params)}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    except OSError as error:
+        where = str(error.filename)[:80]
+        raise ConfigurationError(
+            f"{path}: got the path {where!r}: {error.strerror}; allowed: a readable file"
+        ) from None
+    return params
+
+
+def _require_even_split(name: str, world_size: int, train: TrainParams) -> None:
+    per_forward = world_size * train.micro_batch_size
+    if train.global_batch_size % per_forward:
+        below = train.global_batch_size // per_forward * per_forward
+        remedy = f"{below} or {below + per_forward}" if below else str(per_forward)
+        raise ValueError(
+            f"train.global_batch_size: {train.global_batch_size} does not split over cells.{name}.world_size="
+            f"{world_size} x train.micro_batch_size={train.micro_batch_size} ({per_forward} samples per forward); "
+            f"use {remedy}"
+        )

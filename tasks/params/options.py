@@ -1,0 +1,48 @@
+"""The section `options` of a cell: what its strategy takes, alone and together.
+
+Apart from choices.py, which every stage imports: only what checks params.yaml needs to know the strategies' profiles.
+"""
+
+import math
+from typing import Any
+
+from tasks.params.choices import constant_of, require_one_of
+from tasks.strategies import profile_of
+
+
+def require_options(options: dict[str, Any], strategy: str) -> None:
+    """Raise ValueError unless the strategy has these options, each with one of its words or the kind of its default."""
+    known = options_of(strategy)
+    for name, value in options.items():
+        require_one_of("options", name, sorted(known))
+        default = known[name]
+        if isinstance(default, tuple):
+            is_right, allowed, default = value in default, ", ".join(default), default[0]
+        elif isinstance(default, bool):
+            is_right, allowed = isinstance(value, bool), "true or false"
+        else:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+            is_right, allowed = is_number or value is default, "a number above 0"
+        if not is_right:
+            raise ValueError(f"options.{name}: got {value!r}; allowed: {allowed} (default {default})")
+    if (profile := profile_of(strategy)) is not None:
+        profile.require(options, is_exact=False)
+
+
+def require_exact(cell: str, strategy: str, options: dict[str, Any]) -> None:
+    """Raise ValueError if the strategy, or its options, cannot make the weights independent of the number of ranks."""
+    if (profile := profile_of(strategy)) is None:
+        return
+    try:
+        profile.require(options, is_exact=True)
+    except ValueError as error:
+        raise ValueError(f"{cell}.{error}") from None
+
+
+def options_of(strategy: str) -> dict[str, Any]:
+    """Return the options of a strategy with their defaults: the literal OPTIONS in its file, without importing it.
+
+    A tuple is a choice of words, of which the first is the default.
+    """
+    options: dict[str, Any] = constant_of(f"training/strategies/{strategy}.py", "OPTIONS") or {}
+    return options

@@ -1,0 +1,44 @@
+"""Make a comparison of presets/ the active one: `python -m tasks.params.presets NAME`."""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from tasks.params import load_params
+from tasks.process.failure import ConfigurationError, exit_with_one_line
+
+_PRESETS = Path("presets")
+_ACTIVE = Path("params.yaml")
+_SAVED = Path("params.yaml.saved")
+
+
+def use_preset(name: str) -> str:
+    """Write presets/<name>.yaml into params.yaml and return what was done, and what it still lacks.
+
+    A params.yaml of one's own making is kept as params.yaml.saved first. Raises ConfigurationError for an unknown name.
+    """
+    presets = {file.stem: file for file in sorted(_PRESETS.glob("*.yaml"))}
+    if name not in presets:
+        raise ConfigurationError(f"PRESET: got {name!r}; allowed: {', '.join(presets)}")
+    load_params(presets[name], looks_at_data=False)
+    said = f"params.yaml is now {presets[name]}"
+    active = _ACTIVE.read_bytes() if _ACTIVE.is_file() else None
+    if active is not None and active not in [file.read_bytes() for file in presets.values()]:
+        shutil.copyfile(_ACTIVE, _SAVED)
+        said += f"; yours was saved as {_SAVED}"
+    shutil.copyfile(presets[name], _ACTIVE)
+    try:
+        load_params(_ACTIVE)
+    except ConfigurationError as error:
+        said += f"; before it can run: {error}"
+    return said
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="tasks.params.presets", description=__doc__)
+    parser.add_argument("name", help="name of a file in presets/, without .yaml")
+    print(use_preset(parser.parse_args().name))  # noqa: T201 the command's own output
+
+
+if __name__ == "__main__":
+    exit_with_one_line(_main, name="presets")

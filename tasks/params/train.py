@@ -1,0 +1,76 @@
+"""The section `train` of params.yaml: the work itself."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.params.section import Finite, Section
+
+NOT_CONTENT = frozenset({"epochs", "log_every_steps", "checkpoint_every_steps", "watchdog_seconds"})
+"""Keys that no segment's content depends on: how far the run goes, when it logs or saves, what is called a hang."""
+
+
+class TrainParams(Section):
+    """The work: the same in every cell. How it is spread over ranks is said in `cells`."""
+
+    epochs: int = Field(ge=1, le=10_000)
+    """Passes over each range."""
+    global_batch_size: int = Field(ge=1, le=1_000_000)
+    """Samples per optimizer step, all ranks together."""
+    micro_batch_size: int = Field(ge=1, le=1_000_000)
+    """Samples per forward pass of one rank."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """What turns a gradient into an update."""
+    momentum: Finite = Field(default=0.9, ge=0, lt=1)
+    """Share of the last update's direction that SGD keeps; AdamW does not look at it."""
+    learning_rate: Finite = Field(gt=0, le=10)
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """Decay from the peak to 0 over each segment (one range x one epoch); `constant` does not decay."""
+    warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
+    """Optimizer steps at the start of each segment over which the learning rate rises from 0."""
+    weight_decay: Finite = Field(default=0.0, ge=0, le=10)
+    """Weight decay of all but biases and norms: decoupled with AdamW, part of the gradient with SGD."""
+    max_grad_norm: Finite = Field(default=1.0, gt=0)
+    """Largest L2 norm of the whole gradient; a larger one is scaled down to it."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of forward and backward. Weights and optimizer state stay fp32; fp16 uses a gradient scaler."""
+    seq_len: int = Field(default=2, ge=2, le=1_048_576)
+    """Tokens per sample at most; longer rows are cut. Needed for texts, without meaning for images."""
+    augment: Literal["none", "flip", "flip_shift"] = "none"
+    """Images only: mirror every other one at random; flip_shift: and shift each by up to an eighth of its side.
+
+    What becomes of an image depends on the seed, the epoch and its row alone, never on the rank that trains on it.
+    """
+    packing: bool = False
+    """Put the rows of a micro-batch one after another into one sequence without padding, each seeing itself alone.
+
+    The same update as without, to the rounding of sums, in fewer positions. The rows of a step are then shared out over
+    as many micro-batches as before by tokens, so that `micro_batch_size` is the number of rows in one on average.
+    """
+    loss_chunk_rows: int | None = Field(default=None, ge=1, le=2**31)
+    """Label positions whose logits are in memory at once; the same loss for any number, to the rounding of sums.
+
+    null: 2,048 on a GPU, 384 on a CPU, whose cache holds the logits of no more.
+    """
+    compile: bool = False
+    """Compile the model's layers (torch.compile) before the first step; needs a C++ compiler on CPU."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seed of the order of the samples and of dropout."""
+    exact: bool = False
+    """Make the weights bitwise independent of the number of ranks; without it they differ by rounding.
+
+    Every micro-batch's gradient is sent to every rank and added in one order: slower on several ranks, and one gradient
+    more in memory, so the speedup of exact cells is theirs alone: docs/decisions.md, "Exact mode".
+    """
+    threads_per_rank: int = Field(default=1, ge=1, le=1024)
+    """CPU threads of each rank, the same in every cell so that cells are a fair pair."""
+    log_every_steps: int = Field(default=1, ge=1, le=100_000)
+    """Optimizer steps between two log points; between them the host never waits for the device."""
+    checkpoint_every_steps: int = Field(default=0, ge=0, le=10_000_000)
+    """Optimizer steps between two checkpoints inside a segment; 0: only at its end and when asked to stop."""
+    watchdog_seconds: Finite = Field(default=60.0, gt=0, le=86_400)
+    """Seconds without a sign of a rank in a step, after which all are ended; more than one forward or backward takes.
+
+    Starting, warming up and large checkpoints get more. The run goes on from its last checkpoint the next time.
+    """

@@ -1,0 +1,138 @@
+"""Failures a user can mend: one line and an exit code of their own, never a traceback."""
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import NoReturn
+
+from tasks.process.parent import end_with_parent
+from tasks.process.stopping import exit_on_signals, is_stopped_by_hand
+from training.redaction import redact_logs, redacted, shortened
+from training.safe_loading import UnsafeTorchError, require_safe_torch
+
+
+class ExitCode(IntEnum):
+    """The exit codes of every command of this project."""
+
+    OK = 0
+    CONFIGURATION = 2
+    DATA = 3
+    RESOURCES = 4
+    DIVERGED = 5
+    DISTRIBUTED = 6
+    REGRESSED = 7
+    PREEMPTED = 75
+    INTERRUPTED = 130
+
+
+_MAX_LINE_CHARACTERS = 4_000
+
+STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What the system says where a disk takes no more."""
+
+
+class StageError(ValueError):
+    """A failure that one line explains: what, got, allowed, remedy."""
+
+    exit_code: ExitCode = ExitCode.CONFIGURATION
+
+
+class ConfigurationError(StageError):
+    """params.yaml, the command line or the environment asks for what cannot be."""
+
+
+class DataError(StageError):
+    """A data set, a model or a checkpoint is not what it has to be."""
+
+    exit_code = ExitCode.DATA
+
+
+class ResourceError(StageError):
+    """Disk, memory, devices or the machine's lock are not to be had."""
+
+    exit_code = ExitCode.RESOURCES
+
+
+class OutOfMemoryError(ResourceError):
+    """A rank found no memory for a micro-batch."""
+
+
+class DivergedError(StageError):
+    """The numbers of the training left the finite."""
+
+    exit_code = ExitCode.DIVERGED
+
+
+class DistributedError(StageError):
+    """A rank or its launcher failed."""
+
+    exit_code = ExitCode.DISTRIBUTED
+
+
+class PreemptedError(StageError):
+    """The work was asked to stop, saved what it had, and goes on from there at the next run."""
+
+    exit_code = ExitCode.PREEMPTED
+
+
+def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
+    """Run `command` and end the process: 0, or the failure's own exit code after one line on stderr.
+
+    Only failures that a user can mend become one line; anything else keeps its traceback, since it is ours.
+    The process also ends with its parent, and with 75 when it is asked to; it writes no secret into a log, the line or
+    a traceback.
+    """
+    exit_on_signals(name)
+    end_with_parent()
+    redact_logs()
+    try:
+        _require_safe_torch()
+        command()
+    except StageError as error:
+        sys.stderr.write(f"{name}: {_one_line(error)}\n")
+        is_by_hand = isinstance(error, PreemptedError) and is_stopped_by_hand()
+        sys.exit(ExitCode.INTERRUPTED if is_by_hand else error.exit_code)
+    except PermissionError as error:
+        # Of a process, not of a file.
+        if not error.filename:
+            raise
+        sys.stderr.write(
+            f"{name}: {_one_line(f'{error.filename}: {whose_it_is(Path(os.fsdecode(error.filename)))}')}\n"
+        )
+        sys.exit(ExitCode.RESOURCES)
+    except OSError as error:
+        if error.errno not in STORAGE_ERRORS:
+            raise
+        sys.stderr.write(f"{name}: {error.strerror}: {error.filename or 'a file'}; free space or choose another disk\n")
+        sys.exit(ExitCode.RESOURCES)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{name}: interrupted\n")
+        sys.exit(ExitCode.INTERRUPTED)
+    sys.exit(ExitCode.OK)
+
+
+def whose_it_is(path: Path) -> str:
+    """Return whose a path is that this user may not use, and how to get it: the end of a line that begins with it."""
+    there = next((found for found in (path, *path.absolute().parents) if os.access(found, os.F_OK)), Path("/"))
+    with contextlib.suppress(KeyError, OSError):
+        owner = there.owner()
+        if os.stat(there).st_uid != os.geteuid():
+            return f"permission denied, it belongs to {owner}; `sudo chown -R $USER .` makes this folder yours"
+    return "permission denied; make it writable (`chmod -R u+rwX .`), or move the project"
+
+
+def _one_line(error: Exception | str) -> str:
+    line = redacted(shortened(" ".join(str(error).split()), limit=_MAX_LINE_CHARACTERS))
+    # What somebody else wrote may hold codes that a terminal obeys.
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)
+
+
+def _require_safe_torch() -> None:
+    try:
+        require_safe_torch()
+    except UnsafeTorchError as error:
+        raise ConfigurationError(str(error)) from None

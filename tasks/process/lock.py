@@ -1,0 +1,254 @@
+"""One comparison at a time, per workspace and per machine: a second training would spoil the first one's times."""
+
+import contextlib
+import datetime
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import pwd
+import socket
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tasks.process.failure import ResourceError, whose_it_is
+
+_log = logging.getLogger(__name__)
+
+WORKSPACE = Path(".work/comparison.lock")
+"""Held by whoever runs the stages of this folder one after the other."""
+_WRITTEN = (".dvc", ".prefect", ".work", "data", "reports")
+"""Folders that a comparison writes into."""
+_SILENT = "its holder did not say who it is"
+_SECONDS_TO_INTRODUCE = 1.0
+NUM_PLACES = 8
+"""Users of one machine that can hold a lock at the same time."""
+_held: set[str] = set()
+
+
+def lock_name(folder: str | None = None) -> str:
+    """Return the name of the machine's lock in the kernel: another one for each temporary folder, by default ours."""
+    return "ddp-compare/" + hashlib.sha256(os.path.realpath(folder or tempfile.gettempdir()).encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def machine_lock(purpose: str) -> Iterator[None]:
+    """Hold the machine's lock; raises ResourceError (exit code 4) that names the holder if it is of the same user.
+
+    Another user's comparison, or whatever holds such a lock, costs a warning: nobody can keep others from working. The
+    lock is a name in the kernel, not a file, so that there is nothing to remove, to replace or to leave unreadable; it
+    is freed when its holder ends, however that ends. `TMPDIR` is part of the name.
+    """
+    name = lock_name()
+    if name in _held:
+        yield
+        return
+    with _take_place(name, purpose) as door:
+        threading.Thread(target=_introduce, args=(door, _introduction(purpose)), name="lock", daemon=True).start()
+        _held.add(name)
+        try:
+            yield
+        finally:
+            _held.discard(name)
+            with contextlib.suppress(OSError):
+                door.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
+
+
+def _take_place(name: str, purpose: str) -> socket.socket:
+    """Return a socket bound to the first place that is free; ResourceError if this user has one already."""
+    door = None
+    for number in range(NUM_PLACES):
+        place = f"\0{name}/{number}"
+        holder = None
+        if door is None:
+            while (door := _bound(place)) is None and (holder := _holder_of(place)) is None:
+                time.sleep(0.02)
+        elif is_taken(place):  # it was behind a place that its holder has left since
+            holder = _holder_of(place)
+        if holder is None:
+            continue
+        user, words = holder
+        if user == os.geteuid():
+            if door is not None:
+                door.close()
+            raise ResourceError(
+                f"another comparison is training on this machine: {words or _SILENT}; "
+                "wait for it or stop it, then run again (finished segments are kept)"
+            )
+        who = f"of the user {_name_of(user)}" if user is not None else _SILENT
+        _log.warning("%s: another comparison may be training on this machine (%s) and spoil the times", purpose, who)
+    if door is None:
+        _log.warning("%s: going on without the machine's lock, which other users hold %d times", purpose, NUM_PLACES)
+    return door or socket.socket(socket.AF_UNIX)
+
+
+def _bound(place: str) -> socket.socket | None:
+    door = socket.socket(socket.AF_UNIX)
+    try:
+        door.bind(place)
+        door.listen(128)
+    except OSError:
+        door.close()
+        return None
+    return door
+
+
+def is_taken(place: str) -> bool:
+    """Return True if some process has bound the name, which begins with a NUL."""
+    with contextlib.suppress(OSError):
+        return f" @{place[1:]}\n" in Path("/proc/net/unix").read_text(errors="replace")
+    return False
+
+
+def _introduce(door: socket.socket, introduction: str) -> None:
+    """Tell whoever of this user knocks who holds the lock, until it is given back; nothing is ever read."""
+    with contextlib.suppress(OSError):
+        while True:
+            caller, _ = door.accept()
+            with caller, contextlib.suppress(OSError):
+                if _user_of(caller) == os.geteuid():
+                    caller.sendall(introduction.encode())
+
+
+def _holder_of(place: str) -> tuple[int | None, str] | None:
+    """Return (user id, what the holder says of itself); the id is the kernel's word, None where it has none.
+
+    None if nobody has the place. Only to its own user does a holder's word go further than here.
+    """
+    deadline = time.monotonic() + _SECONDS_TO_INTRODUCE
+    while time.monotonic() < deadline:
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.settimeout(_SECONDS_TO_INTRODUCE)
+            # Refused where it has bound the name only just now, or where it does not want to be known.
+            with contextlib.suppress(OSError):
+                caller.connect(place)
+                user = _user_of(caller)
+                words = ""
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                    words = _in_words(caller.recv(4096)) if user == os.geteuid() else ""
+                return user, words
+        if not is_taken(place):
+            return None
+        time.sleep(0.02)
+    return None, ""
+
+
+def _user_of(other: socket.socket) -> int:
+    """Return the user id of the process at the other end: the kernel's word."""
+    _, user, _ = struct.unpack("3i", other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(user)
+
+
+def _name_of(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
+
+
+def workspace_lock(purpose: str) -> contextlib.AbstractContextManager[None]:
+    """Hold this folder's lock; raises ResourceError that names the holder if another process runs a comparison here.
+
+    The same for a folder that this user may not write into as a whole, as after another user ran a comparison in it.
+    """
+    _require_writable_below(Path.cwd())
+    return holding(
+        WORKSPACE, purpose, refusal="a comparison runs in this folder already: {holder}; wait for it or stop it"
+    )
+
+
+def _require_writable_below(folder: Path) -> None:
+    """Raise ResourceError for the first folder or file that a comparison writes and this user may not."""
+    below = (Path(found) for name in _WRITTEN for found, _, _ in os.walk(folder / name))
+    for path in (folder, folder / "dvc.lock", folder / "mlflow.db", *below):
+        if path.exists() and not os.access(path, os.W_OK):
+            raise ResourceError(f"{path}: {whose_it_is(path)}")
+
+
+@contextlib.contextmanager
+def holding(path: Path, purpose: str, *, refusal: str) -> Iterator[None]:
+    """Hold the lock of a file; the kernel frees it when its holder ends, however that ends.
+
+    Raises ResourceError with the text `refusal`, in which {holder} becomes who has it, or where the file cannot be had.
+    A lock that this process has already stays with whoever took it first.
+    """
+    path = path.absolute()
+    if str(path) in _held:
+        yield
+        return
+    handle = _open(path)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ResourceError(refusal.format(holder=_holder(handle))) from None
+        _write(handle, _introduction(purpose))
+        _held.add(str(path))
+        try:
+            yield
+        finally:
+            _held.discard(str(path))
+            _write(handle, "")
+    finally:
+        os.close(handle)
+
+
+def _open(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except PermissionError:
+        raise ResourceError(f"{path}: {whose_it_is(path if path.exists() else path.parent)}") from None
+    except OSError as error:
+        # A link, a folder or a file in the place of one of them, or a disk that takes nothing.
+        raise ResourceError(f"{path}: {error.strerror}; remove what stands in its place, then run again") from None
+
+
+def _introduction(purpose: str) -> str:
+    return json.dumps(
+        {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "folder": os.getcwd(),
+            "purpose": purpose,
+            "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+    )
+
+
+def _in_words(introduction: bytes) -> str:
+    return "{purpose}, pid {pid} on {host}, since {started_at}, in {folder}".format(**json.loads(introduction))
+
+
+def _write(handle: int, text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, text.encode(), 0)
+
+
+def _holder(handle: int) -> str:
+    """Return who holds the lock; waits a moment for one that has only just got it and has not said so yet."""
+    deadline = time.monotonic() + _SECONDS_TO_INTRODUCE
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ValueError, KeyError, OSError):
+            introduction = os.pread(handle, 4096, 0)
+            facts = json.loads(introduction)
+            if facts["host"] != socket.gethostname() or _is_alive(facts["pid"]):
+                return _in_words(introduction)
+        time.sleep(0.02)
+    return _SILENT
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

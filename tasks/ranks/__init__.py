@@ -1,0 +1,1 @@
+"""The ranks of a cell: started, followed, watched and ended."""

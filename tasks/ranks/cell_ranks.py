@@ -1,0 +1,240 @@
+"""The ranks of a cell: on which device, and how a stage starts them, follows what they say and ends them."""
+
+import datetime
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.params import Params
+from tasks.process.failure import (
+    STORAGE_ERRORS,
+    ConfigurationError,
+    DataError,
+    DistributedError,
+    DivergedError,
+    ExitCode,
+    OutOfMemoryError,
+    PreemptedError,
+    ResourceError,
+    StageError,
+)
+from tasks.ranks.code import code_for_ranks
+from tasks.ranks.launchers import Launch, Nodes, launcher_named
+from tasks.ranks.live import EventStream
+from tasks.ranks.watchdog import Hang, Watchdog
+from training.config import LOSS_CHUNK_ROWS
+from training.failure import FAILURES, recorded_failures
+from training.files import write_json
+
+_log = logging.getLogger(__name__)
+
+_GRACE_SECONDS = 12.0
+_LAUNCHES_KEPT = 5
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_FOR_THE_OTHERS = 10.0
+_RENDEZVOUS = "DDP_COMPARE_RENDEZVOUS"
+_KINDS: dict[int, type[StageError]] = {
+    ExitCode.CONFIGURATION: ConfigurationError,
+    ExitCode.DATA: DataError,
+    ExitCode.RESOURCES: ResourceError,
+    ExitCode.DIVERGED: DivergedError,
+    ExitCode.PREEMPTED: PreemptedError,
+}
+"""What the exit code of a rank means; any other is a DistributedError."""
+
+
+def choose_device(cell: str, params: Params, machine: dict[str, Any]) -> str:
+    """Return "cuda" where the machine has NVIDIA GPUs, else "cpu".
+
+    Of a cell on several nodes the ranks on one of them count. Raises ResourceError (exit code 4) if the cell wants more
+    ranks than GPUs and does not say `oversubscribe: true`.
+    """
+    wanted, gpus, cpus = params.cells[cell].ranks_per_node, machine["num_gpus"], machine["num_cpus"]
+    if gpus == 0:
+        if wanted * params.train.threads_per_rank > cpus:
+            _log.warning(
+                "%s: %d ranks x %d threads share %d CPU cores: the cell cannot show what as many cores would give",
+                cell, wanted, params.train.threads_per_rank, cpus,
+            )  # fmt: skip
+        return "cpu"
+    if wanted > gpus and not params.cells[cell].oversubscribe:
+        which = "world_size" if params.cells[cell].num_nodes == 1 else "world_size / num_nodes"
+        raise ResourceError(
+            f"cells.{cell}.{which}={wanted} is more than the {gpus} GPUs of this machine; allowed: at most {gpus}, "
+            f"or oversubscribe: true in cells.{cell} (ranks then share GPUs, which says nothing about scaling)"
+        )
+    return "cuda"
+
+
+def told_to_ranks(cell: str, params: Params, *, device: str, base_model: Path, work: Path) -> dict[str, Any]:
+    """Return what the ranks of a cell are told (training/config.py), all but the segments."""
+    spread = params.cells[cell]
+    return {
+        **params.train.model_dump(exclude={"epochs", "watchdog_seconds"}),
+        "loss_chunk_rows": params.train.loss_chunk_rows or LOSS_CHUNK_ROWS[device],
+        "cell": cell,
+        "strategy": spread.strategy,
+        "options": spread.options,
+        "world_size": spread.world_size,
+        "oversubscribe": spread.oversubscribe,
+        "workload": params.workload,
+        "device": device,
+        "model_dir": str(base_model.resolve()),
+        "model_name": params.model.name,
+        "work_dir": str(work),
+    }
+
+
+def nodes_of(cell: str, params: Params) -> Nodes | None:
+    """Return the machines that the cell's ranks are on; None for this one alone.
+
+    Raises ConfigurationError if nothing says where the others find this one.
+    """
+    asked, num_nodes = params.nodes, params.cells[cell].num_nodes
+    if num_nodes == 1:
+        return None
+    rendezvous = asked.rendezvous or os.environ.get(_RENDEZVOUS)
+    if not rendezvous:
+        raise ConfigurationError(
+            f"cells.{cell}.num_nodes={num_nodes} and no nodes.rendezvous; allowed: HOST:PORT of this machine as the "
+            f"others reach it, there or in {_RENDEZVOUS}"
+        )
+    return Nodes(
+        num_nodes=num_nodes,
+        rendezvous=rendezvous,
+        start_command=asked.start_command,
+        wait_seconds=asked.wait_seconds,
+        # Before the watchdog finds that ranks hang there: what is lost is the node.
+        silence_seconds=params.train.watchdog_seconds / 2,
+    )
+
+
+def run_ranks(
+    config: dict[str, Any],
+    *,
+    launcher: str,
+    nodes: Nodes | None = None,
+    stop: threading.Event,
+    follow: Callable[[list[dict[str, Any]]], None],
+    arguments: Sequence[str] = (),
+    watchdog_seconds: float = 60.0,
+) -> None:
+    """Start the ranks that the config (training/config.py) describes and wait for their end.
+
+    `follow` is given their events as they come; `arguments` go to the ranks' command line. Once `stop` is set the ranks
+    finish their step and save; when nothing comes from a rank for `watchdog_seconds` in a step they are ended. Raises
+    the StageError of what went wrong; what was finished or saved until then stays in the config's work_dir.
+    """
+    cell, work = config["cell"], Path(config["work_dir"])
+    work.mkdir(parents=True, exist_ok=True)
+    write_json(work / "config.json", config)
+    shutil.rmtree(work / FAILURES, ignore_errors=True)
+    stream = EventStream(work / "steps.jsonl")
+    waits = 0.0 if nodes is None else nodes.wait_seconds
+    with Watchdog(world_size=config["world_size"], step_seconds=watchdog_seconds, more_start_seconds=waits) as watchdog:
+        launch = launcher_named(launcher).start(
+            work / "config.json",
+            world_size=config["world_size"],
+            threads_per_rank=config["threads_per_rank"],
+            log_folder=_new_log_folder(work / "logs"),
+            arguments=["--whereabouts", str(watchdog.file), *code_for_ranks(), *arguments],
+            nodes=nodes,
+        )
+        hang = None
+        try:
+            is_running = True
+            while is_running and not stop.is_set() and hang is None and not _is_left_over(work):
+                is_running = launch.is_running
+                follow(stream.read_new())
+                stop.wait(_SECONDS_BETWEEN_LOOKS)
+                hang = watchdog.look() if is_running else None
+            if stop.is_set():
+                _log.info("%s: asked to stop; the ranks finish their step and save", cell)
+            if hang is not None:
+                launch.ask_for_stacks()
+                watchdog.ask_for_stacks()
+        finally:
+            launch.stop(grace_seconds=_GRACE_SECONDS if stop.is_set() else 0.0)
+            watchdog.end_ranks()
+    follow(stream.read_new())
+    if hang is not None and not stop.is_set():
+        raise _hung(cell, hang, launch)
+    if launch.exit_code() != 0:
+        raise _failure(cell, stream.last, launch, work=work, is_stopped=stop.is_set())
+
+
+def _hung(cell: str, hang: Hang, launch: Launch) -> StageError:
+    for rank in hang.ranks:
+        if rank not in hang.stopped:
+            _log.error("the end of what rank %d says of itself, its stacks:\n%s", rank, launch.last_words(rank))
+    return DistributedError(
+        f"cell {cell}: {hang}; the stacks of the ranks are in {launch.log_folder}; run again, it goes on from the last "
+        "checkpoint"
+    )
+
+
+def _is_left_over(work: Path) -> bool:
+    """Return whether a rank failed a while ago and others still run: they wait for it where no error ends them."""
+    if not (work / FAILURES).exists():
+        return False
+    failures = recorded_failures(work / FAILURES)
+    return bool(failures) and time.monotonic() - float(failures[0]["at"]) > _SECONDS_FOR_THE_OTHERS
+
+
+def _failure(cell: str, last: dict[str, Any], launch: Launch, *, work: Path, is_stopped: bool) -> StageError:
+    """Return the failure that was first, by the ranks' own words, or else by what launcher and disk say of their end.
+
+    A rank that was killed left no words, and those of the others are then about it.
+    """
+    if is_stopped:
+        return PreemptedError(f"cell {cell} was stopped; the next run goes on from the last checkpoint")
+    failures = recorded_failures(work / FAILURES) if launch.killed_rank() is None else []
+    if not failures and last.get("event") == "stopped":
+        failures = [{**last, "rank": 0}]
+    if failures:
+        return _reported(cell, failures[0], launch)
+    first, _, words = launch.explanation().partition("\n")
+    # A disk too full for a checkpoint may have been too full for the words that would have said so.
+    kind = _KINDS.get(launch.exit_code(), DistributedError)
+    _log.error("%s\n%s", first, words)
+    if kind is DistributedError and _is_full(work):
+        kind = ResourceError
+    remedy = f"make room on the disk of {work} and run again" if kind is ResourceError else "run again"
+    return kind(f"cell {cell}: {first}; {remedy}, it goes on from the last checkpoint")
+
+
+def _reported(cell: str, failure: dict[str, Any], launch: Launch) -> StageError:
+    first, _, words = launch.explanation(rank=failure["rank"]).partition("\n")
+    kind = _KINDS.get(failure["exit_code"], DistributedError)
+    if failure["error"] == "OutOfMemoryError":
+        kind = OutOfMemoryError
+    if kind is DistributedError:
+        _log.error("%s\n%s", first, words)
+    return kind(f"cell {cell}: {failure['reason']} ({first})")
+
+
+_SMALL_FILE_BYTES = 64 * 1024
+"""More than the files of the ranks' rendezvous, which are gone when it is asked."""
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether the disk takes not even a small file, beside what the launcher has freed: its log may hold nothing."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            return file.write(bytes(_SMALL_FILE_BYTES)) < _SMALL_FILE_BYTES
+    except OSError as error:
+        return error.errno in STORAGE_ERRORS
+
+
+def _new_log_folder(logs: Path) -> Path:
+    """Return a fresh folder for this launch's logs, keeping those of the last few launches."""
+    if logs.is_dir():
+        for old in sorted(logs.iterdir())[: -(_LAUNCHES_KEPT - 1)]:
+            shutil.rmtree(old, ignore_errors=True)
+    return logs / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")

@@ -1,0 +1,19 @@
+"""Which code ranks may run; apart from tasks/inputs/snapshot.py, which needs more than is installed for one GPU."""
+
+from collections.abc import Callable
+
+from training.unwritten import digest_of_code
+
+checks: list[Callable[[], None]] = []
+"""Of this process: each raises ConfigurationError unless the code on disk is what the run began with."""
+
+
+def code_for_ranks() -> list[str]:
+    """Return the arguments that tell ranks which code they may run: what is on disk, once it is the snapshot's.
+
+    Ranks import it seconds after the stage has looked, and refuse anything else then.
+    """
+    digest = digest_of_code()
+    for require_code in checks:
+        require_code()
+    return ["--code", digest]

@@ -1,0 +1,87 @@
+"""How ranks are started: one file per launcher, found by its name in params.yaml; each offers what Launcher says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from training.registry import file_named
+
+NODES_FILE = "nodes.json"
+"""In the work folder of ranks that were on several machines: what each of these is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """The machines that a cell's ranks are on, where there are several; this one is the head, node 0."""
+
+    num_nodes: int
+    """Machines, the head among them."""
+    rendezvous: str
+    """HOST:PORT of the head, as the others reach it."""
+    start_command: str | None
+    """Starts another node, with {node_rank} and {command}; None: people do."""
+    wait_seconds: float
+    """How long to wait for nodes that have not come yet."""
+    silence_seconds: float
+    """A node from which nothing comes for so long is lost."""
+
+
+class Launch(Protocol):
+    """Ranks that were started."""
+
+    log_folder: Path
+    """What they write."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether ranks run or are waited for; raises the StageError of a machine that refuses or is lost."""
+        ...
+
+    def stop(self, *, grace_seconds: float) -> None:
+        """Ask the ranks to save and end (SIGTERM); after the grace time end them. Afterwards none is left."""
+        ...
+
+    def ask_for_stacks(self) -> None:
+        """Have the ranks that the stage cannot reach itself, on other machines, write their Python stacks."""
+        ...
+
+    def exit_code(self) -> int:
+        """Return 0, or the exit code of the rank that caused the end (negative: the signal that ended it)."""
+        ...
+
+    def explanation(self, *, rank: int | None = None) -> str:
+        """Return the rank that caused the end (`rank`, where that is known), its exit code and last words."""
+        ...
+
+    def last_words(self, rank: int) -> str:
+        """Return the end of what the rank wrote on its standard error."""
+        ...
+
+    def killed_rank(self) -> int | None:
+        """Return a rank that a signal ended, and not the launcher's own."""
+        ...
+
+
+class Launcher(Protocol):
+    """What a file of this folder offers."""
+
+    def start(
+        self,
+        config: Path,
+        *,
+        world_size: int,
+        threads_per_rank: int,
+        log_folder: Path,
+        arguments: Sequence[str] = (),
+        module: str = "training",
+        nodes: Nodes | None = None,
+    ) -> Launch:
+        """Start `python -m module --config config *arguments` as every rank, on this machine or on several."""
+        ...
+
+
+def launcher_named(name: str) -> Launcher:
+    """Return the file of this folder with that name."""
+    found: Launcher = file_named("tasks.ranks.launchers", name)
+    return found

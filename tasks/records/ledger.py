@@ -1,0 +1,154 @@
+"""What a work ledger comes to, and how two sets of rows differ; memory does not grow with the samples."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.records.sorted_numbers import SortedNumbers, windows
+from training.arrays import Numbers, parts_of_arrays
+
+_ROW_BITS = 32
+_MOST = 2**31 - 1
+"""What the work ledger can number (training/record.py)."""
+
+
+class Samples(NamedTuple):
+    """Some entries of ledger.npz, one per sample that was learned from: each (num_samples,)."""
+
+    rank: Numbers
+    step: Numbers
+    row_id: Numbers
+    num_tokens: Numbers
+
+
+def samples_of(file: Path) -> Iterator[Samples]:
+    """Yield all entries of a ledger.npz, part by part.
+
+    Raises ValueError for a number that no ledger holds, and what parts_of_arrays raises.
+    """
+    for columns in parts_of_arrays(file, Samples._fields):
+        for name, numbers in zip(Samples._fields, columns, strict=True):
+            if not 0 <= numbers.min() <= numbers.max() <= _MOST:
+                raise ValueError(f"{name} from {numbers.min()} to {numbers.max()}; allowed: 0 to {_MOST}")
+        yield Samples(*columns)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What all samples of a work ledger come to."""
+
+    num_samples: int
+    num_tokens: int
+    rows_digest: str
+    """sha256 of the row ids in ascending order: the same for the same rows, each as often."""
+    steps_digest: str
+    """sha256 of step and row id of each sample in ascending order: the same for the same rows in the same steps."""
+
+
+def ledger_of(parts: Iterable[Samples]) -> Ledger:
+    """Return what the samples come to."""
+    num_tokens = 0
+    with SortedNumbers() as rows, SortedNumbers() as placed:
+        for part in parts:
+            rows.extend(part.row_id)
+            placed.extend(_placed(part))
+            num_tokens += int(part.num_tokens.sum(dtype=np.int64))
+        return Ledger(len(rows), num_tokens, _digest(_ascending(rows)), _digest(_ascending(placed)))
+
+
+def digest_of_rows(parts: Iterable[Numbers]) -> str:
+    """Return the rows_digest of a ledger that holds each of these rows once."""
+    with SortedNumbers() as rows:
+        for part in parts:
+            rows.extend(part)
+        return _digest(map(np.unique, _ascending(rows)))
+
+
+def digest_of_steps(parts: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> str:
+    """Return the steps_digest of a ledger that holds these samples, given as (steps, row ids)."""
+    with SortedNumbers() as placed:
+        for step, row_id in parts:
+            placed.extend(_place(step, row_id))
+        return _digest(_ascending(placed))
+
+
+@dataclass(frozen=True)
+class OtherSteps:
+    """How two ledgers differ in which rows each step learned from."""
+
+    num_samples: int
+    """In one of the two and not in the other, counted as often as they occur."""
+    first_step: int
+    """The first that has other rows."""
+    first_row: int
+    """The first of its rows that one has more often than the other."""
+
+
+def compare_steps(mine: Iterable[Samples], its: Iterable[Samples]) -> OtherSteps:
+    """Return how two ledgers with different steps_digest differ."""
+    num_samples, first = 0, None
+    with SortedNumbers() as ours, SortedNumbers() as theirs:
+        for parts, placed in ((mine, ours), (its, theirs)):
+            for part in parts:
+                placed.extend(_placed(part))
+        for one, other in windows(ours, theirs):
+            values, places = np.unique(np.concatenate([one, other]), return_inverse=True)
+            signs = np.concatenate([np.ones(one.size), -np.ones(other.size)])
+            excess = np.abs(np.bincount(places, signs))
+            num_samples += int(excess.sum())
+            if first is None and excess.any():
+                first = divmod(int(values[np.argmax(excess > 0)]), 2**_ROW_BITS)
+    assert first is not None, "other digests, and the same samples"
+    return OtherSteps(num_samples, *first)
+
+
+@dataclass(frozen=True)
+class OtherRows:
+    """How the rows that were learned from differ from those that should have been."""
+
+    num_expected: int
+    num_left_out: int
+    num_repeated: int
+    """Rows that were used more than once."""
+    num_foreign: int
+    """Rows that are not among those expected."""
+
+
+def compare_rows(samples: Iterable[Samples], expected: Iterable[Numbers]) -> OtherRows:
+    """Return how the rows of a ledger differ from the expected ones, of which each should be there once."""
+    sums = np.zeros(4, dtype=np.int64)
+    with SortedNumbers() as used, SortedNumbers() as wanted:
+        for part in samples:
+            used.extend(part.row_id)
+        for rows in expected:
+            wanted.extend(rows)
+        for one, other in windows(used, wanted):
+            (found, counts), there = np.unique(one, return_counts=True), np.unique(other)
+            left_out, foreign = np.setdiff1d(there, found), np.setdiff1d(found, there)
+            sums += [there.size, left_out.size, int((counts > 1).sum()), foreign.size]
+    return OtherRows(*sums.tolist())
+
+
+def _placed(part: Samples) -> NDArray[np.int64]:
+    return _place(part.step, part.row_id)
+
+
+def _place(step: Numbers, row_id: Numbers) -> NDArray[np.int64]:
+    """Return step and row of each sample as one number: (num_samples,)."""
+    return (step.astype(np.int64) << _ROW_BITS) + row_id.astype(np.int64)
+
+
+def _ascending(numbers: SortedNumbers) -> Iterator[NDArray[np.int64]]:
+    return (window for (window,) in windows(numbers))
+
+
+def _digest(parts: Iterable[NDArray[np.int64]]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.data)
+    return digest.hexdigest()

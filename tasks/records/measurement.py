@@ -1,0 +1,327 @@
+"""data/measurements/speed.json: what the stage `measure` found, in the form in which the report shows it.
+
+Seconds are of one optimizer step, the slowest rank's, unless a name says otherwise; ratios are 0..1; an interval is a
+95 % interval unless it says otherwise.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.records.facts import Record
+
+DATA_BOUND_SHARE = 0.05
+"""Share of the step above which a cell is data-bound, and its ratio is not called GPU scaling."""
+
+
+class Estimate(Record):
+    """A figure with its interval."""
+
+    value: float
+    """The figure."""
+    low: float
+    """Lower end of the interval."""
+    high: float
+    """Upper end of the interval."""
+
+    @property
+    def relative_half_width(self) -> float:
+        """Half the interval's length / the figure."""
+        return (self.high - self.low) / 2 / abs(self.value)
+
+    @property
+    def holds_one(self) -> bool:
+        """Whether the interval contains 1, so that a ratio says nothing."""
+        return self.low <= 1 <= self.high
+
+
+class RankDevice(Record):
+    """What a rank computes on, as the rank itself sees it."""
+
+    gpu_uuid: str | None = None
+    """Its GPU; null on the CPU."""
+    cpus: list[int] | None = None
+    """Cores that it may use; null where the system does not tell."""
+    cpu_quota: float | None = None
+    """Cores' worth of time that its control group may use; null without a limit."""
+
+
+class NoiseFloor(Record):
+    """The A/A run: the baseline against itself, measured as two cells would be."""
+
+    ratio: Estimate
+    """Seconds of the one / seconds of the other: what nothing but noise makes of 1."""
+    num_pairs: int
+    """Pairs: rounds in which each of the two had two blocks."""
+    coefficient_of_variation: float
+    """Standard deviation of a round's seconds / their mean."""
+    pairs_needed: int
+    """Pairs that the asked half-width needs at this noise, if nothing drifts."""
+
+
+class BlockWork(Record):
+    """What was done in one timed block, all ranks together; what gates hold the seconds against."""
+
+    turn: int
+    """Blocks of one turn ran the same steps."""
+    range: str
+    """Whose rows it had."""
+    steps: list[int]
+    """Optimizer steps of the range's first epoch, from 1, in this order."""
+    seconds: float
+    """Of the whole block, on its slowest rank."""
+    num_samples: int
+    """Rows."""
+    num_tokens: int
+    """What was learned from, in the workload's unit."""
+    num_targets: int
+    """Labels that were learned from."""
+    num_positions: int
+    """Positions computed, padding included."""
+    num_micro_batches: int
+    """Forward passes with rows in them."""
+    rows: str
+    """Digest of which rows each step had; the same for the same rows, whichever ranks had them."""
+    rows_of_first_rank: str
+    """The same of the first rank alone."""
+    loss_sum: float | None
+    """Sum of the losses that were back-propagated; null if not finite."""
+    grad_norm_sum: float | None
+    """Sum over the steps of the gradient's L2 norm before clipping; null if not finite."""
+    num_exchanges: list[int]
+    """Collectives of the group of the gradients, rank by rank: counted by torch."""
+    exchange_bytes: list[int] | None
+    """Bytes that these were given, by torch's flight recorder; null where it does not tell."""
+
+
+Phase = Literal["noise", "speedup", "waterfall"]
+
+
+class ArmBlocks(Record):
+    """The blocks of one arm in one phase of measuring."""
+
+    phase: Phase
+    """noise: the baseline against itself; speedup: what the speedups are of; waterfall: beside the counterfactuals."""
+
+    arm: str
+    """Its name."""
+    cell: str
+    """Name of the cell whose ranks ran it."""
+    kind: Literal["as trained", "wrapped", "data", "silent", "independent", "alone", "update"]
+    """as trained: the cell's step; wrapped: the baseline in DDP; data: data in another place; silent: no exchange;
+    independent: the shares of all ranks as one process would run them; alone: that of one of them; update: no
+    micro-batches."""
+    blocks: list[BlockWork]
+    """In the order of time."""
+
+
+class ArmSpeed(Record):
+    """One arm: a cell as it is trained, or the baseline inside a DDP wrapper."""
+
+    arm: str
+    """Name of the cell; with ` in a DDP wrapper` behind it for that."""
+    cell: str
+    """Name of the cell whose ranks ran it."""
+    is_wrapped_baseline: bool
+    """Whether this is the one process inside a DDP wrapper that it does not need."""
+    world_size: int
+    """Number of ranks."""
+    global_batch_size: int
+    """Samples per optimizer step, all ranks together."""
+    num_blocks: int
+    """Blocks that were timed."""
+    steps_per_block: int
+    """Optimizer steps of each."""
+    step_seconds: Estimate
+    """Median over the blocks."""
+    step_p50_seconds: list[float]
+    """Median of single steps, rank by rank."""
+    step_p95_seconds: list[float]
+    """95th percentile of single steps, rank by rank."""
+    tokens_per_second: float
+    """Tokens learned from, all ranks together."""
+    padded_tokens_per_second: float
+    """Positions computed, padding included."""
+    samples_per_second: float
+    """Samples, all ranks together."""
+    mfu: float | None
+    """Model FLOPs utilisation, attention counted within documents; null where the device's peak is not known."""
+    mfu_palm: float | None
+    """The same by the definition of PaLM: attention over the whole padded length."""
+    peak_memory_gib: float | None
+    """Most device memory that a rank had allocated; null on CPU."""
+    gpu_utilisation: float | None
+    """Mean over the cell's GPUs; null without one."""
+    gpu_watts: float | None
+    """Power of the cell's GPUs together; null without one."""
+    joules_per_token: float | None
+    """Their energy per token learned from; null without one."""
+    data_wait_share: float | None = None
+    """Share of the timed blocks in which it waited for the loader; null where an earlier version measured."""
+    speedup: Estimate | None
+    """How many times as fast as the first cell per unit of work; null for the first cell or if withheld."""
+    speedup_over_wrapped: Estimate | None
+    """The same against the first cell inside a DDP wrapper; null where that was not run or if withheld."""
+
+
+class Part(Record):
+    """One share of the time that a cell loses against the ideal."""
+
+    name: str
+    """data wait, host-to-device copy, contention, DDP overhead, exposed communication, straggler, optimizer, fixed."""
+    seconds: Estimate
+    """Seconds per step lost to it."""
+    how: str
+    """The counterfactual that it was measured by, in plain words."""
+
+
+class Waterfall(Record):
+    """From the ideal step of a cell to its measured one."""
+
+    cell: str
+    """Name of the cell."""
+    ideal_seconds: float | None
+    """The baseline's seconds per step / how many times more ranks the cell has (strong scaling); null if withheld."""
+    measured_seconds: float
+    """Seconds per step of the cell."""
+    parts: list[Part]
+    """What the difference is made of, in the order of the chain."""
+    unexplained_seconds: float | None
+    """measured - ideal - all parts; negative if the parts are more than was lost; null if withheld."""
+    lost_efficiency: float | None
+    """1 - parallel efficiency; null if withheld."""
+    unexplained_efficiency: float | None
+    """unexplained_seconds / measured_seconds; null if withheld."""
+    ddp_exposed_communication_seconds: float | None
+    """What DDP's own timers say of exposed communication, as a cross-check; null where they say nothing."""
+    verdict: str | None
+    """The largest part and its share of the step, in plain words; null if withheld."""
+    is_data_bound: bool
+    """Whether it or the baseline waits for data in more than 5 % of its step, or it loses as much to that beyond
+    doubt."""
+
+
+class PredictedPoint(Record):
+    """The speedup at one number of ranks."""
+
+    world_size: int
+    """Number of ranks."""
+    speedup: Estimate
+    """Predicted, with a 90 % interval."""
+    measured: Estimate | None
+    """What was measured there, with its 95 % interval; null where nothing was."""
+    is_extrapolated: bool
+    """Whether it lies beyond every number of ranks that was measured."""
+
+
+class PredictedCurve(Record):
+    """Predicted speedups as the comparison stands, or after one change."""
+
+    lever: str
+    """`as it is`, or the change in plain words."""
+    points: list[PredictedPoint]
+    """By number of ranks."""
+
+
+class Prediction(Record):
+    """What more ranks would give."""
+
+    curves: list[PredictedCurve]
+    """`as it is` first."""
+    assumptions: list[str]
+    """What it takes for granted, in plain sentences."""
+
+
+class Advised(Record):
+    """One change that was tried."""
+
+    cell: str
+    """The cell that it was tried on."""
+    change: str
+    """The change in plain words."""
+    patch: str
+    """What to write into params.yaml, as YAML."""
+    gain: Estimate
+    """Seconds per step without it / with it: above 1 is faster. All intervals of a cell together hold at 95 %."""
+    verdict: Literal["recommended", "no clear gain", "slower"]
+    """`recommended` only if the whole interval is above 1."""
+    note: str | None
+    """What else it changes."""
+
+
+class Advice(Record):
+    """What to change, by measurement."""
+
+    tried: list[Advised]
+    """The best first."""
+    combined: Advised | None
+    """All recommended changes at once, measured again; null if there are fewer than two."""
+    failed: list[str] = Field(default_factory=list)
+    """Changes that could not be run, each with the reason."""
+
+
+class PreflightCheck(Record):
+    """One look at the machine before measuring."""
+
+    name: str
+    """What was looked at."""
+    verdict: Literal["ok", "warning", "not checked"]
+    """`warning`: it may spoil the measurement."""
+    found: str
+    """What was found, with its numbers."""
+    remedy: str | None
+    """What to do about a warning."""
+
+
+class Preflight(Record):
+    """Whether the machine was fit to measure."""
+
+    verdict: Literal["fit to measure", "not fit to measure"]
+    """`not fit to measure` if there is a warning."""
+    checks: list[PreflightCheck]
+    """What was looked at."""
+
+
+class Measurement(Record):
+    """All that was measured before training."""
+
+    scaling: Literal["strong", "weak"]
+    """strong: same global batch in every cell; weak: same batch per rank."""
+    preflight: Preflight
+    """The machine before measuring."""
+    noise: NoiseFloor
+    """The A/A run."""
+    arms: list[ArmSpeed]
+    """The cells, the baseline first; then the wrapped baseline."""
+    stopped_because: str
+    """Why measuring ended, in plain words."""
+    half_width_asked: float
+    """Relative half-width that every speedup's interval was to have."""
+    num_rounds: int
+    """Rounds in which all arms took turns."""
+    seconds: float
+    """Seconds that measuring took."""
+    waterfalls: list[Waterfall]
+    """One for each cell with several ranks."""
+    prediction: Prediction | None
+    """What more ranks would give; null where there was nothing to predict from or if withheld."""
+    advice: Advice | None
+    """What to change; null where it was not asked for."""
+    left_out: list[str] = Field(default_factory=list)
+    """What was asked for and could not be measured, in whole sentences with the reason."""
+
+
+class MeasurementFile(Measurement):
+    """speed.json itself: with what only the gates look at, and results.json leaves out."""
+
+    blocks: list[ArmBlocks] = Field(default_factory=list)
+    """What was done in every block."""
+    ranges: list[str] = Field(default_factory=list)
+    """The ranges whose rows were timed."""
+    rank_devices: dict[str, list[RankDevice]] = Field(default_factory=dict)
+    """Cell -> what each rank computed on."""
+
+    @property
+    def published(self) -> Measurement:
+        """What results.json has of it."""
+        return Measurement.model_construct(**{name: getattr(self, name) for name in Measurement.model_fields})

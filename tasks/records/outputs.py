@@ -1,0 +1,300 @@
+"""What the earlier stages wrote, read once and checked: manifests, slices, runs, evaluation, machine."""
+
+import dataclasses
+import json
+import zipfile
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+
+from tasks.params import Params
+from tasks.params.choices import has_labels, unit_of
+from tasks.process.failure import DataError
+from tasks.records.ledger import Ledger, Samples, digest_of_rows, ledger_of, samples_of
+from tasks.records.measurement import MeasurementFile
+from tasks.records.stage_files import (
+    BaseModelManifest,
+    CertificateFile,
+    EvaluationFile,
+    MachineFile,
+    RawManifest,
+    RunFile,
+    SegmentFile,
+    SliceManifest,
+)
+from tasks.records.twins import Twins
+from training.arrays import Numbers, parts_of_array
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """steps.jsonl as columns, one entry per optimizer step."""
+
+    step: NDArray[np.int64]
+    loss: NDArray[np.float64]
+    learning_rate: NDArray[np.float64]
+    num_samples: NDArray[np.int64]
+    num_positions: NDArray[np.int64]
+    """Label tokens and padding."""
+    seconds: NDArray[np.float64]
+    other_seconds: NDArray[np.float64]
+    """Part of `seconds` in which no step ran."""
+    rank_own_seconds: NDArray[np.float64]
+    """(steps, ranks): what each rank did without waiting for another; 0 where that is not known."""
+    rank_own_positions: NDArray[np.int64]
+    """(steps, ranks): how many positions it computed in those seconds."""
+
+
+@dataclass(frozen=True)
+class SliceOutputs:
+    """One slice of the data set: its manifest and the rows that it holds."""
+
+    folder: Path
+    manifest: SliceManifest
+
+    def row_ids(self) -> Iterator[Numbers]:
+        """Yield the positions of the rows in the data set, part by part."""
+        return _parts(self.folder / "row_ids.npy")
+
+    def num_units(self, seq_len: int, *, workload: str) -> int:
+        """Return what learning from all rows once counts when they are cut to `seq_len`.
+
+        Of a text: the tokens that can be predicted, or all where it is to be classified; of what is no text: 1.
+        """
+        if unit_of(workload) != "token":
+            return sum(len(part) for part in self.row_ids())
+        num_unseen, total, before = 0 if has_labels(workload) else 1, 0, np.zeros(0, dtype=np.int64)
+        for part in _parts(self.folder / "offsets.npy"):
+            lengths = np.diff(np.concatenate([before, part]))
+            if (lengths < 0).any():
+                raise _damaged(self.folder / "offsets.npy", ValueError("offsets that fall; allowed: ones that rise"))
+            total += int(np.maximum(np.minimum(lengths, seq_len) - num_unseen, 0).sum())
+            before = part[-1:].astype(np.int64)
+        return total
+
+
+@dataclass(frozen=True)
+class SegmentOutputs:
+    """One range x one epoch of one cell: its totals, and what it logged."""
+
+    folder: Path
+    facts: SegmentFile
+
+    @property
+    def title(self) -> str:
+        """What messages call it: `2proc 0-800 epoch 1`."""
+        return f"{self.facts.cell} {self.facts.range} epoch {self.facts.epoch}"
+
+    def read_steps(self) -> Steps:
+        """Return every optimizer step of the segment; RunOutputs keeps those of the run."""
+        path = self.folder / "steps.jsonl"
+        try:
+            with path.open(encoding="utf-8") as lines:
+                events = (event for line in lines if (event := json.loads(line)).get("event", "step") == "step")
+                steps = _read_steps(events)
+            if len(steps.step) != self.facts.num_steps:
+                raise ValueError(f"{len(steps.step)} steps, segment.json has {self.facts.num_steps}")
+            return steps
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(path, error) from None
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What all samples that the segment learned from come to."""
+        return ledger_of(self.samples())
+
+    def samples(self) -> Iterator[Samples]:
+        """Yield every sample that the segment learned from, part by part."""
+        path = self.folder / "ledger.npz"
+        try:
+            yield from samples_of(path)
+        except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+            raise _damaged(path, error) from None
+
+
+@dataclass(frozen=True)
+class RunOutputs:
+    """One cell's whole training."""
+
+    facts: RunFile
+    segments: list[SegmentOutputs]
+
+    @cached_property
+    def parts(self) -> dict[tuple[str | None, int | None], list[SegmentFile]]:
+        """(range, epoch) -> the facts of its segments, in order; None for either stands for all."""
+        found: dict[tuple[str | None, int | None], list[SegmentFile]] = {}
+        for facts in (segment.facts for segment in self.segments):
+            for part in (None, facts.range):
+                for epoch in (None, facts.epoch):
+                    found.setdefault((part, epoch), []).append(facts)
+        return found
+
+    @cached_property
+    def steps(self) -> Steps:
+        """Every optimizer step of the run."""
+        parts = [segment.read_steps() for segment in self.segments]
+        names = [column.name for column in dataclasses.fields(Steps)]
+        return Steps(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Everything that a report is made of."""
+
+    params: Params
+    raw: RawManifest
+    base_model: BaseModelManifest
+    machine: MachineFile
+    slices: dict[str, SliceOutputs]
+    certificate: CertificateFile | None
+    """Of update equivalence; None where the stage `measure` has not run."""
+    twins: Twins | None
+    """Trainings of the same work; None where the stage `measure` has trained none."""
+    measurement: MeasurementFile | None
+    """Of speed; None where the stage `measure` has not run."""
+    runs: dict[str, RunOutputs]
+    evaluation: EvaluationFile
+
+    @property
+    def baseline(self) -> RunOutputs:
+        """The run of the first cell."""
+        return self.runs[self.params.baseline]
+
+    @property
+    def others(self) -> dict[str, RunOutputs]:
+        """The runs of all other cells."""
+        return {cell: run for cell, run in self.runs.items() if cell != self.params.baseline}
+
+    @cached_property
+    def row_digests(self) -> dict[str, str]:
+        """Range -> the digest of its rows, as a ledger has it."""
+        return {str(part): digest_of_rows(self.slices[str(part)].row_ids()) for part in self.params.ranges}
+
+    @cached_property
+    def units_of_ranges(self) -> dict[str, int]:
+        """Range -> what learning from it once counts: tokens, or images."""
+        seq_len, workload = self.params.train.seq_len, self.params.workload
+        return {str(part): self.slices[str(part)].num_units(seq_len, workload=workload) for part in self.params.ranges}
+
+    @property
+    def segments(self) -> list[tuple[str, int]]:
+        """The (range, epoch) of every segment that params.yaml asks for, in the order of training."""
+        epochs = range(1, self.params.train.epochs + 1)
+        return [(str(part), epoch) for part in self.params.ranges for epoch in epochs]
+
+
+def read_outputs(
+    params: Params,
+    *,
+    raw: Path,
+    base_model: Path,
+    slices: Path,
+    measurements: Path,
+    runs: Path,
+    evaluation: Path,
+    machine: Path,
+) -> Outputs:
+    """Return what the earlier stages wrote; raises DataError in one line for anything missing or damaged."""
+    names = [*(str(part) for part in params.ranges), str(params.heldout)]
+    certificate = measurements / "certificate.json"
+    return Outputs(
+        params=params,
+        raw=_read(raw, RawManifest),
+        base_model=_read(base_model, BaseModelManifest),
+        machine=_read(machine, MachineFile),
+        slices={
+            name: SliceOutputs(slices / name, _read(slices / name / "manifest.json", SliceManifest)) for name in names
+        },
+        certificate=_read(certificate, CertificateFile) if certificate.exists() else None,
+        twins=_read(measurements / "twins.json", Twins) if (measurements / "twins.json").exists() else None,
+        measurement=_read_measurement(measurements / "speed.json", params),
+        runs={cell: _read_run(runs / cell) for cell in params.cells},
+        evaluation=_read(evaluation / "evaluation.json", EvaluationFile),
+    )
+
+
+_STEP = np.dtype(
+    [
+        *(("step", np.int64), ("loss", np.float64), ("learning_rate", np.float64), ("num_samples", np.int64)),
+        *(("num_positions", np.int64), ("seconds", np.float64), ("other_seconds", np.float64)),
+    ]
+)
+
+
+def _read_steps(events: Iterable[dict[str, Any]]) -> Steps:
+    """Return the events as columns, reading one by one: all of them at once would take over a kilobyte per step."""
+    own_seconds, own_positions = array("d"), array("q")
+
+    def scalars() -> Iterator[tuple[float, ...]]:
+        for event in events:
+            own_seconds.extend(event["rank_own_seconds"])
+            own_positions.extend(event["rank_own_positions"])
+            num_positions = event["num_tokens"] + event["num_padding_tokens"]
+            before, after = ("step", "loss", "learning_rate", "num_samples"), ("seconds", "other_seconds")
+            yield (*(event[name] for name in before), num_positions, *(event[name] for name in after))
+
+    columns = np.fromiter(scalars(), dtype=_STEP)
+    return Steps(
+        **{name: columns[name] for name in columns.dtype.names or ()},
+        rank_own_seconds=np.array(own_seconds).reshape(len(columns), -1),
+        rank_own_positions=np.array(own_positions).reshape(len(columns), -1),
+    )
+
+
+def _read_measurement(path: Path, params: Params) -> MeasurementFile | None:
+    if not path.exists():
+        return None
+    measurement = _read(path, MeasurementFile)
+    measured = [f"{arm.cell} ({arm.world_size})" for arm in measurement.arms if not arm.is_wrapped_baseline]
+    wanted = [f"{name} ({cell.world_size})" for name, cell in params.cells.items()]
+    if measured != wanted:
+        raise DataError(
+            f"{path}: cells (ranks) {', '.join(measured)}, params.yaml has {', '.join(wanted)}; delete it and run "
+            "`dvc repro` to make it anew"
+        )
+    return measurement
+
+
+def _read_run(folder: Path) -> RunOutputs:
+    facts = _read(folder / "run.json", RunFile)
+    segments = []
+    for entry in facts.segments:
+        path = folder / entry.folder
+        segments.append(SegmentOutputs(path, _read(path / "segment.json", SegmentFile)))
+    if not segments:
+        raise DataError(f"{folder / 'run.json'}: no segments; run the stage train again")
+    return RunOutputs(facts, segments)
+
+
+def _read(path: Path, model: type[Model]) -> Model:
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise _damaged(path, error) from None
+
+
+def _parts(path: Path) -> Iterator[Numbers]:
+    try:
+        yield from parts_of_array(path)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        reason = f"{'.'.join(str(part) for part in first['loc']) or 'top level'}: {first['msg']}"
+    elif isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+    else:
+        reason = f"{type(error).__name__}: {error}"
+    return DataError(f"{path}: {reason}; delete it and run `dvc repro` to make it anew")

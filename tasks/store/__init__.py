@@ -1,0 +1,1 @@
+"""Finished work, kept by the digest of what went into it, and linked into outputs."""

@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tasks.data.builtin.tiny_model import END_OF_TEXT, VOCAB_SIZE, write_tiny_qwen2
+
+
+def test_the_model_loads_as_a_qwen2_of_about_a_million_fp32_parameters(tiny_qwen2: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_qwen2)
+    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert 800_000 < sum(part.numel() for part in model.parameters()) < 1_300_000
+    assert {part.dtype for part in model.parameters()} == {torch.float32}
+    assert model.get_input_embeddings().weight.data_ptr() == model.get_output_embeddings().weight.data_ptr()
+    with safe_open(tiny_qwen2 / "model.safetensors", framework="np") as weights:
+        stored = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118
+    assert stored == sum(part.numel() for part in model.parameters())
+
+
+def test_the_model_has_learned_nothing(tiny_qwen2: Path, builtin_rows: list[str]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_qwen2)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
+    ids = tokenizer(builtin_rows[0], return_tensors="pt").input_ids
+    loss = model(input_ids=ids, labels=ids).loss.item()
+    assert loss == pytest.approx(torch.log(torch.tensor(float(VOCAB_SIZE))).item(), abs=0.2)
+
+
+def test_the_tokenizer_gives_every_text_back_and_fills_the_embedding_exactly(
+    tiny_qwen2: Path, builtin_rows: list[str]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
+    assert sorted(tokenizer.get_vocab().values()) == list(range(VOCAB_SIZE))
+    assert tokenizer.eos_token == END_OF_TEXT
+    for text in [*builtin_rows[:20], "Größe: 12 345 €\n\tΔx ≈ 0, 日本語 \U0001f600 and a NUL \0."]:
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
+    num_tokens = sum(len(tokenizer(text).input_ids) for text in builtin_rows)
+    assert 3.0 < sum(map(len, builtin_rows)) / num_tokens < 6.0
+
+
+def test_auto_tokenizer_splits_text_as_the_stored_tokenizer_does(tiny_qwen2: Path, builtin_rows: list[str]) -> None:
+    """AutoTokenizer puts Qwen2's own pre-tokenizer in place of another one, whatever tokenizer.json says."""
+    stored = Tokenizer.from_file(str(tiny_qwen2 / "tokenizer.json"))
+    loaded = AutoTokenizer.from_pretrained(tiny_qwen2)
+    for text in [*builtin_rows[:50], "  1234 five\n\n  don't"]:
+        assert loaded(text, add_special_tokens=False).input_ids == stored.encode(text, add_special_tokens=False).ids
+
+
+def test_the_model_continues_a_text(tiny_qwen2: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_qwen2)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
+    prompt = tokenizer("Return the", return_tensors="pt")
+    continued = model.generate(**prompt, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    assert tokenizer.decode(continued[0]).startswith("Return the")
+    assert continued.shape[1] == prompt.input_ids.shape[1] + 8
+
+
+def test_the_same_rows_give_the_same_bytes_whatever_the_random_state(
+    tiny_qwen2: Path, builtin_rows: list[str], tmp_path: Path
+) -> None:
+    torch.manual_seed(12345)
+    before = torch.get_rng_state()
+    write_tiny_qwen2(tmp_path, builtin_rows)
+    assert torch.equal(before, torch.get_rng_state())
+    files = sorted(file.name for file in tmp_path.iterdir())
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(files)
+    for name in files:
+        assert (tmp_path / name).read_bytes() == (tiny_qwen2 / name).read_bytes(), name
+        assert (tmp_path / name).stat().st_mode & 0o044 == 0o044

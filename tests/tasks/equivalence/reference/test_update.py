@@ -1,0 +1,119 @@
+"""One process that stands in for many: which micro-batches it adds up, and that its update is the textbook's."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.equivalence.reference.update import OneProcess, Updated, as_one_rank, as_ranks, shuffled
+from tests.tiny import make_config, make_slice, make_tiny_model
+from training.config import TrainingConfig, read_config
+from training.data import open_slice
+from training.files import write_json
+from training.plan import StepPlan, plan_segment
+from training.schedule import learning_rate_at
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model and a slice of 21 rows: 3 steps, the last of 5 rows."""
+    root = tmp_path_factory.mktemp("update")
+    make_tiny_model(root / "model")
+    make_slice(root / "slice", num_rows=21)
+    return root
+
+
+def config_for(folder: Path, **changes: Any) -> TrainingConfig:
+    """Return what the ranks of a cell are told."""
+    config = make_config(folder / "work", folder / "model", [folder / "slice"], **changes)
+    write_json(folder / "config.json", config)
+    return read_config(folder / "config.json")
+
+
+def update(config: TrainingConfig, order: Any = None) -> Updated:
+    """Return what the updates leave."""
+    return OneProcess(config).update(order or as_ranks(config), on_step=lambda: None)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
+def test_every_micro_batch_is_added_exactly_once_in_the_order_of_the_ranks(folder: Path, world_size: int) -> None:
+    config = config_for(folder, strategy="ddp", world_size=world_size)
+    for num_micro_batches in range(1, 12):
+        plan = StepPlan(
+            micro_batches=tuple(np.array([row]) for row in range(num_micro_batches)), num_tokens=1, num_targets=1
+        )
+        groups = as_ranks(config)(plan, 1)
+        assert sorted(index for group in groups for index in group) == list(range(num_micro_batches))
+        dealt = [[i for i in plan.dealt_to(rank, world_size) if i is not None] for rank in range(world_size)]
+        assert groups == [part for part in dealt if part]
+
+
+def test_a_plan_that_deals_wrongly_cannot_mislead_it(folder: Path) -> None:
+    class Wrong(StepPlan):
+        def dealt_to(self, rank: int, world_size: int) -> list[int | None]:
+            return [0, 1]  # the same to every rank, and never 2
+
+    plan = Wrong(micro_batches=tuple(np.array([row]) for row in range(3)), num_tokens=1, num_targets=1)
+    assert as_ranks(config_for(folder, strategy="ddp", world_size=2))(plan, 1) == [[0, 1], [2]]
+
+
+def test_orders_are_orders_of_the_same_micro_batches(folder: Path) -> None:
+    plan = StepPlan(micro_batches=tuple(np.array([row]) for row in range(5)), num_tokens=1, num_targets=1)
+    assert as_one_rank(plan, 1) == [[4, 3, 2, 1, 0]]
+    assert sorted(shuffled(plan, 1)[0]) == [0, 1, 2, 3, 4]
+    assert len({str(shuffled(plan, number)) for number in range(1, 9)}) > 1
+    assert as_ranks(config_for(folder, strategy="ddp", world_size=2, exact=True))(plan, 1) == [[4, 3, 2, 1, 0]]
+
+
+def test_the_updates_are_those_of_plain_torch_on_whole_batches_row_by_row(folder: Path) -> None:
+    from transformers import Qwen2ForCausalLM
+
+    config = config_for(folder, strategy="ddp", world_size=2)
+    got = update(config)
+    model = Qwen2ForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    decayed = [part for part in model.parameters() if part.ndim > 1]
+    others = [part for part in model.parameters() if part.ndim < 2]
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0}])
+    source = open_slice(folder / "slice")
+    lengths = source.lengths(config.seq_len)
+    plan = plan_segment(lengths, seed=1, epoch=1, rows="0-21", global_batch_size=8, micro_batch_size=2)
+    for number in range(1, 4):
+        rows = plan.order[8 * (number - 1) : 8 * number].tolist()
+        losses = []
+        for row in rows:
+            tokens = torch.from_numpy(source.row(row, config.seq_len).astype(np.int64))
+            if len(tokens) > 1:
+                logits = model(tokens[None, :-1]).logits[0]
+                losses.append(torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum"))
+        (torch.stack(losses).sum() / sum(int(lengths[row]) - 1 for row in rows)).backward()
+        if number == 1:
+            for name, part in model.named_parameters():
+                torch.testing.assert_close(got.gradient[name], part.grad, rtol=1e-4, atol=1e-7)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate_at(number, 3, peak=2e-3, schedule="linear", warmup_steps=2)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert got.gradient_step == 1
+    for name, part in model.named_parameters():
+        torch.testing.assert_close(got.weights[name], part.detach(), rtol=1e-4, atol=2e-5)
+
+
+def test_a_second_update_starts_from_the_base_model_again(folder: Path) -> None:
+    config = config_for(folder, strategy="ddp", world_size=2)
+    process = OneProcess(config)
+    first, second = (process.update(as_ranks(config), on_step=lambda: None) for _ in range(2))
+    for name, part in first.weights.items():
+        assert torch.equal(part, second.weights[name])
+        assert part.data_ptr() != second.weights[name].data_ptr()
+
+
+def test_dropout_is_that_of_the_micro_batch_whatever_the_order(folder: Path, tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "model", dropout=0.3)
+    make_slice(tmp_path / "slice", num_rows=21)
+    config = config_for(tmp_path, strategy="ddp", world_size=2)
+    one, other = update(config), update(config, as_one_rank)
+    for name, part in one.gradient.items():
+        torch.testing.assert_close(part, other.gradient[name], rtol=1e-4, atol=1e-6)

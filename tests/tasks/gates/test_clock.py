@@ -1,0 +1,157 @@
+"""The gate `Only steps were timed`, with figures worked out by hand.
+
+In the comparison as written 1proc has 4 steps of 3, 3, 2 and 2 s, 2proc of 2, 2, 1.2 and 1.2 s, in 2 segments; each
+segment also has 0.5 s of checkpoints and 0.125 s of log points, and the wall clock passed just that.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.gates.checks import check_gates
+from tasks.records.gate import Gate
+from tests.tasks.reporting.comparison import (
+    PARAMS,
+    SECONDS,
+    edit_segment,
+    edit_steps,
+    outputs_of,
+    segment_folder,
+    write_comparison,
+)
+
+
+def gate_of(folder: Path, params: dict[str, Any]) -> Gate:
+    return next(gate for gate in check_gates(outputs_of(folder, params)) if gate.name == "Only steps were timed")
+
+
+def test_a_clock_that_runs_for_steps_alone_passes_and_says_so(tmp_path: Path, params: dict[str, Any]) -> None:
+    gate = gate_of(tmp_path, params)
+    assert gate.verdict == "passed"
+    first, second = gate.findings
+    adds_up = "steps, log points and checkpoints add up to the wall clock's seconds"
+    for found, cell, share in ((first, "1proc", "0.0 %"), (second, "2proc", "0.1 %")):
+        assert found.compared == (
+            f"{cell}: in {share} of the step time no step ran, the slowest took 1.2 times the median; {adds_up}"
+        )
+    assert first.numbers == {
+        "train_seconds": 10.0,
+        "seconds_without_a_step": 0.004,
+        "timed_and_not_timed_seconds": 11.25,
+        "wall_clock_seconds": 11.25,
+        "slowest_step_in_medians": 1.2,
+        "most_share_without_a_step": 0.05,
+        "most_medians": 10.0,
+    }
+    assert second.numbers == first.numbers | {
+        "train_seconds": 6.4,
+        "timed_and_not_timed_seconds": pytest.approx(7.65),
+        "wall_clock_seconds": pytest.approx(7.65),
+        "slowest_step_in_medians": 1.25,
+    }
+
+
+@pytest.mark.parametrize(
+    ("cell", "others", "verdict", "says"),
+    [
+        # 20 ms of each step are the loop's own; 5 % of 6.4 s are 0.32 s.
+        ("2proc", [0.33, 0.018], "passed", ""),
+        ("2proc", [0.35, 0.02], "failed", "2proc: the clock ran for 0.370 s of 6.40 s while no step did, most at step"),
+        ("2proc", [0.18, 0.19], "failed", "at step 2 with 0.190 s: something else, such as a checkpoint, an upload or"),
+        ("1proc", [-0.3, -0.19], "passed", ""),
+        ("1proc", [-0.3, -0.3], "failed", "1proc: the clock stood still for 0.600 s while steps ran, most at step 1"),
+    ],
+)
+def test_seconds_in_which_no_step_ran_fail_beyond_5_percent(
+    tmp_path: Path, params: dict[str, Any], cell: str, others: list[float], verdict: str, says: str
+) -> None:
+    for index, seconds in enumerate(others):
+        edit_steps(tmp_path, cell, index=index, other_seconds=seconds)
+    edit_segment(tmp_path, cell, other_seconds=sum(others) - 0.002)  # the other segment has 0.002
+    gate = gate_of(tmp_path, params)
+    assert gate.verdict == verdict
+    assert says in gate.compared
+
+
+@pytest.mark.parametrize(
+    ("cell", "span_seconds", "verdict", "says"),
+    [
+        # 1proc 0-8 adds up to 6.625 s; 5 % of its 10 s are 0.5 s.
+        ("1proc", 6.13, "passed", ""),
+        ("1proc", 6.12, "failed", "add up to 11.2 s, yet the wall clock passed 10.7 s: the clock of the steps"),
+        ("1proc", 7.16, "passed", ""),  # and 4 times 10 ms
+        ("1proc", 7.17, "failed", "yet the wall clock passed 11.8 s: part of the training was not timed at all"),
+        # 2proc 0-8 adds up to 4.625 s; 5 % of its 6.4 s are 0.32 s, and 4 times 10 ms.
+        ("2proc", 4.27, "passed", ""),
+        ("2proc", 4.26, "failed", "2proc: steps 6.40 s, checkpoints 1.00 s, log points 0.250 s add up to 7.65 s, yet"),
+    ],
+)
+def test_seconds_counted_twice_or_never_fail(
+    tmp_path: Path, params: dict[str, Any], cell: str, span_seconds: float, verdict: str, says: str
+) -> None:
+    edit_segment(tmp_path, cell, span_seconds=span_seconds)
+    gate = gate_of(tmp_path, params)
+    assert gate.verdict == verdict
+    assert says in gate.compared
+
+
+def _of_many_steps(folder: Path, slow_seconds: float, *, num_positions: int) -> dict[str, Any]:
+    """Write a comparison whose segments have 20 steps of 0.05 s, of 100 positions; but for the third of 2proc 0-8."""
+    params = write_comparison(folder, params=PARAMS, seconds=SECONDS)
+    for cell in SECONDS:
+        for part, first_step in (("0-8", 1), ("8-16", 21)):
+            path = segment_folder(folder, cell, part) / "steps.jsonl"
+            line = json.loads(path.read_text().splitlines()[0])
+            lines = [
+                line | {"step": first_step + index, "seconds": 0.05, "num_tokens": 90, "num_padding_tokens": 10}
+                for index in range(20)
+            ]
+            is_slow = (cell, part) == ("2proc", "0-8")
+            if is_slow:
+                lines[2] |= {"seconds": slow_seconds, "num_tokens": num_positions - 10}
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            seconds = sum(line["seconds"] for line in lines)
+            spans = {"train_seconds": seconds, "span_seconds": seconds + 0.625}
+            edit_segment(folder, cell, part, num_steps=20, **spans)
+    return params
+
+
+@pytest.mark.parametrize(
+    ("slow_seconds", "num_positions", "verdict"),
+    [
+        (2.1, 100, "failed"),
+        (2.1, 2000, "passed"),  # 20 times the positions, so 2.1 times as slow
+        (0.51, 100, "failed"),  # 10.2 times the median, and 0.46 s are more than 10 % of 2.46 s
+        (0.49, 100, "passed"),  # 9.8 times the median
+    ],
+)
+def test_a_step_of_over_10_times_the_median_fails_with_its_number_and_seconds(
+    tmp_path: Path, slow_seconds: float, num_positions: int, verdict: str
+) -> None:
+    gate = gate_of(tmp_path, _of_many_steps(tmp_path, slow_seconds, num_positions=num_positions))
+    assert gate.verdict == verdict
+    if slow_seconds == 2.1 and verdict == "failed":
+        assert gate.compared == (
+            "2proc: step 3 took 2.10 s among steps of 0.0500 s (1 step of over 10 times the median): something else "
+            "ran while the clock did. Train all cells again on an idle machine: rm -rf .work/runs, then dvc repro -f "
+            "-s train, then make compare"
+        )
+        assert [found.numbers["slowest_step_in_medians"] for found in gate.findings] == [1.0, pytest.approx(42.0)]
+
+
+def test_a_slow_step_that_hardly_changes_the_whole_passes(tmp_path: Path) -> None:
+    params = _of_many_steps(tmp_path, 0.6, num_positions=100)
+    for part in ("0-8", "8-16"):
+        path = segment_folder(tmp_path, "2proc", part) / "steps.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        longer = [line | {"step": 1000 * index + line["step"]} for index in range(4) for line in lines[3:]]
+        path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *longer]))
+        seconds = sum(line["seconds"] for line in [*lines, *longer])
+        spans = {"train_seconds": seconds, "span_seconds": seconds + 0.625}
+        edit_segment(tmp_path, "2proc", part, num_steps=20 + len(longer), **spans)
+    gate = gate_of(tmp_path, params)
+    # 12 times the median, but 0.55 s of 9.35 s.
+    assert gate.verdict == "passed"
+    assert [found.numbers["slowest_step_in_medians"] for found in gate.findings] == [1.0, pytest.approx(12.0)]

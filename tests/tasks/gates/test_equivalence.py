@@ -1,0 +1,110 @@
+"""The gate on the equivalence certificate, and what the report shows of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.records.gate import Gate
+from tasks.reporting.collect import collect_results
+from tasks.reporting.results import Results
+from tests.tasks.reporting.comparison import edit_json, outputs_of, write_certificate
+from tests.tasks.reporting.rendered import html_of, markdown_of
+
+NAME = "Update equivalence"
+
+
+def results_of(folder: Path, params: dict[str, Any]) -> tuple[Results, Gate]:
+    """Return what the report finds, and the gate."""
+    results = collect_results(outputs_of(folder, params))
+    (gate,) = [gate for gate in results.gates if gate.name == NAME]
+    return results, gate
+
+
+def test_a_passed_certificate_passes_with_its_numbers(tmp_path: Path, params: dict[str, Any]) -> None:
+    results, gate = results_of(tmp_path, params)
+    assert gate.verdict == "passed"
+    assert "gradient of 8 updates at most 5.0e-08 apart (noise floor 2.0e-07, 2.0e-06 allowed)" in gate.compared
+    assert (
+        "weights as each update changed them at most 3.0e-07 apart (noise floor 4.0e-07, 4.0e-06 allowed)"
+        in gate.compared
+    )
+    (found,) = gate.findings
+    assert (found.cell, found.numbers["gradient_relative_l2"]) == ("2proc", 5e-8)
+    assert found.numbers["weights_tolerance"] == 4e-6
+    assert results.cells[1].whole.speedup is not None
+
+
+def test_another_precision_than_the_trainings_is_said(tmp_path: Path, params: dict[str, Any]) -> None:
+    _, gate = results_of(tmp_path, params)
+    assert "2proc against one process: gradient" in gate.compared
+    _, gate = results_of(tmp_path, params | {"train": params["train"] | {"precision": "bf16"}})
+    assert "against one process, both in fp32 (in bf16 their kernels round differently): gradient" in gate.compared
+
+
+def test_bitwise_equal_is_said(tmp_path: Path, params: dict[str, Any]) -> None:
+    equal = {"max_abs": 0.0, "relative_l2": 0.0, "is_bitwise_equal": True, "largest_in": None}
+    write_certificate(tmp_path, params, gradient=equal, weights=equal)
+    _, gate = results_of(tmp_path, params)
+    assert "gradient of 8 updates bitwise equal" in gate.compared
+
+
+def test_a_failed_certificate_withholds_the_speedup(tmp_path: Path, params: dict[str, Any]) -> None:
+    write_certificate(tmp_path, params, verdict="failed", problem="the gradient differs by 2.8e-02")
+    results, gate = results_of(tmp_path, params)
+    assert gate.verdict == "failed"
+    assert "2proc: the gradient differs by 2.8e-02" in gate.compared
+    assert results.cells[1].is_withheld
+    assert results.cells[1].whole.speedup is None
+    assert NAME in results.verdict
+
+
+def test_figures_outrank_the_certificates_own_verdict(tmp_path: Path, params: dict[str, Any]) -> None:
+    write_certificate(tmp_path, params, tolerance={"gradient": 1e-9, "weights": 1e-9})
+    _, gate = results_of(tmp_path, params)
+    assert gate.verdict == "failed"
+    assert "2proc: the gradient 5.0e-08 apart, 1.0e-09 allowed" in gate.compared
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"verdict": "not checked", "problem": "too much noise"}, "2proc: too much noise"),
+        ({"cell": "3proc"}, "2proc has no certificate"),
+        ({"weights": None}, "2proc has a certificate without figures"),
+    ],
+)
+def test_what_was_not_certified_is_no_pass(
+    tmp_path: Path, params: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    write_certificate(tmp_path, params, **changes)
+    _, gate = results_of(tmp_path, params)
+    assert (gate.verdict, words in gate.compared) == ("not checked", True)
+
+
+def test_a_certificate_of_other_code_is_none_of_this_run(tmp_path: Path, params: dict[str, Any]) -> None:
+    edit_json(tmp_path / "measurements" / "certificate.json", code_digest="other")
+    _, gate = results_of(tmp_path, params)
+    assert gate.verdict == "not checked"
+    assert "2proc was trained with another code than the one that the certificate is of" in gate.compared
+
+
+def test_without_the_stage_measure_the_report_says_so(tmp_path: Path, params: dict[str, Any]) -> None:
+    (tmp_path / "measurements" / "certificate.json").unlink()
+    results, gate = results_of(tmp_path, params)
+    assert gate.verdict == "not checked"
+    assert results.equivalence == []
+    text = markdown_of(results)
+    assert "Noise floor" not in text.partition("## Glossary")[0]
+    assert "were not compared with those of a step on one" in text
+
+
+def test_page_and_markdown_show_differences_beside_floor_and_tolerance(tmp_path: Path, params: dict[str, Any]) -> None:
+    results, _ = results_of(tmp_path, params)
+    text = markdown_of(results)
+    assert "| 2proc | gradient of 8 updates, the widest | 5.0e-08 | 1.0e-06 | no | 2.0e-07 | 2.0e-06 |" in text
+    assert "| 2proc | weights of 8 updates, the widest | 3.0e-07 | 1.0e-06 | no | 4.0e-07 | 4.0e-06 |" in text
+    assert "made 8 updates on the first rows" in text
+    page = html_of(results)
+    assert "Updates of the ranks against those of one process" in page
+    assert "4.0e-07" in page

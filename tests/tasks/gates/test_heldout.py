@@ -1,0 +1,41 @@
+"""Held-out rows are none that was learned from, and what was evaluated is what was trained."""
+
+import json
+from pathlib import Path
+
+from tasks.gates.heldout import evaluated_what_was_trained, heldout_rows_unseen
+from tests.tasks.reporting.comparison import edit_json, edit_ledger, outputs_of, write_comparison
+
+
+def test_a_cell_that_learned_from_a_held_out_row_fails_and_the_other_passes(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    edit_ledger(tmp_path, "2proc", lambda arrays: arrays["row_id"].put(3, 17))
+    outputs = outputs_of(tmp_path, params)
+    clean, found = (heldout_rows_unseen(outputs, cell) for cell in ("1proc", "2proc"))
+    assert clean.compared == "1proc: none of 16 samples learned from is one of the 4 held-out rows"
+    assert (clean.verdict, found.verdict) == ("passed", "failed")
+    assert found.compared == "2proc 0-8 epoch 1: learned 1 time from a held-out row"
+    assert found.numbers == {"samples": 16, "held_out_samples": 1}
+
+
+def test_weights_that_are_not_those_the_ranks_ended_with_fail(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    file = tmp_path / "evaluation" / "evaluation.json"
+    models = json.loads(file.read_text())["models"]
+    models["2proc"]["parameter_checksum"] = "other weights"
+    edit_json(file, models=models)
+    outputs = outputs_of(tmp_path, params)
+    clean, found = (evaluated_what_was_trained(outputs, cell) for cell in ("1proc", "2proc"))
+    assert clean.verdict == "passed", clean.compared
+    assert found.verdict == "failed"
+    assert found.compared == "2proc 8-16 epoch 1: evaluated weights other weight, the ranks ended with 050505050505"
+
+
+def test_the_checkpoint_of_an_epoch_is_held_against_the_end_of_that_epoch(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    # The first range's figures were made with the last range's weights.
+    epoch = {"range": "0-8", "epoch": 1, "checkpoint": "a.pt", "loss": 3.5, "parameter_checksum": "05" * 8}
+    edit_json(tmp_path / "evaluation" / "evaluation.json", epochs={"2proc": [epoch]})
+    found = evaluated_what_was_trained(outputs_of(tmp_path, params), "2proc")
+    assert found.verdict == "failed"
+    assert found.compared == "2proc 0-8 epoch 1: evaluated weights 050505050505, the ranks ended with 030303030303"

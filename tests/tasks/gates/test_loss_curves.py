@@ -1,0 +1,135 @@
+"""Whether a loss follows the baseline's, held against twins whose differences are known."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.gates.loss_curves import allowed_by, differences, loss_curves_coincide
+from tasks.records.gate import Finding
+from tasks.records.twins import Twin, Twins
+from tasks.reporting.chaos import chaos_of
+from tests.tasks.reporting.comparison import edit_json, edit_steps, outputs_of, write_twins
+
+BASE = np.linspace(4.0, 3.0, 40)
+CHAOTIC = np.array([0, 2e-8, 1e-7, 3e-8, 5e-8, 5e-5, 3e-5, 3e-3, 1e-3, 2e-3, 2e-2, 7e-3, 3e-3, 1e-2, 2e-2, 2e-2])
+"""How far two right trainings of a ResNet18 were apart: SGD 0.01, 2 processes against 1, fp32."""
+OTHER = np.array([0, 7e-8, 9e-8, 1e-8, 4e-8, 9e-5, 4e-4, 5e-3, 1e-2, 3e-3, 1e-2, 1e-2, 1e-2, 2e-2, 2e-2, 1e-2])
+"""The same of another order of sums."""
+
+
+def twins_of(*apart: Any, num_steps: int = 16) -> Twins:
+    """Return twins of BASE: itself, and one so far apart from it on every step for each of `apart`."""
+    losses = [BASE[:num_steps], *(BASE[:num_steps] * (1 + np.asarray(one)) for one in apart)]
+    return Twins(twins=[Twin(order="any", losses=one.tolist()) for one in losses], seconds=1.0)
+
+
+def found(own: Any, twins: Twins | None, *, precision: str = "fp32") -> list[str]:
+    """Return in what a curve as long as `own` differs from BASE by more than the twins allow."""
+    own = np.asarray(own)
+    return differences(own, BASE[: len(own)], allowed_by(twins, precision=precision, num_steps=len(own)))
+
+
+def gate_of(folder: Path, params: dict[str, Any]) -> Finding:
+    """Return what the gate finds of the cell that is no baseline."""
+    finding = loss_curves_coincide(outputs_of(folder, params), "2proc")
+    assert finding is not None
+    return finding
+
+
+def test_a_step_may_be_ten_times_as_far_apart_as_the_twins_have_been_until_a_little_later() -> None:
+    apart = [0.0, 1e-6, 1e-6, 4e-5, 1e-5, 2e-3, 1e-3, 1e-3]
+    allowed = allowed_by(twins_of(apart, num_steps=8), precision="fp32", num_steps=8)
+    # Step 1 looks 2 steps ahead, so do 2 to 5; 6 looks as far as there is something.
+    assert allowed.by_step == pytest.approx([1e-5, 4e-4, 4e-4, 2e-2, 2e-2, 2e-2, 2e-2, 2e-2], rel=1e-2)
+    assert len(allowed_by(twins_of(apart, num_steps=8), precision="fp32", num_steps=40).by_step) == 5
+    nothing = allowed_by(twins_of(np.zeros(8), num_steps=8), precision="fp32", num_steps=8)
+    assert nothing.by_step.tolist() == [2e-6] * 8
+    assert allowed_by(twins_of(np.zeros(8), num_steps=8), precision="bf16", num_steps=8).by_step.tolist() == [1e-3] * 8
+
+
+def test_a_right_training_that_is_chaotic_is_not_withheld() -> None:
+    right = BASE[:16] * (1 - np.array([0, 7e-8, 9e-8, 1e-6, 1e-4, 3e-3, 6e-4, 9e-3, *OTHER[8:]]))
+    assert abs(right / BASE[:16] - 1).max() > 1.4e-2, "a fixed tolerance of 1e-4 would withhold it"
+    assert found(right, twins_of(CHAOTIC, OTHER)) == []
+
+
+@pytest.mark.parametrize(("step", "apart"), [(2, 1e-4), (3, 2e-2), (9, 0.5)])
+def test_a_wrong_training_fails_where_chaos_has_not_grown_so_far(step: int, apart: float) -> None:
+    wrong = BASE[:16] * (1 + CHAOTIC)
+    wrong[step - 1 :] = BASE[step - 1 : 16] * (1 + apart)
+    (problem,) = found(wrong, twins_of(CHAOTIC, OTHER))
+    assert f"loss differs by {apart:.1e} at step {step}, at most" in problem
+
+
+def test_a_difference_that_stays_fails_sooner_than_one_that_comes_and_goes() -> None:
+    noise = 1e-4 * np.cos(np.arange(40) * 3)
+    twins = twins_of(noise, num_steps=40)
+    assert found(BASE * (1 - 3 * noise), twins) == []
+    (problem,) = found(BASE * (1 + 8e-4), twins)
+    assert "(root mean square) in steps 1 to 8" in problem
+
+
+def test_beyond_the_twins_windows_are_compared() -> None:
+    twins = twins_of(np.full(8, 1e-8), num_steps=8)
+    for factor, words in ((1.02, ""), (1.05, "mean loss of steps 22 to 40 differs by 5.0e-02, at most 3e-02 allowed")):
+        late = BASE.copy()
+        late[21:] *= factor
+        assert "".join(found(late, twins)) == words
+    jumping = BASE.copy()
+    jumping[21::2] *= 1.1
+    jumping[22::2] *= 0.9
+    assert found(jumping, twins) == [], "right trainings that have parted scatter around each other"
+
+
+def test_where_the_twins_part_by_much_the_end_is_allowed_three_times_that() -> None:
+    allowed = allowed_by(twins_of(CHAOTIC, OTHER), precision="fp32", num_steps=16)
+    widest = float(twins_of(CHAOTIC, OTHER).widest[-1])
+    assert allowed.late == pytest.approx(3 * widest)
+    assert allowed.heldout == 0.1
+    none = allowed_by(None, precision="fp32", num_steps=16)
+    assert (len(none.by_step), none.late, none.heldout) == (0, 3e-2, 1e-1)
+
+
+def test_a_loss_that_is_no_number_is_no_coincidence() -> None:
+    for step in (1, 39):
+        broken = BASE.copy()
+        broken[step] = np.nan
+        assert found(broken, twins_of(np.zeros(8), num_steps=8))
+
+
+def test_the_gate_says_what_it_held_against_what(tmp_path: Path, params: dict[str, Any]) -> None:
+    assert loss_curves_coincide(outputs_of(tmp_path, params), "1proc") is None
+    finding = gate_of(tmp_path, params)
+    assert finding.verdict == "passed"
+    assert "on each of the first 4 steps 10 times what re-ordered sums grow to" in finding.compared
+    assert finding.numbers["steps_held_step_by_step"] == 4
+    write_twins(tmp_path, num_steps=4, apart=1e-3)
+    edit_steps(tmp_path, "2proc", loss=3.91)
+    assert gate_of(tmp_path, params).verdict == "passed"
+    write_twins(tmp_path, num_steps=4)
+    assert gate_of(tmp_path, params).verdict == "failed"
+
+
+def test_another_loss_on_held_out_rows_fails(tmp_path: Path, params: dict[str, Any]) -> None:
+    models = outputs_of(tmp_path, params).evaluation.model_dump(mode="json")["models"]
+    models["2proc"]["loss"] = 1.3 * models["1proc"]["loss"]
+    edit_json(tmp_path / "evaluation" / "evaluation.json", models=models)
+    finding = gate_of(tmp_path, params)
+    assert "2proc: held-out loss differs by 3.0e-01, at most 1e-01 allowed" in finding.compared
+
+
+def test_how_chaotic_a_training_is_stands_in_one_sentence() -> None:
+    chaotic = chaos_of(twins_of(CHAOTIC, OTHER))
+    assert chaotic is not None
+    assert chaotic.sentence == (
+        "This training is chaotic: two runs of the same work, which differ in how their sums are rounded alone, part "
+        "by 1 % of the loss after 11 steps."
+    )
+    assert chaotic.largest_differences[:3] == pytest.approx([0, 7e-8, 1e-7], rel=0.1)
+    calm = chaos_of(twins_of(np.full(16, 2e-7)))
+    assert calm is not None
+    assert "This training is not chaotic as far as was looked" in calm.sentence
+    assert "at most 2.0e-07 of the loss apart in 16 steps" in calm.sentence
+    assert chaos_of(None) is None

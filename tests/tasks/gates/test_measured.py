@@ -1,0 +1,214 @@
+"""What of a measurement reaches the results and the figures for machines."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tasks.gates.measured import efficiency, largest_part
+from tasks.process.failure import DataError
+from tasks.records.measurement import Measurement, MeasurementFile
+from tasks.reporting import data_files
+from tasks.reporting.collect import collect_results
+from tasks.reporting.model_card import card_text
+from tasks.reporting.results import SCHEMA_FILE, Results, read_results, write_results
+from tasks.services.tracked import final_figures
+from tests.tasks.reporting.comparison import PARAMS, edit_json, outputs_of, write_comparison
+from tests.tasks.reporting.measured import arm, estimate, measurement, waterfall, with_speedup, write_measurement
+
+
+def test_the_reported_speedup_is_the_measured_one_and_the_whole_training_keeps_its_own(
+    measured_results: Results, clean_results: Results
+) -> None:
+    one, two = measured_results.cells
+    assert two.speedup == pytest.approx(68 / 42)
+    assert two.parallel_efficiency == pytest.approx(34 / 42)
+    assert two.measured_efficiency is not None
+    assert two.measured_efficiency.high == pytest.approx(34 / 42 * 1.025)
+    assert two.karp_flatt == pytest.approx((42 / 68 - 0.5) / 0.5)
+    assert two.whole.speedup == 1.5625
+    assert (one.speedup, one.parallel_efficiency, one.measured_speedup) == (1.0, 1.0, None)
+    assert clean_results.cells[1].speedup == 1.5625
+
+
+def test_efficiency_counts_how_many_times_more_ranks() -> None:
+    share = efficiency(estimate(1.5, 0.1), 8, 4)
+    assert (share.value, share.low, share.high) == (0.75, pytest.approx(0.675), pytest.approx(0.825))
+
+
+def test_the_largest_part_is_one_that_costs_something() -> None:
+    largest = largest_part(waterfall())
+    assert largest is not None
+    assert largest.name == "exposed communication"
+    assert largest_part(waterfall(parts=[])) is None
+
+
+def test_speed_json_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    found = write_measurement(tmp_path)
+    assert outputs_of(tmp_path, params).measurement == MeasurementFile.model_validate(found.model_dump())
+    (tmp_path / "measurements" / "speed.json").unlink()
+    assert outputs_of(tmp_path, params).measurement is None
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [("{", "Invalid JSON"), ("{}", "Field required"), ('{"scaling": "none"}', "scaling"), ("", "Invalid JSON")],
+)
+def test_a_damaged_speed_json_is_one_clear_line(tmp_path: Path, content: str, says: str) -> None:
+    params = write_comparison(tmp_path)
+    (tmp_path / "measurements" / "speed.json").write_text(content)
+    with pytest.raises(DataError, match=says) as refused:
+        outputs_of(tmp_path, params)
+    assert "speed.json" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_measurement_of_other_cells_is_refused(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    write_measurement(tmp_path, measurement(arms=[arm("1proc", 1), arm("2proc", 4)]))
+    with pytest.raises(DataError, match=r"cells \(ranks\) 1proc \(1\), 2proc \(4\), params.yaml has 1proc \(1\), 2pro"):
+        outputs_of(tmp_path, params)
+
+
+def test_results_with_a_measurement_are_valid_by_the_schema_and_read_back(
+    tmp_path: Path, measured_results: Results, withheld_measured_results: Results
+) -> None:
+    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text()))
+    for results in (measured_results, withheld_measured_results):
+        write_results(tmp_path / "results.json", results)
+        validator.validate(json.loads((tmp_path / "results.json").read_text()))
+        assert read_results(tmp_path / "results.json") == results
+
+
+def test_an_older_results_json_without_the_new_keys_is_still_read(tmp_path: Path, clean_results: Results) -> None:
+    write_results(tmp_path / "results.json", clean_results)
+    content = json.loads((tmp_path / "results.json").read_text())
+    for key in ("measured_speedup", "measured_efficiency"):
+        for cell in content["cells"]:
+            del cell[key]
+    del content["measurement"]
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    assert read_results(tmp_path / "results.json") == clean_results
+
+
+def test_metrics_and_tracker_get_the_measured_speedup_with_its_ends(measured_results: Results) -> None:
+    metrics = data_files.metrics_of(measured_results)["2proc"]
+    assert metrics["speedup"] == pytest.approx(68 / 42)
+    assert metrics["parallel_efficiency"] == pytest.approx(34 / 42)
+    assert (metrics["speedup_low"], metrics["speedup_high"]) == (
+        pytest.approx(68 / 42 * 0.975),
+        pytest.approx(68 / 42 * 1.025),
+    )
+    assert (metrics["speedup_of_whole_training"], metrics["step_seconds"]) == (1.5625, 0.042)
+    assert metrics["measured_tokens_per_second"] == pytest.approx(1680 / 0.042)
+    assert metrics["tokens_per_second"] == 9.84375
+    assert data_files.metrics_of(measured_results)["1proc"]["speedup"] == 1.0
+    figures = final_figures(measured_results.model_dump(mode="json"))["2proc"]
+    for name in ("speedup", "speedup_low", "speedup_high", "parallel_efficiency", "step_seconds"):
+        assert figures[f"final/{name}"] == metrics[name], name
+    assert figures["final/speedup_of_whole_training"] == 1.5625
+    assert figures["final/measured_tokens_per_second"] == pytest.approx(40000)
+    assert figures["final/tokens_per_second"] == 9.84375
+    assert figures["final/karp_flatt"] == pytest.approx(4 / 17)
+
+
+def test_without_a_measurement_metrics_and_tracker_are_as_before(clean_results: Results) -> None:
+    assert data_files.metrics_of(clean_results)["2proc"]["speedup"] == 1.5625
+    assert "speedup_low" not in data_files.metrics_of(clean_results)["2proc"]
+    figures = final_figures(clean_results.model_dump(mode="json"))["2proc"]
+    assert figures["final/speedup"] == 1.5625
+    assert not [name for name in figures if "step_seconds" in name or "whole" in name]
+
+
+def test_the_model_card_gives_the_measured_speedup_and_says_so(
+    measured_results: Results, withheld_measured_results: Results
+) -> None:
+    card = card_text(measured_results, cell="2proc", repo_id=None, checkpoints=[])
+    assert "| 2proc | 2 | 42.0 ms (41.6 to 42.4) | 1.62x (1.58 to 1.66) | 1.65x" in card
+    assert "| 81 % (79 to 83) |" in card
+    assert "Each arm, measured in turns, strong scaling, 95 % intervals" in card
+    assert "| 2proc | 2 | 6.40 s | 9.84 | 2.50 | 1.56x | 78 % |" in card
+    assert "1.62" not in card_text(withheld_measured_results, cell="2proc", repo_id=None, checkpoints=[])
+
+
+@pytest.mark.parametrize(("speedup", "verdict"), [(2.18, "passed"), (2.22, "failed")])
+def test_a_measured_efficiency_above_what_is_possible_fails_the_gate(
+    tmp_path: Path, speedup: float, verdict: str
+) -> None:
+    params = write_comparison(tmp_path)
+    write_measurement(tmp_path, with_speedup(speedup))
+    results = collect_results(outputs_of(tmp_path, params))
+    gate = next(gate for gate in results.gates if gate.name == "Speedup is plausible")
+    assert (gate.verdict, results.is_withheld) == (verdict, verdict == "failed")
+    if verdict == "failed":
+        assert gate.compared.startswith(
+            "2proc was measured 2.22x as fast as 1proc, on 2 ranks against 1: a parallel efficiency of 1.11, above 1.1 "
+            "is not possible."
+        )
+        assert results.cells[1].speedup is None
+
+
+def _leaves(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {key: leaf for name, part in value.items() for key, leaf in _leaves(part, f"{path}.{name}").items()}
+    if isinstance(value, list):
+        return {key: leaf for place, part in enumerate(value) for key, leaf in _leaves(part, f"{path}.{place}").items()}
+    return {path: value}
+
+
+def test_a_failed_gate_leaves_no_comparison_with_the_baseline_in_results_metrics_or_tracker(
+    measured_results: Results, withheld_measured_results: Results
+) -> None:
+    given, left = measured_results.measurement, withheld_measured_results.measurement
+    assert given is not None
+    assert left is not None
+    compared = _ratios_to_the_baseline(given)
+    assert len(compared) == 16
+    for results in (measured_results, withheld_measured_results):
+        figures = {
+            **_leaves(results.model_dump(mode="json")),
+            **_leaves(data_files.metrics_of(results), "metrics"),
+            **_leaves({str(cell): found for cell, found in final_figures(results.model_dump()).items()}, "tracker"),
+        }
+        found = [key for key, one in figures.items() if any(one == pytest.approx(ratio) for ratio in compared)]
+        assert bool(found) != results.is_withheld, found
+    assert left.prediction is None
+    assert [arm.step_seconds for arm in left.arms] == [arm.step_seconds for arm in given.arms]
+    # Of the cell alone; in the others the baseline's step is a term.
+    alone = ("exposed communication", "straggler", "DDP overhead", "contention")
+    assert left.waterfalls[0].parts == [part for part in given.waterfalls[0].parts if part.name in alone]
+    assert (left.noise, left.preflight) == (given.noise, given.preflight)
+    # All changes were tried on the cell whose gate failed.
+    assert left.advice is None
+    assert left.left_out[-1] == "Advice is withheld where changes were tried on 2proc, whose speedup is withheld."
+
+
+def _ratios_to_the_baseline(found: Measurement) -> list[float]:
+    """Return every figure that a failed gate withholds."""
+    two, wrapped, losses = found.arms[1], found.arms[2], found.waterfalls[0]
+    assert two.speedup is not None
+    assert two.speedup_over_wrapped is not None
+    assert wrapped.speedup is not None
+    assert losses.ideal_seconds is not None
+    assert losses.lost_efficiency is not None
+    assert losses.unexplained_efficiency is not None
+    assert found.prediction is not None
+    speedups = [two.speedup, two.speedup_over_wrapped, wrapped.speedup]
+    ends = [end for one in speedups for end in (one.value, one.low, one.high)]
+    ends += [losses.ideal_seconds, losses.lost_efficiency, losses.unexplained_efficiency]
+    ends += [two.speedup.value / 2, (42 / 68 - 0.5) / 0.5, 1.5625]
+    return [*ends, found.prediction.curves[0].points[-1].speedup.value]
+
+
+def test_a_cell_alone_is_measured_without_a_speedup(tmp_path: Path) -> None:
+    params = PARAMS | {"cells": {"1proc": PARAMS["cells"]["1proc"]}}
+    write_comparison(tmp_path, params=params, seconds={"1proc": [6.0, 4.0]})
+    edit_json(tmp_path / "machine.json", num_cpus=4)
+    alone = measurement(arms=[arm("1proc", 1)], waterfalls=[], prediction=None, advice=None)
+    write_measurement(tmp_path, alone)
+    results = collect_results(outputs_of(tmp_path, params))
+    assert not results.is_speedup_measured
+    assert results.verdict.startswith("1proc needs 10.0 s per epoch; a speedup needs a second cell")

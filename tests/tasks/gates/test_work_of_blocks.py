@@ -1,0 +1,122 @@
+"""Timed blocks are held to the training's rows, losses, gradients and exchanges."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.gates.work_of_blocks import blocks_do_the_work
+from tasks.records.gate import Finding
+from tests.tasks.reporting.blocks import arm_blocks, block, write_blocks
+from tests.tasks.reporting.comparison import NUM_PARAMETERS, outputs_of
+from tests.tasks.reporting.measured import write_measurement
+
+
+def judged(folder: Path, params: dict[str, Any], cell: str) -> Finding:
+    found = blocks_do_the_work(outputs_of(folder, params), cell)
+    assert found is not None
+    return found
+
+
+def test_blocks_that_did_the_work_pass_in_every_cell(tmp_path: Path, params: dict[str, Any]) -> None:
+    write_blocks(tmp_path)
+    for cell, num_blocks in (("1proc", 40), ("2proc", 80)):
+        found = judged(tmp_path, params, cell)
+        assert (found.verdict, found.numbers["blocks"]) == ("passed", num_blocks), found.compared
+
+
+def test_a_measurement_without_blocks_is_not_checked_and_none_at_all_says_nothing(
+    tmp_path: Path, params: dict[str, Any]
+) -> None:
+    assert blocks_do_the_work(outputs_of(tmp_path, params), "2proc") is None
+    write_measurement(tmp_path)
+    assert judged(tmp_path, params, "2proc").verdict == "not checked"
+
+
+ROWS_OF_ANOTHER = block("2proc", 2).rows
+LOSS = float(block("2proc", 3).loss_sum or 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("2proc", {"num_tokens": 16, "num_samples": 4}, "not the rows of these 2 steps of the training (32 tokens)"),
+        ("2proc", {"rows": ROWS_OF_ANOTHER}, "not the rows"),
+        ("2proc", {"loss_sum": LOSS / 2}, "a loss 5.0e-01 away from that of 1proc"),
+        ("2proc", {"loss_sum": LOSS * (1 + 3e-5)}, "a loss 3.0e-05 away"),
+        ("2proc", {"loss_sum": None}, "not finite"),
+        ("2proc", {"grad_norm_sum": 0.0}, "a gradient of 0"),
+        ("2proc", {"grad_norm_sum": 2.501}, "gradients whose norm is 4.0e-04 away"),
+        ("2proc", {"num_micro_batches": 4}, "ran 4 micro-batches, 1proc 8"),
+        ("2proc", {"num_positions": 4000}, "4,000 positions, 1proc 64"),
+        ("2proc", {"num_exchanges": [0, 0]}, "exchanged gradients 0, 0 times, the training 2 times"),
+        ("2proc", {"num_exchanges": [2, 3]}, "exchanged gradients 2, 3 times"),
+        ("2proc", {"exchange_bytes": [2 * NUM_PARAMETERS] * 2}, "1,000 bytes per step"),
+        ("2proc", {"turn_of": 99}, "turn 99 has no block of 1proc"),
+        ("2proc, no communication", {"num_exchanges": [2, 2]}, "exchanged gradients 4 times, 0 expected"),
+        ("2proc, no communication", {"rows": ROWS_OF_ANOTHER}, "not the rows"),
+        ("2proc, one copy alone", {"rows": ROWS_OF_ANOTHER}, "other rows than the first rank"),
+        ("2proc, update only", {"num_samples": 2}, "2 samples in an update alone in turn"),
+    ],
+)
+def test_a_block_of_several_ranks_that_did_something_else_fails_that_cell_alone(
+    tmp_path: Path, params: dict[str, Any], name: str, changes: dict[str, Any], words: str
+) -> None:
+    one = arm_blocks(name, **changes) if "turn_of" not in changes else arm_blocks(name)
+    if "turn_of" in changes:
+        one.blocks[0] = one.blocks[0].model_copy(update={"turn": changes["turn_of"]})
+    write_blocks(tmp_path, one)
+    found = judged(tmp_path, params, "2proc")
+    assert found.verdict == "failed"
+    assert words in found.compared
+    assert found.compared.startswith(f"{name}: ")
+    assert judged(tmp_path, params, "1proc").verdict == "passed"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("1proc", {"num_exchanges": [2]}, "exchanged gradients 2 times, 0 expected"),
+        ("1proc", {"grad_norm_sum": 0.0}, "a gradient of 0"),
+        ("1proc in a DDP wrapper", {"exchange_bytes": [0]}, "0 bytes per step"),
+        ("1proc in a DDP wrapper", {"loss_sum": 130.0}, "a loss"),
+    ],
+)
+def test_a_block_of_the_baseline_that_did_something_else_fails_it(
+    tmp_path: Path, params: dict[str, Any], name: str, changes: dict[str, Any], words: str
+) -> None:
+    write_blocks(tmp_path, arm_blocks(name, **changes))
+    found = judged(tmp_path, params, "1proc")
+    assert found.verdict == "failed"
+    assert words in found.compared
+
+
+def test_bytes_that_torch_did_not_record_are_not_missed(tmp_path: Path, params: dict[str, Any]) -> None:
+    write_blocks(tmp_path, arm_blocks("2proc", turn=None, exchange_bytes=None))
+    assert judged(tmp_path, params, "2proc").verdict == "passed"
+
+
+def test_gradients_in_16_bit_have_half_the_bytes(tmp_path: Path, params: dict[str, Any]) -> None:
+    params = copy.deepcopy(params)
+    params["cells"]["2proc"]["options"] = {"gradient_hook": "bf16"}
+    write_blocks(tmp_path, arm_blocks("2proc", turn=None, exchange_bytes=[4 * NUM_PARAMETERS] * 2))
+    assert judged(tmp_path, params, "2proc").verdict == "passed"
+    write_blocks(tmp_path)
+    assert "bytes per step" in judged(tmp_path, params, "2proc").compared
+
+
+def test_in_weak_scaling_a_cell_is_held_to_its_larger_batch_alone(tmp_path: Path, params: dict[str, Any]) -> None:
+    changes = {"num_samples": 16, "rows": "0" * 16, "loss_sum": 1.0, "num_micro_batches": 16}
+    found = write_blocks(tmp_path, arm_blocks("2proc", turn=None, **changes))
+    arms = [one.model_copy(update={"global_batch_size": 4 * one.world_size}) for one in found.arms]
+    arms[1] = arms[1].model_copy(update={"global_batch_size": 8})
+    silent = arm_blocks("2proc, no communication", turn=None, **changes)
+    alone = arm_blocks("2proc, one copy alone", turn=None, rows=block("2proc", 1).rows_of_first_rank)
+    alone = alone.model_copy(update={"blocks": []})
+    write_blocks(tmp_path, arm_blocks("2proc", turn=None, **changes), silent, alone, arms=arms)
+    told = judged(tmp_path, params, "2proc")
+    assert told.verdict == "passed", told.compared
+    assert "weak scaling, which nothing was trained with" in told.compared
+    write_blocks(tmp_path, silent, alone, arms=arms)
+    assert "8 samples in 2 steps of 8" in judged(tmp_path, params, "2proc").compared

@@ -1,0 +1,162 @@
+"""What is said of GPUs whose facts are known, as real machines report them."""
+
+import dataclasses
+import os
+from typing import Any
+
+import pytest
+
+from tasks.machine.gpu_checks import (
+    check_alike,
+    check_clocks,
+    check_links,
+    check_memory,
+    check_others,
+    check_pcie,
+    judge_gpus,
+)
+from tasks.machine.gpu_facts import SWITCHED_OFF, GpuFacts, GpuProcess, LinkFacts, read_gpu, read_link, slowdowns_of
+from tasks.machine.gpus import visible
+
+T4 = GpuFacts(
+    index=0,
+    name="Tesla T4",
+    utilisation=0.0,
+    processes=(),
+    memory_total_gib=15.0,
+    memory_used_gib=0.3,
+    pcie_generation=1,
+    pcie_generation_max=3,
+    pcie_width=16,
+    pcie_width_max=16,
+    performance_state=8,
+    sm_clock_mhz=300,
+    sm_clock_max_mhz=1590,
+    slowdowns=(),
+    power_limit_watts=70.0,
+    power_limit_default_watts=70.0,
+    temperature_celsius=41,
+)
+"""One of two at rest in a cloud machine."""
+PAIR = (T4, dataclasses.replace(T4, index=1))
+NO_PEER = LinkFacts(
+    first=0, second=1, has_nvlink=False, peer="no peer to peer: the GPUs do not support it", path="through one socket"
+)
+UNKNOWN = GpuFacts(index=0, name="some GPU")
+
+
+def test_a_driver_that_refuses_every_question_leaves_every_fact_unknown(no_driver: str) -> None:
+    assert read_gpu(None, 0) == GpuFacts(index=0, name="unnamed GPU")
+    assert read_link(None, None, indices=(0, 1)).kind == "PCIe, peer to peer unknown"
+
+
+def changed(**facts: Any) -> tuple[GpuFacts, GpuFacts]:
+    """The pair with the second one changed."""
+    return T4, dataclasses.replace(PAIR[1], **facts)
+
+
+def test_two_idle_t4s_without_peer_to_peer_are_fit_to_measure() -> None:
+    checks = judge_gpus(PAIR, [NO_PEER], world_sizes=[1, 2], num_parameters=10**8)
+    assert [check.verdict for check in checks] == ["ok"] * 6
+    assert "no peer to peer" in checks[2].found
+    assert "generation 1 x16 (4.0 GB/s) of generation 3 x16 (15.8 GB/s), slowed down while it is at rest" in (
+        checks[3].found
+    )
+
+
+def test_what_the_driver_does_not_tell_is_not_checked() -> None:
+    link = LinkFacts(first=0, second=1, has_nvlink=None, peer=None, path=None)
+    unknown = (UNKNOWN, dataclasses.replace(UNKNOWN, index=1))
+    checks = judge_gpus(unknown, [link], world_sizes=[2])
+    assert {check.name: check.verdict for check in checks} == {
+        "other processes on the GPUs": "not checked",
+        "GPUs of one kind": "ok",
+        "links between GPUs": "not checked",
+        "PCIe links": "not checked",
+        "GPU clocks": "not checked",
+        "free GPU memory": "not checked",
+    }
+
+
+def test_somebody_elses_process_on_a_gpu_is_named() -> None:
+    check = check_others(changed(processes=(GpuProcess(pid=os.getpid(), memory_gib=1.0),), memory_used_gib=1.0))
+    assert check.verdict == "ok"  # our own
+    check = check_others(changed(processes=(GpuProcess(pid=2**22 + 1, memory_gib=1.5),)))
+    assert check.verdict == "warning"
+    assert f"(pid {2**22 + 1}, 1.5 GiB)" in check.found
+
+
+def test_memory_in_use_without_a_process_is_somebody_behind_a_containers_wall() -> None:
+    assert check_others(changed(processes=(), memory_used_gib=9.0)).verdict == "warning"
+    assert check_others(changed(processes=(), utilisation=0.5)).verdict == "warning"
+    assert check_others(changed(processes=(), memory_used_gib=0.6, utilisation=0.01)).verdict == "ok"
+
+
+@pytest.mark.parametrize("facts", [{"name": "NVIDIA L4"}, {"power_limit_watts": 60.0}, {"sm_clock_max_mhz": 1500}])
+def test_gpus_that_are_not_alike_are_a_warning(facts: dict[str, Any]) -> None:
+    assert check_alike(PAIR).verdict == "ok"
+    check = check_alike(changed(**facts))
+    assert check.verdict == "warning"
+    assert "GPU 1: " in check.found
+
+
+def test_a_narrow_slot_is_a_warning_and_a_slow_link_only_at_work() -> None:
+    assert check_pcie(changed(pcie_width=4)).verdict == "warning"
+    assert check_pcie(changed(pcie_generation=1, performance_state=8)).verdict == "ok"
+    assert check_pcie(changed(pcie_generation=1, performance_state=0)).verdict == "warning"
+    assert check_pcie(changed(pcie_generation=3, performance_state=0)).verdict == "ok"
+
+
+def test_heat_brakes_and_a_lowered_power_limit_are_warnings() -> None:
+    assert check_clocks(PAIR).verdict == "ok"
+    assert check_clocks(changed(slowdowns=("too hot (hardware)",))).verdict == "warning"
+    assert check_clocks(changed(temperature_celsius=88)).verdict == "warning"
+    lowered = check_clocks(changed(power_limit_watts=60.0))
+    assert lowered.verdict == "warning"
+    assert lowered.remedy == "set the usual power limit (nvidia-smi -i 1 --power-limit=70)"
+
+
+def test_only_the_reasons_that_cost_speed_are_slowdowns() -> None:
+    gpu_idle, applications_clocks, power_cap, hardware, hot = 0x1, 0x2, 0x4, 0x8, 0x40
+    assert slowdowns_of(gpu_idle | applications_clocks | power_cap) == ()
+    assert slowdowns_of(hardware | hot) == ("slowed down by the hardware (heat or power supply)", "too hot (hardware)")
+
+
+def nvlinked(first: int, second: int, *, is_linked: bool = True) -> LinkFacts:
+    return LinkFacts(first=first, second=second, has_nvlink=is_linked, peer="peer to peer", path=None)
+
+
+def test_the_slowest_of_unlike_links_is_a_warning() -> None:
+    three = tuple(dataclasses.replace(T4, index=index, nvlinks=4, nvlinks_active=4) for index in range(3))
+    alike = [nvlinked(0, 1), nvlinked(0, 2), nvlinked(1, 2)]
+    assert check_links(three, alike).verdict == "ok"
+    assert "0-1, 0-2, 1-2: NVLink" in check_links(three, alike).found
+    assert check_links(three, [*alike[:2], nvlinked(1, 2, is_linked=False)]).verdict == "warning"
+    one_down = (*three[:2], dataclasses.replace(three[2], nvlinks_active=3))
+    check = check_links(one_down, alike)
+    assert check.verdict == "warning"
+    assert "GPU 2 3 of 4" in check.found
+
+
+def test_peer_to_peer_that_was_switched_off_is_a_warning() -> None:
+    assert check_links(PAIR, [dataclasses.replace(NO_PEER, peer=SWITCHED_OFF)]).verdict == "warning"
+    assert check_links(PAIR[:1], []).found == "one GPU, nothing to link"
+
+
+def test_the_ranks_of_all_cells_must_fit_on_a_gpu_side_by_side() -> None:
+    # Per rank 1 GiB and 16 bytes x 2^28 parameters = 5 GiB, and a tenth: cells of 1 and 2 ranks put 11 GiB on GPU 0.
+    enough = check_memory(PAIR, world_sizes=[1, 2], num_parameters=2**28)
+    assert enough.verdict == "ok"
+    assert "GPU 0: 14.7 GiB free, 2 ranks side by side need about 11.0 GiB" in enough.found
+    assert "GPU 1: 14.7 GiB free, 1 rank side by side need about 5.5 GiB" in enough.found
+    assert check_memory(PAIR, world_sizes=[1, 1, 2], num_parameters=2**28).verdict == "warning"
+    assert check_memory(PAIR, world_sizes=[6], num_parameters=2**28).verdict == "warning"  # three on each
+
+
+def test_cuda_visible_devices_chooses_and_orders() -> None:
+    uuids = ["GPU-aa1", "GPU-bb2", "GPU-cc3"]
+    assert visible(uuids, None) == [0, 1, 2]
+    assert visible(uuids, "2,0") == [2, 0]
+    assert visible(uuids, "GPU-bb, 0") == [1, 0]
+    assert visible(uuids, "1,7,0") == [1]
+    assert visible(uuids, "") == []

@@ -1,0 +1,139 @@
+"""What the readings of a GPU come to, by hand."""
+
+import itertools
+import threading
+import time
+
+import pytest
+
+from tasks.machine.gpu_meter import GpuFigures, GpuMeter, NvmlGpu, Reading, figures_of, gpu_meter
+from tasks.machine.gpus import open_gpus
+
+
+def reading(at: float, *, energy: float | None = None, power: float | None = 100.0) -> Reading:
+    return Reading(at=at, utilisation=at / 10, power_watts=power, energy_joules=energy, memory_gib=1.0 + at)
+
+
+def figures(readings: list[Reading]) -> GpuFigures:
+    return figures_of(readings, index=0, name="Tesla T4")
+
+
+def test_energy_is_what_the_counter_rose_by() -> None:
+    found = figures([reading(0.0, energy=5000.0), reading(1.0, energy=5130.0), reading(4.0, energy=5240.0)])
+    assert found.energy_from == "counter"
+    assert found.energy_joules == pytest.approx(240.0)
+    assert found.power_watts == pytest.approx(60.0)
+    assert found.utilisation == pytest.approx((0.0 + 0.1 + 0.4) / 3)
+    assert found.peak_memory_gib == 5.0
+    assert found.num_readings == 3
+
+
+def test_without_a_counter_the_power_is_integrated() -> None:
+    found = figures([reading(0.0, power=100.0), reading(1.0, power=200.0), reading(3.0, power=50.0)])
+    assert found.energy_from == "integrated power"
+    assert found.energy_joules == pytest.approx(150.0 * 1 + 125.0 * 2)
+    assert found.power_watts == pytest.approx(400.0 / 3)
+
+
+def test_a_counter_that_was_reset_is_not_believed() -> None:
+    found = figures([reading(0.0, energy=9000.0), reading(2.0, energy=10.0)])
+    assert found.energy_from == "integrated power"
+    assert found.energy_joules == pytest.approx(200.0)
+
+
+def test_what_a_gpu_does_not_tell_stays_unknown() -> None:
+    silent = [
+        Reading(at=float(at), utilisation=None, power_watts=None, energy_joules=None, memory_gib=None) for at in (0, 1)
+    ]
+    found = figures(silent)
+    assert (found.utilisation, found.power_watts, found.energy_joules, found.energy_from, found.peak_memory_gib) == (
+        (None,) * 5
+    )
+
+
+class Recorded:
+    """A GPU that draws 50 W by its counter; says when it has been read a few times."""
+
+    name = "Tesla T4"
+
+    def __init__(self) -> None:
+        self._count = itertools.count(1)
+        self.is_read_often = threading.Event()
+
+    def read(self) -> Reading:
+        number, at = next(self._count), time.perf_counter()
+        if number >= 5:
+            self.is_read_often.set()
+        return Reading(at=at, utilisation=0.5, power_watts=None, energy_joules=50 * at, memory_gib=float(number))
+
+
+def test_a_span_has_the_readings_of_its_own_time_from_one_thread() -> None:
+    gpus = [Recorded(), Recorded()]
+    meter = GpuMeter(gpus, sample_seconds=0.01)
+    before = threading.active_count()
+    meter.open()
+    assert threading.active_count() == before + 1
+    with meter.span() as first:
+        assert all(gpu.is_read_often.wait(10) for gpu in gpus)
+    with meter.span() as second:
+        pass
+    meter.close()
+    assert threading.active_count() == before
+    assert first.figures is not None
+    assert second.figures is not None
+    one, two = first.figures, second.figures
+    assert [gpu.power_watts for gpu in one.gpus] == pytest.approx([50.0, 50.0])
+    assert one.energy_joules == pytest.approx(sum(gpu.energy_joules or 0 for gpu in one.gpus))
+    assert one.gpus[0].num_readings >= 5
+    assert 2 <= two.gpus[0].num_readings < one.gpus[0].num_readings  # begun anew
+    assert (two.gpus[0].peak_memory_gib or 0) > (one.gpus[0].peak_memory_gib or 0)
+    assert one.as_json()["gpus"][1]["index"] == 1
+
+
+def test_energy_of_all_is_unknown_if_one_gpus_is() -> None:
+    class Silent(Recorded):
+        def read(self) -> Reading:
+            return Reading(at=0.0, utilisation=None, power_watts=None, energy_joules=None, memory_gib=None)
+
+    meter = GpuMeter([Recorded(), Silent()])
+    with meter.span() as span:
+        pass
+    assert span.figures is not None
+    assert span.figures.energy_joules is None
+
+
+def test_without_a_driver_the_meter_says_why_and_never_raises(no_driver: str) -> None:
+    with gpu_meter() as meter, meter.span() as span:
+        pass
+    assert span.figures is not None
+    assert span.figures.gpus == ()
+    assert span.figures.energy_joules is None
+    assert no_driver in str(span.figures.problem)
+    assert span.figures.seconds >= 0
+
+
+def test_a_gpu_that_answers_nothing_has_unknown_figures(no_driver: str) -> None:
+    gpu = NvmlGpu(None)  # the library itself refuses every question
+    assert gpu.name == "unnamed GPU"
+    found = figures([gpu.read(), gpu.read()])
+    assert (found.utilisation, found.power_watts, found.energy_joules, found.peak_memory_gib) == (None,) * 4
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_is_metered() -> None:
+    with open_gpus() as opened:
+        if opened.problem:
+            pytest.skip(opened.problem)
+    import torch
+
+    with gpu_meter(1) as meter, meter.span() as span:
+        matrix = torch.ones(4096, 4096, device="cuda")
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            matrix @ matrix
+            torch.cuda.synchronize()
+    assert span.figures is not None
+    (gpu,) = span.figures.gpus
+    assert (gpu.utilisation or 0) > 0.2
+    assert 10 < (gpu.power_watts or 0) < 2000
+    assert (gpu.peak_memory_gib or 0) > 0.1

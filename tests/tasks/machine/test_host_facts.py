@@ -1,0 +1,128 @@
+"""What is read from Linux's own files: written here as other machines have them."""
+
+import os
+from pathlib import Path
+
+import psutil
+
+from tasks.machine.host_checks import check_frequency, check_siblings
+from tasks.machine.host_facts import (
+    CpuFrequency,
+    cpu_frequency,
+    cpu_quota,
+    free_memory_bytes,
+    is_virtual_machine,
+    num_physical_cores,
+    usable_cpus,
+)
+
+
+def put(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text + "\n")
+
+
+def test_hyper_threads_of_one_core_are_one_physical_core(tmp_path: Path) -> None:
+    for cpu, siblings in enumerate(("0,4", "1,5", "2,6", "3,7") * 2):
+        put(tmp_path, f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list", siblings)
+    assert num_physical_cores([0, 1, 2, 3], root=tmp_path) == 4
+    assert num_physical_cores([0, 4], root=tmp_path) == 1
+    assert num_physical_cores(list(range(8)), root=tmp_path) == 4
+    assert num_physical_cores([8], root=tmp_path) is None
+
+
+def test_older_kernels_call_siblings_by_another_name(tmp_path: Path) -> None:
+    for cpu in (0, 1):
+        put(tmp_path, f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", "0-1")
+    assert num_physical_cores([0, 1], root=tmp_path) == 1
+
+
+def test_a_virtual_machines_cores_are_not_taken_on_trust(tmp_path: Path) -> None:
+    put(tmp_path, "proc/cpuinfo", "processor : 0\nflags : fpu vme hypervisor lahf_lm")
+    assert is_virtual_machine(root=tmp_path)
+    assert check_siblings(2, 2, is_virtual=True).verdict == "not checked"
+    assert check_siblings(2, 2, is_virtual=False).verdict == "ok"
+    assert "hyper-threads of 1 physical core" in check_siblings(2, 1, is_virtual=False).found
+    put(tmp_path, "proc/cpuinfo", "processor : 0\nflags : fpu vme lahf_lm")
+    assert not is_virtual_machine(root=tmp_path)
+
+
+def test_the_tightest_quota_of_nested_control_groups_counts(tmp_path: Path) -> None:
+    put(tmp_path, "proc/self/cgroup", "0::/kubepods/pod7")
+    assert cpu_quota(root=tmp_path) is None
+    put(tmp_path, "sys/fs/cgroup/kubepods/pod7/cpu.max", "max 100000")
+    assert cpu_quota(root=tmp_path) is None
+    put(tmp_path, "sys/fs/cgroup/kubepods/cpu.max", "250000 100000")
+    assert cpu_quota(root=tmp_path) == 2.5
+    put(tmp_path, "sys/fs/cgroup/kubepods/pod7/cpu.max", "150000 100000")
+    assert cpu_quota(root=tmp_path) == 1.5
+
+
+def test_the_quota_of_version_1_is_read_too(tmp_path: Path) -> None:
+    put(tmp_path, "proc/self/cgroup", "4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n0::/")
+    # Inside a container the folder of the host's path is not there, its content is mounted on top.
+    top = "sys/fs/cgroup/cpu,cpuacct"
+    put(tmp_path, f"{top}/cpu.cfs_period_us", "100000")
+    put(tmp_path, f"{top}/cpu.cfs_quota_us", "-1")
+    assert cpu_quota(root=tmp_path) is None
+    put(tmp_path, f"{top}/cpu.cfs_quota_us", "50000")
+    assert cpu_quota(root=tmp_path) == 0.5
+
+
+def test_the_control_groups_memory_counts_without_its_cache(tmp_path: Path) -> None:
+    put(tmp_path, "proc/self/cgroup", "0::/box")
+    machine, whose = free_memory_bytes(root=tmp_path)
+    assert whose == "of the machine"
+    assert 0 < machine <= psutil.virtual_memory().total
+    put(tmp_path, "sys/fs/cgroup/box/memory.max", str(2 * 2**20))
+    put(tmp_path, "sys/fs/cgroup/box/memory.current", str(2**20))
+    put(tmp_path, "sys/fs/cgroup/box/memory.stat", f"anon 5\ninactive_file {2**18}")
+    assert free_memory_bytes(root=tmp_path) == (2**20 + 2**18, "of the control group")
+    put(tmp_path, "sys/fs/cgroup/box/memory.max", "max")
+    assert free_memory_bytes(root=tmp_path)[1] == "of the machine"
+
+
+def test_version_1_without_a_memory_limit_is_no_limit(tmp_path: Path) -> None:
+    put(tmp_path, "proc/self/cgroup", "4:memory:/")
+    put(tmp_path, "sys/fs/cgroup/memory/memory.usage_in_bytes", "1000")
+    put(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712")
+    assert free_memory_bytes(root=tmp_path)[1] == "of the machine"
+    put(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "3000")
+    assert free_memory_bytes(root=tmp_path) == (2000, "of the control group")
+
+
+def test_governor_cap_and_throttling_are_read(tmp_path: Path) -> None:
+    for cpu, count in ((0, "3"), (1, "4")):
+        folder = f"sys/devices/system/cpu/cpu{cpu}"
+        put(tmp_path, f"{folder}/cpufreq/scaling_governor", "powersave")
+        put(tmp_path, f"{folder}/cpufreq/scaling_driver", "acpi-cpufreq")
+        put(tmp_path, f"{folder}/cpufreq/scaling_max_freq", "1800000")
+        put(tmp_path, f"{folder}/cpufreq/cpuinfo_max_freq", "3600000")
+        put(tmp_path, f"{folder}/thermal_throttle/core_throttle_count", count)
+    facts = cpu_frequency([0, 1], root=tmp_path)
+    assert facts == CpuFrequency(governors=("powersave",), driver="acpi-cpufreq", capped_to=0.5, num_throttled=7)
+    nothing = CpuFrequency(governors=(), driver=None, capped_to=None, num_throttled=None)
+    assert cpu_frequency([9], root=tmp_path) == nothing
+    assert check_frequency(nothing, nothing, is_on_battery=False).verdict == "not checked"
+    assert check_frequency(nothing, nothing, is_on_battery=True).verdict == "warning"
+
+
+def frequency(governor: str, *, driver: str = "acpi-cpufreq", cap: float = 1.0, throttled: int = 5) -> CpuFrequency:
+    return CpuFrequency(governors=(governor,), driver=driver, capped_to=cap, num_throttled=throttled)
+
+
+def test_a_clock_that_is_held_down_is_a_warning() -> None:
+    def verdict(after: CpuFrequency) -> str:
+        return check_frequency(frequency("performance"), after, is_on_battery=False).verdict
+
+    assert verdict(frequency("performance")) == "ok"
+    assert verdict(frequency("schedutil")) == "ok"
+    assert verdict(frequency("powersave")) == "warning"
+    assert verdict(frequency("powersave", driver="intel_pstate")) == "ok"
+    assert verdict(frequency("performance", cap=0.94)) == "warning"
+    assert verdict(frequency("performance", throttled=6)) == "warning"
+
+
+def test_the_cpus_that_may_be_used_are_those_of_this_process() -> None:
+    assert usable_cpus()
+    assert len(usable_cpus()) <= (os.cpu_count() or 1)

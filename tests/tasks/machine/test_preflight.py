@@ -1,0 +1,169 @@
+"""Whether the machine is fit to measure on: provoked for real where it can be."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.machine.check import Check
+from tasks.machine.host_checks import LARGEST_LOAD, check_cores, check_disk, check_load, check_memory
+from tasks.machine.host_facts import BusyProcess, Load, our_processes, watch_load
+from tasks.machine.preflight import preflight, verdict_on
+from tasks.params import Params, load_params
+
+SPIN = "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
+MACHINE: dict[str, Any] = {"num_gpus": 0}
+
+
+@pytest.fixture
+def params(project: Path) -> Params:
+    """The embedded comparison."""
+    return load_params(project / "presets" / "embedded.yaml")
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """The pid of a busy process that does not descend from this one."""
+    orphaning = (
+        "import subprocess, sys\n"
+        f"print(subprocess.Popen([sys.executable, '-c', {SPIN!r}], start_new_session=True,\n"
+        "      stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
+    )
+    done = subprocess.run([sys.executable, "-c", orphaning], capture_output=True, text=True, check=True)
+    pid = int(done.stdout)
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+
+
+def named(result: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(check for check in result["checks"] if check["name"] == name)
+
+
+def test_a_busy_process_of_somebody_else_makes_the_machine_unfit(
+    stranger: int, params: Params, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert stranger not in our_processes()
+    with caplog.at_level(logging.INFO):
+        result = preflight(params, MACHINE, cells=list(params.cells), device="cpu", folder=tmp_path)
+    assert result["verdict"] == "not fit to measure"
+    load = named(result, "load by others")
+    assert load["verdict"] == "warning"
+    assert "end " in load["remedy"]
+    assert load["remedy"] in caplog.text
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_a_busy_stranger_is_among_the_busiest(stranger: int) -> None:
+    load = watch_load(0.5)
+    assert load is not None
+    (found,) = [process for process in load.busiest if process.pid == stranger]
+    assert found.cores > 0.05
+    assert load.others >= found.cores - 0.05
+
+
+def test_our_own_busy_child_is_no_load_by_others() -> None:
+    with subprocess.Popen([sys.executable, "-c", SPIN]) as child:
+        time.sleep(0.2)
+        load = watch_load(0.5)
+        child.kill()
+    assert load is not None
+    assert load.ours > 0.1
+    assert child.pid not in [process.pid for process in load.busiest]
+    assert load.ours + load.others <= load.num_cpus + 0.1
+
+
+def a_load(others: float, *, busiest: tuple[BusyProcess, ...] = (), stolen: float = 0.0) -> Load:
+    return Load(seconds=1.0, num_cpus=8, ours=0.0, others=others, stolen=stolen, busiest=busiest)
+
+
+def test_a_little_load_is_allowed_and_more_is_not() -> None:
+    assert check_load(a_load(8 * LARGEST_LOAD)).verdict == "ok"
+    assert check_load(a_load(8 * LARGEST_LOAD + 0.01)).verdict == "warning"
+    assert check_load(None).verdict == "not checked"
+
+
+def test_load_that_no_process_explains_is_not_blamed_on_one() -> None:
+    small = BusyProcess(pid=7, name="bystander", cores=0.05)
+    check = check_load(a_load(3.0, busiest=(small,), stolen=2.9))
+    assert check.verdict == "warning"
+    assert "2.90 of it other virtual machines" in check.found
+    assert "bystander" not in f"{check.found} {check.remedy}"
+
+
+def cores(*, threads: int = 1, ranks: int = 2, device: str = "cpu", cpus: int = 4, **limits: Any) -> Check:
+    limits = {"num_physical": None, "quota": None, **limits}
+    return check_cores("2proc", world_size=ranks, threads_per_rank=threads, device=device, num_cpus=cpus, **limits)
+
+
+def test_every_computing_thread_needs_a_physical_core_within_the_quota() -> None:
+    assert cores(threads=2, cpus=4).verdict == "ok"
+    assert cores(threads=2, cpus=3).verdict == "warning"
+    siblings = cores(threads=2, cpus=4, num_physical=2)
+    assert siblings.verdict == "warning"
+    assert "4 CPUs may be used, of 2 physical cores" in siblings.found
+    assert siblings.remedy == "set train.threads_per_rank to 1, or use a machine with 4 physical cores"
+    quota = cores(threads=1, cpus=4, quota=1.5)
+    assert quota.verdict == "warning"
+    assert "the time of 1.5" in quota.found
+    assert "use a machine with 2 physical cores" in str(quota.remedy)
+
+
+def test_on_cuda_the_loaders_threads_count_too() -> None:
+    assert cores(threads=1, cpus=2, device="cpu").verdict == "ok"
+    assert cores(threads=1, cpus=2, device="cuda").verdict == "warning"
+    assert cores(threads=1, cpus=4, device="cuda").verdict == "ok"
+
+
+def test_more_ranks_than_cores_is_found_from_the_params(params: Params, tmp_path: Path) -> None:
+    num_cpus = os.cpu_count() or 1
+    crowd = params.cells["2proc"].model_copy(update={"world_size": 4 * num_cpus})
+    crowded = params.model_copy(update={"cells": {**params.cells, "crowd": crowd}})
+    result = preflight(crowded, MACHINE, cells=["crowd"], device="cpu", folder=tmp_path)
+    assert result["verdict"] == "not fit to measure"
+    assert named(result, "cores for crowd")["verdict"] == "warning"
+
+
+def test_a_full_disk_is_found_and_the_folder_need_not_exist(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "yet"
+    assert check_disk(folder, needed_gib=0.0).verdict == "ok"
+    full = check_disk(folder, needed_gib=2.0**30)
+    assert full.verdict == "warning"
+    assert str(tmp_path) in full.found
+    assert "GiB there" in str(full.remedy)
+    assert not folder.exists()
+
+
+def test_ranks_that_do_not_fit_into_memory_are_found() -> None:
+    assert check_memory(0, device="cpu", num_parameters=10**6).verdict == "ok"
+    assert check_memory(10**6, device="cpu", num_parameters=None).verdict == "warning"
+    assert check_memory(1, device="cpu", num_parameters=10**12).verdict == "warning"
+    # On CUDA the model stands in the GPU's memory.
+    on_gpu = check_memory(1, device="cuda", num_parameters=10**12)
+    assert "need about 0.8 GiB" in on_gpu.found
+
+
+def test_without_a_driver_gpus_are_not_checked_for_the_librarys_own_reason(
+    no_driver: str, params: Params, tmp_path: Path
+) -> None:
+    result = preflight(params, MACHINE, cells=list(params.cells), device="cuda", folder=tmp_path)
+    gpus = named(result, "GPUs")
+    assert gpus["verdict"] == "not checked"
+    assert no_driver in gpus["found"]
+
+
+def test_the_verdict_is_fit_unless_a_check_warns(caplog: pytest.LogCaptureFixture) -> None:
+    fine, unread = Check.ok("a", "1 of 2"), Check.not_checked("b", "it is not shown")
+    with caplog.at_level(logging.INFO):
+        assert verdict_on([fine, unread])["verdict"] == "fit to measure"
+    assert caplog.messages == ["fit to measure: 1 checks passed, not checked: b"]
+    caplog.clear()
+    assert verdict_on([fine, Check.warning("c", "9 of 2", remedy="do d")])["verdict"] == "not fit to measure"
+    assert caplog.messages == ["not fit to measure: c: 9 of 2; do d"]

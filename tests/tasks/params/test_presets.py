@@ -1,0 +1,43 @@
+"""`make use PRESET=name`."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tasks.params.presets import use_preset
+from tasks.process.failure import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def _workspace(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(project / "presets", tmp_path / "presets")
+    shutil.copy(project / "params.yaml", tmp_path / "params.yaml")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_preset_becomes_the_active_comparison() -> None:
+    use_preset("qwen2-arxiv")
+    assert Path("params.yaml").read_bytes() == Path("presets/qwen2-arxiv.yaml").read_bytes()
+    assert not Path("params.yaml.saved").exists()
+
+
+def test_a_preset_whose_data_is_not_there_yet_says_so() -> None:
+    said = use_preset("resnet18-imagefolder")
+    assert Path("params.yaml").read_bytes() == Path("presets/resnet18-imagefolder.yaml").read_bytes()
+    assert "before it can run: params.yaml: dataset.source: got 'imagenette2-320'" in said
+
+
+def test_a_comparison_of_ones_own_is_kept() -> None:
+    own = Path("params.yaml").read_text().replace("epochs: 2", "epochs: 3")
+    Path("params.yaml").write_text(own)
+    assert "saved" in use_preset("embedded")
+    assert Path("params.yaml.saved").read_text() == own
+
+
+@pytest.mark.parametrize("name", ["", "nope", "../params"])
+def test_an_unknown_preset_is_refused_with_the_known_ones(name: str) -> None:
+    before = Path("params.yaml").read_bytes()
+    with pytest.raises(ConfigurationError, match=r"embedded, .*qwen2-arxiv"):
+        use_preset(name)
+    assert Path("params.yaml").read_bytes() == before

@@ -1,0 +1,59 @@
+"""A disk is asked before anything is computed."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.process.disk import require_room, require_writable
+from tasks.process.failure import ResourceError
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a megabyte; skips where none can be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]).returncode:
+        pytest.skip("no small tmpfs can be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_room_for_all_checkpoints_and_a_fifth_is_asked_for_and_the_numbers_are_said(small_disk: Path) -> None:
+    free = shutil.disk_usage(small_disk).free
+    require_room(small_disk, int(free / 2.2) - 1, num=2, what="checkpoint")
+    size = int(free / 2.2) + 10
+    with pytest.raises(ResourceError) as caught:
+        require_room(small_disk, size, num=2, what="checkpoint")
+    said = str(caught.value)
+    assert f"{free:,} bytes are free, {int(2.2 * size):,} are needed: 2.2 times {size:,} of a checkpoint" in said
+    assert (caught.value.exit_code, said.count("\n")) == (4, 0)
+
+
+def test_a_folder_that_is_missing_is_made(tmp_path: Path) -> None:
+    require_writable(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_a_disk_that_is_read_only_or_not_there_is_named(small_disk: Path, tmp_path: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(ResourceError, match=f"{small_disk}/work: Read-only file system; nothing was started") as caught:
+        require_writable(tmp_path / "fine", small_disk / "work")
+    assert caught.value.exit_code == 4
+    # What is left of a disk that was taken away: a link to nowhere.
+    (tmp_path / "data").symlink_to(tmp_path / "unmounted" / "data")
+    with pytest.raises(ResourceError, match=f"{tmp_path}/data: File exists; nothing was started"):
+        require_writable(tmp_path / "data")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write where it pleases: see the read-only disk")
+def test_a_folder_that_takes_nothing_from_us_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ResourceError, match="Permission denied; nothing was started"):
+        require_writable(tmp_path / "work")
+    tmp_path.chmod(0o700)

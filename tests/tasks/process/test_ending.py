@@ -1,0 +1,167 @@
+"""A stage whose ranks train under a real torchrun is asked to stop, or loses a part of itself, at several moments."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROJECT
+from tests.flows.toy_project import wait_for
+from tests.processes import find, left_of, new_mark, none_left_of
+from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.training.conftest import events_in
+from training.files import write_json
+from training.receipt import problem_with
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass
+class Stage:
+    """A stage that trains longer than any test."""
+
+    config: dict[str, Any]
+    mark: dict[str, str] = field(default_factory=new_mark)
+
+    @property
+    def work(self) -> Path:
+        return Path(self.config["work_dir"])
+
+    def start(self) -> subprocess.Popen[str]:
+        """Start it on what the last launch has left."""
+        (self.work / "steps.jsonl").unlink(missing_ok=True)
+        write_json(self.work.with_suffix(".json"), self.config)
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.tasks.process.rank_stage", str(self.work.with_suffix(".json"))],
+            cwd=PROJECT, env={**os.environ, **self.mark}, stdout=-1, stderr=-1, text=True,
+        )  # fmt: skip
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in events_in(self.work / "steps.jsonl") if event["event"] == kind]
+
+    def last_step(self) -> int:
+        return max((event["step"] for event in self.events("step")), default=0)
+
+    def wait_for_steps(self, count: int, process: subprocess.Popen[str]) -> None:
+        wait_for(
+            lambda: len(self.events("step")) >= count or process.poll() is not None, seconds=60, what="ranks train"
+        )
+        assert process.poll() is None, process.communicate()
+
+    def whole_checkpoints(self) -> list[int]:
+        """Return the steps of the checkpoints, after looking at every byte of them.
+
+        What was being written when the process was killed has another name, and is removed at the next start.
+        """
+        fingerprint = self.config["segments"][0]["fingerprint"]
+        named = (self.work / "partial" / fingerprint).glob("step-*")
+        folders = sorted(folder for folder in named if folder.name.removeprefix("step-").isdigit())
+        assert [problem_with(folder, fingerprint=fingerprint) for folder in folders] == [None] * len(folders)
+        return [int(folder.name.removeprefix("step-")) for folder in folders]
+
+    def require_gone(self, *, within: float) -> None:
+        wait_for(lambda: not left_of(self.mark), seconds=within, what=f"nobody is left of {left_of(self.mark)}")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dict[str, Any]]:
+    """Return `config(work_dir)`: two ranks with more to do than any test waits for."""
+    root = tmp_path_factory.mktemp("endless")
+    model, rows = make_tiny_model(root / "model"), make_slice(root / "rows", num_rows=40_000)
+
+    def make(work: Path) -> dict[str, Any]:
+        return make_config(
+            work, model, [rows], cell="2proc", strategy="ddp", world_size=2, global_batch_size=4, micro_batch_size=1
+        )
+
+    return make
+
+
+@pytest.fixture
+def stage(config: Callable[[Path], dict[str, Any]], tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(config(tmp_path / "work"))
+    with none_left_of(stage.mark):
+        yield stage
+
+
+def _end(process: subprocess.Popen[str], *signals: int) -> tuple[int, str]:
+    """Send the signals, some moments apart; return exit code and last line."""
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.05)
+    _, said = process.communicate(timeout=30)
+    return process.returncode, said.strip().splitlines()[-1]
+
+
+def test_sigterm_saves_the_step_it_comes_in_and_exits_with_75_at_any_moment(stage: Stage) -> None:
+    saved = 0
+    for num_steps in (0, 1, 30):
+        process = stage.start()
+        if num_steps:
+            stage.wait_for_steps(num_steps, process)
+        else:
+            wait_for(lambda: (stage.work / "config.json").exists(), seconds=20, what="the ranks are being started")
+        seen, asked_at = stage.last_step(), time.monotonic()
+        code, said = _end(process, signal.SIGTERM)
+        assert code == 75, said
+        assert time.monotonic() - asked_at < 5
+        assert said == "train: cell 2proc was stopped; the next run goes on from the last checkpoint"
+        stage.require_gone(within=1)
+        if num_steps:
+            resumed = stage.events("segment_started")[0]["resumed_at_step"] or 0
+            assert resumed == saved, "the launch went on where the last one was stopped"
+            saved = stage.whole_checkpoints()[-1]
+            assert saved >= seen > resumed
+            assert saved == stage.last_step()
+
+
+def test_ctrl_c_twice_ends_now_and_the_last_checkpoint_is_whole(
+    config: Callable[[Path], dict[str, Any]], tmp_path: Path
+) -> None:
+    stage = Stage({**config(tmp_path / "work"), "checkpoint_every_steps": 2})
+    with none_left_of(stage.mark):
+        process = stage.start()
+        stage.wait_for_steps(9, process)
+        # Ranks that do not get to run can save nothing: only the second signal ends them.
+        for rank in [pid for pid, command in left_of(stage.mark).items() if "-m training" in command]:
+            os.kill(rank, signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        time.sleep(1)
+        assert process.poll() is None
+        asked_at = time.monotonic()
+        assert _end(process, signal.SIGINT) == (130, "train: interrupted")
+        assert time.monotonic() - asked_at < 3
+        stage.require_gone(within=1)
+        # Three, if it was stopped between writing one and dropping the oldest.
+        assert len(stage.whole_checkpoints()) in (2, 3)
+
+
+def test_two_runs_side_by_side_though_the_usual_port_is_taken_one_loses_torchrun_the_other_gets_ctrl_c(
+    config: Callable[[Path], dict[str, Any]], tmp_path: Path
+) -> None:
+    one, other = (Stage(config(tmp_path / name / "work")) for name in ("one", "other"))
+    with socket.socket() as usual, none_left_of(one.mark), none_left_of(other.mark):
+        usual.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        usual.bind(("", 29500))
+        usual.listen()
+        process, other_process = one.start(), other.start()
+        one.wait_for_steps(3, process)
+        other.wait_for_steps(3, other_process)
+
+        os.kill(find(one.mark, "torch.distributed.run"), signal.SIGKILL)
+        code, said = _end(process)
+        assert (code, said.startswith("train: cell 2proc: torchrun ended:")) == (6, True), said
+        one.require_gone(within=5)
+
+        assert other_process.poll() is None
+        assert _end(other_process, signal.SIGINT)[0] == 130
+        assert other.whole_checkpoints() == [other.last_step()]
+        other.require_gone(within=1)

@@ -1,0 +1,205 @@
+"""One comparison at a time per machine."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from tasks.process.failure import ExitCode, ResourceError
+from tasks.process.lock import NUM_PLACES, is_taken, lock_name, machine_lock, workspace_lock
+
+HOLD = (
+    "from tasks.process.lock import machine_lock\n"
+    "with machine_lock('training of cell x'):\n  print('held', flush=True)\n"
+)
+
+
+def _holder() -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", HOLD + "  input()"], stdin=-1, stdout=-1, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+@pytest.fixture(autouse=True)
+def _own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def test_a_second_holder_is_refused_with_the_first_ones_pid() -> None:
+    holder = _holder()
+    try:
+        with (
+            pytest.raises(ResourceError, match=rf"training of cell x, pid {holder.pid} on ") as caught,
+            machine_lock("y"),
+        ):
+            pass
+        assert caught.value.exit_code == ExitCode.RESOURCES
+    finally:
+        holder.communicate("\n")
+
+
+def test_a_killed_holder_frees_the_lock_by_itself() -> None:
+    holder = _holder()
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.communicate()
+    with machine_lock("y"):
+        pass
+
+
+def test_of_twenty_at_once_exactly_one_wins_and_all_others_name_it() -> None:
+    wins = HOLD + "  input()"
+    runs = [
+        subprocess.Popen([sys.executable, "-c", wins], stdin=-1, stdout=-1, stderr=-1, text=True) for _ in range(20)
+    ]
+    waiting = list(runs)
+    while len(waiting) > 1:
+        waiting = [run for run in waiting if run.poll() is None]
+    (winner,) = waiting
+    assert winner.communicate("\n")[0] == "held\n"
+    for run in runs:
+        if run is not winner:
+            out, said = run.communicate()
+            assert (out, run.returncode) == ("", 1)
+            assert f"training of cell x, pid {winner.pid} on " in said.splitlines()[-1]
+
+
+def test_a_lock_that_this_process_has_is_not_asked_for_again_and_is_freed_once() -> None:
+    with machine_lock("outer"):
+        with machine_lock("inner"):
+            pass
+        refused = subprocess.run([sys.executable, "-c", HOLD], capture_output=True, text=True, check=False)
+        assert f"outer, pid {os.getpid()} on " in refused.stderr
+    assert _holder().communicate("\n")
+
+
+def _hold_as_nobody(ways: Connection, places: int) -> None:
+    """Hold the lock as the user nobody, or so many of its places without a word; until something is sent."""
+    os.setgid(65534)
+    os.setuid(65534)
+    with contextlib.ExitStack() as stack:
+        if places:
+            for number in range(places):
+                stack.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0{lock_name()}/{number}")
+        else:
+            stack.enter_context(machine_lock("nobody's training"))
+        ways.send("held")
+        ways.recv()
+
+
+@contextlib.contextmanager
+def _held_by_nobody(*, places: int = 0) -> Iterator[Connection]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    ours, theirs = Pipe()
+    other = get_context("fork").Process(target=_hold_as_nobody, args=(theirs, places))
+    other.start()
+    assert ours.recv() == "held"
+    try:
+        yield ours
+    finally:
+        if other.is_alive():
+            ours.send("end")
+        other.join()
+
+
+def test_another_users_training_costs_a_warning_and_our_own_is_still_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with _held_by_nobody() as other, machine_lock("ours"):
+        assert "ours: another comparison may be training on this machine (of the user nobody)" in caplog.text
+        refused = subprocess.run([sys.executable, "-c", HOLD], capture_output=True, text=True, check=False)
+        assert f"ours, pid {os.getpid()} on " in refused.stderr
+        # Whoever comes now finds the first place free, and ours behind it.
+        other.send("end")
+        while is_taken(f"\0{lock_name()}/0"):
+            time.sleep(0.01)
+        refused = subprocess.run([sys.executable, "-c", HOLD], capture_output=True, text=True, check=False)
+        assert f"ours, pid {os.getpid()} on " in refused.stderr
+
+
+def test_a_holder_tells_another_user_nothing_of_itself() -> None:
+    with _held_by_nobody(), socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(10)
+        caller.connect(f"\0{lock_name()}/0")
+        assert caller.recv(4096) == b""
+    with machine_lock("ours"), socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(10)
+        caller.connect(f"\0{lock_name()}/0")
+        assert b'"purpose": "ours"' in caller.recv(4096)
+
+
+def test_a_user_who_takes_every_place_and_says_nothing_keeps_nobody_from_working(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with _held_by_nobody(places=NUM_PLACES), machine_lock("ours"):
+        pass
+    assert "going on without the machine's lock" in caplog.text
+
+
+def test_the_machines_lock_leaves_no_file_that_anybody_could_remove_or_be_kept_from(tmp_path: Path) -> None:
+    with machine_lock("ours"):
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", [".work", ".work/comparison.lock"])
+@pytest.mark.parametrize("kind", ["link to nowhere", "link to itself", "folder", "fifo", "file"])
+def test_what_stands_in_the_place_of_the_folders_lock_is_one_line_or_no_matter(
+    place: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    if kind.startswith("link"):
+        path.symlink_to(path if kind == "link to itself" else tmp_path / "nowhere")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir() if kind == "folder" else path.touch()
+    if (path.name, kind) in [(".work", "folder"), ("comparison.lock", "file"), ("comparison.lock", "fifo")]:
+        with workspace_lock("x"):
+            return
+    with pytest.raises(ResourceError, match="remove what stands in its place, then run again"), workspace_lock("x"):
+        pass
+
+
+def _like_anybody(*command: str) -> list[str]:
+    """Return the command as one that may not write where it is not allowed to, though root types it."""
+    if os.geteuid() != 0:
+        return list(command)
+    if shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv, to give up root's power over files")
+    less = "-dac_override,-dac_read_search,-fowner"
+    return ["setpriv", f"--bounding-set={less}", f"--inh-caps={less}", *command]
+
+
+@pytest.mark.parametrize("place", ["", ".work", "data/runs", ".dvc/tmp", ".prefect", "reports/charts"])
+def test_a_folder_that_is_not_ours_is_one_line_with_whose_it_is_and_the_remedy(
+    place: str, tmp_path: Path, project: Path
+) -> None:
+    folder = tmp_path / "project"
+    theirs = folder / place
+    theirs.mkdir(parents=True)
+    shutil.copy(project / "params.yaml", folder)
+    if os.geteuid() == 0:
+        os.chown(theirs, 65534, 65534)
+    theirs.chmod(0o555)
+    ran = subprocess.run(
+        _like_anybody(sys.executable, "-m", "flows"), cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(project)},
+    )  # fmt: skip
+    theirs.chmod(0o755)
+    assert ran.returncode == ExitCode.RESOURCES, ran.stderr
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith(f"ddp-compare: {theirs}: permission denied")
+    assert ("it belongs to nobody; `sudo chown -R $USER .`" if os.geteuid() == 0 else "chmod") in line
+    assert not (folder / ".work" / "comparison.lock").exists()

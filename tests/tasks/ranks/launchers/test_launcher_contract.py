@@ -1,0 +1,108 @@
+"""What holds for every launcher: each file of tasks/ranks/launchers/, found by listing it, with two real ranks."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.params.choices import names_of_files
+from tasks.ranks.launchers import Launch, launcher_named
+from training.files import write_json
+
+pytestmark = pytest.mark.slow
+
+LAUNCHERS = names_of_files("tasks/ranks/launchers")
+_SECONDS = 60.0
+Start = Callable[..., Launch]
+
+
+@pytest.fixture(params=LAUNCHERS)
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
+    """Start two ranks, which do what they are told (tests/tasks/ranks/launchers/toy_rank.py)."""
+    running: list[Launch] = []
+
+    def starting(*asked: Any) -> Launch:
+        config = tmp_path / "config.json"
+        write_json(config, {f"rank-{rank}": what for rank, what in enumerate(asked)})
+        launch = launcher_named(request.param).start(
+            config, world_size=len(asked), threads_per_rank=1, log_folder=tmp_path / "logs",
+            module="tests.tasks.ranks.launchers.toy_rank",
+        )  # fmt: skip
+        running.append(launch)
+        return launch
+
+    yield starting
+    for launch in running:
+        launch.stop(grace_seconds=0.0)
+
+
+def _wait(until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _have_begun(folder: Path) -> bool:
+    return len([file for file in folder.glob("pid-*") if file.read_text()]) == 2
+
+
+def _alive(folder: Path) -> list[str]:
+    """Return the ranks that still run."""
+    found = []
+    for file in folder.glob("pid-*"):
+        status = Path(f"/proc/{file.read_text()}/stat")
+        if status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+            found.append(file.name)
+    return found
+
+
+def test_ranks_that_end_well_are_told_so(start: Start, tmp_path: Path) -> None:
+    launch = start(0, 0)
+    _wait(lambda: not launch.is_running)
+    launch.stop(grace_seconds=0.0)
+    assert (launch.exit_code(), launch.killed_rank(), _alive(tmp_path)) == (0, None, [])
+
+
+def test_the_rank_that_fails_is_named_with_its_code_and_last_words_and_the_other_is_ended(
+    start: Start, tmp_path: Path
+) -> None:
+    launch = start("stays", 5)
+    _wait(lambda: not launch.is_running)
+    launch.stop(grace_seconds=0.0)
+    assert launch.exit_code() == 5
+    assert "rank 1 ended with exit code 5" in launch.explanation()
+    assert "last words of rank 1, 1 threads" in launch.explanation()
+    assert "last words of rank 0" in launch.last_words(0)
+    assert launch.killed_rank() is None
+    assert _alive(tmp_path) == []
+
+
+def test_a_rank_that_a_signal_ended_is_the_cause_and_the_other_is_ended(start: Start, tmp_path: Path) -> None:
+    launch = start("killed", "stays")
+    _wait(lambda: not launch.is_running)
+    launch.stop(grace_seconds=0.0)
+    assert (launch.exit_code(), launch.killed_rank()) == (-9, 0)
+    assert "rank 0 was ended by signal 9" in launch.explanation()
+    assert _alive(tmp_path) == []
+
+
+def test_ranks_that_are_asked_to_stop_may_save_first(start: Start, tmp_path: Path) -> None:
+    launch = start("saves", "saves")
+    _wait(lambda: _have_begun(tmp_path))
+    assert launch.is_running
+    launch.stop(grace_seconds=_SECONDS)
+    assert sorted(file.name for file in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
+    assert _alive(tmp_path) == []
+
+
+def test_ranks_that_do_not_listen_are_ended_and_none_is_left(start: Start, tmp_path: Path) -> None:
+    launch = start("stays", "stays")
+    _wait(lambda: _have_begun(tmp_path))
+    launch.stop(grace_seconds=0.0)
+    _wait(lambda: not _alive(tmp_path))
+    assert not launch.is_running
+    assert os.listdir(launch.log_folder), "what they said stays"

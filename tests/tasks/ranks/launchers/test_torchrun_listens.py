@@ -1,0 +1,135 @@
+"""Ranks of one machine are reached by nobody else: neither from the network nor by another user of the machine."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.ranks.launchers.torchrun import Launch, start
+from tests.hostile.payloads import touching
+from tests.listeners import Listener, Listeners
+from tests.processes import new_mark, none_left_of
+from tests.tiny import make_config, make_slice, make_tiny_model
+from training.files import write_json
+
+pytestmark = pytest.mark.slow
+
+NOBODY = 65534
+READING = """
+import os, sys
+os.setuid(int(sys.argv[2]))
+try:
+    print(sorted(os.listdir(sys.argv[1])))
+except PermissionError:
+    print("refused")
+"""
+WRITING = """
+import datetime, os, sys, threading, time
+import torch.distributed as dist
+
+def write(port):
+    seconds = datetime.timedelta(seconds=3)
+    store = dist.TCPStore("127.0.0.1", int(port), is_master=False, timeout=seconds, wait_for_workers=False)
+    store.set("torch.rendezvous", bytes.fromhex(sys.argv[1]))
+    print(port, flush=True)
+    for key in store.list_keys():
+        store.set(key, bytes.fromhex(sys.argv[1]))
+
+for port in sys.argv[2:]:
+    threading.Thread(target=write, args=(port,), daemon=True).start()
+time.sleep(6)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Launch, Listeners]]:
+    """Two ranks under the real launcher that train for longer than any test, and what they listen on."""
+    mark = new_mark()
+    for name, value in mark.items():
+        monkeypatch.setenv(name, value)
+    work = tmp_path / "w o:r,k=ü"
+    work.mkdir()
+    config = make_config(
+        work, make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=16)], epochs=2_000,
+        cell="2proc", strategy="ddp", world_size=2, global_batch_size=4,
+    )  # fmt: skip
+    write_json(work / "config.json", config)
+    with none_left_of(mark), Listeners(mark) as listeners:
+        started = start(work / "config.json", world_size=2, threads_per_rank=1, log_folder=work / "logs")
+        try:
+            _wait_for_step(started, work, at_least=1)
+            yield started, listeners
+        finally:
+            started.stop(grace_seconds=0.0)
+    assert list((work / "logs").glob("rendezvous")) == []
+
+
+def _wait_for_step(launch: Launch, work: Path, *, at_least: int) -> None:
+    events, deadline = work / "steps.jsonl", time.monotonic() + 120
+    while not events.exists() or events.read_text().count('"step"') < at_least:
+        assert launch.is_running, launch.explanation()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _ports_that_take(value: bytes, listeners: Iterable[Listener]) -> list[int]:
+    """Return the ports at which a store of torch takes the value, under every key that there is."""
+    ports = [listener.address.rpartition(":")[2] for listener in listeners]
+    done = subprocess.run([sys.executable, "-c", WRITING, value.hex(), *ports], capture_output=True, text=True)
+    return [int(port) for port in done.stdout.split()]
+
+
+def test_nothing_but_the_ranks_of_gloo_listens_and_on_loopback_alone(launch: tuple[Launch, Listeners]) -> None:
+    _, listeners = launch
+    assert listeners.num_looks > 20
+    assert [listener for listener in listeners.found if listener.is_open] == []
+    assert {listener.address.rpartition(":")[0] for listener in listeners.found} == {"127.0.0.1"}
+    assert all("-m training " in listener.owner for listener in listeners.found), listeners.found
+
+
+def test_a_pickle_that_somebody_sends_to_every_open_port_is_taken_by_none(
+    launch: tuple[Launch, Listeners], tmp_path: Path
+) -> None:
+    started, listeners = launch
+    assert listeners.found
+    canary = tmp_path / "canary"
+    assert _ports_that_take(pickle.dumps(touching(canary)), listeners.found) == []
+    work = started.log_folder.parent
+    _wait_for_step(started, work, at_least=(work / "steps.jsonl").read_text().count('"step"') + 5)
+    assert not canary.exists()
+
+
+def test_no_other_user_gets_at_the_files_in_which_ranks_meet(launch: tuple[Launch, Listeners], tmp_path: Path) -> None:
+    folder = launch[0].log_folder / "rendezvous"
+    assert {file.name for file in folder.iterdir()} == {"ranks", "torchrun"}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    for above in folder.parents:
+        if above.is_relative_to(tmp_path.parent.parent):
+            above.chmod(0o755)
+    for user, found in ((os.geteuid(), "['ranks', 'torchrun']"), (NOBODY, "refused")):
+        done = subprocess.run([sys.executable, "-c", READING, folder, str(user)], capture_output=True, text=True)
+        assert done.stdout.strip() == found, done.stderr
+
+
+def test_a_launch_that_ends_leaves_no_file_of_its_rendezvous_and_the_next_one_starts(tmp_path: Path) -> None:
+    config = make_config(
+        tmp_path / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=8)],
+        cell="2proc", strategy="ddp", world_size=2, global_batch_size=4,
+    )  # fmt: skip
+    (tmp_path / "work").mkdir()
+    for name in ("first", "second"):
+        write_json(tmp_path / "work" / "config.json", config)
+        logs = tmp_path / "work" / "logs" / name
+        launch = start(tmp_path / "work" / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
+        assert (launch.exit_code(), launch.stop(grace_seconds=0.0)) == (0, None), launch.explanation()
+        assert not (logs / "rendezvous").exists()
+    assert json.loads((tmp_path / "work" / "steps.jsonl").read_text().splitlines()[-1])

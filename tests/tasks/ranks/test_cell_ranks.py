@@ -1,0 +1,74 @@
+"""Where the ranks of a cell run."""
+
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tasks.params import Params
+from tasks.process.failure import ExitCode, ResourceError
+from tasks.ranks.cell_ranks import choose_device, run_ranks, told_to_ranks
+from tests.tiny import make_config, make_slice, make_tiny_model
+
+
+def test_more_ranks_than_gpus_are_refused_with_the_remedy_unless_asked_for(project: Path) -> None:
+    raw = YAML(typ="safe", pure=True).load(project / "params.yaml")
+    machine = {"num_gpus": 1, "num_cpus": 8}
+    params = Params.model_validate(raw)
+    assert choose_device("1proc", params, machine) == "cuda"
+    with pytest.raises(ResourceError, match=r"cells\.2proc\.world_size=2 .* 1 GPUs .*oversubscribe: true") as caught:
+        choose_device("2proc", params, machine)
+    assert caught.value.exit_code == ExitCode.RESOURCES
+    raw["cells"]["2proc"]["oversubscribe"] = True
+    assert choose_device("2proc", Params.model_validate(raw), machine) == "cuda"
+    assert choose_device("2proc", params, {"num_gpus": 0, "num_cpus": 2}) == "cpu"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a megabyte; skips where none can be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]).returncode:
+        pytest.skip("no small tmpfs can be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_left", [0, 12_288])
+def test_a_disk_that_takes_neither_a_checkpoint_nor_a_word_about_it_is_still_exit_code_4(
+    small_disk: Path, tmp_path: Path, num_left: int
+) -> None:
+    config = make_config(
+        small_disk / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=45)],
+        checkpoint_every_steps=1,
+    )  # fmt: skip
+
+    def fill(events: list[dict[str, Any]]) -> None:
+        if any(event["event"] == "launch_started" for event in events):
+            (small_disk / "filler").write_bytes(bytes(max(shutil.disk_usage(small_disk).free - num_left, 0)))
+
+    with pytest.raises(ResourceError) as caught:
+        run_ranks(config, launcher="torchrun", stop=threading.Event(), follow=fill)
+    assert caught.value.exit_code == ExitCode.RESOURCES == 4
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "told"), [(None, "cpu", 384), (None, "cuda", 2048), (1000, "cpu", 1000), (64, "cuda", 64)]
+)
+def test_a_chunk_of_the_loss_is_as_large_as_its_device_likes_unless_params_say_so(
+    asked: int | None, device: str, told: int, project: Path, tmp_path: Path
+) -> None:
+    raw = YAML(typ="safe", pure=True).load(project / "params.yaml")
+    params = Params.model_validate(raw)
+    params = params.model_copy(update={"train": params.train.model_copy(update={"loss_chunk_rows": asked})})
+    config = told_to_ranks("2proc", params, device=device, base_model=tmp_path, work=tmp_path)
+    assert config["loss_chunk_rows"] == told

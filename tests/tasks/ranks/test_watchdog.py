@@ -1,0 +1,223 @@
+"""When ranks are said to hang, and who: on ranks that are played by this process, and on real ones."""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tasks.process.failure import DistributedError, ExitCode
+from tasks.ranks.cell_ranks import run_ranks
+from tasks.ranks.watchdog import Hang, Watchdog
+from tests.chaos.hangs import HangTrial, hang_trials, work_of
+from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end
+from training.whereabouts import NUM_COLLECTIVES, PID, Section, Whereabouts
+
+_PATIENCE = 0.5
+
+
+@pytest.fixture
+def watchdog() -> Iterator[Watchdog]:
+    """One that looks at two ranks and waits for half a second."""
+    with Watchdog(world_size=2, step_seconds=_PATIENCE) as watchdog:
+        yield watchdog
+
+
+@pytest.fixture
+def ranks(watchdog: Watchdog) -> list[Whereabouts]:
+    """Two ranks in step 7, both in the forward pass."""
+    ranks = [Whereabouts(watchdog.file, rank=rank) for rank in range(2)]
+    for rank in ranks:
+        rank.begin(7)
+        rank.enter(Section.FORWARD)
+    return ranks
+
+
+def _look(watchdog: Watchdog, seconds: float) -> Hang | None:
+    """Look as often as a stage does, for so long or until something hangs."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if hang := watchdog.look():
+            return hang
+        time.sleep(0.02)
+    return None
+
+
+def test_the_rank_that_is_behind_is_named_and_those_that_wait_for_it_are_not(
+    watchdog: Watchdog, ranks: list[Whereabouts]
+) -> None:
+    ranks[0].enter(Section.BACKWARD)
+    hang = _look(watchdog, 3)
+    assert hang is not None
+    assert (hang.ranks, hang.step, hang.section, hang.stopped) == ([1], 7, Section.FORWARD, [])
+    assert re.fullmatch(
+        r"rank 1 hangs in section forward of step 7: nothing for \d+ s; rank 0 is in section backward of step 7",
+        str(hang),
+    )
+
+
+def test_a_rank_may_wait_for_as_long_as_the_other_one_moves_on(watchdog: Watchdog, ranks: list[Whereabouts]) -> None:
+    ranks[0].begin(1000)
+    deadline = time.monotonic() + 3 * _PATIENCE
+    while time.monotonic() < deadline:
+        ranks[1].enter(Section.FORWARD)
+        assert _look(watchdog, _PATIENCE / 5) is None
+
+
+def test_of_ranks_at_the_same_place_it_is_the_one_that_has_not_joined_the_collective(
+    watchdog: Watchdog, ranks: list[Whereabouts]
+) -> None:
+    ranks[0]._words[NUM_COLLECTIVES], ranks[1]._words[NUM_COLLECTIVES] = 11, 12
+    hang = _look(watchdog, 3)
+    assert hang is not None
+    assert hang.ranks == [0]
+
+
+def test_where_no_rank_can_be_told_from_the_others_all_are_named(watchdog: Watchdog, ranks: list[Whereabouts]) -> None:
+    hang = _look(watchdog, 3)
+    assert hang is not None
+    assert hang.ranks == [0, 1]
+    assert "all are at the same place" in str(hang)
+
+
+def test_a_rank_that_a_signal_has_stopped_is_the_one(watchdog: Watchdog, ranks: list[Whereabouts]) -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        ranks[1]._words[PID] = process.pid
+        os.kill(process.pid, signal.SIGSTOP)
+        hang = _look(watchdog, 3)
+        assert hang is not None
+        assert (hang.ranks, hang.stopped) == ([1], [1])
+        assert "rank 1 was stopped by a signal, so that its stack cannot be had" in str(hang)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_starting_warming_up_and_large_checkpoints_are_given_more_time(
+    watchdog: Watchdog, ranks: list[Whereabouts]
+) -> None:
+    for rank in ranks:
+        rank.rest()
+    assert _look(watchdog, 2 * _PATIENCE) is None
+    for rank in ranks:
+        rank.needs_patience(warm_up_seconds=0.6, checkpoint_bytes=20_000_000)
+        rank.begin(8)
+        rank.enter(Section.CHECKPOINT)
+    assert _look(watchdog, 2 * _PATIENCE) is None, "a second for its 20 MB, and then half a second"
+    for rank in ranks:
+        rank.begin(9)
+    assert _look(watchdog, 2 * _PATIENCE) is None, "a section may take 2.5 warm-ups, 1.5 s"
+    assert _look(watchdog, 3) is not None
+
+
+def test_ranks_that_were_never_heard_of_are_starting(watchdog: Watchdog) -> None:
+    assert _look(watchdog, 2 * _PATIENCE) is None
+
+
+def test_time_in_which_nobody_looked_says_nothing(watchdog: Watchdog, ranks: list[Whereabouts]) -> None:
+    with Watchdog(world_size=2, step_seconds=2.0) as patient:
+        for rank in range(2):
+            Whereabouts(patient.file, rank=rank).begin(1)
+        assert patient.look() is None
+        time.sleep(2.5)  # such as a stage that was itself stopped
+        assert patient.look() is None
+
+
+def test_only_processes_that_said_they_were_ranks_are_ended(watchdog: Watchdog, ranks: list[Whereabouts]) -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        # Not the process that was seen under this number.
+        ranks[0]._words[PID] = process.pid
+        watchdog._born[process.pid] = 1.0
+        ranks[1]._words[PID] = 0
+        watchdog.end_ranks()
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(
+        tmp_path / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=60)],
+        strategy="ddp", world_size=2, checkpoint_every_steps=2,
+    )  # fmt: skip
+    events: list[dict[str, Any]] = []
+    before = set(psutil.Process().children(recursive=True))
+
+    def run() -> None:
+        run_ranks(config, launcher="torchrun", stop=threading.Event(), follow=events.extend, watchdog_seconds=3)
+
+    monkeypatch.setenv("FAULT", "rank=1,step=5,kind=stop,section=backward")
+    with pytest.raises(DistributedError, match="rank 1 hangs in section backward of step 5: nothing for 3 s") as caught:
+        run()
+    assert caught.value.exit_code == ExitCode.DISTRIBUTED == 6
+    assert "stopped by a signal, so that its stack cannot be had" in str(caught.value)
+    assert set(psutil.Process().children(recursive=True)) <= before
+    (log,) = (tmp_path / "work" / "logs").glob("*/*/attempt_0/0/stderr.log")
+    assert "in _engine_run_backward" in log.read_text(), "rank 0 waits for it in the exchange of gradients"
+    monkeypatch.delenv("FAULT")
+    events.clear()
+    run()
+    assert next(event for event in events if event["event"] == "segment_started")["resumed_at_step"] == 4
+    assert facts_of(config)["num_steps"] == 8
+
+
+@pytest.mark.slow
+def test_hangs_and_failures_name_who_where_and_when_and_leave_nobody(tmp_path: Path) -> None:
+    hangs = [
+        HangTrial("hang", 1, "data"), HangTrial("hang", 0, "collective"), HangTrial("hang", 1, "checkpoint"),
+        HangTrial("stop", 0, "forward"), HangTrial("freeze", 1, "backward"),
+    ]  # fmt: skip
+    others = [
+        HangTrial(kind, 1, section)
+        for kind, section in (
+            ("raise", "backward"), ("raise", "data"), ("cuda", "forward"), ("sigkill", "update"), ("oom", "forward"),
+            ("oom:1", "backward"), ("none", "update"),
+        )
+    ]  # fmt: skip
+    done = hang_trials(tmp_path, [*hangs, *others], watchdog_seconds=4, at_once=4)
+    for trial in done[: len(hangs)]:
+        assert trial.is_right, trial
+        assert trial.seconds is not None
+        assert trial.seconds < 4 + 10, trial
+    by_kind = {(trial.kind, trial.section): trial for trial in done[len(hangs) :]}
+    assert all(trial.num_left == 0 for trial in done)
+    for key, exit_code, says in (
+        (("raise", "backward"), 6, "rank 1: RuntimeError: planned fault"),
+        (("raise", "data"), 6, "rank 1: RuntimeError: planned fault"),
+        (("cuda", "forward"), 6, "rank 1: AcceleratorError: CUDA error: device-side assert triggered"),
+        (("sigkill", "update"), 6, "rank 1 ended with exit code -9"),
+        (("oom", "forward"), 4, "rank 1: out of memory"),
+    ):
+        assert by_kind[key].exit_code == exit_code, by_kind[key]
+        assert says in by_kind[key].message, by_kind[key]
+    assert "micro_batch_size=1 cannot be made smaller" in by_kind["oom", "forward"].message
+    _went_on_with_smaller_micro_batches(tmp_path, by_kind["oom:1", "backward"], by_kind["none", "update"])
+
+
+def _went_on_with_smaller_micro_batches(folder: Path, short: HangTrial, clean: HangTrial) -> None:
+    """Check that the ranks that ran out of memory did the same work, and what they say of it."""
+    assert (short.exit_code, clean.exit_code) == (0, 0), (short, clean)
+    (segment,) = (work_of(folder, clean) / "segments").iterdir()
+    config = {"segments": [{"fingerprint": segment.name, "range": "0-80", "epoch": 1}], "model_name": "tiny"}
+    ours, theirs = ({**config, "work_dir": str(work_of(folder, trial))} for trial in (short, clean))
+    assert facts_of(ours)["micro_batch_sizes"] == [2, 1]
+    assert facts_of(theirs)["micro_batch_sizes"] == [2]
+    for key in ("num_steps", "num_samples", "num_tokens"):
+        assert facts_of(ours)[key] == facts_of(theirs)[key]
+    assert relative_l2(weights_at_end(ours), weights_at_end(theirs)) < 2e-6
+    assert not are_bitwise_equal(weights_at_end(ours), weights_at_end(theirs)), "smaller parts round otherwise"
+    assert len(list((work_of(folder, short) / "logs").iterdir())) == 2

@@ -1,0 +1,139 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.process.failure import DataError
+from tasks.reporting.collect import collect_results
+from tests.tasks.reporting.comparison import outputs_of, segment_folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "raw/manifest.json",
+        "machine.json",
+        "slices/0-8/row_ids.npy",
+        "slices/8-16/offsets.npy",
+        "runs/2proc/run.json",
+        "runs/2proc/segments/0-8-epoch-1/segment.json",
+        "runs/2proc/segments/0-8-epoch-1/steps.jsonl",
+        "runs/2proc/segments/0-8-epoch-1/ledger.npz",
+        "evaluation/evaluation.json",
+    ],
+)
+@pytest.mark.parametrize("damage", ["missing", "cut", "empty"])
+def test_a_missing_or_damaged_file_is_named_in_one_line(
+    tmp_path: Path, params: dict[str, Any], name: str, damage: str
+) -> None:
+    path = tmp_path / name
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+    with pytest.raises(DataError) as refused:
+        collect_results(outputs_of(tmp_path, params))
+    assert str(path) in str(refused.value)
+    assert "dvc repro" in str(refused.value)
+
+
+def test_steps_of_all_segments_follow_each_other(tmp_path: Path, params: dict[str, Any]) -> None:
+    run = outputs_of(tmp_path, params).runs["2proc"]
+    assert run.steps.step.tolist() == [1, 2, 3, 4]
+    assert run.steps.loss.tolist() == [4.0, 3.9, 3.8, 3.7]
+
+
+def test_tokens_to_learn_leave_out_the_first_of_each_row_and_what_is_cut(
+    tmp_path: Path, params: dict[str, Any]
+) -> None:
+    part = outputs_of(tmp_path, params).slices["0-8"]
+    assert part.num_units(128, workload="causal_lm") == 3 + 4 + 5 + 3 + 4 + 5 + 3 + 4
+    assert part.num_units(5, workload="causal_lm") == 3 + 4 + 4 + 3 + 4 + 4 + 3 + 4
+    assert part.num_units(1, workload="causal_lm") == 0
+    assert part.num_units(5, workload="sequence_classification") == 4 + 5 + 5 + 4 + 5 + 5 + 4 + 5
+    assert part.num_units(5, workload="image_classification") == 8
+
+
+def test_a_pickle_in_a_ledger_is_never_opened(tmp_path: Path, params: dict[str, Any]) -> None:
+    canary = tmp_path / "canary"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (canary.touch, ())
+
+    bomb = np.array([Bomb()], dtype=object)
+    np.savez(segment_folder(tmp_path, "2proc") / "ledger.npz", rank=bomb, step=bomb, row_id=bomb, num_tokens=bomb)
+    with pytest.raises(DataError, match="ledger"):
+        collect_results(outputs_of(tmp_path, params))
+    assert not canary.exists()
+
+
+def _flip(path: Path, ledger: dict[str, Any]) -> None:
+    content = bytearray(path.read_bytes())
+    content[content.index(ledger["row_id"].tobytes()) + 3] ^= 1
+    path.write_bytes(content)
+
+
+def _save(path: Path, ledger: dict[str, Any]) -> None:
+    np.savez(path, **ledger)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_flip, "BadZipFile: Bad CRC-32 for file 'row_id.npy'"),
+        (lambda path, ledger: _save(path, ledger | {"rank": ledger["rank"][1:]}), "rank 7, step 8, row_id 8, num_tok"),
+        (lambda path, ledger: _save(path, {"rank": ledger["rank"]}), "step.npy"),
+        (
+            lambda path, ledger: _save(path, ledger | {"row_id": ledger["row_id"] - 1}),
+            "row_id from -1 to 6; allowed: 0",
+        ),
+        (lambda path, ledger: _save(path, ledger | {"step": ledger["step"] + 2**32}), "allowed: 0 to 2147483647"),
+        (lambda path, ledger: _save(path, ledger | {"step": ledger["step"] * 1.0}), "array of float64, shape (8,)"),
+        (lambda path, ledger: _save(path, ledger | {"step": ledger["step"][None]}), "shape (1, 8); allowed: whole num"),
+        (lambda path, ledger: np.savez_compressed(path, **ledger), "is compressed; allowed"),
+    ],
+)
+def test_a_ledger_that_is_not_as_it_was_written_is_refused(
+    tmp_path: Path, params: dict[str, Any], damage: Callable[[Path, dict[str, Any]], None], said: str
+) -> None:
+    path = segment_folder(tmp_path, "2proc") / "ledger.npz"
+    with np.load(path) as arrays:
+        ledger = dict(arrays)
+    damage(path, ledger)
+    with pytest.raises(DataError) as refused:
+        collect_results(outputs_of(tmp_path, params))
+    assert said in str(refused.value)
+    assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize("change", [lambda raw: raw[:-8], lambda raw: raw + bytes(8)])
+def test_an_array_that_ends_elsewhere_than_it_says_is_refused(
+    tmp_path: Path, params: dict[str, Any], change: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "slices/0-8/row_ids.npy"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(DataError, match=r"row_ids.npy: ValueError: (ends within|goes on after) its 8 numbers"):
+        collect_results(outputs_of(tmp_path, params))
+
+
+def test_a_header_that_python_cannot_read_is_refused(tmp_path: Path, params: dict[str, Any]) -> None:
+    path = tmp_path / "slices/0-8/row_ids.npy"
+    path.write_bytes(path.read_bytes().replace(b"}", b"|", 1))
+    with pytest.raises(DataError, match=r"row_ids.npy: ValueError: header: "):
+        collect_results(outputs_of(tmp_path, params))
+
+
+@pytest.mark.parametrize("workload", ["causal_lm", "sequence_classification"])
+def test_offsets_that_fall_are_refused_whatever_the_rows_count(
+    tmp_path: Path, params: dict[str, Any], workload: str
+) -> None:
+    path = tmp_path / "slices/0-8/offsets.npy"
+    offsets = np.load(path)
+    offsets[3], offsets[4] = offsets[4], offsets[3]
+    np.save(path, offsets)
+    with pytest.raises(DataError, match=r"offsets.npy: ValueError: offsets that fall"):
+        outputs_of(tmp_path, params).slices["0-8"].num_units(128, workload=workload)

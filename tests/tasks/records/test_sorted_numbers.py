@@ -1,0 +1,82 @@
+"""Sorted numbers: none lost, none made up, equal ones together, little memory; nothing is left on the disk."""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.process.failure import ResourceError
+from tasks.records import sorted_numbers
+from tasks.records.sorted_numbers import SortedNumbers, windows
+
+few = st.integers(-4, 4) | st.sampled_from([-(2**63), 2**63 - 1]) | st.integers(-(2**63), 2**63 - 1)
+
+
+@given(every=st.lists(st.lists(few, max_size=60), min_size=1, max_size=3), chunk=st.integers(1, 9))
+@settings(max_examples=150, deadline=None)
+def test_windows_hold_all_numbers_in_order_and_the_same_span_of_each(every: list[list[int]], chunk: int) -> None:
+    with patch.multiple(sorted_numbers, _RUN=8, _MARK_EVERY=2, _WINDOW=4):
+        many = [SortedNumbers() for _ in every]
+        for numbers, one in zip(every, many, strict=True):
+            for first in range(0, len(numbers), chunk):
+                one.extend(np.array(numbers[first : first + chunk]))
+        found = list(windows(*many))
+        again = list(windows(*many))
+        assert [len(one) for one in many] == [len(numbers) for numbers in every]
+        for one in many:
+            one.close()
+    for index, numbers in enumerate(every):
+        assert [int(number) for window in found for number in window[index]] == sorted(numbers)
+        assert [int(number) for window in again for number in window[index]] == sorted(numbers)
+    spans = [(min(both), max(both)) for window in found if (both := [*map(int, np.concatenate(window))])]
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(spans))
+
+
+def test_numbers_wait_in_a_file_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened = len(os.listdir("/proc/self/fd"))
+    with SortedNumbers() as numbers:
+        for number in range(100_000, 0, -1):
+            numbers.add(number)
+        assert len(os.listdir("/proc/self/fd")) == opened + 1
+        assert list((tmp_path / ".work").iterdir()) == []
+        assert np.concatenate([window for (window,) in windows(numbers)]).tolist() == list(range(1, 100_001))
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_where_nothing_can_be_written_the_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".work").touch()
+    with SortedNumbers() as numbers, pytest.raises(ResourceError, match=r"/.work: .*; numbers are sorted there"):
+        numbers.extend(np.arange(100_000))
+
+
+_TEN_MILLION = """
+import numpy as np
+from benchmarks.growth.parts import resident_mib
+from tasks.records.sorted_numbers import SortedNumbers, windows
+random = np.random.default_rng(1)
+before = resident_mib("VmHWM")
+with SortedNumbers() as mixed, SortedNumbers() as ascending:
+    for first in range(0, 5_000_000, 50_000):
+        mixed.extend(random.integers(-(2**63), 2**63 - 1, 50_000))
+        ascending.extend(np.arange(first, first + 50_000))
+    total = sum(len(one) + len(other) for one, other in windows(mixed, ascending))
+print(total, resident_mib("VmHWM") - before)
+"""
+
+
+def test_ten_million_numbers_take_no_more_memory_than_a_few(project: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(project)}
+    command = [sys.executable, "-c", _TEN_MILLION]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    total, mib = done.stdout.split()
+    assert int(total) == 10_000_000
+    assert float(mib) < 16  # the numbers themselves are 76 MiB
