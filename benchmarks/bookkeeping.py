@@ -25,7 +25,7 @@ from tasks.fingerprint import machine_facts
 from tasks.params import Params, load_params
 from tasks.ranks.launchers.torchrun import FileRendezvous
 from tasks.train import CellRun
-from training.files import write_json
+from training.process.files import write_json
 
 _PROJECT = Path(__file__).resolve().parent.parent
 _RESULTS = _PROJECT / "benchmarks" / "results"

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from training.config import TrainingConfig, read_config
-from training.data import MicroBatch, open_slice
-from training.distributed import Ranks, joined_ranks
-from training.events import EventStream
-from training.plan import micro_batches_for, plan_segment
-from training.record import Counters, SegmentRecord, now
+from training.data.batches import MicroBatch, open_slice
+from training.data.plan import micro_batches_for, plan_segment
+from training.process.distributed import Ranks, joined_ranks
+from training.process.events import EventStream
+from training.record.segment import Counters, SegmentRecord, now
+from training.record.window import Window
 from training.strategies import strategy_file
-from training.window import Window
 from training.workloads import find_workload
 
 _NUM_ONE_OFFS = 10

@@ -31,7 +31,7 @@ from tasks.measuring.intervals import ratio_of_medians
 from tasks.params import Params
 from tasks.ranks.cell_ranks import told_to_ranks
 from tasks.ranks.launchers.torchrun import FileRendezvous
-from training.files import write_json
+from training.process.files import write_json
 
 _PROJECT = Path(__file__).resolve().parent.parent
 _ABSTRACTS = _PROJECT.parent / "shared" / "data" / "arxiv_abstracts.parquet"

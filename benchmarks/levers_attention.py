@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.levers_loss import seconds_in_turns
 from tasks.measuring.intervals import ratio_of_medians
-from training.packed_attention import attend
+from training.model.packed_attention import attend
 
 DOCUMENTS = ((50, 76, 102, 128), (60, 94, 128, 162, 196, 230, 264, 300))
 _HEADS, _HEAD_DIM = 4, 32

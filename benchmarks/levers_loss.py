@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tasks.measuring.intervals import ratio_of_medians
-from training.linear_loss import linear_cross_entropy
+from training.model.linear_loss import linear_cross_entropy
 
 VOCABULARIES = (2_048, 32_768)
 CHUNKS = (64, 384, 2_048, 4_096)

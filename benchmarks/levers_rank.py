@@ -1,7 +1,8 @@
 """One rank of benchmarks/levers.py: blocks of real optimizer steps, arm by arm, taking turns.
 
-An arm is a variant of the cell (training/variants.py), or lacks what every cell has. Where it has a `link`, gradients
-also wait for an emulated one: they are really averaged over gloo, but not before the link would have carried them.
+An arm is a variant of the cell (training/probing/variants.py), or lacks what every cell has. Where it has a `link`,
+gradients also wait for an emulated one: they are really averaged over gloo, but not before the link would have carried
+them.
 """
 
 import argparse
@@ -21,9 +22,9 @@ from torch.futures import Future
 
 from tasks.measuring.interleaving import rounds
 from training.config import read_config
-from training.distributed import Ranks, joined_ranks
+from training.probing.variants import Made, Variant, loaded, make
+from training.process.distributed import Ranks, joined_ranks
 from training.strategies.ddp import Ddp
-from training.variants import Made, Variant, loaded, make
 
 
 class SlowLink:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.fingerprint import machine_facts
-from training.files import write_json
+from training.process.files import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

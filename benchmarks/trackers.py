@@ -34,7 +34,7 @@ from tasks.process.logs import switch_off_telemetry
 from tasks.ranks.cell_ranks import run_ranks
 from tasks.services import follower as following
 from tasks.train import CellRun
-from training.files import write_json
+from training.process.files import write_json
 
 _PROJECT = Path(__file__).resolve().parent.parent
 _TARGET = 0.01

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from training.redaction import redacted, shortened
+from training.process.redaction import redacted, shortened
 
 _MAX_LINES_PER_SECOND = 10
 _MAX_BURST_LINES = 100

@@ -15,7 +15,7 @@ from prefect.plugins import HookContext, SetupResult, register_hook
 
 from flows.served import served_environment
 from tasks.process.failure import ExitCode
-from training.redaction import redacted
+from training.process.redaction import redacted
 
 _FLOW = "ddp-compare"
 _NAMES = ("ddp-compare", "rebench")

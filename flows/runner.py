@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from flows.ddp_compare import ddp_compare
 from flows.running import end_abandoned_runs
-from training.redaction import formatted, redact_logs
+from training.process.redaction import formatted, redact_logs
 
 LOG = Path(".work/logs/prefect_runner.log")
 

@@ -26,7 +26,7 @@ from tasks.process.failure import DataError, exit_with_one_line
 from tasks.process.logs import configure_logging
 from tasks.store.kept import MANIFEST
 from tasks.store.links import link_file, link_folder
-from training.files import write_json
+from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
 

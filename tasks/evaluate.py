@@ -29,7 +29,7 @@ from tasks.params import Params
 from tasks.process.failure import DataError, DivergedError, exit_with_one_line
 from tasks.process.logs import configure_logging
 from tasks.store.kept import mark_used
-from training.files import digest_of_json, write_json
+from training.process.files import digest_of_json, write_json
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def evaluate(subject: Subject, rows: Rows) -> dict[str, Any]:
     """
     import torch
 
-    from training.weights import parameter_checksum
+    from training.model.weights import parameter_checksum
     from training.workloads import find_workload
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))

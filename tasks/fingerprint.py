@@ -10,20 +10,19 @@ import os
 import shutil
 from pathlib import Path
 
-from tasks.inputs.meaning import keep_meanings, meanings_below, read_source
+from tasks.inputs.meaning import digest_wherever, keep_meanings, meanings_below
 from tasks.inputs.snapshot import stages_of, values_of
 from tasks.machine.facts import machine_facts
-from tasks.measuring import RANK_FILES
 from tasks.params import Params, load_params
 from tasks.params.source_digest import digest_of_source
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.process.logs import configure_logging
 from tasks.store.prune import note_comparison
-from training.files import digest_of_json, write_json
+from training.process.files import write_json
 
 _TRAINING = Path(__file__).resolve().parent.parent / "training"
 _RUN_BY_RANKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "train": (("training.__main__",), ("training.measure",)),
+    "train": (("training.__main__",), ("training.probing",)),
     "measure": (("training.__main__",), ()),
 }
 """Stage -> (what its ranks run, what of it they run for another stage alone)."""
@@ -34,11 +33,11 @@ TRIAL = "DDP_COMPARE_TRIAL"
 def digest_of_code(folder: Path) -> str:
     """Return the sha256 of what the folder's Python files mean, but for those that no training runs.
 
-    Two versions that differ in comments, docstrings or layout have the same digest. The digest holds for one
-    version of Python, whose grammar decides what a syntax tree is; that version is part of the machine's facts.
+    Two versions that differ in comments, docstrings, layout or the places of files have the same digest. The digest
+    holds for one version of Python, whose grammar decides what a syntax tree is; that version is part of the machine's
+    facts.
     """
-    files = set(folder.rglob("*.py")) - {folder / name for name in RANK_FILES}
-    return digest_of_json({file.relative_to(folder).as_posix(): read_source(file)[0] for file in files})
+    return digest_wherever(set(folder.rglob("*.py")) - set((folder / "probing").rglob("*.py")), top=folder.parent)
 
 
 def write_snapshots(folder: Path, params: Params) -> None:

@@ -39,7 +39,7 @@ from tasks.process.stopping import stop_on_signals
 from tasks.ranks.cell_ranks import choose_device, nodes_of, told_to_ranks
 from tasks.store.kept import MANIFEST, keeping, kept_manifest
 from training.config import read_config
-from training.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_of_file, digest_of_json, write_json
 from training.registry import has_file
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 _STORE = Path(".work/measure")
 _CERTIFYING = ("tasks.equivalence.certificate", "tasks.measuring.sample")
 _TWINNING = ("tasks.equivalence.twins",)
-_TIMING = ("tasks.measuring.session", "training.measure")
+_TIMING = ("tasks.measuring.session", "training.probing.timed_blocks")
 _STARTING = ("tasks.ranks.launchers",)
 """What starts ranks decides neither an update nor the seconds of one."""
 _NUM_STEPS, _FEWEST_STEPS = 8, 3

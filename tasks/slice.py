@@ -29,7 +29,7 @@ from tasks.process.logs import configure_logging
 from tasks.process.progress import counting
 from tasks.store.kept import MANIFEST, keeping, kept_manifest
 from tasks.store.links import link_folder
-from training.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_of_file, digest_of_json, write_json
 from training.registry import file_named, has_file
 
 _log = logging.getLogger(__name__)

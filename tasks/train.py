@@ -28,8 +28,8 @@ from tasks.ranks.live import TrainingProgress
 from tasks.ranks.memory import run_within_memory
 from tasks.services.tracker import follow_cell
 from tasks.store.links import link_folder
-from training.files import digest_of_json, write_json
-from training.receipt import problem_with, set_aside
+from training.process.files import digest_of_json, write_json
+from training.state.receipt import problem_with, set_aside
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _WORK = Path(".work/runs")
 
 _CHECKPOINT_BYTES_PER_PARAMETER = 12
 _PARTIALS_KEPT = 2
-"""As many as training/checkpoint.py keeps where it saves at an interval."""
+"""As many as training/state/checkpoint.py keeps where it saves at an interval."""
 
 
 def segments_of(

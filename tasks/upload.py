@@ -24,9 +24,9 @@ from tasks.reporting.results import Results, read_results
 from tasks.services import hub
 from tasks.services.manifest import MANIFEST, write_manifest
 from tasks.store.links import link_file
-from training.failure import BadCheckpointError
-from training.files import digest_of_file, write_json
-from training.receipt import RECEIPT
+from training.process.failure import BadCheckpointError
+from training.process.files import digest_of_file, write_json
+from training.state.receipt import RECEIPT
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from tasks.records.gate import CellFinding, Gate
 from tasks.reporting.results import Results, write_results
-from training.files import digest_of_file, write_json
-from training.weights import weights_of
+from training.model.weights import weights_of
+from training.process.files import digest_of_file, write_json
 
 SPEEDUP = 1.2345
 """The 2-process cell's speedup, where it is not withheld."""

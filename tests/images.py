@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from tasks.data.builtin.resnet import write_resnet18
-from training.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_of_file, digest_of_json, write_json
 
 CLASS_NAMES = ["left", "right", "top"]
 

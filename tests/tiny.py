@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.emulator import WORKLOAD
 from benchmarks.emulator.device import EmulatedDevice, write_device
-from training.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_of_file, digest_of_json, write_json
 
 
 def make_tiny_model(

@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 from training.config import FIRST_RANK, TrainingConfig, read_config
-from training.events import EventStream
-from training.failure import (
+from training.process.events import EventStream
+from training.process.failure import (
     EXIT_FAILED,
     FAILURES,
     OutOfMemoryError,
@@ -26,12 +26,12 @@ from training.failure import (
     is_out_of_memory,
     record_failure,
 )
-from training.lifeline import end_with_parent
-from training.redaction import formatted, redact_logs, redacted, shortened
-from training.safe_loading import require_safe_torch
-from training.stopping import StopRequest
-from training.unwritten import require_code
-from training.whereabouts import Whereabouts
+from training.process.heartbeat import Heartbeat
+from training.process.lifeline import end_with_parent
+from training.process.redaction import formatted, redact_logs, redacted, shortened
+from training.process.safe_loading import require_safe_torch
+from training.process.stop_request import StopRequest
+from training.process.unwritten import require_code
 
 _MAX_REASON_CHARACTERS = 2_000
 
@@ -50,7 +50,7 @@ def main() -> int:
         "--keep-updates", action="store_true", help="also write what each update begins with into the work folder"
     )
     parser.add_argument(
-        "--whereabouts", type=Path, metavar="FILE", help="tell there where this rank is (training/whereabouts.py)"
+        "--heartbeat", type=Path, metavar="FILE", help="tell there where this rank is (training/process/heartbeat.py)"
     )
     parser.add_argument("--code", metavar="SHA256", help="refuse to train with other sources than these")
     parser.add_argument("--serve", metavar="SOCKET", help="train nothing, run blocks on command")
@@ -114,16 +114,16 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
     os.environ["OMP_NUM_THREADS"] = str(config.threads_per_rank)
     os.environ["HF_HUB_OFFLINE"] = "1"
     # Before the imports, which take long enough to hang in.
-    whereabouts = Whereabouts(arguments.whereabouts, rank=int(os.environ.get("RANK", "0")))
+    heartbeat = Heartbeat(arguments.heartbeat, rank=int(os.environ.get("RANK", "0")))
     # Asked for by the watchdog; it works whatever the interpreter does.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     import torch
 
-    from training.distributed import joined_ranks
+    from training.process.distributed import joined_ranks
 
     torch.set_num_threads(config.threads_per_rank)
     if arguments.serve is not None:
-        from training.measure import serve
+        from training.probing.timed_blocks import serve
 
         _require_code(config, arguments)
         with joined_ranks(config) as ranks:
@@ -133,10 +133,10 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
     from training.loop import train
 
     _require_code(config, arguments)
-    with joined_ranks(config) as ranks, whereabouts.counting(ranks.num_collectives):
+    with joined_ranks(config) as ranks, heartbeat.counting(ranks.num_collectives):
         train(
             config, ranks, stop=stop, events=events,
-            keeps_updates=arguments.keep_updates, whereabouts=whereabouts,
+            keeps_updates=arguments.keep_updates, heartbeat=heartbeat,
         )  # fmt: skip
 
 

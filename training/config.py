@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 UPDATES_FOLDER = "updates"
-"""In the work folder, if asked for on the command line: what each update begins with (training/update_keeper.py)."""
+"""In the work folder, if asked for on the command line: what each update begins with (state/update_keeper.py)."""
 
 LOSS_CHUNK_ROWS = {"cpu": 384, "cuda": 2048}
 """Device -> rows of logits that exist at once unless params.yaml says so. A CPU's cache holds no more; with fewer on a
@@ -68,7 +68,7 @@ class TrainingConfig:
     micro_batch_size: int
     """Samples per forward pass of one rank."""
     optimizer: Literal["adamw", "sgd"]
-    """What turns a gradient into an update (training/optimizer.py)."""
+    """What turns a gradient into an update (training/step/optimizer.py)."""
     momentum: float
     """Share of the last update's direction that SGD keeps; AdamW does not look at it."""
     learning_rate: float
@@ -86,17 +86,17 @@ class TrainingConfig:
     seq_len: int
     """Tokens per sample at most; images have none."""
     augment: Literal["none", "flip", "flip_shift"]
-    """What is done to images at random (training/augmentation.py)."""
+    """What is done to images at random (training/data/augmentation.py)."""
     packing: bool
-    """Whether the rows of a micro-batch are one sequence without padding (training/packed_attention.py)."""
+    """Whether the rows of a micro-batch are one sequence without padding (training/model/packed_attention.py)."""
     loss_chunk_rows: int
-    """Rows of logits that exist at once (training/linear_loss.py)."""
+    """Rows of logits that exist at once (training/model/linear_loss.py)."""
     compile: bool
     """Whether the model's layers are compiled (torch.compile)."""
     seed: int
     """Seed of the order of the samples and of dropout."""
     exact: bool
-    """Whether the weights must not depend on the number of ranks, to the bit (training/ordered_sum.py)."""
+    """Whether the weights must not depend on the number of ranks, to the bit (training/step/ordered_sum.py)."""
     threads_per_rank: int
     """CPU threads of each rank."""
     log_every_steps: int

@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from training.data import MicroBatch
-from training.failure import TrainingError
-from training.strategies import Strategy
-from training.whereabouts import Section, Whereabouts
+from training.data.batches import MicroBatch
+from training.process.failure import TrainingError
+from training.process.heartbeat import Heartbeat, Section
+from training.step.strategy import Strategy
 from training.workloads import Workload
 
 _FORM = re.compile(r"rank=(\d+),step=(\d+),kind=(\w+)(?::(\d+(?:\.\d+)?))?(?:,section=(\w+))?")
@@ -98,35 +98,35 @@ class Plan:
     def __init__(self, faults: list[Fault]) -> None:
         self._faults = faults
 
-    def build_into_workload(self, workload: Workload, whereabouts: Whereabouts) -> Workload:
+    def build_into_workload(self, workload: Workload, heartbeat: Heartbeat) -> Workload:
         """Return the workload, with the faults that spoil a micro-batch's loss or gradient."""
         loss_sum = workload.loss_sum
 
         def spoilt(model: Any, micro_batch: MicroBatch, **more: Any) -> torch.Tensor:
-            return self._spoilt(whereabouts.step, micro_batch, loss_sum(model, micro_batch, **more))
+            return self._spoilt(heartbeat.step, micro_batch, loss_sum(model, micro_batch, **more))
 
         faulty: Any = SimpleNamespace(**{**vars(workload), "loss_sum": spoilt})
         found: Workload = faulty
         return found
 
-    def build_into(self, strategy: Strategy, whereabouts: Whereabouts) -> None:
+    def build_into(self, strategy: Strategy, heartbeat: Heartbeat) -> None:
         """Have the faults of all other sections but `data` come when the rank gets there."""
-        train_step, enter = strategy.train_step, whereabouts.enter
+        train_step, enter = strategy.train_step, heartbeat.enter
         slow = [_Slowness(fault) for fault in self._faults if fault.kind == "slow"]
 
         def entering(section: Section) -> None:
             for each in slow:
-                each.delay(whereabouts.step, section)
+                each.delay(heartbeat.step, section)
             enter(section)
             if section is not Section.UPDATE:
-                self._strike(whereabouts.step, section)
+                self._strike(heartbeat.step, section)
 
         def training(*arguments: Any, **more: Any) -> Any:
             result = train_step(*arguments, **more)
-            self._strike(whereabouts.step, Section.UPDATE)
+            self._strike(heartbeat.step, Section.UPDATE)
             return result
 
-        whereabouts.enter = entering  # type: ignore[method-assign]
+        heartbeat.enter = entering  # type: ignore[method-assign]
         strategy.on_section = entering
         strategy.train_step = training  # type: ignore[method-assign]
 

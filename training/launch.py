@@ -3,17 +3,18 @@
 import os
 from dataclasses import dataclass
 
-from training.checkpoint import CheckpointStore
 from training.config import TrainingConfig
-from training.distributed import Ranks
-from training.events import EventStream
-from training.failure import EXIT_INTERRUPTED, StoppedError
 from training.fault import Plan
-from training.record import now
-from training.stopping import StopRequest
-from training.strategies import Strategy, strategy_file
-from training.update_keeper import UpdateKeeper
-from training.whereabouts import Whereabouts
+from training.process.distributed import Ranks
+from training.process.events import EventStream
+from training.process.failure import EXIT_INTERRUPTED, StoppedError
+from training.process.heartbeat import Heartbeat
+from training.process.stop_request import StopRequest
+from training.record.segment import now
+from training.state.checkpoint import CheckpointStore
+from training.state.update_keeper import UpdateKeeper
+from training.step.strategy import Strategy
+from training.strategies import strategy_file
 from training.workloads import Workload, find_workload
 
 
@@ -32,10 +33,10 @@ class Launch:
     store: CheckpointStore
     """Where finished and partial work is."""
     keeps_updates: bool
-    """Whether to write down what each update begins with (training/update_keeper.py)."""
+    """Whether to write down what each update begins with (training/state/update_keeper.py)."""
     faults: Plan | None
     """What is to go wrong, in tests."""
-    whereabouts: Whereabouts
+    heartbeat: Heartbeat
     """Told where this rank is."""
 
     @property
@@ -49,11 +50,11 @@ def build_strategy(launch: Launch) -> Strategy:
     config, workload, faults = launch.config, launch.workload, launch.faults
     model = workload.load_model(config.model_dir)
     if faults is not None:
-        workload = faults.build_into_workload(workload, launch.whereabouts)
+        workload = faults.build_into_workload(workload, launch.heartbeat)
     strategy = strategy_file(config.strategy).build(model, workload, config, launch.ranks)
-    strategy.on_section = launch.whereabouts.enter
+    strategy.on_section = launch.heartbeat.enter
     if faults is not None:
-        faults.build_into(strategy, launch.whereabouts)
+        faults.build_into(strategy, launch.heartbeat)
     if launch.keeps_updates:
         strategy.on_gradient = UpdateKeeper(config.work_dir, launch.ranks, strategy)
     return strategy

@@ -10,27 +10,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.checkpoint import CheckpointStore
 from training.config import TrainingConfig
-from training.data import MicroBatch
-from training.distributed import Ranks
-from training.divergence import DivergenceRule
-from training.events import EventStream
-from training.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
+from training.data.batches import MicroBatch
+from training.data.plan import SegmentPlan, micro_batch_of, micro_batches_for, plan_of
+from training.data.prefetch import prefetched
+from training.data.rows import Rows
 from training.fault import planned_faults
-from training.handover import hand_over
 from training.launch import Launch, build_strategy, say_launched, stop_if_asked, stopped
-from training.ownership import own_device
-from training.plan import SegmentPlan, micro_batch_of, micro_batches_for, plan_of
-from training.prefetch import prefetched
-from training.record import Counters, SegmentRecord, now
-from training.rows import Rows, training_rows
-from training.schedule import learning_rate_at
-from training.setting import setting_of
-from training.stopping import StopRequest
-from training.strategies import Strategy
-from training.whereabouts import Section, Whereabouts
-from training.window import Window
+from training.process.distributed import Ranks
+from training.process.events import EventStream
+from training.process.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
+from training.process.heartbeat import Heartbeat, Section
+from training.process.ownership import own_device
+from training.process.stop_request import StopRequest
+from training.record.segment import Counters, SegmentRecord, now
+from training.record.setting import setting_of
+from training.record.window import Window
+from training.state.broadcast import broadcast_checkpoint
+from training.state.checkpoint import CheckpointStore
+from training.step.divergence import DivergenceRule
+from training.step.schedule import learning_rate_at
+from training.step.strategy import Strategy
+from training.workloads import training_rows
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def train(
     stop: StopRequest,
     events: EventStream,
     keeps_updates: bool = False,
-    whereabouts: Whereabouts | None = None,
+    heartbeat: Heartbeat | None = None,
 ) -> None:
     """Train every segment of the run that is not finished, in order, each from where its predecessor ended.
 
@@ -57,7 +58,7 @@ def train(
     )
     launch = Launch(
         config=config, ranks=ranks, stop=stop, events=events, store=store, keeps_updates=keeps_updates,
-        faults=planned_faults(ranks.rank), whereabouts=whereabouts or Whereabouts(),
+        faults=planned_faults(ranks.rank), heartbeat=heartbeat or Heartbeat(),
     )  # fmt: skip
     if ranks.is_first:
         store.clear_unfinished()
@@ -82,7 +83,7 @@ def train(
             drift: list[str] = []
             if stands_after != index - 1:
                 before = config.segments[index - 1]
-                hand_over(store.finished_folder(before), ranks, fingerprint=before.fingerprint)
+                broadcast_checkpoint(store.finished_folder(before), ranks, fingerprint=before.fingerprint)
                 drift = store.version_drift(store.finished_folder(before))
                 store.load_finished(before, strategy, facts)
             start = strategy.digest()
@@ -108,7 +109,7 @@ def train(
 
 def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[str, Any]:
     """Train one segment from wherever its record stands to its end; return its segment.json."""
-    config, ranks, segment, whereabouts = launch.config, launch.ranks, record.segment, launch.whereabouts
+    config, ranks, segment, heartbeat = launch.config, launch.ranks, record.segment, launch.heartbeat
     source = training_rows(launch.workload, config, segment)
     plan = plan_of(source, config, segment)
 
@@ -135,9 +136,9 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
     record.start_span()
     record.mark_exchanges(ranks)
     window = Window(ranks)
-    whereabouts.on_enter = window.pace.enter
+    heartbeat.on_enter = window.pace.enter
     for segment_step, micro_batches, data_wait_seconds in prefetched(
-        made, steps, ranks.device, on_wait=lambda segment_step: whereabouts.begin(segment_step + to_run_step)
+        made, steps, ranks.device, on_wait=lambda segment_step: heartbeat.begin(segment_step + to_run_step)
     ):
         step = segment_step + to_run_step
         planned = plan.step(segment_step)
@@ -158,14 +159,14 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         is_checkpoint = config.checkpoint_every_steps > 0 and segment_step % config.checkpoint_every_steps == 0
         is_log_point = is_last or is_checkpoint or segment_step % config.log_every_steps == 0
         if not is_log_point and segment_step % steps_between_stop_checks == 0:
-            whereabouts.enter(Section.COLLECTIVE)
+            heartbeat.enter(Section.COLLECTIVE)
             with window.computing():
                 is_log_point = ranks.highest(launch.stop.exit_code) > 0
         if not is_log_point:
             continue
 
         # ---------------------------------------------------- log point: the clock stands still from here on
-        whereabouts.enter(Section.COLLECTIVE)
+        heartbeat.enter(Section.COLLECTIVE)
         with _naming_culprits(ranks, strategy, micro_batches, step=step, num_targets=planned.num_targets):
             facts = window.close(forgives_overflow=strategy.forgives_overflow)
         for line in record.add(facts):
@@ -184,7 +185,7 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         # ---------------------------------------------------- the clock runs again
 
     facts_of_segment = _finish(launch, strategy, record)
-    whereabouts.rest()
+    heartbeat.rest()
     return facts_of_segment
 
 
@@ -195,7 +196,7 @@ def _warm_up(launch: Launch, strategy: Strategy, plan: SegmentPlan, source: Rows
     longest = plan.step(place // config.global_batch_size + 1)
     micro_batch = micro_batch_of(source, longest, 0, seq_len=config.seq_len, seed=(config.seed, 0))
     strategy.warm_up(micro_batch.to(launch.ranks.device))
-    launch.whereabouts.needs_patience(
+    launch.heartbeat.needs_patience(
         warm_up_seconds=time.perf_counter() - started, checkpoint_bytes=strategy.num_checkpoint_bytes
     )
 
@@ -230,7 +231,7 @@ def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord, *, versio
 
     if found := ranks.first_says(newest):
         folder = launch.config.work_dir / found
-        hand_over(folder, ranks, fingerprint=segment.fingerprint)
+        broadcast_checkpoint(folder, ranks, fingerprint=segment.fingerprint)
         version_drift = store.version_drift(folder)
         store.load_partial(folder, strategy, record)
     setting = setting_of(launch.config, ranks, strategy.module)
@@ -255,7 +256,7 @@ def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord, *, versio
 
 def _save_partial(launch: Launch, strategy: Strategy, record: SegmentRecord) -> None:
     ranks, started = launch.ranks, time.perf_counter()
-    launch.whereabouts.enter(Section.CHECKPOINT)
+    launch.heartbeat.enter(Section.CHECKPOINT)
     record.note_span()
     _note_peak_memory(ranks, record)
     record.file_away(ranks, everything=True)
@@ -274,7 +275,7 @@ def _save_partial(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
 def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[str, Any]:
     """Prove that all copies of the state are the same, then save the segment; return its segment.json."""
     ranks, started = launch.ranks, time.perf_counter()
-    launch.whereabouts.enter(Section.CHECKPOINT)
+    launch.heartbeat.enter(Section.CHECKPOINT)
     _note_peak_memory(ranks, record)
     end = strategy.digest()
     for what, found in (("parameters", end.parameters), ("optimizer states", end.optimizer)):

@@ -17,7 +17,7 @@ from tasks.measuring.workers import Workers, working
 from tasks.params import Params
 from tasks.ranks.cell_ranks import told_to_ranks
 from tasks.records.measurement import MeasurementFile
-from training.files import digest_of_json, write_json
+from training.process.files import digest_of_json, write_json
 
 _NUM_STEPS = 16
 _ROW_LENGTH = 8

@@ -17,9 +17,9 @@ from benchmarks.emulator.hardware import EmulatedHardware
 from benchmarks.emulator.model import EmulatedModel
 from benchmarks.emulator.rank import EmulatedLoader
 from training.config import SegmentConfig, TrainingConfig
-from training.data import IGNORED_LABEL, MicroBatch, Slice, dummy_micro_batch, open_slice
+from training.data.batches import IGNORED_LABEL, MicroBatch, Slice, dummy_micro_batch, open_slice
+from training.model.weights import load_weights
 from training.plug import Hardware
-from training.weights import load_weights
 
 __all__ = ["UNIT", "augmented", "dummy_micro_batch", "hardware", "has_dropout", "load_model", "loss_sum", "open_slice"]
 

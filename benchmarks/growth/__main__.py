@@ -27,7 +27,7 @@ from benchmarks.throughput.rows import (
     data_folder,
     place_qwen2_tokenizer,
 )
-from training.files import digest_of_file, write_json
+from training.process.files import digest_of_file, write_json
 
 _PROJECT = Path(__file__).resolve().parent.parent.parent
 _LABELS = {

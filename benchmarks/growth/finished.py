@@ -8,8 +8,8 @@ import numpy as np
 
 from tasks.params import Params
 from tasks.records.outputs import Outputs, read_outputs
-from training.files import write_json
-from training.record import LEDGER_DTYPE
+from training.process.files import write_json
+from training.record.segment import LEDGER_DTYPE
 
 _ROWS_PER_STEP = 16
 _HELDOUT_ROWS = 20

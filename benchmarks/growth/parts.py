@@ -53,8 +53,8 @@ def _slice(work: Path, num_rows: int) -> Callable[[], object]:
 
 def _plan(work: Path, num_rows: int) -> Callable[[], object]:
     """Open the slice and plan an epoch of it: what a training does before its first step."""
-    from training.data import open_slice
-    from training.plan import plan_segment
+    from training.data.batches import open_slice
+    from training.data.plan import plan_segment
 
     def run() -> Any:
         source = open_slice(work / "slice")
@@ -72,8 +72,8 @@ def _step(work: Path, num_rows: int) -> Callable[[], object]:
     import torch
 
     from training.config import read_config
-    from training.distributed import joined_ranks
-    from training.plan import micro_batches_for
+    from training.data.plan import micro_batches_for
+    from training.process.distributed import joined_ranks
     from training.strategies import single
     from training.workloads import causal_lm
 
@@ -96,7 +96,7 @@ def _step(work: Path, num_rows: int) -> Callable[[], object]:
 def _record_of(work: Path, num_steps: int) -> Any:
     """Return the empty record of a segment of so many steps."""
     from training.config import read_config
-    from training.record import Counters, SegmentRecord, now
+    from training.record.segment import Counters, SegmentRecord, now
 
     counters = Counters(started_at=now(), start_checksum="")
     segment = read_config(work / "training.json").segments[0]
@@ -105,7 +105,7 @@ def _record_of(work: Path, num_steps: int) -> Any:
 
 def _facts(step: int) -> Any:
     """Return a step as one rank has it, its numbers with as many digits as those of a real one."""
-    from training.window import StepFacts
+    from training.record.window import StepFacts
 
     return StepFacts(
         step=step, loss_sum=1e3 / 3 + step / 7, num_tokens=480, num_targets=480, num_samples=ROWS_PER_STEP,
@@ -120,9 +120,9 @@ def _enter(work: Path, num_rows: int) -> Callable[[], Any]:
     import torch
 
     from training.config import read_config
-    from training.data import collate, open_slice
-    from training.distributed import joined_ranks
-    from training.strategies import StepResult
+    from training.data.batches import collate, open_slice
+    from training.process.distributed import joined_ranks
+    from training.step.strategy import StepResult
 
     source, record = open_slice(work / "slice"), _record_of(work, -(-num_rows // ROWS_PER_STEP))
     parts = [collate(source, range(start, start + 4), seq_len=SEQ_LEN) for start in range(0, ROWS_PER_STEP, 4)]
@@ -146,12 +146,12 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
     import torch
 
     from training.config import read_config
-    from training.distributed import joined_ranks
-    from training.divergence import DivergenceRule
-    from training.events import EventStream
-    from training.plan import micro_batches_for
-    from training.strategies import StepResult
-    from training.window import Window
+    from training.data.plan import micro_batches_for
+    from training.process.distributed import joined_ranks
+    from training.process.events import EventStream
+    from training.record.window import Window
+    from training.step.divergence import DivergenceRule
+    from training.step.strategy import StepResult
 
     source, _, planned = _plan(work, num_steps)()  # type: ignore[misc]
     record, divergence = _record_of(work, num_steps), DivergenceRule()
@@ -176,10 +176,10 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
 
 def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
     """Save a finished epoch: weights, optimizer, ledger, step lines, durably."""
-    from training.checkpoint import CheckpointStore
     from training.config import read_config
-    from training.distributed import joined_ranks
-    from training.events import EventStream
+    from training.process.distributed import joined_ranks
+    from training.process.events import EventStream
+    from training.state.checkpoint import CheckpointStore
     from training.strategies import single
     from training.workloads import causal_lm
 

@@ -33,7 +33,7 @@ from benchmarks.prediction.points import (
 from benchmarks.results_file import RESULTS, write_results
 from tasks.measuring.prediction import MODEL_ERROR_FILE, ModelError
 from tasks.records.measurement import Estimate
-from training.files import write_json
+from training.process.files import write_json
 
 _NUM_ROUNDS = 8
 _METHOD = """\

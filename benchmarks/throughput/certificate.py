@@ -9,7 +9,7 @@ from benchmarks.throughput.groups import Setup
 from tasks.equivalence.updates import hold_against_one_process, judge
 from tasks.ranks.launchers.torchrun import Launch
 from training.config import read_config
-from training.files import write_json
+from training.process.files import write_json
 
 _STEPS = 3
 _ROWS_PER_STEP = 16
@@ -48,7 +48,7 @@ def certify_two_ranks(setup: Setup, work: Path) -> dict[str, Any]:
 def _first_rows(rows: Path, folder: Path) -> Path:
     """Write as many rows as the steps take, as a slice of their own."""
     from benchmarks.throughput.rows import write_rows
-    from training.data import open_slice
+    from training.data.batches import open_slice
 
     source = open_slice(rows)
     return write_rows(folder, [source.row(index, 1 << 30) for index in range(_STEPS * _ROWS_PER_STEP)])

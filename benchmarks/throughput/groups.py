@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.throughput.job import JOB_FILE, TRAINING_FILE, Job, read_job
 from tasks.measuring.workers import Workers
 from training.config import LOSS_CHUNK_ROWS
-from training.files import write_json
+from training.process.files import write_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from training.config import TrainingConfig, read_config
-from training.data import Slice, open_slice
-from training.plan import plan_segment
+from training.data.batches import Slice, open_slice
+from training.data.plan import plan_segment
 
 JOB_FILE = "config.json"
 TRAINING_FILE = "training.json"

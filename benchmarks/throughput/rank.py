@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from training.lifeline import end_with_parent
+from training.process.lifeline import end_with_parent
 
 
 def main() -> int:

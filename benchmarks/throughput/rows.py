@@ -94,7 +94,7 @@ def _tokenised(folder: Path, texts: Sequence[str]) -> tuple[list[np.ndarray], in
 
 
 def write_rows(folder: Path, rows: Sequence[np.ndarray], *, vocab_size: int | None = None) -> Path:
-    """Write rows as a slice (training/data.py) and return its folder.
+    """Write rows as a slice (training/data/batches.py) and return its folder.
 
     With `vocab_size`, ids above are folded below it by their remainder: a small model then has the real lengths, and
     what a step costs does not depend on which id stands where.

@@ -17,7 +17,7 @@ from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.interleaving import MIN_ROUNDS, Stopping, rounds
 from tasks.measuring.intervals import Interval, ratio_of_medians
 from tasks.measuring.workers import working
-from training.files import write_json
+from training.process.files import write_json
 
 MIN_ACCUMULATION = 8
 """Micro-batches per rank and step."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.throughput.groups import Setup
 from tasks.ranks.launchers.torchrun import Launch
-from training.files import write_json
+from training.process.files import write_json
 
 _STEPS = 20
 _TIMEOUT = 540.0

@@ -115,7 +115,7 @@ def _hold(
 
 def _states(files: Sequence[Path], end: Path | None) -> Iterator[tuple[dict[str, Any], dict[str, "Tensor"] | None]]:
     """Yield what each update began with, and the weights after it; None where the ranks left none."""
-    from training.weights import load_tensors
+    from training.model.weights import load_tensors
 
     kept = load_tensors(files[0])
     for file in files[1:]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from training.data import Slice
+    from training.data.batches import Slice
 
 _NUM_SAMPLES = 3
 _PROMPT_TOKENS = 24

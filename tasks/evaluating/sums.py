@@ -10,8 +10,8 @@ from tasks.process.progress import counting
 if TYPE_CHECKING:  # torch takes seconds to import
     from torch import nn
 
-    from training.data import MicroBatch
-    from training.rows import Rows
+    from training.data.batches import MicroBatch
+    from training.data.rows import Rows
 
 _MAX_TOKENS_PER_BATCH = 16_384
 _LOGITS_BYTES = {"cpu": 2**30, "cuda": 6 * 2**30}

@@ -16,7 +16,7 @@ from tasks.records.gate import Finding, finding, not_checked
 from tasks.records.measurement import ArmBlocks, BlockWork, MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 from tasks.strategies import Expected, Work, exchanged_as, profile_of, total_of
-from training.row_digest import digest_of_rows
+from training.data.row_digest import digest_of_rows
 
 _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3, "fp16": 1e-3}
 """Relative difference allowed between the losses of two arms on the same rows.

@@ -12,7 +12,7 @@ from typing import Any
 
 from tasks.process.failure import DataError
 from tasks.store.kept import MANIFEST
-from training.files import digest_of_file, digest_of_json
+from training.process.files import digest_of_file, digest_of_json
 
 _LOCK = Path("dvc.lock")
 

@@ -8,12 +8,14 @@ import platform
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from training.files import write_json
+from training.process.files import digest_of_json, write_json
 
 PROJECT = Path(__file__).resolve().parents[2]
 _STORE = Path(".work/meaning.json")
 _PACKAGES = ("tasks", "training")
+_OWN_PLACE = re.compile(r"(tasks|training)([./]\w+)*(\.py)?")
 _FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
 _IMPORTERS = ("import_module", "find_spec")
 _FINDERS = ("file_named", "has_file")
@@ -65,7 +67,7 @@ def meanings_below(*modules: str, without: Sequence[str] = (), project: Path = P
         if file is None:
             continue
         waiting.append(module.rpartition(".")[0])
-        meaning, named = read_source(file)
+        meaning, named, _ = read_source(file)
         found[file.relative_to(project).as_posix()] = meaning
         for name in named:
             if name.endswith(".*"):
@@ -82,14 +84,40 @@ def meanings_of(paths: Iterable[str], *, project: Path = PROJECT) -> dict[str, s
     """Return path -> digest of meaning, or of the bytes of what is no Python; nothing for a file that is not there."""
     files = {path: project / path for path in paths}
     return {
-        path: read_source(file)[0] if file.suffix == ".py" else _sha256(file.read_bytes())
+        path: read_source(file).meaning if file.suffix == ".py" else _sha256(file.read_bytes())
         for path, file in files.items()
         if file.is_file()
     }
 
 
-def read_source(file: Path) -> tuple[str, list[str]]:
-    """Return the digest of what a Python file means, and the modules and data files that it names.
+def digest_wherever(files: Iterable[Path], *, top: Path = PROJECT) -> str:
+    """Return the sha256 of what Python files below `top` mean together, whichever folder each of them stands in.
+
+    A file that has moved, and whatever imports it from where it is now, mean what they meant before. In place of a
+    module's place stands what it means, so that the same name out of another file is another thing. A file's own name
+    counts: strategies and workloads are found by it.
+    """
+    own = {file: f"{file.stem} {read_source(file).elsewhere}" for file in files}
+    means = []
+    for file in own:
+        named = {_file_of(name, top) for name in read_source(file).named}
+        means.append([own[file], *sorted(own[other] for other in named if other in own)])
+    return digest_of_json(sorted(means))
+
+
+class Source(NamedTuple):
+    """What is known of a Python file."""
+
+    meaning: str
+    """sha256 of its syntax tree, without what only people read."""
+    named: list[str]
+    """The modules and data files that it names."""
+    elsewhere: str
+    """sha256 of the same tree without the names of the project's own modules: what stays as files are moved."""
+
+
+def read_source(file: Path) -> Source:
+    """Return what a Python file means, and what it names.
 
     The digest holds for one version of Python, whose grammar decides what a syntax tree is; that version is part of the
     machine's facts. What was found stays in .work/ under the digest of the bytes: a syntax tree takes its time.
@@ -100,7 +128,9 @@ def read_source(file: Path) -> tuple[str, list[str]]:
         if (found := _kept().get(key)) is None:
             tree = ast.parse(content)
             _drop_docstrings(tree)
-            found = (_sha256(ast.dump(tree, include_attributes=False).encode()), sorted(set(_names_in(tree))))
+            meaning, named = _digest_of(tree), sorted(set(_names_in(tree)))
+            _drop_places(tree)
+            found = Source(meaning, named, _digest_of(tree))
         _known[key] = found
     return _known[key]
 
@@ -111,16 +141,16 @@ def keep_meanings() -> None:
         write_json(_STORE, {"python": platform.python_version(), "files": _known})
 
 
-_known: dict[str, tuple[str, list[str]]] = {}
+_known: dict[str, Source] = {}
 """sha256 of a file -> what it means and names."""
 
 
 @functools.cache
-def _kept() -> dict[str, tuple[str, list[str]]]:
+def _kept() -> dict[str, Source]:
     try:
         kept = json.loads(_STORE.read_bytes())
         files = kept["files"] if kept["python"] == platform.python_version() else {}
-        return {key: (str(meaning), list(named)) for key, (meaning, named) in files.items()}
+        return {key: Source(str(a), list(named), str(b)) for key, (a, named, b) in files.items()}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -164,6 +194,21 @@ def _drop_docstrings(tree: ast.AST) -> None:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             node.body = [part for part in body if not _is_bare_string(part)] or [ast.Pass()]  # type: ignore[attr-defined]
+
+
+def _drop_places(tree: ast.AST) -> None:
+    """Empty every name of a module or file of the project's own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and _OWN_PLACE.fullmatch(node.module):
+            node.module = ""
+        elif isinstance(node, ast.alias) and _OWN_PLACE.fullmatch(node.name):
+            node.name = ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _OWN_PLACE.fullmatch(node.value):
+            node.value = ""
+
+
+def _digest_of(tree: ast.AST) -> str:
+    return _sha256(ast.dump(tree, include_attributes=False).encode())
 
 
 def _is_bare_string(node: ast.AST) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.machine.gpus import open_gpus
-from training.files import digest_of_json
+from training.process.files import digest_of_json
 
 _PACKAGES = ("torch", "torchvision", "transformers", "numpy", "safetensors")
 

@@ -19,7 +19,7 @@ from tasks.params.choices import unit_of
 from tasks.process.failure import DistributedError, ResourceError, StageError
 from tasks.records.measurement import Advice, Advised
 from tasks.strategies import Knob, patch_of, profile_of
-from training.redaction import shortened
+from training.process.redaction import shortened
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from tasks.measuring.prediction import WORLD_SIZES, as_prediction, read_model_er
 from tasks.measuring.probe import Probe, probe_from
 from tasks.measuring.workers import Workers
 from tasks.records.measurement import Estimate, Prediction
-from training.probe import probe_buckets
+from training.probing.parts import probe_buckets
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def probe_cells(
 
 
 def sweep_link(workers: Workers, cell: Cell, *, seconds: float = _SWEEP_SECONDS) -> dict[str, Any]:
-    """Return the all-reduce of the ranks' link by size (training/sweep.py), in about so many seconds."""
+    """Return the all-reduce of the ranks' link by size (training/probing/sweep.py), in about so many seconds."""
     return _first(workers, "sweep", cell, num_repeats=_NUM_ROUNDS * _REPEATS_PER_ROUND, seconds_budget=seconds)
 
 

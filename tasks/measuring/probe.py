@@ -1,4 +1,4 @@
-"""What a prediction is made from: the figures of training/probe.py and training/sweep.py as one record.
+"""What a prediction is made from: the figures of training/probing/parts.py and training/probing/sweep.py as one record.
 
 Figures with noise are kept as their repeats, so that a prediction can tell how far to trust itself. Seconds and ratios
 of a micro-batch are those of the mean one of a step.
@@ -91,7 +91,7 @@ class Probe:
     def share_of(self, world_size: int) -> tuple[int, float, float]:
         """Return the busiest rank's part of a step: number of micro-batches, their work, the work of its last one.
 
-        Micro-batches are dealt as training/plan.py deals them; what does not divide is one more for some.
+        Micro-batches are dealt as training/data/plan.py deals them; what does not divide is one more for some.
         """
         works = np.repeat(self.micro_batches, world_size if self.scaling == "weak" else 1)
         num_turns = -(-len(works) // world_size)

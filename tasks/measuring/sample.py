@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tasks.process.failure import DataError
-from training.files import digest_of_json
+from training.process.files import digest_of_json
 
 _PLAIN = ("tokens", "offsets", "row_ids")
 

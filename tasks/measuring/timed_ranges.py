@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from training.arrays import parts_of_array
+from training.record.arrays import parts_of_array
 
 _SHARE_APART = 0.05
 """Of the mean length, or of the root of the mean square, which attention goes by."""

@@ -1,4 +1,4 @@
-"""The ranks of a cell, started once and kept waiting for blocks to run (training/measure.py)."""
+"""The ranks of a cell, started once and kept waiting for blocks to run (training/probing/timed_blocks.py)."""
 
 import contextlib
 import datetime
@@ -19,7 +19,7 @@ from typing import Any
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
 from tasks.ranks.code import code_for_ranks
 from tasks.ranks.launchers import Nodes, launcher_named
-from training.files import write_json
+from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Workers:
 
     @property
     def devices(self) -> list[dict[str, Any]]:
-        """What each rank computes on, as it said itself (training/ownership.py)."""
+        """What each rank computes on, as it said itself (training/process/ownership.py)."""
         return [self._devices[rank] for rank in sorted(self._devices)]
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from tasks.params.sources import (
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.params.train import TrainParams
 from tasks.process.failure import ConfigurationError
-from training.redaction import redacted
+from training.process.redaction import redacted
 
 
 class MeasureParams(Section):

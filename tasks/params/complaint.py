@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from training.redaction import shortened
+from training.process.redaction import shortened
 
 _MAX_MESSAGE = 400
 """Characters of a check's own words, which may repeat the value; what is allowed stands last."""

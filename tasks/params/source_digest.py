@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from training.files import digest_of_file, digest_of_json
+from training.process.files import digest_of_file, digest_of_json
 
 
 def files_in(folder: Path) -> Iterator[Path]:

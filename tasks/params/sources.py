@@ -26,7 +26,7 @@ BUILTIN_LABELS = ("package",)
 BUILTIN_MAX_ROWS = 6_000
 """Rows that the built-in texts can give at most, on any install of the pinned packages."""
 _MOST_ROWS = 2**31 - 1
-"""What the work ledger can number (training/record.py)."""
+"""What the work ledger can number (training/record/segment.py)."""
 _BUILTIN_ROWS = {"docstrings": BUILTIN_MAX_ROWS, "digits": 1_797}
 
 

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from tasks.process.parent import end_with_parent
 from tasks.process.stopping import exit_on_signals, is_stopped_by_hand
-from training.redaction import redact_logs, redacted, shortened
-from training.safe_loading import UnsafeTorchError, require_safe_torch
+from training.process.redaction import redact_logs, redacted, shortened
+from training.process.safe_loading import UnsafeTorchError, require_safe_torch
 
 
 class ExitCode(IntEnum):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from training.failure import EXIT_PREEMPTED
+from training.process.failure import EXIT_PREEMPTED
 
 _by_hand = False
 

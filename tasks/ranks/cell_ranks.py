@@ -29,8 +29,8 @@ from tasks.ranks.launchers import Launch, Nodes, launcher_named
 from tasks.ranks.live import EventStream
 from tasks.ranks.watchdog import Hang, Watchdog
 from training.config import LOSS_CHUNK_ROWS
-from training.failure import FAILURES, recorded_failures
-from training.files import write_json
+from training.process.failure import FAILURES, recorded_failures
+from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def run_ranks(
             world_size=config["world_size"],
             threads_per_rank=config["threads_per_rank"],
             log_folder=_new_log_folder(work / "logs"),
-            arguments=["--whereabouts", str(watchdog.file), *code_for_ranks(), *arguments],
+            arguments=["--heartbeat", str(watchdog.file), *code_for_ranks(), *arguments],
             nodes=nodes,
         )
         hang = None

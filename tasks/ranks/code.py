@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from training.unwritten import digest_of_code
+from training.process.unwritten import digest_of_code
 
 checks: list[Callable[[], None]] = []
 """Of this process: each raises ConfigurationError unless the code on disk is what the run began with."""

@@ -12,7 +12,7 @@ from typing import Self
 
 import psutil
 
-from training.whereabouts import (
+from training.process.heartbeat import (
     CHECKPOINT_PATIENCE_MS,
     NUM_COLLECTIVES,
     NUM_WORDS,
@@ -75,7 +75,7 @@ class Watchdog:
         self._ranks_heard = world_size if ranks_heard is None else ranks_heard
         self._step_seconds = step_seconds
         self._start_seconds = _START_SECONDS + more_start_seconds
-        handle, name = tempfile.mkstemp(prefix="ddp-whereabouts-", dir=_MEMORY if _MEMORY.is_dir() else None)
+        handle, name = tempfile.mkstemp(prefix="ddp-heartbeat-", dir=_MEMORY if _MEMORY.is_dir() else None)
         self.file = Path(name)
         """What every rank is told on its command line."""
         with os.fdopen(handle, "r+b", buffering=0) as opened:

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.records.sorted_numbers import SortedNumbers, windows
-from training.arrays import Numbers, parts_of_arrays
+from training.record.arrays import Numbers, parts_of_arrays
 
 _ROW_BITS = 32
 _MOST = 2**31 - 1
-"""What the work ledger can number (training/record.py)."""
+"""What the work ledger can number (training/record/segment.py)."""
 
 
 class Samples(NamedTuple):

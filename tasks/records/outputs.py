@@ -30,7 +30,7 @@ from tasks.records.stage_files import (
     SliceManifest,
 )
 from tasks.records.twins import Twins
-from training.arrays import Numbers, parts_of_array
+from training.record.arrays import Numbers, parts_of_array
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -17,7 +17,6 @@ from tasks.records.outputs import Outputs, RunOutputs
 from tasks.reporting.accuracy import accuracies, time_to_accuracy
 from tasks.reporting.chaos import chaos_of
 from tasks.reporting.cost import cost_of
-from tasks.reporting.lag import slowest_rank
 from tasks.reporting.quality import ModelQuality, Quality, Sample
 from tasks.reporting.results import (
     CellResults,
@@ -26,6 +25,7 @@ from tasks.reporting.results import (
     Results,
     Spread,
 )
+from tasks.reporting.straggler import slowest_rank
 from tasks.reporting.time_to_loss import time_to_loss
 from tasks.reporting.verdict import label_of, verdict_of
 

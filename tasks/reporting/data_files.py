@@ -8,7 +8,7 @@ from typing import Any
 from tasks.gates.measured import arm_of
 from tasks.records.outputs import Outputs
 from tasks.reporting.results import CellResults, Figures, Results
-from training.files import replacing, write_json
+from training.process.files import replacing, write_json
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 

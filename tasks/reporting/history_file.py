@@ -19,7 +19,7 @@ from tasks.reporting.changes import history_of
 from tasks.reporting.data_files import no_formula, without_apostrophe, write_text
 from tasks.reporting.history import HistoryRecord, comparisons_of
 from tasks.reporting.results import CellResults, Results
-from training.files import digest_of_json
+from training.process.files import digest_of_json
 
 COLUMNS = list(HistoryRecord.model_fields)
 

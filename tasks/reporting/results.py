@@ -18,9 +18,9 @@ from tasks.records.measurement import Estimate, Measurement
 from tasks.reporting.chaos import Chaos
 from tasks.reporting.cost import Cost
 from tasks.reporting.history import History
-from tasks.reporting.lag import SlowestRank
 from tasks.reporting.quality import Quality
-from training.files import write_json
+from tasks.reporting.straggler import SlowestRank
+from training.process.files import write_json
 
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
 SCHEMA_VERSION: Literal[2] = 2

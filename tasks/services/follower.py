@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tasks.services.tracked import Point, point_of_step
-from training.redaction import redacted, shortened
+from training.process.redaction import redacted, shortened
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")

@@ -22,7 +22,7 @@ from tasks.services import network
 from tasks.services.manifest import MANIFEST, differences, paths_in, read_digests
 from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
 from tasks.store.links import link_file
-from training.files import digest_of_file
+from training.process.files import digest_of_file
 
 if TYPE_CHECKING:  # importing the library takes half a second, which most stages need not spend
     from huggingface_hub import HfApi

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from training.files import digest_of_file, write_json
+from training.process.files import digest_of_file, write_json
 
 MANIFEST = "manifest.json"
 

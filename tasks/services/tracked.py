@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.params import Params
-from training.files import digest_of_json
+from training.process.files import digest_of_json
 
 _MAX_CHARACTERS = 6_000
 """MLflow cuts or refuses longer values of parameters and tags."""
@@ -35,7 +35,7 @@ class Comparison:
     """One parent run: what it is, and where it is kept."""
 
     uri: str
-    """MLflow tracking URI; may hold credentials, so it is never printed (see training/redaction.py)."""
+    """MLflow tracking URI; may hold credentials, so it is never printed (see training/process/redaction.py)."""
     experiment: str
     """MLflow experiment of the run."""
     name: str

@@ -29,8 +29,8 @@ from tasks.services.tracked import (
     points_of_segment,
     tables_of,
 )
-from training.files import digest_of_file, digest_of_json, write_json
-from training.redaction import redacted
+from training.process.files import digest_of_file, digest_of_json, write_json
+from training.process.redaction import redacted
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from tasks.process.logs import configure_logging
 from tasks.services.own_site import OwnSite, new_credentials, write_private
 from tasks.services.tracked import Comparison, tracking_uri
 from tasks.services.tracker import PENDING, send_report
-from training.files import digest_of_file
-from training.redaction import redacted
+from training.process.files import digest_of_file
+from training.process.redaction import redacted
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from training.files import digest_of_file
+from training.process.files import digest_of_file
 
 MANIFEST = "manifest.json"
 """Says under `files` which files belong to the folder, with their sha256."""

@@ -19,7 +19,7 @@ from tasks.params import Params
 from tasks.process.failure import ConfigurationError, ResourceError, exit_with_one_line
 from tasks.process.lock import machine_lock, workspace_lock
 from tasks.store.kept import mark_used
-from training.files import digest_of_json, write_json
+from training.process.files import digest_of_json, write_json
 
 _log = logging.getLogger(__name__)
 

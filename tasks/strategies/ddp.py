@@ -1,6 +1,6 @@
 """DistributedDataParallel: the whole gradient is all-reduced in buckets, once per optimizer step.
 
-In exact mode (training/ordered_sum.py) the ranks gather the gradient of every micro-batch instead.
+In exact mode (training/step/ordered_sum.py) the ranks gather the gradient of every micro-batch instead.
 """
 
 import math

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from training.safe_loading import UnsafeTorchError, require_safe_torch
+from training.process.safe_loading import UnsafeTorchError, require_safe_torch
 
 _FOLDERS = ("flows", "tasks", "training", "benchmarks")
 _FORBIDDEN = re.compile(
@@ -83,7 +83,7 @@ def test_every_such_call_would_be_found(source: str) -> None:
 def test_only_one_place_loads_tensors(project: Path) -> None:
     files = [file for folder in _FOLDERS for file in (project / folder).rglob("*.py")]
     places = [str(file.relative_to(project)) for file in files if re.search(r"\btorch\.load\(", _code_of(file))]
-    assert places == ["training/weights.py"]
+    assert places == ["training/model/weights.py"]
 
 
 def _code_of(file: Path) -> str:

@@ -14,7 +14,7 @@ from benchmarks.growth.finished import outputs_of, write_finished
 from benchmarks.growth.fit import exponent
 from benchmarks.growth.parts import PARTS, measured, rows_file
 from tasks.reporting.collect import collect_results
-from training.data import open_slice
+from training.data.batches import open_slice
 
 
 def test_the_exponent_of_a_power_is_that_power() -> None:

@@ -15,9 +15,9 @@ from tasks.params import Params
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import parsed
 from training.config import LOSS_CHUNK_ROWS, TrainingConfig
-from training.distributed import joined_ranks
-from training.linear_loss import linear_cross_entropy
-from training.variants import micro_batches_of
+from training.model.linear_loss import linear_cross_entropy
+from training.probing.variants import micro_batches_of
+from training.process.distributed import joined_ranks
 
 
 @pytest.mark.parametrize("lever", LEVERS, ids=lambda lever: f"{lever.name} {lever.ranks} {lever.has_link}")

@@ -39,13 +39,16 @@ _WORDS = {
     "serve": "-m flows.serve ",
     "server": "-m flows.server ",
     "runner": "-m flows.runner",
+    "tracker": "multiprocessing.resource_tracker import main",
     "dvc": "-m flows.tied_dvc ",
     "stage": "-m tasks.STAGE ",
     "torchrun": "torch.distributed.run ",
     "rank": "--config ",
 }
 """What stands in the command line of a process of each class; `|` between several, any of which will do."""
-_SERVING = ("serve", "server", "runner")
+_SERVING = ("serve", "server", "runner", "tracker")
+"""What outlives a served run. Python gives the runner a tracker of its own with the first run that it spawns; it ends
+with the runner."""
 
 _SERVED = {"measure": ("run", "server"), "train 1proc": ("runner",), "train 2proc": ("serve",)}
 _CANCELLED_IN = ("measure", "train 1proc")

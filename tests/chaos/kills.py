@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.chaos.course import Course, Launch, Launcher, Size
 from tests.chaos.torchrun import Torchrun, ranks_below
 from tests.chaos.trial import Trial
-from training.failure import EXIT_PREEMPTED
+from training.process.failure import EXIT_PREEMPTED
 
 _SIZE = Size(num_rows=318, epochs=2, global_batch_size=4, checkpoint_every_steps=5)
 """2 segments of 80 steps, each of a hundredth of a second, with 15 checkpoints."""

@@ -13,11 +13,11 @@ import torch
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import events_in
 from tests.training.forked_ranks import ForkedRanks
-from training.checkpoint import CheckpointStore
 from training.config import TrainingConfig, read_config
-from training.distributed import Ranks
-from training.events import EventStream
-from training.record import Counters, SegmentRecord
+from training.process.distributed import Ranks
+from training.process.events import EventStream
+from training.record.segment import Counters, SegmentRecord
+from training.state.checkpoint import CheckpointStore
 from training.strategies import single
 from training.workloads import causal_lm
 

@@ -9,7 +9,7 @@ from tests.chaos.trial import Trial
 from tests.conftest import PROJECT
 from tests.museum.project import CELLS, Size, copy_project, make_project, start_training
 from tests.museum.stage_process import StageFailedError, run_elsewhere
-from training.receipt import problem_with
+from training.state.receipt import problem_with
 
 _NUM_STARTS = 4
 _SIZE = Size(num_rows=(600, 40))

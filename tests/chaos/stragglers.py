@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tasks.records.outputs import SegmentOutputs
 from tasks.records.stage_files import SegmentFile
-from tasks.reporting.lag import slowest_rank
+from tasks.reporting.straggler import slowest_rank
 from tests.chaos.trial import Trial
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.forked_ranks import ForkedRanks, last_words

@@ -7,7 +7,7 @@ import pytest
 from tests.chaos.crash_points import KINDS, crash_trials, has_strace, problem_after, system_call_trials
 from tests.chaos.damage import flip_trials, truncation_trials
 from tests.chaos.saved import NEWEST, Saved
-from training.receipt import RECEIPT
+from training.state.receipt import RECEIPT
 
 
 @pytest.fixture(scope="module")

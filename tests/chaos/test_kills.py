@@ -11,7 +11,7 @@ from tests.chaos.kills import kill_trials, stop_trials, torchrun_kill_trials
 from tests.chaos.soak import FAULTS, soak_trials
 from tests.chaos.trial import Trial
 from tests.training.forked_ranks import ForkedRanks
-from training.files import write_json
+from training.process.files import write_json
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from typing import Any
 from tests.flows.toy_project import PROJECT, ToyProject, wait_for
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import events_in
-from training.receipt import problem_with
+from training.state.receipt import problem_with
 
 _STAGE = PROJECT / "tests" / "tasks" / "stage" / "rank_stage.py"
 

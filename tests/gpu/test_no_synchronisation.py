@@ -10,12 +10,12 @@ import torch
 
 from tests.tiny import make_config, make_slice, make_tiny_classifier, make_tiny_model
 from tests.training.conftest import parsed
-from training.data import open_slice
-from training.distributed import Ranks, joined_ranks
-from training.plan import micro_batches_for, plan_of, plan_segment
-from training.prefetch import prefetched
-from training.record import Counters, SegmentRecord, now
-from training.window import Window
+from training.data.batches import open_slice
+from training.data.plan import micro_batches_for, plan_of, plan_segment
+from training.data.prefetch import prefetched
+from training.process.distributed import Ranks, joined_ranks
+from training.record.segment import Counters, SegmentRecord, now
+from training.record.window import Window
 
 pytestmark = [
     pytest.mark.gpu,

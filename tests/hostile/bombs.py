@@ -16,9 +16,9 @@ from tasks.data.sources.row_store import stored_rows
 from tasks.params import load_params
 from tasks.params.sources import DatasetParams, ModelParams
 from tasks.records.outputs import SegmentOutputs
-from training.data import open_slice
-from training.spool import Spool
-from training.weights import load_tensors
+from training.data.batches import open_slice
+from training.model.weights import load_tensors
+from training.record.ledger_file import LedgerFile
 
 HEADROOM_BYTES = 3 * 2**29
 
@@ -34,7 +34,7 @@ def _meet(bomb: Path) -> None:
     else:
         loads: dict[str, Callable[[], object]] = {
             ".pt": lambda: load_tensors(bomb),
-            ".npz": lambda: Spool(bomb.parent.parent / "spool").load_ledger(bomb),
+            ".npz": lambda: LedgerFile(bomb.parent.parent / "spool").load_ledger(bomb),
             ".jsonl": lambda: stored_rows(DatasetParams(source=f"path:{bomb}"), 1),
             ".parquet": lambda: stored_rows(DatasetParams(source=f"path:{bomb}"), 1_000),
             ".yaml": lambda: load_params(bomb),

@@ -22,12 +22,12 @@ from tasks.params.sources import DatasetParams, ModelParams
 from tasks.process.failure import ConfigurationError, DataError, ExitCode
 from tests.hostile.payloads import in_tar, plain, saved, saved_as_before, touching, with_entries
 from tests.tiny import make_config, make_slice, make_tiny_model
-from training.data import open_slice
-from training.failure import BadCheckpointError
-from training.files import digest_of_file, digest_of_json, write_json
-from training.receipt import RECEIPT
-from training.spool import Spool
-from training.weights import load_tensors, save_tensors
+from training.data.batches import open_slice
+from training.model.weights import load_tensors, save_tensors
+from training.process.failure import BadCheckpointError
+from training.process.files import digest_of_file, digest_of_json, write_json
+from training.record.ledger_file import LedgerFile
+from training.state.receipt import RECEIPT
 
 GOOD = {"weight": torch.arange(6.0)}
 
@@ -95,7 +95,7 @@ def test_arrays_of_pickles_are_refused_and_not_run(canary: Path) -> None:
         open_slice(Path())
     np.savez("ledger.npz", **{name: _object_array(canary) for name in ("rank", "step", "row_id", "num_tokens")})
     with pytest.raises(BadCheckpointError, match="array of object"):
-        Spool(Path()).load_ledger(Path("ledger.npz"))
+        LedgerFile(Path()).load_ledger(Path("ledger.npz"))
     assert not canary.exists()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.canaries import SECRETS, WORD
-from training.redaction import MAX_CHARACTERS, redacted, shortened
+from training.process.redaction import MAX_CHARACTERS, redacted, shortened
 
 TOKEN = SECRETS["HF_TOKEN"]
 
@@ -166,7 +166,7 @@ def test_the_middle_of_a_long_text_is_left_out_and_counted() -> None:
 
 
 def test_arguments_that_do_not_fit_are_still_a_complaint_of_logging(capsys: pytest.CaptureFixture[str]) -> None:
-    from training.redaction import _redacted_record
+    from training.process.redaction import _redacted_record
 
     record = _redacted_record("name", logging.INFO, "file", 1, "%d %d", ("x",), None)
     assert record.msg == "%d %d"

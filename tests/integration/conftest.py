@@ -12,7 +12,7 @@ from tests.canaries import SECRETS, CommandLines
 from tests.listeners import Listeners
 from tests.processes import new_mark
 from tests.workspace import SMALL, Workspace
-from training.files import write_json
+from training.process.files import write_json
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.workspace import Workspace
-from training.image_rows import open_images
+from training.data.image_rows import open_images
 from training.workloads import image_classification
 
 pytestmark = pytest.mark.slow

@@ -164,8 +164,8 @@ class Museum:
         """Give the project what the clean comparison made and the defect does not touch."""
         shared = [] if self._is_certified(exhibit) else ["data/measurements"]
         shared += ["data/runs/1proc"] if exhibit.spares_baseline else []
-        # Models are evaluated with the batches of training/data.py: what was found of the same weights holds no more.
-        if all(mutation.file != "training/data.py" for mutation in exhibit.mutations):
+        # Models are evaluated with training/data/batches.py: what was found of the same weights holds no more.
+        if all(mutation.file != "training/data/batches.py" for mutation in exhibit.mutations):
             shared.append(".work/evaluation")
         for name in shared:
             shutil.copytree(self._clean / name, project / name)

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from tests.museum.stage_process import StageProcess
 from tests.museum.workloads import PARAMS, VOCAB_SIZE, write_model, write_rows, write_tokenizer
-from training.files import write_json
+from training.process.files import write_json
 
 CELLS = ("1proc", "2proc")
 SOURCES = ("tasks", "training")

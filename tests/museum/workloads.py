@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.tiny import make_slice, make_tiny_classifier, make_tiny_model
-from training.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_of_file, digest_of_json, write_json
 
 VOCAB_SIZE = 256
 _IMAGE_SIZE = 16

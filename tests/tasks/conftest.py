@@ -8,7 +8,7 @@ import pytest
 from tasks.data.builtin.corpus import corpus_rows
 from tasks.data.builtin.tiny_model import write_tiny_qwen2
 from tasks.store.kept import MANIFEST
-from training.files import digest_of_file, write_json
+from training.process.files import digest_of_file, write_json
 
 NUM_ROWS = 300
 """Fewer than the product trains its tokenizer on, to save seconds: enough for the whole vocabulary."""

@@ -21,7 +21,7 @@ from tasks.params import Params, load_params
 from tasks.params.source_digest import digest_of_source
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records import sorted_numbers
-from training.files import digest_of_file, digest_of_json
+from training.process.files import digest_of_file, digest_of_json
 
 TEXTS = [f"Text {number} of the data set, in its own words." for number in range(40)]
 

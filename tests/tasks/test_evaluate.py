@@ -17,7 +17,7 @@ from tasks.evaluating.continuations import rows_to_continue
 from tasks.evaluating.sums import batches_of
 from tests.tiny import make_slice, make_tiny_model
 from tests.tracked_run import PARAMS
-from training.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_of_file, digest_of_json, write_json
 
 VOCAB_SIZE = 128
 SEQ_LEN = PARAMS["train"]["seq_len"]

@@ -68,9 +68,28 @@ def test_a_new_or_renamed_file_changes_the_digest(tmp_path: Path) -> None:
     assert digest_of_code(tmp_path / "a") != before
 
 
+def test_a_file_that_moves_changes_nothing_and_another_one_of_its_name_does(tmp_path: Path) -> None:
+    def digest_with(**files: str) -> str:
+        top = tmp_path / str(len(list(tmp_path.iterdir())))
+        for place, text in files.items():
+            file = top / "training" / f"{place.replace('__', '/')}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        return digest_of_code(top / "training")
+
+    user, way = "from training.{} import area\n\nprint(area(2))\n", "\nWAY = file_named('training.{}', 'shape')\n"
+    before = digest_with(user=user.format("shape") + way.format("a"), shape=SOURCE)
+    assert digest_with(user=user.format("deep.shape") + way.format("b"), deep__shape=SOURCE) == before
+    # Two files of one name: which of them is imported is a difference, though all that stands there is alike.
+    other = SOURCE.replace("radius**2", "radius**3")
+    two = {"a__shape": SOURCE, "b__shape": other}
+    assert digest_with(user=user.format("a.shape"), **two) != digest_with(user=user.format("b.shape"), **two)
+
+
 def test_what_only_measures_does_not_change_the_digest(tmp_path: Path) -> None:
     before = _digest(tmp_path / "a", SOURCE)
-    (tmp_path / "a" / "measure.py").write_text("anything = 1")
+    (tmp_path / "a" / "probing").mkdir()
+    (tmp_path / "a" / "probing" / "measure.py").write_text("anything = 1")
     assert digest_of_code(tmp_path / "a") == before
     (tmp_path / "a" / "workloads").mkdir()
     (tmp_path / "a" / "workloads" / "measure.py").write_text("anything = 1")

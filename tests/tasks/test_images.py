@@ -279,7 +279,7 @@ def test_a_model_of_other_classes_or_of_no_images_is_refused(tmp_path: Path) -> 
 def test_photographs_of_hands_are_read_from_their_tar_and_learned(real_data: Path) -> None:
     import torch
 
-    from training.image_rows import open_images
+    from training.data.image_rows import open_images
     from training.workloads import image_classification as workload
 
     params = params_for(f"path:{real_data / 'images_sign_digits.tar'}", ranges=["0-1000"], heldout="1000-1300", size=32)

@@ -24,7 +24,7 @@ from tasks.params.sources import ModelParams
 from tasks.process.failure import DataError
 from tasks.store.kept import MANIFEST
 from tests.tiny import make_tiny_model
-from training.files import digest_of_file, write_json
+from training.process.files import digest_of_file, write_json
 
 TEXTS = [f"Text {number} of the data set, in its own words." for number in range(30)]
 

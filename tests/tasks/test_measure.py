@@ -18,7 +18,7 @@ from tests.museum.stage_process import StageFailedError, StageProcess
 
 pytestmark = pytest.mark.slow
 
-DDP, REPLICA = "training/strategies/ddp.py", "training/replica.py"
+DDP, REPLICA = "training/strategies/ddp.py", "training/step/replica.py"
 CLIP = "return nn.utils.clip_grad_norm_(parameters, self._max_grad_norm, foreach=True)"
 LAST = "self.replica.add(self._wrapped, last, weight=weight)"
 WEIGHT = "weight = self._world_size / max(num_targets, 1)"

@@ -18,7 +18,7 @@ from tasks.params import Params, load_params
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.store.kept import MANIFEST
-from training.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_of_file, digest_of_json, write_json
 
 SPECIAL = "Before <|endoftext|> after, and <|im_end|> as well."
 

@@ -16,7 +16,7 @@ from tasks.process.failure import DataError
 from tasks.reporting.model_card import card_text
 from tasks.services.manifest import git_hash
 from tests.finished_comparison import SPEEDUP, make_finished_comparison, make_results, read_json
-from training.files import digest_of_file, write_json
+from training.process.files import digest_of_file, write_json
 
 FIRST = "data/runs/2proc/segments/0-8-epoch-1/tiny_qwen2_0-8-epoch-1.pt"
 FINAL = "data/runs/2proc/segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"

@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import PROJECT
 from tests.tiny import make_slice, make_tiny_model, write_slice
 from training.config import TrainingConfig, read_config
-from training.distributed import Ranks, joined_ranks
-from training.events import EventStream
-from training.files import write_json
+from training.data.plan import plan_segment
 from training.loop import train
-from training.plan import plan_segment
-from training.stopping import StopRequest
+from training.process.distributed import Ranks, joined_ranks
+from training.process.events import EventStream
+from training.process.files import write_json
+from training.process.stop_request import StopRequest
 
 
 @pytest.fixture(scope="session")

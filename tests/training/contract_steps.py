@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from training.config import read_config
-from training.distributed import joined_ranks
-from training.files import write_json
-from training.plan import micro_batches_for, plan_of
-from training.rows import training_rows
-from training.strategies import STATE, WEIGHTS, strategy_file
-from training.weights import names_of_tied
-from training.workloads import find_workload
+from training.data.plan import micro_batches_for, plan_of
+from training.model.weights import names_of_tied
+from training.process.distributed import joined_ranks
+from training.process.files import write_json
+from training.step.strategy import STATE, WEIGHTS
+from training.strategies import strategy_file
+from training.workloads import find_workload, training_rows
 
 NUM_STEPS = 3
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import PROJECT
-from training.files import write_json
+from training.process.files import write_json
 
 _SECONDS_FOR_THE_OTHERS = 10.0
 """After the failure of one rank; torchrun also ends the others then."""

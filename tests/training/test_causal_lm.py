@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.tiny import make_tiny_model
-from training.data import batches_in_order, dummy_micro_batch, open_slice
-from training.failure import BadCheckpointError
-from training.weights import parameter_checksum, weights_of
+from training.data.batches import batches_in_order, dummy_micro_batch, open_slice
+from training.model.weights import parameter_checksum, weights_of
+from training.process.failure import BadCheckpointError
 from training.workloads.causal_lm import has_dropout, load_model, loss_sum
 
 

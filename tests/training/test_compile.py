@@ -9,7 +9,7 @@ import torch._dynamo.utils
 
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import parsed, relative_l2, weights_at_end
-from training.failure import UnfitModelError
+from training.process.failure import UnfitModelError
 from training.workloads import causal_lm
 
 

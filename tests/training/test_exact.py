@@ -14,11 +14,11 @@ from tasks.data.builtin.corpus import corpus_rows
 from tests.tiny import make_config, make_tiny_model, write_slice
 from tests.training.conftest import events_in, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks
-from training.data import collate, dummy_micro_batch, open_slice
-from training.distributed import Ranks
-from training.failure import RanksDisagreeError
-from training.ordered_sum import OrderedSum, _parcels
-from training.replica import Replica
+from training.data.batches import collate, dummy_micro_batch, open_slice
+from training.process.distributed import Ranks
+from training.process.failure import RanksDisagreeError
+from training.step.ordered_sum import OrderedSum, _parcels
+from training.step.replica import Replica
 from training.workloads import causal_lm
 
 Train = Callable[..., dict[str, Any]]

@@ -10,8 +10,8 @@ from tasks.equivalence.reference.update import OneProcess, as_ranks, other_order
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks
-from training.distributed import Ranks
-from training.failure import UnfitModelError
+from training.process.distributed import Ranks
+from training.process.failure import UnfitModelError
 from training.strategies import ddp
 from training.workloads import causal_lm
 

@@ -8,13 +8,13 @@ import torch
 
 from tests.tiny import make_config
 from tests.training.conftest import parsed
-from training.data import batches_in_order, open_slice
-from training.distributed import Ranks
-from training.failure import TrainingError
+from training.data.batches import batches_in_order, open_slice
 from training.fault import planned_faults
-from training.replicated import Replicated
+from training.process.distributed import Ranks
+from training.process.failure import TrainingError
+from training.process.heartbeat import Heartbeat, Section
+from training.step.replicated import Replicated
 from training.strategies import single
-from training.whereabouts import Section, Whereabouts
 from training.workloads import causal_lm
 
 
@@ -49,37 +49,37 @@ def strategy(alone: Ranks, tiny_model: Path, slices: list[Path], tmp_path: Path)
     return single.build(causal_lm.load_model(tiny_model), causal_lm, config, alone)
 
 
-def _step(strategy: Replicated, whereabouts: Whereabouts, slice_dir: Path, step: int) -> Any:
+def _step(strategy: Replicated, heartbeat: Heartbeat, slice_dir: Path, step: int) -> Any:
     batches = list(batches_in_order(open_slice(slice_dir), batch_size=4, seq_len=32))[:2]
-    whereabouts.begin(step)
+    heartbeat.begin(step)
     num_tokens = sum(batch.num_tokens for batch in batches)
     return strategy.train_step(batches, num_targets=num_tokens, learning_rate=1e-3)
 
 
-def _with_fault(strategy: Replicated, text: str, monkeypatch: pytest.MonkeyPatch) -> Whereabouts:
+def _with_fault(strategy: Replicated, text: str, monkeypatch: pytest.MonkeyPatch) -> Heartbeat:
     monkeypatch.setenv("FAULT", text)
-    faults, whereabouts = planned_faults(0), Whereabouts()
+    faults, heartbeat = planned_faults(0), Heartbeat()
     assert faults is not None
-    strategy.on_section = whereabouts.enter
-    strategy.replica._workload = faults.build_into_workload(causal_lm, whereabouts)
-    faults.build_into(strategy, whereabouts)
-    return whereabouts
+    strategy.on_section = heartbeat.enter
+    strategy.replica._workload = faults.build_into_workload(causal_lm, heartbeat)
+    faults.build_into(strategy, heartbeat)
+    return heartbeat
 
 
 @pytest.mark.parametrize("section", ["forward", "backward", "update"])
 def test_an_error_is_raised_in_its_step_and_section_and_nowhere_else(
     section: str, strategy: Replicated, slices: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whereabouts = _with_fault(strategy, f"rank=0,step=2,kind=raise,section={section}", monkeypatch)
+    heartbeat = _with_fault(strategy, f"rank=0,step=2,kind=raise,section={section}", monkeypatch)
     entered: list[Section] = []
-    whereabouts.on_enter = entered.append
-    _step(strategy, whereabouts, slices[0], 1)
+    heartbeat.on_enter = entered.append
+    _step(strategy, heartbeat, slices[0], 1)
     entered.clear()
     with pytest.raises(RuntimeError, match="planned fault"):
-        _step(strategy, whereabouts, slices[0], 2)
+        _step(strategy, heartbeat, slices[0], 2)
     assert entered[-1].name.lower() == section
     strategy.replica.forget_gradient()
-    _step(strategy, whereabouts, slices[0], 3)
+    _step(strategy, heartbeat, slices[0], 3)
 
 
 @pytest.mark.parametrize("kind", ["nan", "inf"])
@@ -87,11 +87,11 @@ def test_an_error_is_raised_in_its_step_and_section_and_nowhere_else(
 def test_a_step_whose_numbers_are_not_finite_changes_no_parameter_and_no_optimizer_state(
     kind: str, section: str, strategy: Replicated, slices: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whereabouts = _with_fault(strategy, f"rank=0,step=2,kind={kind},section={section}", monkeypatch)
-    _step(strategy, whereabouts, slices[0], 1)
+    heartbeat = _with_fault(strategy, f"rank=0,step=2,kind={kind},section={section}", monkeypatch)
+    _step(strategy, heartbeat, slices[0], 1)
     before = strategy.replica.parameter_checksum()
     state = [value.clone() for part in _moments(strategy) for value in part.values()]
-    result = _step(strategy, whereabouts, slices[0], 2)
+    result = _step(strategy, heartbeat, slices[0], 2)
     assert not torch.isfinite(result.grad_norm)
     assert bool(torch.isfinite(result.loss_sum)) == (section == "backward")
     assert strategy.replica.parameter_checksum() == before
@@ -99,7 +99,7 @@ def test_a_step_whose_numbers_are_not_finite_changes_no_parameter_and_no_optimiz
         torch.equal(now, then)
         for now, then in zip((value for part in _moments(strategy) for value in part.values()), state, strict=True)
     )
-    _step(strategy, whereabouts, slices[0], 3)
+    _step(strategy, heartbeat, slices[0], 3)
     assert strategy.replica.parameter_checksum() != before
 
 
@@ -110,7 +110,7 @@ def _moments(strategy: Replicated) -> list[dict[str, torch.Tensor]]:
 def test_memory_runs_out_only_for_more_samples_than_it_holds(
     strategy: Replicated, slices: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whereabouts = _with_fault(strategy, "rank=0,step=1,kind=oom:3;rank=0,step=2,kind=oom:4", monkeypatch)
+    heartbeat = _with_fault(strategy, "rank=0,step=1,kind=oom:3;rank=0,step=2,kind=oom:4", monkeypatch)
     with pytest.raises(torch.OutOfMemoryError):
-        _step(strategy, whereabouts, slices[0], 1)
-    _step(strategy, whereabouts, slices[0], 2)
+        _step(strategy, heartbeat, slices[0], 1)
+    _step(strategy, heartbeat, slices[0], 2)

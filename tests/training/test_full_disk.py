@@ -13,7 +13,7 @@ import pytest
 from tests.tiny import make_config
 from tests.training.conftest import are_bitwise_equal, events_in, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
-from training.failure import EXIT_NO_RESOURCES, UnwritableError
+from training.process.failure import EXIT_NO_RESOURCES, UnwritableError
 
 Launch = Callable[..., list[dict[str, Any]]]
 

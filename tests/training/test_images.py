@@ -16,13 +16,13 @@ from tests.images import make_image_model, make_image_slice
 from tests.tiny import make_config
 from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks
-from training.augmentation import Augmentation
-from training.distributed import Ranks
-from training.failure import BadCheckpointError, UnfitModelError
-from training.image_rows import ImageRows, open_images
-from training.measure import Block, BlockRunner
-from training.variants import Variant
-from training.weights import parameter_checksum
+from training.data.augmentation import Augmentation
+from training.data.image_rows import ImageRows, open_images
+from training.model.weights import parameter_checksum
+from training.probing.timed_blocks import Block, BlockRunner
+from training.probing.variants import Variant
+from training.process.distributed import Ranks
+from training.process.failure import BadCheckpointError, UnfitModelError
 from training.workloads import image_classification as workload
 
 

@@ -20,9 +20,9 @@ from tests.training.conftest import (
     poisoned_run,
     weights_at_end,
 )
-from training.data import batches_in_order, open_slice
-from training.failure import BadCheckpointError, DivergedError, StoppedError
-from training.files import digest_of_json
+from training.data.batches import batches_in_order, open_slice
+from training.process.failure import BadCheckpointError, DivergedError, StoppedError
+from training.process.files import digest_of_json
 from training.workloads.causal_lm import load_model, loss_sum
 
 Launch = Callable[..., list[dict[str, Any]]]

@@ -16,10 +16,10 @@ from tasks.equivalence.reference.update import OneProcess, as_ranks
 from tests.tiny import make_config, make_slice, make_tiny_model, write_slice
 from tests.training.conftest import events_in, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks
-from training.data import MicroBatch, collate, open_slice
-from training.distributed import Ranks
-from training.failure import UnfitModelError
-from training.plan import plan_segment
+from training.data.batches import MicroBatch, collate, open_slice
+from training.data.plan import plan_segment
+from training.process.distributed import Ranks
+from training.process.failure import UnfitModelError
 from training.workloads import causal_lm
 
 

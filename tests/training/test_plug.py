@@ -10,8 +10,8 @@ from benchmarks.emulator import WORKLOAD
 from benchmarks.emulator.device import EmulatedDevice, write_device
 from tests.tiny import make_config
 from tests.training.conftest import parsed
-from training.distributed import Ranks
 from training.plug import hardware_of
+from training.process.distributed import Ranks
 from training.strategies import ddp
 from training.workloads import causal_lm, find_workload
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.forked_ranks import ForkedRanks, last_words
-from training.failure import FAILURES, recorded_failures
+from training.process.failure import FAILURES, recorded_failures
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from tasks.data.sources.heads import give_head
 from tests.tiny import make_config, make_slice, make_tiny_classifier, make_tiny_model, write_slice
 from tests.training.conftest import parsed
 from training.config import TrainingConfig
-from training.failure import BadCheckpointError, UnfitModelError
+from training.process.failure import BadCheckpointError, UnfitModelError
 from training.workloads import sequence_classification as workload
 
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import parsed, weights_at_end
-from training.data import open_slice
-from training.distributed import Ranks
-from training.plan import micro_batches_for, plan_segment
-from training.replicated import Replicated
-from training.schedule import learning_rate_at
+from training.data.batches import open_slice
+from training.data.plan import micro_batches_for, plan_segment
+from training.process.distributed import Ranks
+from training.step.replicated import Replicated
+from training.step.schedule import learning_rate_at
 
 
 def _build(config: dict[str, Any], folder: Path, ranks: Ranks) -> Replicated:

@@ -14,9 +14,9 @@ from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end
 from tests.training.contract_steps import NUM_STEPS
 from tests.training.forked_ranks import ForkedRanks, last_words
-from training.failure import FAILURES, recorded_failures
-from training.receipt import problem_with
-from training.weights import load_weights
+from training.model.weights import load_weights
+from training.process.failure import FAILURES, recorded_failures
+from training.state.receipt import problem_with
 from training.workloads import causal_lm
 
 STRATEGIES = names_of_files("training/strategies")

@@ -22,9 +22,9 @@ from tests.training.conftest import (
     start_ranks,
     weights_at_end,
 )
-from training.failure import StoppedError
-from training.plan import micro_batches_for, plan_of
-from training.rows import Rows
+from training.data.plan import micro_batches_for, plan_of
+from training.data.rows import Rows
+from training.process.failure import StoppedError
 from training.workloads import find_workload
 
 WORKLOADS = [*names_of_files("training/workloads"), WORKLOAD]

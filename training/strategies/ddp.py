@@ -12,15 +12,15 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from training.config import TrainingConfig
-from training.data import MicroBatch
-from training.distributed import Ranks
-from training.ordered_sum import OrderedSum
+from training.data.batches import MicroBatch
 from training.plug import GradientHook, hardware_of
-from training.replica import Replica
-from training.replicated import Replicated
-from training.strategies import StepResult
-from training.tied_head import TiedHead
-from training.traffic import ALL_REDUCE, Traffic
+from training.process.distributed import Ranks
+from training.step.ordered_sum import OrderedSum
+from training.step.replica import Replica
+from training.step.replicated import Replicated
+from training.step.strategy import StepResult
+from training.step.tied_head import TiedHead
+from training.step.traffic import ALL_REDUCE, Traffic
 from training.workloads import Workload
 
 # Buffers of our models are constants; broadcasting them before every forward would be communication for nothing.
@@ -41,7 +41,7 @@ OPTIONS = {
 bucket_mib: how large a bucket of gradients is (MiB; null: 25 and a first one of 1). static_graph: whether DDP may take
 every step for the same graph. bucket_view: whether exchanged gradients stay in the buckets or are copied back.
 gradient_hook: the dtype in which gradients are exchanged; none: fp32. early_tied_head: whether the head's part of a
-tied embedding's gradient is exchanged at the beginning of the backward (training/tied_head.py)."""
+tied embedding's gradient is exchanged at the beginning of the backward (training/step/tied_head.py)."""
 
 _TIMER_STEPS = 5
 _TIMERS = ("forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap")

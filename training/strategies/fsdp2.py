@@ -17,15 +17,15 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.distributed.tensor import DTensor
 
 from training.config import TrainingConfig
-from training.data import MicroBatch
-from training.distributed import Ranks
-from training.failure import UnfitModelError
-from training.replica import Replica
-from training.shards import own_rows, whole_of
-from training.strategies import STATE, WEIGHTS, Digests, MisfitError, Part, StepResult
-from training.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Traffic
-from training.weights import TensorDigest, differences, names_of_tied
-from training.whereabouts import Section
+from training.data.batches import MicroBatch
+from training.model.weights import TensorDigest, differences, names_of_tied
+from training.process.distributed import Ranks
+from training.process.failure import UnfitModelError
+from training.process.heartbeat import Section
+from training.step.replica import Replica
+from training.step.shards import own_rows, whole_of
+from training.step.strategy import STATE, WEIGHTS, Digests, MisfitError, Part, StepResult
+from training.step.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Traffic
 from training.workloads import Workload
 
 OPTIONS: dict[str, Any] = {}

@@ -6,11 +6,11 @@ from typing import Any
 from torch import nn
 
 from training.config import TrainingConfig
-from training.data import MicroBatch
-from training.distributed import Ranks
-from training.replica import Replica
-from training.replicated import Replicated
-from training.strategies import StepResult
+from training.data.batches import MicroBatch
+from training.process.distributed import Ranks
+from training.step.replica import Replica
+from training.step.replicated import Replicated
+from training.step.strategy import StepResult
 from training.workloads import Workload
 
 OPTIONS: dict[str, Any] = {}

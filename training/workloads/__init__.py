@@ -9,9 +9,9 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from training.config import SegmentConfig, TrainingConfig
-from training.data import MicroBatch
+from training.data.batches import MicroBatch
+from training.data.rows import Rows
 from training.registry import file_named
-from training.rows import Rows
 
 
 class Workload(Protocol):
@@ -88,3 +88,8 @@ def find_workload(name: str) -> Workload:
     package, _, file = name.rpartition(".")
     found: Workload = file_named(package or "training.workloads", file)
     return found
+
+
+def training_rows(workload: Workload, config: TrainingConfig, segment: SegmentConfig) -> Rows:
+    """Return the rows of a segment as it trains on them; an evaluation sees them as `open_slice` gives them."""
+    return workload.augmented(workload.open_slice(segment.slice_dir), config, segment)

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training import attention_masks, packed_attention
-from training.compiled_layers import compile_layers
 from training.config import SegmentConfig, TrainingConfig
-from training.data import Documents, MicroBatch, dummy_micro_batch, open_slice
-from training.failure import UnfitModelError
-from training.lean_imports import lean_imports
-from training.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
-from training.rows import Rows
-from training.weights import load_weights
+from training.data.batches import Documents, MicroBatch, dummy_micro_batch, open_slice
+from training.data.rows import Rows
+from training.model import attention_masks, packed_attention
+from training.model.compiled_layers import compile_layers
+from training.model.lean_imports import lean_imports
+from training.model.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
+from training.model.weights import load_weights
+from training.process.failure import UnfitModelError
 
 __all__ = [
     "HAS_LABELS", "UNIT", "augmented", "can_pack", "dummy_micro_batch", "has_dropout", "load_model", "loss_sum",

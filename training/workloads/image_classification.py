@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.augmentation import Augmentation
 from training.config import SegmentConfig, TrainingConfig
-from training.data import IGNORED_LABEL, MicroBatch
-from training.failure import BadCheckpointError, UnfitModelError
-from training.image_rows import ImageRows, blank_micro_batch, open_images
-from training.rows import Rows
-from training.weights import load_weights
+from training.data.augmentation import Augmentation
+from training.data.batches import IGNORED_LABEL, MicroBatch
+from training.data.image_rows import ImageRows, blank_micro_batch, open_images
+from training.data.rows import Rows
+from training.model.weights import load_weights
+from training.process.failure import BadCheckpointError, UnfitModelError
 
 UNIT = "image"
 HAS_LABELS = True

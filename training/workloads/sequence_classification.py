@@ -10,14 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training import attention_masks, data
-from training.compiled_layers import compile_layers
 from training.config import SegmentConfig, TrainingConfig
-from training.data import IGNORED_LABEL, MicroBatch, Slice
-from training.failure import BadCheckpointError, UnfitModelError
-from training.lean_imports import lean_imports
-from training.rows import Rows
-from training.weights import load_weights
+from training.data import batches
+from training.data.batches import IGNORED_LABEL, MicroBatch, Slice
+from training.data.rows import Rows
+from training.model import attention_masks
+from training.model.compiled_layers import compile_layers
+from training.model.lean_imports import lean_imports
+from training.model.weights import load_weights
+from training.process.failure import BadCheckpointError, UnfitModelError
 from training.workloads.causal_lm import has_dropout
 
 __all__ = [
@@ -77,7 +78,7 @@ class LabelledTexts:
         assert not is_packed, "prepare refuses packing"
         texts = [self.row(index, seq_len) for index in rows]
         lengths = np.array([len(text) for text in texts], dtype=np.int64)
-        padded_len = data.padded_length(lengths.tolist(), seq_len)
+        padded_len = batches.padded_length(lengths.tolist(), seq_len)
         input_ids = np.zeros((len(texts), padded_len), dtype=np.int64)
         for place_in_batch, text in enumerate(texts):
             input_ids[place_in_batch, : len(text)] = text
@@ -104,8 +105,8 @@ class LabelledTexts:
 
 
 def open_slice(folder: Path) -> LabelledTexts:
-    """Return the rows of a folder that has labels.npy beside the tokens; raises as data.open_slice does."""
-    texts = data.open_slice(folder)
+    """Return the rows of a folder that has labels.npy beside the tokens; raises as batches.open_slice does."""
+    texts = batches.open_slice(folder)
     try:
         labels = np.asarray(np.load(folder / "labels.npy", mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
@@ -117,7 +118,7 @@ def open_slice(folder: Path) -> LabelledTexts:
 
 def dummy_micro_batch(seq_len: int) -> MicroBatch:
     """Return a micro-batch that costs little and weighs nothing: no sample, its one label ignored."""
-    dummy = data.dummy_micro_batch(seq_len)
+    dummy = batches.dummy_micro_batch(seq_len)
     return MicroBatch(
         **{
             **vars(dummy),

@@ -4,11 +4,11 @@ from typing import Any
 
 from benchmarks.throughput.job import Job
 from benchmarks.throughput.turns import Turns
-from training.distributed import Ranks, joined_ranks
-from training.events import EventStream
-from training.record import Counters, SegmentRecord, now
-from training.variants import Made, Variant, loaded, make
-from training.window import Window
+from training.probing.variants import Made, Variant, loaded, make
+from training.process.distributed import Ranks, joined_ranks
+from training.process.events import EventStream
+from training.record.segment import Counters, SegmentRecord, now
+from training.record.window import Window
 
 
 def settings(job: Job) -> list[dict[str, Any]]:

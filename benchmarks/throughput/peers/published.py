@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.throughput.job import Job, padded
 from benchmarks.throughput.turns import Turns
-from training.distributed import joined_ranks
+from training.process.distributed import joined_ranks
 from training.workloads.causal_lm import load_model
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.files import write_json
+from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
 

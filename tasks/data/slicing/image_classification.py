@@ -19,7 +19,7 @@ from tasks.process.failure import ConfigurationError, DataError
 from tasks.store.kept import MANIFEST, keeping, kept_manifest
 from tasks.store.links import link_folder
 from tasks.params.sources import RowRange
-from training.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_of_file, digest_of_json, write_json
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import numpy as np
 from tasks.process.failure import DataError
 from tasks.process.foreign import bounded_native
 from tasks.store.kept import MANIFEST
-from training.files import digest_of_json
+from training.process.files import digest_of_json
 
 _SECONDS_OF_A_BATCH = 120.0
 _CHARACTERS_PER_SECOND = 50_000

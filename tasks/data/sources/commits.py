@@ -8,7 +8,7 @@ from typing import Literal
 
 from tasks.services import hub
 from tasks.process.failure import DataError
-from training.files import write_json
+from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from tasks.data.builtin import resnet
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.store.kept import MANIFEST, keeping, kept_manifest
 from tasks.params.sources import BUILTIN_IMAGE_MODELS, ModelParams
-from training.failure import BadCheckpointError
-from training.files import digest_of_file, digest_of_json, write_json
+from training.process.failure import BadCheckpointError
+from training.process.files import digest_of_file, digest_of_json, write_json
 
 _log = logging.getLogger(__name__)
 

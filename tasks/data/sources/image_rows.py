@@ -28,7 +28,7 @@ from tasks.store.kept import MANIFEST, keeping, kept_manifest
 from tasks.process.progress import counting
 from tasks.params.source_digest import digest_of_source
 from tasks.params.sources import DatasetParams, RowRange
-from training.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_of_file, digest_of_json, write_json
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from tasks.process.failure import DataError
 from tasks.process.foreign import is_panic
 from tasks.store.kept import MANIFEST, keeping, kept_manifest
 from tasks.params.sources import BUILTIN_CLASSIFIERS, DatasetParams, ModelParams
-from training.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_of_file, digest_of_json, write_json
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from tasks.process.failure import ConfigurationError, DataError
 from tasks.store.kept import mark_used
 from tasks.process.progress import counting
 from tasks.params.sources import DatasetParams, RowRange
-from training.files import digest_of_file, digest_of_json, replacing, write_json
+from training.process.files import digest_of_file, digest_of_json, replacing, write_json
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
-from training.data import MicroBatch
+from training.data.batches import MicroBatch
 
 _PACKED = "reference-packed"
 

@@ -20,9 +20,9 @@ def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -
     The loss is None, and `why_no_loss` says why, where step 1 of a right training has another one: with dropout.
     `parameter_checksum` is that of the weights which training has to start from.
     """
-    from training.augmentation import Augmentation
-    from training.plan import plan_segment
-    from training.weights import parameter_checksum
+    from training.data.augmentation import Augmentation
+    from training.data.plan import plan_segment
+    from training.model.weights import parameter_checksum
     from training.workloads import find_workload
 
     part, train = str(params.ranges[0]), params.train

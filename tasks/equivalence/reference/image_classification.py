@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from training.augmentation import Augmentation
-from training.data import MicroBatch
+from training.data.augmentation import Augmentation
+from training.data.batches import MicroBatch
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

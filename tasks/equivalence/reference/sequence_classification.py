@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.utils import logging
 
-from training.data import MicroBatch
+from training.data.batches import MicroBatch
 
 
 def rows_of(folder: Path, rows: Iterable[int], *, seq_len: int) -> Iterator[tuple[np.ndarray, int]]:

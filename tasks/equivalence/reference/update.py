@@ -16,12 +16,12 @@ from torch import Tensor
 
 from tasks.process.failure import DivergedError
 from training.config import TrainingConfig
-from training.data import IGNORED_LABEL, MicroBatch
-from training.plan import SegmentPlan, StepPlan, micro_batch_of, plan_of
+from training.data.batches import IGNORED_LABEL, MicroBatch
+from training.data.plan import SegmentPlan, StepPlan, micro_batch_of, plan_of
+from training.data.rows import Rows
 from training.registry import file_named
-from training.rows import Rows, training_rows
-from training.schedule import learning_rate_at
-from training.workloads import find_workload
+from training.step.schedule import learning_rate_at
+from training.workloads import find_workload, training_rows
 
 _LARGEST_CACHE = 2**30
 """Bytes of micro-batches' gradients that are kept to be added up in several orders."""

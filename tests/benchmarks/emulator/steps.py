@@ -18,10 +18,10 @@ from benchmarks.emulator.device import EmulatedDevice, write_device
 from tests.tiny import make_config
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.config import TrainingConfig, read_config
-from training.data import MicroBatch, collate, open_slice
-from training.distributed import Ranks, joined_ranks
-from training.files import write_json
-from training.replicated import Replicated
+from training.data.batches import MicroBatch, collate, open_slice
+from training.process.distributed import Ranks, joined_ranks
+from training.process.files import write_json
+from training.step.replicated import Replicated
 from training.strategies import ddp, single
 
 

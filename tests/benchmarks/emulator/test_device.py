@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.emulator import workload
 from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, read_device, write_device
-from training.files import digest_of_file
+from training.process.files import digest_of_file
 
 _DEVICE = EmulatedDevice(num_layers=8, forward_ms=1.0, backward_ms=2.0, gradient_mib_per_layer=10.0)
 """24 ms per micro-batch; DDP's buckets hold 3, 3 and 2 of its layers."""

@@ -16,10 +16,10 @@ from tests.benchmarks.emulator.steps import Step, step_seconds
 from tests.tiny import make_config
 from tests.training.conftest import facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
-from training.data import collate, open_slice
-from training.distributed import Ranks
+from training.data.batches import collate, open_slice
+from training.model.weights import parameter_checksum
+from training.process.distributed import Ranks
 from training.strategies import ddp
-from training.weights import parameter_checksum
 
 _DEVICE = EmulatedDevice(num_layers=8, forward_ms=1.0, backward_ms=2.0, gradient_mib_per_layer=10.0)
 """24 ms per micro-batch; DDP's buckets hold 3, 3 and 2 of its layers."""

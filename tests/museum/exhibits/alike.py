@@ -3,9 +3,9 @@
 from tests.museum.exhibit import Exhibit, Mutation
 from tests.museum.exhibits.published import KNOWN_MISTAKE, SHARDED_VARIANTS
 
-_PLAN = "training/plan.py"
-_REPLICA = "training/replica.py"
-_SCHEDULE = "training/schedule.py"
+_PLAN = "training/data/plan.py"
+_REPLICA = "training/step/replica.py"
+_SCHEDULE = "training/step/schedule.py"
 _STAGE = "tasks/train.py"
 _EVALUATE = "tasks/evaluate.py"
 

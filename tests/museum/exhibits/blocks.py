@@ -3,8 +3,8 @@
 from tests.museum.exhibit import Exhibit, Mutation
 from tests.museum.exhibits.published import KNOWN_MISTAKE
 
-_RANK = "training/measure.py"
-_VARIANTS = "training/variants.py"
+_RANK = "training/probing/timed_blocks.py"
+_VARIANTS = "training/probing/variants.py"
 _ARMS = "tasks/measuring/arms.py"
 _BLOCKS = "tasks/measuring/blocks.py"
 _SPEED = "tasks/measuring/speed.py"

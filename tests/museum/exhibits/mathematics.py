@@ -10,8 +10,8 @@ from tests.museum.exhibits.published import (
 )
 
 _DDP = "training/strategies/ddp.py"
-_DATA = "training/data.py"
-_REPLICA = "training/replica.py"
+_DATA = "training/data/batches.py"
+_REPLICA = "training/step/replica.py"
 _FORWARD_BACKWARD = "self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)"
 _SPLIT = "*earlier, last = micro_batches"
 _WEIGHT = "weight = self._world_size / max(num_targets, 1)"
@@ -97,7 +97,9 @@ EXHIBITS = [
         key="loss logged 8x",
         defect="The logged loss is 8 times the loss.",
         claim=LANGUAGE_MODEL,
-        mutation=Mutation("training/record.py", '"loss": loss_sum / max(fact.', '"loss": 8 * loss_sum / max(fact.'),
+        mutation=Mutation(
+            "training/record/segment.py", '"loss": loss_sum / max(fact.', '"loss": 8 * loss_sum / max(fact.'
+        ),
         caught_by="Starts from the base model",
     ),
 ]

@@ -9,7 +9,7 @@ from tests.museum.exhibits.published import (
 )
 
 _LOOP = "training/loop.py"
-_DATA = "training/data.py"
+_DATA = "training/data/batches.py"
 _STEP = "result = strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=learning_rate)"
 _NOTED = "record.consume(step, strategy.data_rank, micro_batches if strategy.counts_rows else [], result)"
 _CLOSE = "facts = window.close(forgives_overflow=strategy.forgives_overflow)"

@@ -51,7 +51,7 @@ EXHIBITS = [
         defect="With several ranks every micro-batch draws the same dropout; with one each has its own.",
         claim=KNOWN_MISTAKE,
         mutation=Mutation(
-            "training/replica.py",
+            "training/step/replica.py",
             "torch.manual_seed(micro_batch.dropout_seed)",
             "torch.manual_seed(micro_batch.dropout_seed if torch.distributed.get_world_size() == 1 else 0)",
         ),

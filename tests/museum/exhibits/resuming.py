@@ -7,10 +7,10 @@ from tests.museum.exhibits.published import (
 )
 
 _LOOP = "training/loop.py"
-_REPLICA = "training/replica.py"
+_REPLICA = "training/step/replica.py"
 _NOT_RESTORED = Mutation(_REPLICA, 'self._optimizer.load_state_dict(state["optimizer"])', "pass")
 _RESTORED_COMPARED = Mutation(_REPLICA, "if not is_same:", "if False:")
-_REPLICATED, _TAKEN_UP = "training/replicated.py", "self.replica.restore(weights, state)"
+_REPLICATED, _TAKEN_UP = "training/step/replicated.py", "self.replica.restore(weights, state)"
 _LOAD = "store.load_finished(before, strategy, facts)"
 
 EXHIBITS = [

@@ -10,11 +10,11 @@ from tests.museum.exhibits.published import (
 )
 
 _LOOP = "training/loop.py"
-_PLAN = "training/plan.py"
+_PLAN = "training/data/plan.py"
 _STAGE = "tasks/train.py"
 _RANKS = "tasks/ranks/cell_ranks.py"
 _RANKS = "tasks/ranks/cell_ranks.py"
-_TOKENS_COMPARED = Mutation("training/window.py", "if int(counted.sum()) != expected:", "if False:")
+_TOKENS_COMPARED = Mutation("training/record/window.py", "if int(counted.sum()) != expected:", "if False:")
 _DEALT = "source, step, rank=strategy.data_rank, world_size=strategy.data_world_size,"
 _ORDER = "np.random.default_rng([seed, epoch, start, end]).permutation(len(lengths))"
 _ROUNDS = "num_rounds = -(-len(self.micro_batches) // world_size)"

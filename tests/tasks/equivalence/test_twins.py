@@ -11,11 +11,11 @@ from tasks.equivalence.reference.update import OneProcess
 from tasks.equivalence.twins import train_twins
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.config import TrainingConfig, read_config
-from training.distributed import joined_ranks
-from training.events import EventStream
-from training.files import write_json
 from training.loop import train
-from training.stopping import StopRequest
+from training.process.distributed import joined_ranks
+from training.process.events import EventStream
+from training.process.files import write_json
+from training.process.stop_request import StopRequest
 
 
 def told(folder: Path, **changes: Any) -> TrainingConfig:

@@ -9,7 +9,7 @@ import pytest
 from tasks.gates.asked_for import learning_rates, steps_as_asked_for
 from tasks.params import Params
 from tests.tasks.reporting.comparison import PARAMS, edit_ledger, edit_steps, outputs_of, write_comparison
-from training.schedule import learning_rate_at
+from training.step.schedule import learning_rate_at
 
 
 def test_rows_and_rates_of_the_second_computation_pass(tmp_path: Path) -> None:

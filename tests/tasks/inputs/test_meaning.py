@@ -11,7 +11,6 @@ import pytest
 
 from tasks.fingerprint import write_snapshots
 from tasks.inputs.meaning import NOT_CONTENT, meanings_below
-from tasks.measuring import RANK_FILES
 from tasks.params import load_params
 
 MODULES = {
@@ -28,7 +27,7 @@ MODULES = {
     "tasks/data/slicing/image_classification.py": {"slice"},
     "tasks/data/sources/rows.py": {"download"},
     "tasks/train.py": {"train@1proc", "train@2proc"},
-    "training/probe.py": {"measure"},
+    "training/probing/parts.py": {"measure"},
     "training/loop.py": {"measure", "train@1proc", "train@2proc"},
     "tasks/process/lock.py": set(),
 }
@@ -99,7 +98,8 @@ def test_a_default_of_params_counts_by_its_value(copied: Path, unchanged: dict[s
 
 def test_every_module_left_out_is_one_of_the_project(project: Path) -> None:
     for module in NOT_CONTENT:
-        assert (project / f"{module.replace('.', '/')}.py").is_file(), module
+        place = project / module.replace(".", "/")
+        assert place.with_suffix(".py").is_file() or (place / "__init__.py").is_file(), module
 
 
 def test_code_that_only_measures_belongs_to_the_stage_measure_alone(
@@ -107,7 +107,7 @@ def test_code_that_only_measures_belongs_to_the_stage_measure_alone(
 ) -> None:
     monkeypatch.chdir(project)
     write_snapshots(tmp_path / "stages", load_params(looks_at_data=False))
-    files = {f"training/{name}" for name in RANK_FILES}
+    files = {f"training/probing/{file.name}" for file in (project / "training/probing").glob("*.py")}
     codes = {file.stem: set(json.loads(file.read_text())["code"]) for file in (tmp_path / "stages").iterdir()}
     assert files < codes.pop("measure")
     assert all(not files & code for code in codes.values())
@@ -137,7 +137,7 @@ def test_what_measure_keeps_outside_of_dvc_depends_on_the_schema_that_it_writes(
     from tasks import measure
 
     timed = set(meanings_below(*measure._TIMING, without=measure._STARTING))
-    assert {"tasks/records/measurement.py", "tasks/measuring/model_error.json", "training/probe.py"} < timed
+    assert {"tasks/records/measurement.py", "tasks/measuring/model_error.json", "training/probing/parts.py"} < timed
     certified = set(meanings_below(*measure._CERTIFYING, without=measure._STARTING))
     assert {
         "tasks/equivalence/reference/update.py",

@@ -13,7 +13,7 @@ import pytest
 from tasks.measuring.prediction import ModelError, as_prediction, levers, predict, read_model_error
 from tasks.measuring.probe import AllReduce, Gradient, Probe, expected_maximum
 from tasks.records.measurement import Estimate
-from training.plan import StepPlan
+from training.data.plan import StepPlan
 
 _MIB = 2**20
 

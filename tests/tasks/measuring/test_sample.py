@@ -8,7 +8,7 @@ import pytest
 from tasks.measuring.sample import take_sample
 from tasks.process.failure import DataError
 from tests.tiny import make_slice, write_slice
-from training.data import open_slice
+from training.data.batches import open_slice
 
 
 @pytest.fixture

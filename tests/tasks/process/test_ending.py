@@ -18,8 +18,8 @@ from tests.flows.toy_project import wait_for
 from tests.processes import find, left_of, new_mark, none_left_of
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import events_in
-from training.files import write_json
-from training.receipt import problem_with
+from training.process.files import write_json
+from training.state.receipt import problem_with
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from tasks.ranks.watchdog import Hang, Watchdog
 from tests.chaos.hangs import HangTrial, hang_trials, work_of
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end
-from training.whereabouts import NUM_COLLECTIVES, PID, Section, Whereabouts
+from training.process.heartbeat import NUM_COLLECTIVES, PID, Heartbeat, Section
 
 _PATIENCE = 0.5
 
@@ -32,9 +32,9 @@ def watchdog() -> Iterator[Watchdog]:
 
 
 @pytest.fixture
-def ranks(watchdog: Watchdog) -> list[Whereabouts]:
+def ranks(watchdog: Watchdog) -> list[Heartbeat]:
     """Two ranks in step 7, both in the forward pass."""
-    ranks = [Whereabouts(watchdog.file, rank=rank) for rank in range(2)]
+    ranks = [Heartbeat(watchdog.file, rank=rank) for rank in range(2)]
     for rank in ranks:
         rank.begin(7)
         rank.enter(Section.FORWARD)
@@ -52,7 +52,7 @@ def _look(watchdog: Watchdog, seconds: float) -> Hang | None:
 
 
 def test_the_rank_that_is_behind_is_named_and_those_that_wait_for_it_are_not(
-    watchdog: Watchdog, ranks: list[Whereabouts]
+    watchdog: Watchdog, ranks: list[Heartbeat]
 ) -> None:
     ranks[0].enter(Section.BACKWARD)
     hang = _look(watchdog, 3)
@@ -64,7 +64,7 @@ def test_the_rank_that_is_behind_is_named_and_those_that_wait_for_it_are_not(
     )
 
 
-def test_a_rank_may_wait_for_as_long_as_the_other_one_moves_on(watchdog: Watchdog, ranks: list[Whereabouts]) -> None:
+def test_a_rank_may_wait_for_as_long_as_the_other_one_moves_on(watchdog: Watchdog, ranks: list[Heartbeat]) -> None:
     ranks[0].begin(1000)
     deadline = time.monotonic() + 3 * _PATIENCE
     while time.monotonic() < deadline:
@@ -73,7 +73,7 @@ def test_a_rank_may_wait_for_as_long_as_the_other_one_moves_on(watchdog: Watchdo
 
 
 def test_of_ranks_at_the_same_place_it_is_the_one_that_has_not_joined_the_collective(
-    watchdog: Watchdog, ranks: list[Whereabouts]
+    watchdog: Watchdog, ranks: list[Heartbeat]
 ) -> None:
     ranks[0]._words[NUM_COLLECTIVES], ranks[1]._words[NUM_COLLECTIVES] = 11, 12
     hang = _look(watchdog, 3)
@@ -81,14 +81,14 @@ def test_of_ranks_at_the_same_place_it_is_the_one_that_has_not_joined_the_collec
     assert hang.ranks == [0]
 
 
-def test_where_no_rank_can_be_told_from_the_others_all_are_named(watchdog: Watchdog, ranks: list[Whereabouts]) -> None:
+def test_where_no_rank_can_be_told_from_the_others_all_are_named(watchdog: Watchdog, ranks: list[Heartbeat]) -> None:
     hang = _look(watchdog, 3)
     assert hang is not None
     assert hang.ranks == [0, 1]
     assert "all are at the same place" in str(hang)
 
 
-def test_a_rank_that_a_signal_has_stopped_is_the_one(watchdog: Watchdog, ranks: list[Whereabouts]) -> None:
+def test_a_rank_that_a_signal_has_stopped_is_the_one(watchdog: Watchdog, ranks: list[Heartbeat]) -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
         ranks[1]._words[PID] = process.pid
@@ -103,7 +103,7 @@ def test_a_rank_that_a_signal_has_stopped_is_the_one(watchdog: Watchdog, ranks: 
 
 
 def test_starting_warming_up_and_large_checkpoints_are_given_more_time(
-    watchdog: Watchdog, ranks: list[Whereabouts]
+    watchdog: Watchdog, ranks: list[Heartbeat]
 ) -> None:
     for rank in ranks:
         rank.rest()
@@ -123,16 +123,16 @@ def test_ranks_that_were_never_heard_of_are_starting(watchdog: Watchdog) -> None
     assert _look(watchdog, 2 * _PATIENCE) is None
 
 
-def test_time_in_which_nobody_looked_says_nothing(watchdog: Watchdog, ranks: list[Whereabouts]) -> None:
+def test_time_in_which_nobody_looked_says_nothing(watchdog: Watchdog, ranks: list[Heartbeat]) -> None:
     with Watchdog(world_size=2, step_seconds=2.0) as patient:
         for rank in range(2):
-            Whereabouts(patient.file, rank=rank).begin(1)
+            Heartbeat(patient.file, rank=rank).begin(1)
         assert patient.look() is None
         time.sleep(2.5)  # such as a stage that was itself stopped
         assert patient.look() is None
 
 
-def test_only_processes_that_said_they_were_ranks_are_ended(watchdog: Watchdog, ranks: list[Whereabouts]) -> None:
+def test_only_processes_that_said_they_were_ranks_are_ended(watchdog: Watchdog, ranks: list[Heartbeat]) -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
         # Not the process that was seen under this number.

@@ -9,8 +9,8 @@ from tasks.records.measurement import ArmBlocks, BlockWork, MeasurementFile, Ran
 from tasks.records.outputs import Outputs, Steps
 from tests.tasks.reporting.comparison import NUM_PARAMETERS, RANGES, num_labels, rows_in_order
 from tests.tasks.reporting.measured import arm, estimate, measurement
-from training.files import write_json
-from training.row_digest import digest_of_rows
+from training.data.row_digest import digest_of_rows
+from training.process.files import write_json
 
 NUM_TURNS = 20
 SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042}

@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.params import Params
 from tasks.records.outputs import Outputs, read_outputs
-from training.files import write_json
+from training.process.files import write_json
 
 RANGES = ["0-8", "8-16"]
 HELDOUT = "16-20"
@@ -241,7 +241,7 @@ def _write_run(
 
 
 def setting_of(params: dict[str, Any]) -> dict[str, Any]:
-    """Return what the ranks of a cell record of what they run with (training/setting.py)."""
+    """Return what the ranks of a cell record of what they run with (training/record/setting.py)."""
     train = Params.model_validate(params).train.model_dump(exclude={"epochs", "watchdog_seconds"})
     return {
         "train": train | {"loss_chunk_rows": 384},

@@ -22,7 +22,7 @@ from tasks.records.measurement import (
     PreflightCheck,
     Waterfall,
 )
-from training.files import write_json
+from training.process.files import write_json
 
 STEP_SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042}
 PARTS = {

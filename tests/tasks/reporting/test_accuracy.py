@@ -14,7 +14,7 @@ from tasks.reporting.drawing import charts_of
 from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import PARAMS, end_checksum, outputs_of, write_comparison
 from tests.tasks.reporting.rendered import html_of, markdown_of
-from training.files import write_json
+from training.process.files import write_json
 
 ACCURACIES = {"1proc": (0.5, 0.75), "2proc": (0.75, 0.75)}
 

@@ -24,7 +24,7 @@ from tests.tracked_run import (
     tracked_params,
     write_comparison,
 )
-from training.redaction import redacted
+from training.process.redaction import redacted
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tasks.ranks.launchers.nodes.parcel import pack
 from tasks.ranks.launchers.nodes.route import free_port, way_to
 from tasks.ranks.launchers.nodes.topology import energy_since, gpu_energy_joules, node_facts
 from tasks.ranks.launchers.torchrun import Launch, Place, RankLogs
-from training.files import write_json
+from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class SeveralNodes:
         self._launch_id = uuid.uuid4().hex
         self._cell: str = json.loads(config.read_bytes())["cell"]
         self._gathering = Gathering(nodes, cell=self._cell)
-        self._words = _whereabouts(self._arguments)
+        self._words = _heartbeat(self._arguments)
         self._others: list[OtherNode] = []
         self._own: Launch | None = None
         self._own_facts: dict[str, Any] = {}
@@ -264,9 +264,9 @@ class SeveralNodes:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def _whereabouts(arguments: Sequence[str]) -> memoryview | None:
+def _heartbeat(arguments: Sequence[str]) -> memoryview | None:
     """Return the memory in which the stage's watchdog looks for the ranks; None where it has none."""
-    if "--whereabouts" not in arguments:
+    if "--heartbeat" not in arguments:
         return None
-    with Path(arguments[list(arguments).index("--whereabouts") + 1]).open("r+b") as opened:
+    with Path(arguments[list(arguments).index("--heartbeat") + 1]).open("r+b") as opened:
         return memoryview(mmap.mmap(opened.fileno(), 0)).cast("q")

@@ -20,8 +20,8 @@ from tasks.ranks.launchers.nodes.route import way_to
 from tasks.ranks.launchers.nodes.topology import energy_since, gpu_energy_joules, node_facts
 from tasks.ranks.launchers.torchrun import Launch, Place
 from tasks.ranks.watchdog import Watchdog
-from training.failure import FAILURES, recorded_failures
-from training.files import write_json
+from training.process.failure import FAILURES, recorded_failures
+from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
 
@@ -143,8 +143,8 @@ class Member:
     def _own_arguments(self, arguments: Sequence[str], dog: Watchdog, stack: contextlib.ExitStack) -> list[str]:
         """Return the ranks' arguments with the files of this machine in the place of the head's."""
         own = list(arguments)
-        if "--whereabouts" in own:
-            own[own.index("--whereabouts") + 1] = str(dog.file)
+        if "--heartbeat" in own:
+            own[own.index("--heartbeat") + 1] = str(dog.file)
         if "--serve" in own:
             folder = tempfile.mkdtemp(prefix="ddp-")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)

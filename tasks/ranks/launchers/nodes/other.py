@@ -8,9 +8,9 @@ from typing import Any
 from tasks.process.failure import ConfigurationError, DataError, DistributedError, ExitCode, ResourceError, StageError
 from tasks.ranks.launchers.nodes.line import Line, LostError
 from tasks.ranks.launchers.nodes.parcel import send_files
-from training.failure import FAILURES
-from training.files import write_json
-from training.whereabouts import NUM_WORDS
+from training.process.failure import FAILURES
+from training.process.files import write_json
+from training.process.heartbeat import NUM_WORDS
 
 _REFUSALS: dict[int, type[StageError]] = {
     ExitCode.CONFIGURATION: ConfigurationError,

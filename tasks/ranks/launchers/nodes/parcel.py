@@ -13,7 +13,7 @@ from typing import Any
 import training
 from tasks.process.failure import DataError
 from tasks.ranks.launchers.nodes.line import Line
-from training.files import digest_of_file
+from training.process.files import digest_of_file
 
 _CODE = Path(training.__file__).parent
 _DATA = Path("data")

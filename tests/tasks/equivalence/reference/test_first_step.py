@@ -15,12 +15,12 @@ from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.tracked_run import PARAMS
 from tests.training.conftest import config_for_one_rank
 from training.config import read_config
-from training.data import collate
-from training.distributed import joined_ranks
-from training.events import EventStream
-from training.files import write_json
+from training.data.batches import collate
 from training.loop import train
-from training.stopping import StopRequest
+from training.process.distributed import joined_ranks
+from training.process.events import EventStream
+from training.process.files import write_json
+from training.process.stop_request import StopRequest
 from training.workloads import causal_lm
 
 SEQ_LEN, SEED, ROWS_PER_STEP = 24, 5, 16
@@ -99,7 +99,7 @@ Break = Callable[[pytest.MonkeyPatch, int], None]
 
 
 def _labels_from_the_wrong_column(patch: pytest.MonkeyPatch, num_tokens: int) -> None:
-    patch.setattr("training.data.collate", _label_of_the_position_itself)
+    patch.setattr("training.data.batches.collate", _label_of_the_position_itself)
 
 
 def _mean_of_means(patch: pytest.MonkeyPatch, num_tokens: int) -> None:

@@ -10,10 +10,10 @@ import torch
 from tasks.equivalence.reference.update import OneProcess, Updated, as_one_rank, as_ranks, shuffled
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.config import TrainingConfig, read_config
-from training.data import open_slice
-from training.files import write_json
-from training.plan import StepPlan, plan_segment
-from training.schedule import learning_rate_at
+from training.data.batches import open_slice
+from training.data.plan import StepPlan, plan_segment
+from training.process.files import write_json
+from training.step.schedule import learning_rate_at
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.params.choices import names_of_files
 from tasks.ranks.launchers import Launch, launcher_named
-from training.files import write_json
+from training.process.files import write_json
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from tests.hostile.payloads import touching
 from tests.listeners import Listener, Listeners
 from tests.processes import new_mark, none_left_of
 from tests.tiny import make_config, make_slice, make_tiny_model
-from training.files import write_json
+from training.process.files import write_json
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from training.lifeline import end_with_parent
+from training.process.lifeline import end_with_parent
 
 
 def main() -> int:

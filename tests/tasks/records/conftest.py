@@ -1,0 +1,11 @@
+"""Files of stages are those of the comparison that the report is tried on."""
+
+from tests.tasks.reporting.conftest import (
+    clean_results,
+    measured_results,
+    params,
+    withheld_measured_results,
+    withheld_results,
+)
+
+__all__ = ["clean_results", "measured_results", "params", "withheld_measured_results", "withheld_results"]

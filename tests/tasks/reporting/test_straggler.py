@@ -1,0 +1,103 @@
+"""Which rank is slower than the others, by figures made up for it and by real ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.records.outputs import Steps
+from tasks.reporting.collect import collect_results
+from tasks.reporting.sections import measured, not_claimed
+from tasks.reporting.straggler import SlowestRank, slowest_rank
+from tasks.reporting.verdict import verdict_of
+from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of
+
+
+def _steps(own: Any, positions: Any = None) -> Steps:
+    """Return steps of a second with these own seconds, (steps, ranks)."""
+    own = np.asarray(own, dtype=float)
+    zeros = np.zeros(len(own))
+    return Steps(
+        step=zeros, loss=zeros, learning_rate=zeros, num_samples=zeros, num_positions=zeros, other_seconds=zeros,
+        seconds=np.ones(len(own)), rank_own_seconds=own,
+        rank_own_positions=np.full(own.shape, 100) if positions is None else np.asarray(positions),
+    )  # fmt: skip
+
+
+def test_a_rank_that_takes_twice_as_long_is_named_with_what_the_others_wait() -> None:
+    slowest = slowest_rank(_steps([[0.2, 0.4, 0.2]] * 10))
+    assert slowest is not None
+    assert (slowest.rank, slowest.times_as_long, slowest.is_straggler) == (1, 2.0, True)
+    assert slowest.waiting_share == pytest.approx(0.2), "0.4 s of each second, of which the others need half"
+
+
+def test_longer_micro_batches_and_moments_are_no_lag() -> None:
+    positions = np.array([[100, 300], [400, 100], [100, 900], [200, 100]] * 5)
+    # 50 ms and 1 ms per position: a rank with three times the work takes 2.3 times as long.
+    own = 0.05 + 0.001 * positions
+    slowest = slowest_rank(_steps(own, positions))
+    assert slowest is not None
+    assert slowest.times_as_long == pytest.approx(1.0)
+    assert not slowest.is_straggler
+    own[3, 1] += 30.0
+    slowest = slowest_rank(_steps(own, positions))
+    assert slowest is not None
+    assert not slowest.is_straggler
+    own[:, 1] *= 2.5
+    slowest = slowest_rank(_steps(own, positions))
+    assert slowest is not None
+    assert slowest.is_straggler
+    assert slowest.rank == 1
+    assert slowest.times_as_long == pytest.approx(2.5, rel=0.05)
+
+
+def test_clean_ranks_on_a_noisy_machine_are_never_called_stragglers() -> None:
+    random = np.random.default_rng(1)
+    for _ in range(150):
+        world_size, num_steps = random.integers(2, 9), random.integers(8, 60)
+        positions = random.integers(50, 500, (num_steps, world_size))
+        own = (0.002 + 1e-4 * positions) * random.lognormal(0, 0.25, (num_steps, world_size))
+        # A rank is put aside for a while in a fifth of its steps; one core is 1.2 times as slow.
+        own += (random.random((num_steps, world_size)) < 0.2) * random.exponential(0.1, (num_steps, world_size))
+        own[:, 0] *= 1.2
+        slowest = slowest_rank(_steps(own, positions))
+        assert slowest is not None
+        assert not slowest.is_straggler, slowest
+
+
+def test_one_rank_alone_and_ranks_that_do_not_say_have_none() -> None:
+    assert slowest_rank(_steps([[0.2]] * 4)) is None
+    assert slowest_rank(_steps([[0.0, 0.0]] * 4)) is None
+
+
+def test_too_few_steps_are_no_evidence() -> None:
+    slowest = slowest_rank(_steps([[0.2, 0.6]] * 7))
+    assert slowest is not None
+    assert (slowest.times_as_long, slowest.is_straggler) == (pytest.approx(3.0), False)
+
+
+def test_a_straggler_is_in_the_verdict_and_a_clean_rank_is_not(tmp_path: Path, params: dict[str, Any]) -> None:
+    clean = collect_results(outputs_of(tmp_path, params))
+    assert "not clean" not in clean.verdict
+    assert any("Of 2proc, rank 0 took longest" in note and "no lag" in note for note in measured.tell(clean))
+    slow = SlowestRank(rank=1, times_as_long=2.0, waiting_share=0.234, is_straggler=True)
+    baseline, other = clean.cells
+    results = clean.model_copy(update={"cells": [baseline, other.model_copy(update={"slowest_rank": slow})]})
+    says = "2proc is not clean: rank 1 took 2.00x as long as the others for the same work, and they waited for it 23 %"
+    assert says in verdict_of(results)
+    assert results.cells[1].whole.speedup == pytest.approx(1.5625), "it is a finding, no reason to withhold"
+    assert any("a straggler" in note for note in measured.tell(results))
+
+
+def test_what_changed_in_mid_training_is_said(tmp_path: Path, params: dict[str, Any]) -> None:
+    clean = collect_results(outputs_of(tmp_path, params))
+    assert not any("other versions" in note for note in not_claimed.tell(clean))
+    assert not any("ran out of memory" in note for note in measured.tell(clean))
+    edit_json(tmp_path / "runs" / "2proc" / "run.json", micro_batch_size=2)
+    edit_segment(tmp_path, "2proc", micro_batch_sizes=[1], version_drift=["torch 2.14.0, then 2.15.0"])
+    results = collect_results(outputs_of(tmp_path, params))
+    (drift,) = [note for note in not_claimed.tell(results) if "other versions" in note]
+    assert drift.startswith("2proc went on from what other versions had saved (torch 2.14.0, then 2.15.0)")
+    (memory,) = [note for note in measured.tell(results) if "ran out of memory" in note]
+    assert memory.startswith("2proc ran out of memory with 2 samples per forward pass and went on with 1:")

@@ -1,0 +1,43 @@
+"""Rows on disk and micro-batches in memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.tiny import write_slice
+from training.data.batches import IGNORED_LABEL, batches_in_order, collate, open_slice
+
+
+def test_labels_are_the_next_tokens_and_nothing_is_predicted_from_padding(tmp_path: Path) -> None:
+    source = open_slice(write_slice(tmp_path, [[5, 6, 7], [9]], first_row=20))
+    batch = collate(source, [0, 1], seq_len=8)
+    ignored = IGNORED_LABEL
+    assert batch.input_ids.tolist() == [[5, 6, 7, 0, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0, 0, 0]]
+    assert batch.labels.tolist() == [[6, 7] + [ignored] * 6, [ignored] * 8]
+    assert batch.row_ids.tolist() == [20, 21]
+    assert batch.sample_num_tokens.tolist() == [2, 0]
+    assert (batch.num_tokens, batch.num_samples, batch.num_padding_tokens) == (2, 2, 12)
+
+
+def test_rows_are_cut_to_seq_len(tmp_path: Path) -> None:
+    source = open_slice(write_slice(tmp_path, [list(range(1, 31))]))
+    batch = collate(source, [0], seq_len=10)
+    assert batch.input_ids.tolist() == [list(range(1, 11))]
+    assert batch.num_tokens == 9
+
+
+def test_batches_in_order_give_every_row_once_and_in_order(tmp_path: Path) -> None:
+    source = open_slice(write_slice(tmp_path, [[1] * (1 + index % 5) for index in range(23)], first_row=100))
+    batches = list(batches_in_order(source, batch_size=4, seq_len=16))
+    assert np.concatenate([batch.row_ids for batch in batches]).tolist() == list(range(100, 123))
+    assert sum(batch.num_tokens for batch in batches) == sum(index % 5 for index in range(23))
+    assert all(batch.input_ids.dtype == torch.int64 for batch in batches)
+
+
+def test_slice_whose_arrays_do_not_belong_together_is_refused(tmp_path: Path) -> None:
+    folder = write_slice(tmp_path, [[1, 2], [3]])
+    np.save(folder / "row_ids.npy", np.arange(5))
+    with pytest.raises(ValueError, match="do not belong together"):
+        open_slice(folder)

@@ -1,0 +1,116 @@
+"""Which samples make up a step, for any number of ranks."""
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.data.batches import Slice
+from training.data.plan import SegmentPlan, micro_batches_for, plan_segment
+
+WORLD_SIZES = (1, 2, 3, 4, 7)
+
+
+def _plan(lengths: np.ndarray, *, global_batch_size: int, micro_batch_size: int, epoch: int = 1) -> SegmentPlan:
+    return plan_segment(
+        lengths,
+        seed=3,
+        epoch=epoch,
+        rows=f"0-{len(lengths)}",
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
+    )
+
+
+def _slice_with(lengths: np.ndarray) -> Slice:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Slice(tokens=np.arange(offsets[-1], dtype=np.int32), offsets=offsets, row_ids=np.arange(len(lengths)) + 1000)
+
+
+@given(
+    num_rows=st.integers(1, 200),
+    draw=st.integers(0, 2**31),
+    micro_batch_size=st.integers(1, 5),
+    per_batch=st.integers(1, 6),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_sample_is_used_exactly_once_by_any_number_of_ranks(
+    num_rows: int, draw: int, micro_batch_size: int, per_batch: int
+) -> None:
+    lengths = np.random.default_rng(draw).integers(0, 50, size=num_rows)
+    source = _slice_with(lengths)
+    plan = _plan(source.lengths(32), global_batch_size=micro_batch_size * per_batch, micro_batch_size=micro_batch_size)
+    for world_size in WORLD_SIZES:
+        used: Counter[int] = Counter()
+        tokens = 0
+        for segment_step in range(1, plan.num_steps + 1):
+            step = plan.step(segment_step)
+            per_rank = [
+                list(micro_batches_for(source, step, rank=rank, world_size=world_size, seq_len=32, seed=(3, 1)))
+                for rank in range(world_size)
+            ]
+            assert len({len(parts) for parts in per_rank}) == 1, "a rank with fewer micro-batches would hang the rest"
+            used.update(int(row) for parts in per_rank for part in parts for row in part.row_ids)
+            counted = sum(part.num_tokens for parts in per_rank for part in parts)
+            assert counted == step.num_tokens
+            tokens += counted
+        assert used == Counter(range(1000, 1000 + num_rows))
+        assert tokens == sum(max(min(length, 32) - 1, 0) for length in lengths.tolist())
+
+
+@given(num_rows=st.integers(1, 200), draw=st.integers(0, 2**31), micro_batch_size=st.integers(1, 4))
+@settings(max_examples=25, deadline=None)
+def test_micro_batches_and_their_dropout_seeds_are_the_same_for_any_number_of_ranks(
+    num_rows: int, draw: int, micro_batch_size: int
+) -> None:
+    source = _slice_with(np.random.default_rng(draw).integers(1, 50, size=num_rows))
+    plan = _plan(source.lengths(32), global_batch_size=micro_batch_size * 4, micro_batch_size=micro_batch_size)
+    for segment_step in range(1, plan.num_steps + 1):
+        seen = [
+            Counter(
+                (tuple(part.row_ids.tolist()), tuple(part.input_ids.shape), part.dropout_seed)
+                for rank in range(world_size)
+                for part in micro_batches_for(
+                    source,
+                    plan.step(segment_step),
+                    rank=rank,
+                    world_size=world_size,
+                    seq_len=32,
+                    seed=(3, segment_step),
+                )
+                if part.num_samples
+            )
+            for world_size in WORLD_SIZES
+        ]
+        assert all(other == seen[0] for other in seen)
+
+
+def test_ranks_get_nearly_equal_work() -> None:
+    lengths = np.random.default_rng(0).integers(1, 512, size=640)
+    plan = _plan(lengths, global_batch_size=64, micro_batch_size=4)
+    work = np.zeros(2)
+    for segment_step in range(1, plan.num_steps + 1):
+        step = plan.step(segment_step)
+        for rank in range(2):
+            dealt = step.dealt_to(rank, 2)
+            work[rank] += sum(int(lengths[step.micro_batches[index]].max()) for index in dealt if index is not None)
+    assert abs(work[0] - work[1]) / work.sum() < 0.02
+
+
+def test_epochs_have_orders_of_their_own_and_each_is_reproducible() -> None:
+    lengths = np.full(50, 8)
+    first, again, second = (
+        _plan(lengths, global_batch_size=8, micro_batch_size=2, epoch=epoch).order for epoch in (1, 1, 2)
+    )
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, second)
+
+
+def test_micro_batches_are_padded_to_their_longest_row_rounded_up_to_8() -> None:
+    source = _slice_with(np.array([3, 9, 17, 40, 1, 1]))
+    plan = _plan(source.lengths(20), global_batch_size=6, micro_batch_size=2)
+    parts = list(micro_batches_for(source, plan.step(1), rank=0, world_size=1, seq_len=20, seed=(0, 1)))
+    assert [tuple(part.input_ids.shape) for part in parts] == [(2, 8), (2, 16), (2, 20)]
+    assert [part.num_tokens for part in parts] == [0, 10, 35]
+    assert [part.num_padding_tokens for part in parts] == [14, 20, 3]

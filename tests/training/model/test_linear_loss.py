@@ -1,0 +1,198 @@
+"""Cross-entropy in chunks of rows: the same loss and gradients, and no tensor of all rows' logits."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.tiny import make_tiny_model
+from training.data.batches import IGNORED_LABEL, collate, open_slice
+from training.model.linear_loss import linear_cross_entropy
+from training.workloads import causal_lm
+
+_ROWS, _HIDDEN, _VOCAB = 37, 24, 101
+
+
+def _inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(_ROWS, _HIDDEN, generator=generator, dtype=dtype).requires_grad_()
+    weight = (torch.randn(_VOCAB, _HIDDEN, generator=generator, dtype=dtype) / 3).requires_grad_()
+    return hidden, weight, torch.randint(_VOCAB, (_ROWS,), generator=generator)
+
+
+def _by_hand(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    return -(hidden @ weight.T).log_softmax(1)[torch.arange(len(targets)), targets].sum()
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 7, _ROWS, 1000])
+def test_loss_and_gradients_are_those_of_fp64_by_hand(chunk_rows: int) -> None:
+    exact = _inputs(torch.float64)
+    expected = _by_hand(*exact)
+    (0.3 * expected).backward()
+    hidden, weight, targets = (
+        part.detach().to(torch.float32 if part.is_floating_point() else part.dtype) for part in exact
+    )
+    hidden.requires_grad_(), weight.requires_grad_()
+    loss = linear_cross_entropy(hidden, weight, targets, chunk_rows=chunk_rows)
+    (0.3 * loss).backward()
+    assert loss.dtype == torch.float32
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+    for got, wanted in ((hidden, exact[0]), (weight, exact[1])):
+        torch.testing.assert_close(got.grad, wanted.grad.float(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_that_is_also_the_embedding_gets_both_gradients() -> None:
+    _, weight, targets = _inputs()
+    gradients = []
+    for loss_of in (_by_hand, lambda *inputs: linear_cross_entropy(*inputs, chunk_rows=5)):
+        loss_of(F.embedding(targets.flip(0), weight), weight, targets).backward()
+        gradients.append(weight.grad)
+        weight.grad = None
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_the_gradients_are_fp32_and_as_near_as_those_of_whole_logits(dtype: torch.dtype) -> None:
+    exact = _inputs(torch.float64)
+    _by_hand(*exact).backward()
+    assert exact[1].grad is not None
+    distances = []
+    for is_chunked in (False, True):
+        hidden, weight, targets = _inputs(torch.float64)
+        hidden, weight = (part.detach().float().requires_grad_() for part in (hidden, weight))
+        with torch.autocast("cpu", dtype):
+            if is_chunked:
+                loss = linear_cross_entropy(hidden, weight, targets, chunk_rows=10)
+            else:
+                loss = F.cross_entropy(F.linear(hidden, weight).float(), targets, reduction="sum")
+        loss.backward()
+        assert weight.grad is not None
+        assert weight.grad.dtype == torch.float32
+        distances.append(float((weight.grad.double() - exact[1].grad).norm() / exact[1].grad.norm()))
+    whole, chunked = distances
+    assert chunked < 1e-2
+    assert chunked < 1.2 * whole
+
+
+@pytest.mark.parametrize("said", [None, 0.0, 0.25, 1e-3])
+def test_any_factor_is_right_whatever_was_said_of_it(said: float | None) -> None:
+    hidden, weight, targets = _inputs()
+    (0.25 * _by_hand(hidden, weight, targets)).backward()
+    expected, weight.grad, hidden.grad = weight.grad, None, None
+    scale = None if said is None else torch.tensor(said)
+    (0.25 * linear_cross_entropy(hidden, weight, targets, chunk_rows=8, scale=scale)).backward()
+    torch.testing.assert_close(weight.grad, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_target_whose_probability_is_too_small_for_fp32_has_its_loss() -> None:
+    # The rows' logits reach 400, so that some probabilities are below e**-103, fp32's smallest number.
+    hidden, weight, targets = (part.detach() for part in _inputs())
+    hidden = (hidden * 100).requires_grad_()
+    expected = _by_hand(hidden.detach().double(), weight.double(), targets)
+    loss = linear_cross_entropy(hidden, weight, targets, chunk_rows=8)
+    loss.backward()
+    assert float(expected) / _ROWS > 103
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-6)
+    assert hidden.grad is not None
+    assert bool(hidden.grad.isfinite().all())
+
+
+def test_rows_that_are_nearly_certain_keep_the_digits_of_their_loss() -> None:
+    # The target's logit is 100, the others' are 3 to 10 below: losses of about 0.001 nats.
+    generator = torch.Generator().manual_seed(1)
+    logits = 97 - 7 * torch.rand(64, _VOCAB, generator=generator)
+    targets = torch.randint(_VOCAB, (64,), generator=generator)
+    logits[torch.arange(64), targets] = 105.0
+    expected = -logits.double().log_softmax(1)[torch.arange(64), targets].sum()
+    loss = linear_cross_entropy(logits, torch.eye(_VOCAB), targets, chunk_rows=10)
+    assert float(expected) / 64 < 0.02
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_no_rows_have_no_loss_and_a_gradient_of_zeros() -> None:
+    hidden, weight, targets = _inputs()
+    loss = linear_cross_entropy(hidden[:0], weight, targets[:0])
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+    assert weight.grad is not None
+    assert float(weight.grad.abs().max()) == 0.0
+
+
+class _Largest(TorchDispatchMode):
+    """Notes how many elements the largest tensor has that anything makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for part in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(part, Tensor):
+                self.num_elements = max(self.num_elements, part.numel())
+        return result
+
+
+def _largest(compute: Callable[[], Tensor]) -> int:
+    with _Largest() as largest:
+        compute().backward()
+    return largest.num_elements
+
+
+def test_logits_of_a_chunk_are_the_largest_that_is_ever_in_memory() -> None:
+    vocab_size, hidden_size, num_rows = 5000, 8, 400
+    hidden = torch.randn(num_rows, hidden_size, requires_grad=True)
+    weight = torch.randn(vocab_size, hidden_size, requires_grad=True)
+    targets = torch.randint(vocab_size, (num_rows,))
+    whole = _largest(lambda: F.cross_entropy(F.linear(hidden, weight), targets, reduction="sum"))
+    chunked = _largest(lambda: linear_cross_entropy(hidden, weight, targets, chunk_rows=50))
+    assert whole == num_rows * vocab_size
+    assert chunked == 50 * vocab_size
+
+
+def test_only_positions_with_a_label_go_through_the_head(tmp_path: Path, slices: list[Path]) -> None:
+    model: Any = causal_lm.load_model(make_tiny_model(tmp_path / "model", vocab_size=1000))
+    batch = collate(open_slice(slices[0]), range(6), seq_len=32)
+    assert batch.labels.flatten()[batch.label_places].min() >= 0
+    assert len(batch.label_places) == batch.num_tokens == int((batch.labels != IGNORED_LABEL).sum())
+    assert batch.num_tokens < batch.labels.numel()
+    largest = _largest(lambda: causal_lm.loss_sum(model, batch, chunk_rows=10**6))
+    assert largest == batch.num_tokens * model.config.vocab_size
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_models_gradients_are_those_of_its_own_logits(tied: bool, tmp_path: Path, slices: list[Path]) -> None:
+    model: Any = causal_lm.load_model(make_tiny_model(tmp_path / "model", tied=tied))
+    batch = collate(open_slice(slices[0]), range(6), seq_len=32)
+    logits = model(input_ids=batch.input_ids).logits.flatten(0, 1)
+    F.cross_entropy(logits, batch.labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum").backward()
+    expected = {name: part.grad for name, part in model.named_parameters()}
+    model.zero_grad()
+    causal_lm.loss_sum(model, batch, chunk_rows=11).backward()
+    for name, part in model.named_parameters():
+        torch.testing.assert_close(part.grad, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_caps_its_logits_keeps_its_own(tmp_path: Path, slices: list[Path]) -> None:
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    config = Gemma3TextConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, final_logit_softcapping=1.0,
+        initializer_range=1.0,
+    )  # fmt: skip
+    Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    model: Any = causal_lm.load_model(tmp_path)
+    batch = collate(open_slice(slices[0]), range(4), seq_len=32)
+    logits = model(input_ids=batch.input_ids).logits.flatten(0, 1)
+    expected = F.cross_entropy(logits, batch.labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
+    found = causal_lm.loss_sum(model, batch)
+    assert found.item() == pytest.approx(float(expected.detach()), rel=1e-6)
+    with causal_lm._without_head(model) as head:
+        hidden = model(input_ids=batch.input_ids).logits.flatten(0, 1)
+    assert logits.abs().max().item() <= 1.0 < (hidden @ head.weight.T).abs().max().item()

@@ -1,0 +1,203 @@
+"""The probe on real ranks: a real small model, real all-reduces on gloo, and an emulated device with known parts."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.emulator import WORKLOAD
+from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, write_device
+from tasks.measuring.prediction import predict
+from tasks.measuring.probe import in_buckets, probe_from
+from tests.tiny import make_config, make_slice
+from tests.training.forked_ranks import ForkedRanks, last_words
+from tests.training.probing.probes import NUM_REPEATS, SIZES
+from training.probing.parts import probe_buckets
+from training.probing.sweep import all_reduce_sweep
+from training.process.distributed import Ranks
+
+pytestmark = pytest.mark.alone
+
+_BUCKET_MIB = 0.1
+
+
+def _probed(ranks: ForkedRanks, work: Path, model: Path, rows: Path, **changes: Any) -> Any:
+    config = make_config(work, model, [rows], **changes)
+    codes = ranks.launch(config, entry="tests.training.probing.probes")
+    assert codes == [0] * config["world_size"], last_words(config)
+    return json.loads((work / "probe.json").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[ForkedRanks]:
+    launcher = ForkedRanks()
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_slice(tmp_path_factory.mktemp("probed") / "0-32", num_rows=32, min_len=20)
+
+
+@pytest.fixture(scope="module")
+def one(ranks: ForkedRanks, tiny_model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One rank of a small model, alone."""
+    root = tmp_path_factory.mktemp("one")
+    return _probed(ranks, root / "work", tiny_model, rows)
+
+
+@pytest.fixture(scope="module")
+def two(ranks: ForkedRanks, tiny_model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Two ranks of it, with buckets so small that there are several."""
+    root = tmp_path_factory.mktemp("two")
+    return _probed(
+        ranks, root / "work", tiny_model, rows,
+        strategy="ddp", world_size=2, options={"bucket_mib": _BUCKET_MIB},
+    )  # fmt: skip
+
+
+def test_probing_changes_no_weight_and_leaves_a_strategy_that_still_trains(two: Any) -> None:
+    assert two["checksum_stays"]
+    assert len(set(two["checksums"])) == 1
+    assert two["traffic"]["all_reduce"] == [len(two["bucket_bytes"]), sum(two["bucket_bytes"])]
+
+
+def test_every_part_is_timed_on_every_rank_in_every_repeat(one: Any, two: Any) -> None:
+    for found, world_size in ((one, 1), (two, 2)):
+        compute = found["compute"]
+        num_micro_batches = 4 // world_size
+        assert compute["num_micro_batches"] == num_micro_batches
+        for part in ("forward_seconds", "backward_seconds"):
+            seconds = np.array(compute[part])
+            assert seconds.shape == (world_size, NUM_REPEATS, num_micro_batches)
+            assert (seconds > 0).all()
+        assert np.array(compute["optimizer_seconds"]).shape == (world_size, NUM_REPEATS)
+
+
+def test_fixed_seconds_are_what_is_left_of_a_step(two: Any) -> None:
+    compute = {key: np.array(value) for key, value in two["compute"].items() if key.endswith("_seconds")}
+    parts = (compute["forward_seconds"] + compute["backward_seconds"]).sum(axis=2) + compute["optimizer_seconds"]
+    np.testing.assert_allclose(compute["fixed_seconds"], compute["step_seconds"] - parts, atol=1e-12)
+
+
+def test_gradients_are_ready_one_after_another_and_the_tied_embedding_last(one: Any) -> None:
+    gradients = one["compute"]["gradients"]
+    shares = [part["ready"] for part in gradients]
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < shares[-1] <= 1
+    assert gradients[-1]["name"] == "model.embed_tokens.weight"
+    assert gradients[0]["name"].startswith("model.norm")
+    # 2 layers of 12 tensors, the last norm, the tied embedding.
+    assert len({part["name"] for part in gradients}) == 26
+
+
+def test_buckets_hold_every_parameter_once_in_the_order_and_sizes_of_ddp(two: Any) -> None:
+    buckets, gradients = two["buckets"], two["compute"]["gradients"]
+    assert len(buckets) > 2
+    assert [bucket["num_bytes"] for bucket in buckets] == two["bucket_bytes"]
+    held = [name for bucket in buckets for name in bucket["parameters"]]
+    assert held == [part["name"] for part in gradients]
+    ready = {part["name"]: part["ready"] for part in gradients}
+    assert [bucket["ready"] for bucket in buckets] == [ready[bucket["parameters"][-1]] for bucket in buckets]
+
+
+def test_the_lever_bucket_size_fills_buckets_as_ddp_really_does(one: Any, two: Any) -> None:
+    probe = probe_from(
+        {1: one["compute"], 2: two["compute"]}, {2: two["sweep"]}, buckets=two["buckets"], in_flight=two["in_flight"]
+    )
+    made = in_buckets(probe.gradients, int(_BUCKET_MIB * 2**20))
+    assert [bucket.num_bytes for bucket in made] == two["bucket_bytes"]
+    assert probe.with_bucket_bytes(int(_BUCKET_MIB * 2**20)).buckets == made
+    # And what was measured is enough for a prediction.
+    found = predict(probe, [2], num_draws=100, seed=1)[2]
+    assert 0 < found.low <= found.value <= found.high
+
+
+def test_buckets_that_do_not_fit_the_order_of_the_gradients_are_refused(two: Any) -> None:
+    gradients = two["compute"]["gradients"]
+    with pytest.raises(ValueError, match="bucket 0 of"):
+        probe_buckets([two["bucket_bytes"][0] + 4], gradients)
+    with pytest.raises(ValueError, match=f"not all of {len(gradients)} parameters"):
+        probe_buckets(two["bucket_bytes"][:-1], gradients)
+
+
+def test_a_sweep_times_every_size_that_fits(two: Any) -> None:
+    sweep = two["sweep"]
+    assert [point["num_bytes"] for point in sweep["points"]] == list(SIZES)
+    assert sweep["stopped_because"] is None
+    for point in sweep["points"]:
+        assert 3 <= len(point["seconds"]) <= NUM_REPEATS
+        assert point["median_seconds"] == pytest.approx(float(np.median(point["seconds"])))
+        assert min(point["seconds"]) > 0
+
+
+def test_a_sweep_says_what_it_left_out(two: Any) -> None:
+    short = two["short_sweep"]
+    assert [point["num_bytes"] for point in short["points"]] == [2**16]
+    assert short["stopped_because"].startswith("from 1024 MiB on left out: ")
+
+
+def test_a_sweep_of_a_link_whose_seconds_are_known_sleeps_for_them(two: Any) -> None:
+    slept = two["slept"]["points"]
+    assert [point["num_bytes"] for point in slept] == [2**20, 2**21]
+    assert min(slept[0]["seconds"]) >= 10e-3
+    assert min(slept[1]["seconds"]) >= 20e-3
+
+
+def test_one_rank_has_nothing_to_all_reduce(alone: Ranks) -> None:
+    with pytest.raises(ValueError, match="at least 2 ranks"):
+        all_reduce_sweep(alone, num_repeats=1, seconds_budget=1.0)
+
+
+def test_all_reduces_in_flight_outlast_the_backward_beside_them(two: Any) -> None:
+    in_flight = two["in_flight"]
+    for name in ("alone_seconds", "in_flight_seconds"):
+        assert np.array(in_flight[name]).shape == (2, NUM_REPEATS)
+    assert 0 < in_flight["num_outlasted"] <= 2 * NUM_REPEATS
+
+
+@pytest.mark.slow
+def test_the_parts_of_an_emulated_device_are_found_and_foretell_its_step(
+    ranks: ForkedRanks, rows: Path, tmp_path: Path
+) -> None:
+    device = EmulatedDevice(
+        num_layers=4, forward_ms=4.0, backward_ms=8.0, gradient_mib_per_layer=32.0, link_latency_ms=1.0,
+        link_gib_per_second=2.0, optimizer_ms=6.0, fixed_ms=5.0,
+    )  # fmt: skip
+    model = write_device(tmp_path / "device", device)
+    changes = {"workload": WORKLOAD, "strategy": "ddp", "micro_batch_size": 4}
+    alone = _probed(ranks, tmp_path / "one", model, rows, **changes, world_size=1)
+    together = _probed(ranks, tmp_path / "two", model, rows, **changes, world_size=2)
+    sweep = {
+        "points": [
+            {"num_bytes": mib * 2**20, "seconds": [device.link_seconds(mib * 2**20, 2)]} for mib in (1, 4, 16, 32, 64)
+        ]
+    }
+    probe = probe_from(
+        {1: alone["compute"], 2: together["compute"]}, {2: sweep}, buckets=together["buckets"],
+        link_bytes_per_byte=device.bytes_per_real_byte,
+    )  # fmt: skip
+    assert np.median(probe.forward_seconds) == pytest.approx(16e-3, rel=0.1)
+    assert np.median(probe.backward_seconds) == pytest.approx(32e-3, rel=0.1)
+    assert np.median(probe.optimizer_seconds) == pytest.approx(6e-3, rel=0.3)
+    assert np.median(probe.fixed_seconds[1]) == pytest.approx(5e-3, abs=3e-3)
+    assert [bucket.num_bytes for bucket in probe.buckets] == [32 * 2**20] * 4
+    assert [bucket.ready for bucket in probe.buckets] == pytest.approx([0.25, 0.5, 0.75, 1.0], abs=0.05)
+    truth = expected_step_seconds(device, 1, 2) / expected_step_seconds(device, 2, 1)
+    assert predict(probe, [2], seed=1)[2].value == pytest.approx(truth, rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_device_that_waited_for_a_straggler_does_not_make_up_for_it(
+    ranks: ForkedRanks, rows: Path, tmp_path: Path
+) -> None:
+    device = EmulatedDevice(num_layers=4, forward_ms=2.0, backward_ms=4.0, fixed_ms=3.0, straggler_ms=10.0)
+    model = write_device(tmp_path / "device", device)
+    changes = {"workload": WORKLOAD, "strategy": "ddp", "micro_batch_size": 4}
+    together = _probed(ranks, tmp_path / "two", model, rows, **changes, world_size=2)["compute"]
+    # One of the two ranks is late in every step, so each is by half of it in the mean.
+    assert np.median(np.mean(together["fixed_seconds"], axis=0)) == pytest.approx(3e-3 + 5e-3, abs=2e-3)

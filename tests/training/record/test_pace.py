@@ -1,0 +1,34 @@
+"""What a rank does alone, told from what it does with the others."""
+
+import time
+from pathlib import Path
+
+import torch
+
+from training.data.batches import batches_in_order, open_slice
+from training.process.heartbeat import Section
+from training.record.pace import Pace, own_positions
+
+
+def test_seconds_run_from_one_exchange_to_the_last_backward_before_the_next() -> None:
+    pace = Pace(torch.device("cpu"))
+    for seconds in (0.1, 0.2):
+        pace.enter(Section.FORWARD)
+        pace.enter(Section.BACKWARD)
+        time.sleep(seconds)  # an earlier micro-batch's backward
+        pace.enter(Section.FORWARD)
+        pace.enter(Section.BACKWARD)
+        time.sleep(0.5)  # the last one's, with the exchange inside
+        pace.enter(Section.UPDATE)
+    first, second = pace.seconds()
+    assert 0.1 <= first < 0.5
+    assert 0.2 <= second < 0.6
+    pace.restart()
+    assert pace.seconds() == []
+
+
+def test_their_work_is_every_forward_and_every_backward_but_the_last(slices: list[Path]) -> None:
+    batches = list(batches_in_order(open_slice(slices[0]), batch_size=4, seq_len=32))[:3]
+    sizes = [batch.input_ids.numel() for batch in batches]
+    assert own_positions(batches) == 3 * sizes[0] + 3 * sizes[1] + sizes[2]
+    assert own_positions(batches[:1]) == sizes[0]

@@ -1,0 +1,99 @@
+"""What a training ran with stands in its record by value, and what changed under it is not recorded at all."""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import PROJECT
+from tests.tiny import make_config, make_slice
+from tests.training.conftest import facts_of
+from training.process.failure import ChangedInputError
+from training.process.files import write_json
+from training.process.unwritten import digest_of_code
+
+
+def test_a_segment_says_what_its_ranks_ran_with(
+    train_here: Callable[..., Any], tiny_model: Path, slices: list[Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+    config = make_config(tmp_path / "work", tiny_model, slices[:1], weight_decay=0.25, seed=7)
+    train_here(config)
+    (setting,) = facts_of(config)["settings"]
+    told = {key: value for key, value in config.items() if key in setting["train"]}
+    assert setting["train"] == told
+    assert {"weight_decay", "seed", "schedule", "precision", "micro_batch_size"} < set(told)
+    assert setting["workload"] == "causal_lm"
+    assert setting["versions"]["torch"] == torch.__version__
+    assert setting["versions"]["python"] == platform.python_version()
+    assert setting["kernels"]["attention"] == "sdpa"
+    assert setting["kernels"]["deterministic"] is False
+    assert setting["environment"]["NCCL_ALGO"] == "Tree"
+    assert "NCCL_SOCKET_IFNAME" not in setting["environment"]
+    assert setting["ranks_differ"] == {}
+
+
+@pytest.mark.slow
+def test_a_rank_with_another_environment_is_named_in_the_record(
+    tiny_model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    config = make_config(tmp_path / "work", tiny_model, slices[:1], strategy="ddp", world_size=2)
+    write_json(tmp_path / "config.json", config)
+    rank = (
+        "import os, runpy, sys; sys.argv[0] = 'training'\n"
+        "if os.environ['RANK'] == '1': os.environ['MKL_CBWR'] = 'COMPATIBLE'\n"
+        "runpy.run_module('training', run_name='__main__', alter_sys=True)\n"
+    )
+    (tmp_path / "rank.py").write_text(rank)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "rank.py"), "--config", str(tmp_path / "config.json")],
+        cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    (setting,) = facts_of(config)["settings"]
+    assert setting["ranks_differ"] == {"rank 1": {"environment.MKL_CBWR": "COMPATIBLE"}}
+
+
+def test_rows_written_to_while_they_are_trained_on_make_no_segment(
+    train_here: Callable[..., Any], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = make_slice(tmp_path / "0-45", num_rows=45)
+    config = make_config(tmp_path / "work", tiny_model, [rows])
+    from training.step.replica import Replica
+
+    step = Replica.step
+
+    def step_and_write(self: Replica, *arguments: Any) -> Any:
+        with (rows / "tokens.npy").open("r+b") as file:
+            file.seek(-8, os.SEEK_END)
+            file.write(bytes(4))
+        return step(self, *arguments)
+
+    monkeypatch.setattr(Replica, "step", step_and_write)
+    with pytest.raises(ChangedInputError, match=r"tokens\.npy changed while it was trained on"):
+        train_here(config)
+    assert not list((tmp_path / "work" / "segments").glob("*/segment.json"))
+
+
+@pytest.mark.slow
+def test_ranks_refuse_code_that_changed_since_they_were_started(
+    tiny_model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    config = make_config(tmp_path / "work", tiny_model, slices[:1])
+    write_json(tmp_path / "config.json", config)
+    for digest, code in (("0" * 64, 3), (digest_of_code(), 0)):
+        done = subprocess.run(
+            [sys.executable, "-m", "training", "--config", str(tmp_path / "config.json"), "--code", digest],
+            cwd=PROJECT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr[-3000:]
+        assert ("training/ changed between the start of the ranks and their imports" in done.stderr) == (code == 3)

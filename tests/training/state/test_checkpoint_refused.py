@@ -1,0 +1,159 @@
+"""Checkpoints that are whole but not of this model: refused with what differs, and no weight changes."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.chaos.saved import ALONE
+from tests.tiny import make_config
+from tests.training.conftest import facts_of
+from tests.training.forked_ranks import ForkedRanks, last_words
+from training.config import read_config
+from training.model.weights import load_tensors
+from training.process.events import EventStream
+from training.process.failure import BadCheckpointError
+from training.record.segment import Counters, SegmentRecord
+from training.state.checkpoint import CheckpointStore
+from training.state.receipt import RECEIPT, sealed_folder
+from training.strategies import single
+from training.workloads import causal_lm
+
+State = dict[str, Any]
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[ForkedRanks]:
+    """A launcher of real ranks."""
+    launcher = ForkedRanks()
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture(scope="module")
+def left(
+    ranks: ForkedRanks, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, slices: list[Path]
+) -> dict[str, Any]:
+    """The config of a run that was killed after step 5 and has saved steps 2 and 4."""
+    work = tmp_path_factory.mktemp("left") / "work"
+    config = make_config(work, tiny_model, slices[:1], checkpoint_every_steps=2)
+    assert ranks.launch(config, fault="rank=0,step=5,kind=sigkill") == [-9]
+    return config
+
+
+def _edited(left: dict[str, Any], work: Path, name: str, edit: Callable[[State], Any]) -> tuple[dict[str, Any], Path]:
+    """Return a copy of what was left, one file of its newest checkpoint edited and sealed anew; and that checkpoint."""
+    shutil.copytree(left["work_dir"], work)
+    fingerprint = left["segments"][0]["fingerprint"]
+    folder = work / "partial" / fingerprint / "step-00000004"
+    old = folder.rename(work / "old")
+    with sealed_folder(folder, fingerprint=fingerprint, facts=_facts_of_receipt(old)) as new:
+        for file in old.iterdir():
+            if file.name != RECEIPT:
+                shutil.copy(file, new / file.name)
+        state = load_tensors(new / name)
+        edit(state)
+        torch.save(state, new / name)
+    shutil.rmtree(old)
+    return {**left, "work_dir": str(work)}, folder
+
+
+def _facts_of_receipt(folder: Path) -> dict[str, Any]:
+    import json
+
+    receipt = json.loads((folder / RECEIPT).read_bytes())
+    return {key: value for key, value in receipt.items() if key not in ("fingerprint", "files", "digest")}
+
+
+def _other_architecture(weights: State) -> None:
+    for name in [name for name in weights if ".layers.1." in name]:
+        weights[name.replace(".layers.1.", ".layers.2.")] = weights.pop(name)
+
+
+def _other_moments(state: State) -> None:
+    moments = state["optimizer"]["state"][1]
+    moments["exp_avg"] = moments["exp_avg"][:3]
+
+
+EDITS: dict[str, tuple[str, Callable[[State], Any], list[str]]] = {
+    "architecture": (
+        "weights.pt", _other_architecture,
+        ["24 differences from the model: model.layers.1.self_attn.q_proj.weight is missing; "],
+    ),
+    "vocabulary": (
+        "weights.pt", lambda weights: weights.update({_EMBEDDING: torch.zeros(130, 64)}),
+        [f"{_EMBEDDING} is float32 [130, 64], the model has float32 [128, 64]"],
+    ),
+    "missing": ("weights.pt", lambda weights: weights.pop("model.norm.weight"), ["model.norm.weight is missing"]),
+    "extra": (
+        "weights.pt", lambda weights: weights.update(head=torch.zeros(2)),
+        ["1 differences from the model: head is not in the model"],
+    ),
+    "shape": (
+        "weights.pt", lambda weights: weights.update({"model.norm.weight": torch.zeros(64, 1)}),
+        ["model.norm.weight is float32 [64, 1], the model has float32 [64]"],
+    ),
+    "dtype": (
+        "weights.pt", lambda weights: weights.update({"model.norm.weight": torch.zeros(64, dtype=torch.bfloat16)}),
+        ["model.norm.weight is bfloat16 [64], the model has float32 [64]"],
+    ),
+    "moments of another shape": (
+        "state.pt", _other_moments, ["1 differences from the model: exp_avg of model.", "is float32 [3"],
+    ),
+    "moments missing": (
+        "state.pt", lambda state: state["optimizer"]["state"].pop(0),
+        [f"2 differences from the model: exp_avg of {_EMBEDDING} is missing; exp_avg_sq of {_EMBEDDING} is missing"],
+    ),
+    "optimizer of another model": (
+        "state.pt", lambda state: state["optimizer"]["param_groups"][0]["params"].pop(),
+        ["the optimizer's groups have ["],
+    ),
+    "no optimizer": ("state.pt", lambda state: state.pop("optimizer"), ["not the state of this run: KeyError"]),
+    "no counters": ("state.pt", lambda state: state.pop("counters"), ["no counters of a segment"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_checkpoint_of_another_model_is_refused_by_name_and_no_weight_changes(
+    edit: str, left: dict[str, Any], tmp_path: Path
+) -> None:
+    name, change, words = EDITS[edit]
+    config, folder = _edited(left, tmp_path / "work", name, change)
+    (tmp_path / "work" / "config.json").unlink()
+    read = read_config(Path(left["work_dir"]) / "config.json")
+    strategy = single.build(causal_lm.load_model(read.model_dir), causal_lm, read, ALONE)
+    before = strategy.replica.parameter_checksum()
+    events = EventStream(tmp_path / "events.jsonl", rank=0)
+    store = CheckpointStore(Path(config["work_dir"]), model_name="tiny", world_size=1, exact=False, events=events)
+    assert store.newest_partial(read.segments[0], start_checksum=None) == folder, "every byte of it verifies"
+    record = SegmentRecord(
+        segment=read.segments[0], first_step=1, num_steps=6, counters=Counters(started_at="", start_checksum=""),
+        folder=tmp_path,
+    )  # fmt: skip
+    with pytest.raises(BadCheckpointError) as caught:
+        store.load_partial(folder, strategy, record)
+    assert caught.value.exit_code == 3
+    for word in words:
+        assert word in str(caught.value)
+    assert str(caught.value).count(" is missing") + str(caught.value).count(" is not in") <= 5
+    if edit != "no counters":
+        assert strategy.replica.parameter_checksum() == before
+
+
+@pytest.mark.slow
+def test_the_run_ends_with_exit_code_3_and_one_line_and_goes_on_once_the_checkpoint_is_gone(
+    ranks: ForkedRanks, left: dict[str, Any], tmp_path: Path
+) -> None:
+    config, folder = _edited(left, tmp_path / "work", "weights.pt", lambda weights: weights.pop("model.norm.weight"))
+    content = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert ranks.launch(config) == [3]
+    assert "1 differences from the model: model.norm.weight is missing" in last_words(config)
+    assert "Traceback" not in last_words(config)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == content
+    shutil.rmtree(folder)
+    ranks.train(config)
+    assert facts_of(config)["num_resumes"] == 1

@@ -1,0 +1,63 @@
+"""When a loss that is finite is stopped all the same."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tiny import make_config, make_slice
+from training.process.failure import DivergedError
+from training.step.divergence import DivergenceRule
+
+
+def _stops_at(losses: Sequence[float]) -> int | None:
+    rule = DivergenceRule()
+    for step, loss in enumerate(losses, start=1):
+        try:
+            rule.take(step, loss)
+        except DivergedError:
+            return step
+    return None
+
+
+def test_a_loss_that_has_left_where_it_began_is_stopped_after_five_smoothed_steps() -> None:
+    # From 4: above max(8, 5). 4, then 100: smoothed 23.2 at step 2 already, so the fifth above is step 6.
+    assert _stops_at([4.0, *[100.0] * 20]) == 6
+    # 4, then 9: smoothed 9 - 5 x 0.8^n is above 8 from n = 8 on: steps 9 to 13.
+    assert _stops_at([4.0, *[9.0] * 20]) == 13
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [4.0, *[7.9] * 100],  # less than twice as much
+        [0.01, *[0.9] * 100],  # 90 times as much, and less than a nat more
+        [4.0, 30.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 30.0, 3.0, 3.0, 3.0],
+        [11.9 + math.sin(step) for step in range(200)],
+    ],
+)
+def test_losses_that_only_vary_are_left_alone(losses: list[float]) -> None:
+    assert _stops_at(losses) is None
+
+
+def test_clean_trainings_of_all_kinds_are_left_alone() -> None:
+    random = np.random.default_rng(0)
+    for first, last in ((11.9, 3.0), (4.8, 2.0), (2.5, 2.4), (0.3, 0.05)):
+        for _ in range(50):
+            curve = last + (first - last) * np.exp(-np.arange(300) / 60)
+            assert _stops_at((curve * np.exp(0.15 * random.standard_normal(300))).tolist()) is None
+
+
+@pytest.mark.parametrize("learning_rate", [10.0, 1e3])
+def test_a_learning_rate_that_is_far_too_high_ends_with_exit_code_5(
+    learning_rate: float, tiny_model: Path, tmp_path: Path, train_here: Callable[..., Any]
+) -> None:
+    slice_dir = make_slice(tmp_path / "slice", num_rows=160)
+    config = make_config(tmp_path / "work", tiny_model, [slice_dir], learning_rate=learning_rate, warmup_steps=0)
+    with pytest.raises(DivergedError, match=r"diverged at step \d+") as caught:
+        train_here(config)
+    assert caught.value.exit_code == 5
+    assert not list((tmp_path / "work" / "segments").glob("*"))

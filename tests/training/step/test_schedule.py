@@ -1,0 +1,28 @@
+"""The learning rate of every step."""
+
+import pytest
+
+from training.step.schedule import learning_rate_at
+
+
+def _rates(schedule: str, num_steps: int, warmup_steps: int) -> list[float]:
+    return [
+        learning_rate_at(step, num_steps, peak=2.0, schedule=schedule, warmup_steps=warmup_steps)
+        for step in range(1, num_steps + 1)
+    ]
+
+
+def test_linear_rises_to_the_peak_and_falls_evenly_without_a_step_of_zero() -> None:
+    assert _rates("linear", 6, 2) == pytest.approx([1.0, 2.0, 2.0, 1.5, 1.0, 0.5])
+
+
+def test_cosine_passes_half_the_peak_in_the_middle_of_the_decay() -> None:
+    assert _rates("cosine", 4, 0) == pytest.approx([2.0, 1 + 2**0.5 / 2, 1.0, 1 - 2**0.5 / 2])
+
+
+def test_constant_stays_at_the_peak() -> None:
+    assert _rates("constant", 4, 1) == [2.0, 2.0, 2.0, 2.0]
+
+
+def test_a_segment_shorter_than_the_warm_up_only_rises() -> None:
+    assert _rates("linear", 2, 4) == pytest.approx([0.5, 1.0])

@@ -1,0 +1,278 @@
+"""Rows of tokens on disk, and micro-batches of them in memory."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.process.failure import BadCheckpointError
+
+IGNORED_LABEL = -100
+"""The label of a position that predicts nothing; cross_entropy leaves it out."""
+
+_LENGTH_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows of tokens, each to be predicted from those before it; memory-mapped: nothing is read before it is used."""
+
+    tokens: np.ndarray
+    """(num_tokens,) int32: all rows, one after another."""
+    offsets: np.ndarray
+    """(num_rows + 1,) int64: row i is tokens[offsets[i]:offsets[i + 1]]."""
+    row_ids: np.ndarray
+    """(num_rows,) int64: position of each row in the data set."""
+
+    def __len__(self) -> int:
+        return len(self.row_ids)
+
+    def lengths(self, seq_len: int) -> np.ndarray:
+        """Return the tokens of every row after cutting to `seq_len`: (num_rows,) int64."""
+        return np.minimum(np.diff(self.offsets), seq_len)
+
+    def row(self, index: int, seq_len: int) -> np.ndarray:
+        """Return the first `seq_len` tokens of a row: (length,) int32."""
+        start, end = self.offsets[index], self.offsets[index + 1]
+        return self.tokens[start : min(end, start + seq_len)]
+
+    def num_tokens(self, seq_len: int) -> np.ndarray:
+        """Return the label tokens of every row: (num_rows,) int64."""
+        return num_label_tokens(self.lengths(seq_len))
+
+    def num_targets(self, seq_len: int) -> np.ndarray:
+        """Return the same: every label token is a target."""
+        return self.num_tokens(seq_len)
+
+    def collate(
+        self,
+        rows: Sequence[int],
+        *,
+        seq_len: int,
+        is_packed: bool = False,
+        dropout_seed: int = 0,
+        place: int | None = None,
+    ) -> "MicroBatch":
+        """Return the rows as one micro-batch."""
+        return collate(self, rows, seq_len=seq_len, is_packed=is_packed, dropout_seed=dropout_seed, place=place)
+
+    def dummy_micro_batch(self, seq_len: int) -> "MicroBatch":
+        """Return a micro-batch that costs little and weighs nothing."""
+        return dummy_micro_batch(seq_len)
+
+    def token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
+        """Return the tokens of these rows, each once, and 0, with which they are padded: (n,) int64."""
+        return np.unique(np.concatenate([[0], *(self.row(row, seq_len) for row in rows)])).astype(np.int64)
+
+
+def num_label_tokens(lengths: np.ndarray) -> np.ndarray:
+    """Return the label tokens of rows of these lengths: all but each row's first."""
+    return np.maximum(lengths - 1, 0)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The rows of a packed sequence; the padding at its end, fewer than 8 positions, belongs to the last one."""
+
+    lengths: tuple[int, ...]
+    """Positions of each."""
+    boundaries: Tensor
+    """(num_documents + 1,) int32: where each begins, and the length of the sequence."""
+    position_ids: Tensor
+    """(1, padded_len) int64: the place of each position in its row, from 0."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one rank puts through the model in one forward pass."""
+
+    input_ids: Tensor
+    """What goes in, the rows first. Tokens: (num_samples, padded_len) int64, padded on the right; packed:
+    (1, padded_len), one row after another."""
+    labels: Tensor
+    """int64, IGNORED_LABEL where there is none. Of the same shape: the token after each position; or one per row."""
+    label_places: Tensor
+    """(num_targets,) int64: where `labels`, flattened, has a label."""
+    row_ids: np.ndarray
+    """(num_samples,) int64: position of each row in the data set; empty for a dummy."""
+    sample_num_tokens: np.ndarray
+    """(num_samples,) int64: what each row counts in a throughput; empty for a dummy."""
+    sample_num_targets: np.ndarray
+    """(num_samples,) int64: what each row weighs in the loss: its labels; empty for a dummy."""
+    num_padding_tokens: int
+    """Positions that hold padding; 0 for a dummy."""
+    dropout_seed: int = 0
+    """Seed of dropout in this micro-batch: a function of the step and the micro-batch, never of the rank."""
+    place: int | None = None
+    """Which of the step's micro-batches it is, from 0; None for a dummy and outside of steps."""
+    step_token_ids: Callable[[], np.ndarray] | None = None
+    """Gives the tokens in the whole step's inputs, on any rank: (n,) int64, each once; None outside of steps."""
+    documents: "Documents | None" = None
+    """Where in the one sequence each row is; None: every row is a sequence of its own."""
+    attention_mask: Tensor | None = None
+    """(num_samples, padded_len) int64: 0 on padding; None where none is needed, or nothing is padded."""
+
+    @property
+    def num_samples(self) -> int:
+        """Rows in it; 0 for a dummy."""
+        return len(self.row_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """What it counts in a throughput."""
+        return int(self.sample_num_tokens.sum())
+
+    @property
+    def num_targets(self) -> int:
+        """Labels in it."""
+        return int(self.sample_num_targets.sum())
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that the model computes, padding included; one per row where rows are no sequences."""
+        return self.input_ids.numel() if self.input_ids.ndim == 2 else len(self.input_ids)
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """Return it on the device; from pinned memory the copy runs beside the host."""
+        if device.type == "cpu":
+            return self
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> "MicroBatch":
+        """Return it in page-locked host memory."""
+        return self._with_tensors(Tensor.pin_memory)
+
+    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
+        documents = self.documents
+        if documents is not None:
+            documents = replace(
+                documents, position_ids=change(documents.position_ids), boundaries=change(documents.boundaries)
+            )
+        return replace(
+            self,
+            input_ids=change(self.input_ids),
+            labels=change(self.labels),
+            label_places=change(self.label_places),
+            documents=documents,
+            attention_mask=None if self.attention_mask is None else change(self.attention_mask),
+        )
+
+
+def open_slice(folder: Path) -> Slice:
+    """Return the slice of a folder with tokens.npy, offsets.npy and row_ids.npy.
+
+    Raises ValueError if the three do not belong together, BadCheckpointError if one is no plain array.
+    """
+    try:
+        tokens, offsets, row_ids = (
+            # A plain view of the mapping: slicing np.memmap itself is several times slower.
+            np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
+            for name in ("tokens", "offsets", "row_ids")
+        )
+    except (ValueError, EOFError, OverflowError) as error:
+        raise BadCheckpointError(f"{folder}: not loadable: {error}; the slice stage makes it anew") from None
+    if len(row_ids) == 0:
+        raise ValueError(f"{folder}: got 0 rows; allowed: at least 1")
+    if len(offsets) != len(row_ids) + 1 or offsets[0] != 0 or offsets[-1] != len(tokens):
+        raise ValueError(
+            f"{folder}: {len(row_ids)} row ids, {len(offsets)} offsets up to {offsets[-1]} and {len(tokens)} tokens do "
+            "not belong together; the slice stage makes them anew"
+        )
+    return Slice(tokens=tokens, offsets=offsets, row_ids=row_ids)
+
+
+def collate(
+    source: Slice,
+    rows: Sequence[int],
+    *,
+    seq_len: int,
+    is_packed: bool = False,
+    dropout_seed: int = 0,
+    place: int | None = None,
+) -> MicroBatch:
+    """Return the rows as one micro-batch.
+
+    Each row is a sequence, all as long as the longest rounded up to 8, at most `seq_len`. Packed they are one sequence
+    together, itself rounded up to 8 unless its last row would become longer than `seq_len`.
+    """
+    texts = [source.row(index, seq_len) for index in rows]
+    lengths = [len(text) for text in texts]
+    if is_packed:
+        shape, starts = _packed_shape(lengths, seq_len)
+    else:
+        padded_len = padded_length(lengths, seq_len)
+        shape, starts = (len(texts), padded_len), np.arange(len(texts)) * padded_len
+    # Any valid id pads: attention is causal and the padding comes last, so no real position ever sees it.
+    input_ids = np.zeros(shape, dtype=np.int64)
+    labels = np.full(shape, IGNORED_LABEL, dtype=np.int64)
+    flat_ids, flat_labels = input_ids.reshape(-1), labels.reshape(-1)
+    for start, text in zip(starts.tolist(), texts, strict=True):
+        flat_ids[start : start + len(text)] = text
+        flat_labels[start : start + max(len(text) - 1, 0)] = text[1:]
+    num_labels = num_label_tokens(np.array(lengths, dtype=np.int64))
+    return MicroBatch(
+        input_ids=torch.from_numpy(input_ids),
+        labels=torch.from_numpy(labels),
+        label_places=torch.from_numpy(np.flatnonzero(flat_labels != IGNORED_LABEL)),
+        row_ids=np.asarray(source.row_ids[list(rows)], dtype=np.int64),
+        sample_num_tokens=num_labels,
+        sample_num_targets=num_labels,
+        num_padding_tokens=input_ids.size - sum(lengths),
+        dropout_seed=dropout_seed,
+        place=place,
+        documents=_documents(starts, shape[1]) if is_packed else None,
+    )
+
+
+def padded_length(lengths: Sequence[int], seq_len: int) -> int:
+    """Return how long rows of these lengths are padded: as the longest, rounded up to 8, at most `seq_len`."""
+    return min(_rounded_up(max([1, *lengths])), seq_len)
+
+
+def _rounded_up(length: int) -> int:
+    return -(-length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+
+
+def _packed_shape(lengths: Sequence[int], seq_len: int) -> tuple[tuple[int, int], np.ndarray]:
+    """Return the shape of the one sequence, and where in it each row begins."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    padding = _rounded_up(max(int(ends[-1]), 1)) - int(ends[-1])
+    if lengths[-1] + padding > seq_len:
+        padding = 0
+    return (1, int(ends[-1]) + padding), ends - lengths
+
+
+def _documents(starts: np.ndarray, length: int) -> Documents:
+    # A row without a token is no document.
+    boundaries = np.unique(np.append(starts, length))
+    lengths = np.diff(boundaries)
+    position_ids = np.arange(length) - np.repeat(boundaries[:-1], lengths)
+    return Documents(
+        lengths=tuple(lengths.tolist()),
+        boundaries=torch.from_numpy(boundaries.astype(np.int32)),
+        position_ids=torch.from_numpy(position_ids)[None],
+    )
+
+
+def dummy_micro_batch(seq_len: int) -> MicroBatch:
+    """Return a micro-batch that costs little and weighs nothing: no sample, every label ignored."""
+    shape = (1, min(_LENGTH_MULTIPLE, seq_len))
+    nothing = np.zeros(0, dtype=np.int64)
+    return MicroBatch(
+        input_ids=torch.zeros(shape, dtype=torch.int64),
+        labels=torch.full(shape, IGNORED_LABEL, dtype=torch.int64),
+        label_places=torch.from_numpy(nothing),
+        row_ids=nothing,
+        sample_num_tokens=nothing,
+        sample_num_targets=nothing,
+        num_padding_tokens=0,
+    )
+
+
+def batches_in_order(source: Slice, *, batch_size: int, seq_len: int) -> Iterator[MicroBatch]:
+    """Yield every row once, in the order of the slice; the last batch may be smaller."""
+    for start in range(0, len(source), batch_size):
+        yield collate(source, range(start, min(start + batch_size, len(source))), seq_len=seq_len)

@@ -1,0 +1,168 @@
+"""Weights of a model as a file, and as a checksum."""
+
+import hashlib
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+import torch
+from torch import Tensor, nn
+
+from training.process.failure import BadCheckpointError
+from training.process.safe_loading import require_plain_archive, require_safe_torch
+
+_NUM_DIFFERENCES_NAMED = 5
+_WHAT_A_BAD_FILE_RAISES = (
+    OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError, AssertionError, MemoryError,
+    pickle.UnpicklingError,
+)  # fmt: skip
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict on the CPU; what is one tensor under several names stays one, and is stored once."""
+    tied = names_of_tied(model)
+    copies: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        first = tied.get(name, name)
+        copies[name] = copies[first] if first in copies else tensor.detach().cpu()
+    return copies
+
+
+def names_of_tied(model: nn.Module) -> dict[str, str]:
+    """Return each further name of a parameter or buffer that has several -> its first.
+
+    By what the module holds. A data pointer says nothing of it: what was gathered may lie where something else lay.
+    """
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    return {name: its for name, tensor in named if (its := first.setdefault(id(tensor), name)) != name}
+
+
+def load_weights(model: nn.Module, file: Path) -> None:
+    """Load a state dict file into the model, all of it or nothing.
+
+    Raises BadCheckpointError, naming the first differences in names, shapes and types, before any weight changes.
+    """
+    weights = load_tensors(file)
+    refuse(file, differences(weights, model.state_dict()))
+    model.load_state_dict(weights, strict=True)
+
+
+def differences(tensors: Mapping[str, Any], wanted: Mapping[str, Tensor]) -> list[str]:
+    """Return in what names, shapes and types `tensors` differ from the wanted ones, one line each."""
+    found = [f"{name} is missing" for name in wanted if name not in tensors]
+    found += [f"{name} is not in the model" for name in tensors if name not in wanted]
+    for name, tensor in wanted.items():
+        got = tensors.get(name)
+        if got is not None and (not isinstance(got, Tensor) or (got.shape, got.dtype) != (tensor.shape, tensor.dtype)):
+            found.append(f"{name} is {_described(got)}, the model has {_described(tensor)}")
+    return found
+
+
+def refuse(file: Path, found: Sequence[str]) -> None:
+    """Raise BadCheckpointError with the first differences, if there are any."""
+    if found:
+        named = "; ".join(found[:_NUM_DIFFERENCES_NAMED])
+        raise BadCheckpointError(f"{file}: {len(found)} differences from the model: {named}")
+
+
+def load_tensors(file: Path) -> dict[str, Any]:
+    """Return what torch saved in the file, on the CPU, without running any code of it.
+
+    Raises BadCheckpointError if the file is missing, broken or holds anything but tensors and plain values.
+    """
+    require_safe_torch()
+    try:
+        require_plain_archive(file)
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except _WHAT_A_BAD_FILE_RAISES as error:
+        raise BadCheckpointError(f"{file}: not loadable: {' '.join(str(error).split())[:300]}") from None
+    if not isinstance(state, dict):
+        raise BadCheckpointError(f"{file}: holds a {type(state).__name__}; allowed: a dict")
+    _refuse_inflated(state, file)
+    return state
+
+
+def _refuse_inflated(state: Mapping[Any, Any], file: Path) -> None:
+    """Raise BadCheckpointError for a tensor that claims more elements than it has stored: using it would make them."""
+    waiting: list[Any] = [state]
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple | set):
+            waiting.extend(value)
+        elif isinstance(value, Tensor):
+            is_plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+            if not is_plain or value.nbytes > value.untyped_storage().nbytes():
+                raise BadCheckpointError(f"{file}: {_described(value)} is more than is stored; allowed: plain tensors")
+
+
+def save_tensors(state: Mapping[str, Any], file: Path) -> None:
+    """Write what `load_tensors` reads; raises OSError if the disk does not take it."""
+    with file.open("wb") as stream:
+        sink = _Sink(stream)
+        try:
+            torch.save(state, cast(IO[bytes], sink))
+        except RuntimeError:
+            if sink.error is not None:
+                raise sink.error from None
+            raise
+
+
+class _Sink:
+    """A file for torch.save, which hides the error of a full disk behind one of its own."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._stream.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def parameter_checksum(model: nn.Module) -> str:
+    """Return the sha256 (hex) of the names and bytes of all parameters, sorted by name; tied ones count once."""
+    return tensor_checksum(dict(model.named_parameters()))
+
+
+def tensor_checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Return the sha256 (hex) of the names and bytes of the tensors, sorted by name."""
+    digest = TensorDigest()
+    for name, tensor in sorted(tensors.items()):
+        digest.add(name, tensor)
+    return digest.hex()
+
+
+class TensorDigest:
+    """The sha256 of names and bytes of tensors that come one after another, in the order of their names."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Take the next one."""
+        self._digest.update(name.encode() + b"\0")
+        self._digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+
+    def hex(self) -> str:
+        """Return the digest of all that came."""
+        return self._digest.hexdigest()
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

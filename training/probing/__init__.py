@@ -1,0 +1,1 @@
+"""What ranks run for the stage `measure` alone: timed blocks, counterfactuals, the parts of a step, the link."""

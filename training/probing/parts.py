@@ -1,0 +1,226 @@
+"""What a prediction starts from, beside the link (training/probing/sweep.py): the parts of a step, each timed alone.
+
+All ranks run everything here together. A clock is read when the device is done. The weights stay as they are.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.data.batches import MicroBatch
+from training.probing.sweep import buffer_of, seconds_of
+from training.process.distributed import Ranks
+from training.step.replica import Replica
+
+_LONGER = 1.5
+"""How much longer than the backward beside them all-reduces are to be in flight."""
+
+
+def probe_compute(
+    replica: Replica,
+    ranks: Ranks,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    num_repeats: int,
+    on_start: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Return the seconds of each part of a step of the plain module; nothing is exchanged.
+
+    `on_start` is called when all ranks have met and are about to begin.
+
+    On several ranks all run at once, as independent copies: against the same on one rank that is contention. Lists go
+    by rank, then by repeat: `forward_seconds` and `backward_seconds` then by micro-batch; `optimizer_seconds` (clipping
+    included); `step_seconds`: the whole of it; `fixed_seconds`: that - its micro-batches - its optimizer, below 0 where
+    timing the parts one by one costs more; `num_positions` by micro-batch. `gradients`: per parameter, in the order in
+    which they are ready in the backward of the last micro-batch, its `name`, `num_bytes` and `ready`, the share of that
+    backward after which it is.
+    """
+    weight = 1 / max(sum(part.num_targets for part in micro_batches), 1)
+    parts, optimizer, whole = [], [], []
+
+    def meet() -> None:
+        ranks.highest(0)
+        on_start()
+
+    for _ in range(num_repeats):
+        meet()
+        # Not timed: what the first forward after an update costs more belongs to the step, not to a micro-batch.
+        replica.add(replica.module, micro_batches[0], weight=weight)
+        parts.append([_forward_and_backward(replica, ranks, part, weight=weight) for part in micro_batches])
+        optimizer.append(seconds_of(lambda: replica.step(0.0), ranks))
+        meet()
+        whole.append(seconds_of(lambda: _plain_step(replica, micro_batches, weight=weight), ranks))
+    seconds, optimizer_seconds = ranks.gather(np.array(parts)), ranks.gather(np.array(optimizer))
+    step_seconds = ranks.gather(np.array(whole))
+    fixed_seconds = step_seconds - seconds.sum(axis=(2, 3)) - optimizer_seconds
+    return {
+        "world_size": ranks.world_size,
+        "num_micro_batches": len(micro_batches),
+        "forward_seconds": seconds[..., 0].tolist(),
+        "backward_seconds": seconds[..., 1].tolist(),
+        "optimizer_seconds": optimizer_seconds.tolist(),
+        "step_seconds": step_seconds.tolist(),
+        "fixed_seconds": fixed_seconds.tolist(),
+        "num_positions": ranks.gather(np.array([part.num_positions for part in micro_batches])).tolist(),
+        "gradients": _gradients(replica, ranks, micro_batches[-1], weight=weight, num_repeats=num_repeats, meet=meet),
+    }
+
+
+def probe_buckets(bucket_bytes: Sequence[int], gradients: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what is in each of a strategy's buckets, given their bytes after warm_up and probe_compute's `gradients`.
+
+    Per bucket, in the order of their exchange: `num_bytes`, `ready` (when the last of its parameters is) and
+    `parameters`, their names. DDP fills its buckets in the order in which the gradients became ready. Raises ValueError
+    if the bytes do not fit that order.
+    """
+    ends = np.cumsum([part["num_bytes"] for part in gradients]).tolist()
+    buckets, first = [], 0
+    for end in np.cumsum(bucket_bytes).tolist():
+        if end not in ends[first:]:
+            break
+        last = ends.index(end)
+        held = gradients[first : last + 1]
+        buckets.append(
+            {
+                "num_bytes": sum(part["num_bytes"] for part in held),
+                "ready": max(part["ready"] for part in held),
+                "parameters": [part["name"] for part in held],
+            }
+        )
+        first = last + 1
+    if len(buckets) < len(bucket_bytes) or first < len(gradients):
+        raise ValueError(
+            f"bucket {len(buckets)} of {list(bucket_bytes)} bytes does not end with a parameter, or not all of "
+            f"{len(gradients)} parameters are in a bucket; needed: buckets filled in the order in which gradients are "
+            "ready, as DDP does after warm_up"
+        )
+    return buckets
+
+
+def probe_slowdown_in_flight(
+    replica: Replica, ranks: Ranks, micro_batch: MicroBatch, *, num_bytes: int, num_repeats: int
+) -> dict[str, Any]:
+    """Return the seconds of a backward of the plain module with and without all-reduces in flight beside it.
+
+    `alone_seconds` and `in_flight_seconds` go by rank, then by repeat; `num_outlasted` counts the repeats (all ranks)
+    whose all-reduces were still in flight when the backward ended: the others say too little. Each all-reduce is of
+    `num_bytes`, and there are as many as it takes.
+    """
+    buffer = buffer_of(ranks, num_bytes)
+    weight = 1 / max(micro_batch.num_targets, 1)
+    alone, beside, num_outlasted = [], [], 0
+
+    def backward() -> float:
+        loss_sum = replica.forward(replica.module, micro_batch, weight=weight)
+        return seconds_of(lambda: replica.add_backward(loss_sum, weight=weight), ranks)
+
+    for _ in range(num_repeats):
+        ranks.highest(0)
+        alone.append(backward())
+        one = seconds_of(lambda: dist.all_reduce(buffer, group=ranks.gradient_group), ranks)
+        num_all_reduces = ranks.highest(int(_LONGER * alone[-1] / one) + 1)
+        loss_sum = replica.forward(replica.module, micro_batch, weight=weight)
+        ranks.synchronize()
+        ranks.highest(0)
+        flying = [dist.all_reduce(buffer, group=ranks.gradient_group, async_op=True) for _ in range(num_all_reduces)]
+        started = time.perf_counter()
+        replica.add_backward(loss_sum, weight=weight)
+        _wait_for_computation(ranks)
+        beside.append(time.perf_counter() - started)
+        num_outlasted += not flying[-1].is_completed()
+        for work in flying:
+            work.wait()
+        ranks.synchronize()
+    replica.forget_gradient()
+    return {
+        "world_size": ranks.world_size,
+        "num_bytes": num_bytes,
+        "alone_seconds": ranks.gather(np.array(alone)).tolist(),
+        "in_flight_seconds": ranks.gather(np.array(beside)).tolist(),
+        "num_outlasted": int(ranks.gather(np.array([num_outlasted])).sum()),
+    }
+
+
+def _wait_for_computation(ranks: Ranks) -> None:
+    """Wait for what was computed, not for what is in flight on a stream of its own."""
+    if ranks.device.type == "cuda":
+        torch.cuda.current_stream(ranks.device).synchronize()
+
+
+def _forward_and_backward(replica: Replica, ranks: Ranks, micro_batch: MicroBatch, *, weight: float) -> list[float]:
+    losses: list[Tensor] = []
+    forward = seconds_of(lambda: losses.append(replica.forward(replica.module, micro_batch, weight=weight)), ranks)
+    return [forward, seconds_of(lambda: replica.add_backward(losses.pop(), weight=weight), ranks)]
+
+
+def _plain_step(replica: Replica, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
+    for micro_batch in micro_batches:
+        replica.add(replica.module, micro_batch, weight=weight)
+    replica.step(0.0)
+
+
+def _gradients(
+    replica: Replica,
+    ranks: Ranks,
+    micro_batch: MicroBatch,
+    *,
+    weight: float,
+    num_repeats: int,
+    meet: Callable[[], None],
+) -> list[dict[str, Any]]:
+    """Return when each parameter's gradient is ready: median over repeats of the mean over ranks."""
+    named = {name: part for name, part in replica.module.named_parameters() if part.requires_grad}
+    runs: list[dict[str, float]] = []
+    for _ in range(num_repeats):
+        meet()
+        runs.append(_ready_shares(replica, ranks, micro_batch, named, weight=weight))
+    replica.forget_gradient()
+    # The order is that of the graph, the same in every backward.
+    order = list(runs[0])
+    shares = ranks.gather(np.array([[run[name] for name in order] for run in runs]))
+    ready = np.maximum.accumulate(np.median(shares.mean(axis=0), axis=0)).tolist()
+    return [
+        {"name": name, "num_bytes": named[name].numel() * named[name].element_size(), "ready": share}
+        for name, share in zip(order, ready, strict=True)
+    ]
+
+
+def _ready_shares(
+    replica: Replica, ranks: Ranks, micro_batch: MicroBatch, named: Mapping[str, Tensor], *, weight: float
+) -> dict[str, float]:
+    """Return, in the order of one backward, the share of it after which each parameter's gradient was ready."""
+    marks: dict[str, Any] = {}
+
+    def note(name: str, _: Tensor) -> None:
+        marks[name] = _mark(ranks)
+
+    handles = [part.register_post_accumulate_grad_hook(partial(note, name)) for name, part in named.items()]
+    loss_sum = replica.forward(replica.module, micro_batch, weight=weight)
+    ranks.synchronize()
+    started = _mark(ranks)
+    replica.add_backward(loss_sum, weight=weight)
+    ended = _mark(ranks)
+    ranks.synchronize()
+    for handle in handles:
+        handle.remove()
+    whole = _between(started, ended)
+    return {name: min(_between(started, mark) / whole, 1.0) for name, mark in marks.items()}
+
+
+def _mark(ranks: Ranks) -> Any:
+    """Return the time now: the host's, or on CUDA an event on the stream, for which nothing waits."""
+    if ranks.device.type == "cuda":
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+    return time.perf_counter()
+
+
+def _between(earlier: Any, later: Any) -> float:
+    return earlier.elapsed_time(later) if isinstance(earlier, torch.cuda.Event) else later - earlier

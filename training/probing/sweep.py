@@ -1,0 +1,131 @@
+"""The seconds of an all-reduce by its size: what the link between the ranks can do. All ranks run it together."""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.process.distributed import Ranks
+
+SWEEP_BYTES = tuple(2**power for power in range(16, 30))
+"""Sizes of an all-reduce sweep: 64 KiB to 512 MiB."""
+
+_LEAST_REPEATS = 3
+"""Repeats without which a size is not begun: fewer say nothing of their spread."""
+_SHARE_OF_FREE_MEMORY = 0.25
+"""What the buffers may take of it: gloo copies what it sends."""
+
+
+def all_reduce_sweep(
+    ranks: Ranks,
+    *,
+    sizes: Iterable[int] = SWEEP_BYTES,
+    num_repeats: int,
+    seconds_budget: float,
+    seconds_of_link: Callable[[int], float] | None = None,
+) -> dict[str, Any]:
+    """Return the seconds of an all-reduce of fp32 on the group of the gradients, for each size (bytes) that fits.
+
+    `points`: `num_bytes`, `seconds` of every repeat, those of the slowest rank, and `median_seconds`. Every size may
+    use an equal share of what is left of the budget, so that small ones get all `num_repeats` and large ones at least
+    three; the sweep ends where these would not fit and says so in `stopped_because`, else null. With
+    `seconds_of_link` these are slept for, and nothing is exchanged. Raises ValueError on one rank.
+    """
+    if ranks.world_size == 1:
+        raise ValueError("world_size=1: nothing to all-reduce; allowed: at least 2 ranks")
+    ascending = sorted(set(sizes))
+    points: list[dict[str, Any]] = []
+    # The first exchange of a group connects it, which NCCL may take seconds for.
+    _exchange(ranks, ascending[0], seconds_of_link)()
+    ranks.synchronize()
+    started = time.perf_counter()
+    stopped_because = None
+    for index, num_bytes in enumerate(ascending):
+        left = seconds_budget - _of_slowest(ranks, [time.perf_counter() - started])[0]
+        stopped_because = _why_not(ranks, num_bytes, left, points, needs_memory=seconds_of_link is None)
+        if stopped_because is not None:
+            break
+        exchange = _exchange(ranks, num_bytes, seconds_of_link)
+        _timed_together(ranks, exchange, 1)
+        once = _timed_together(ranks, exchange, 1)[0]
+        affordable = int(left / (len(ascending) - index) / max(once, 1e-9))
+        seconds = _timed_together(ranks, exchange, min(max(affordable, _LEAST_REPEATS), max(num_repeats, 1)))
+        points.append({"num_bytes": num_bytes, "seconds": seconds, "median_seconds": float(np.median(seconds))})
+    return {
+        "world_size": ranks.world_size,
+        "backend": ranks.backend,
+        "points": points,
+        "stopped_because": stopped_because,
+    }
+
+
+def _why_not(
+    ranks: Ranks, num_bytes: int, seconds_left: float, points: list[dict[str, Any]], *, needs_memory: bool
+) -> str | None:
+    """Return why this size and larger ones are left out, the same on all ranks; None if they are not."""
+    size = f"{num_bytes / 2**20:g} MiB"
+    needed = 0.0
+    if points:
+        # Two more that lead in.
+        needed = (_LEAST_REPEATS + 2) * points[-1]["median_seconds"] * num_bytes / points[-1]["num_bytes"]
+    if needed > seconds_left or seconds_left <= 0:
+        return f"from {size} on left out: they would take about {needed:.2g} s, {max(seconds_left, 0):.2g} s are left"
+    free = float(ranks.gather(np.array([_free_bytes(ranks)])).min())
+    if needs_memory and num_bytes > free * _SHARE_OF_FREE_MEMORY:
+        return f"from {size} on left out: only {free / 2**20:.0f} MiB of memory are free for each rank"
+    return None
+
+
+def _exchange(ranks: Ranks, num_bytes: int, seconds_of_link: Callable[[int], float] | None) -> Callable[[], Any]:
+    if seconds_of_link is not None:
+        seconds = seconds_of_link(num_bytes)
+        return lambda: time.sleep(seconds)
+    buffer = buffer_of(ranks, num_bytes)
+    return lambda: dist.all_reduce(buffer, group=ranks.gradient_group)
+
+
+def _timed_together(ranks: Ranks, exchange: Callable[[], Any], num_repeats: int) -> list[float]:
+    """Return the seconds of each of several exchanges, the slowest rank's, all ranks beginning together."""
+    seconds = []
+    for _ in range(num_repeats):
+        ranks.highest(0)
+        seconds.append(seconds_of(exchange, ranks))
+    return _of_slowest(ranks, seconds)
+
+
+def _of_slowest(ranks: Ranks, seconds: list[float]) -> list[float]:
+    slowest: list[float] = ranks.gather(np.array(seconds)).max(axis=0).tolist()
+    return slowest
+
+
+def buffer_of(ranks: Ranks, num_bytes: int) -> Tensor:
+    """Return a tensor of so many bytes to all-reduce: (num_bytes / 4,) float32, on the device."""
+    # Ones, not zeros: every page is then really there. Sums overflow to infinity at most, which costs nothing more.
+    return torch.ones(max(num_bytes // 4, 1), dtype=torch.float32, device=ranks.device)
+
+
+def _free_bytes(ranks: Ranks) -> float:
+    """Return the memory that this rank may still take, if all take as much."""
+    if ranks.device.type == "cuda":
+        # Ranks that talk over gloo may share the GPU.
+        return torch.cuda.mem_get_info(ranks.device)[0] / (1 if ranks.backend == "nccl" else ranks.world_size)
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    free = next(int(line[1]) * 1024 for line in lines if line[0] == "MemAvailable:")
+    most, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if most.exists() and (limit := most.read_text().strip()) != "max":
+        free = min(free, int(limit) - int(used.read_text()))
+    return free / ranks.world_size
+
+
+def seconds_of(work: Callable[[], Any], ranks: Ranks) -> float:
+    """Return the seconds that this rank and its device take for it."""
+    ranks.synchronize()
+    started = time.perf_counter()
+    work()
+    ranks.synchronize()
+    return time.perf_counter() - started

@@ -1,0 +1,332 @@
+"""Short timed blocks of real optimizer steps, on command: what a rank does while the stage `measure` runs.
+
+A rank connects to the stage's Unix socket and waits there, idle, until it is told to run a block. The learning rate is
+0, so that the weights stay those of the base model and every block does the same work; every kernel still runs.
+"""
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from socket import AF_UNIX, SOCK_STREAM, socket
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from training.config import TrainingConfig
+from training.data.batches import MicroBatch
+from training.data.row_digest import digest_of_rows
+from training.plug import hardware_of
+from training.probing.parts import probe_compute, probe_slowdown_in_flight
+from training.probing.sweep import all_reduce_sweep
+from training.probing.variants import (
+    Made,
+    Variant,
+    loaded,
+    make,
+    micro_batches_of,
+    on_segment,
+    sizes,
+    whole_of,
+)
+from training.process.distributed import Ranks
+from training.process.ownership import own_device
+from training.step.strategy import StepResult
+from training.step.traffic import Recorded, forget_recorded, num_exchanges
+from training.workloads import find_workload
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """What is timed."""
+
+    variant: Variant
+    """Which step."""
+    steps: Sequence[int]
+    """Steps of the segment, from 1, in this order."""
+    segment: int = 0
+    """Which of the config's segments, from 0."""
+    data: str
+    """loader: as in training; host: made before the clock starts; device: and copied to the device."""
+    part: str = "step"
+    """step: all of it; update: clipping and optimizer only, without forward and backward."""
+    is_alone: bool = False
+    """Whether the other ranks stand still; they are then not waited for."""
+
+
+class _Marks:
+    """The device's time after every step, read when it is over: on CUDA nothing waits in between."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._marks: list[Any] = []
+
+    def add(self) -> None:
+        if self._ranks.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """Return the seconds between one mark and the next; the device must have done all."""
+        pairs = zip(self._marks, self._marks[1:], strict=False)
+        if self._ranks.device.type == "cuda":
+            return [earlier.elapsed_time(later) / 1000 for earlier, later in pairs]
+        return [later - earlier for earlier, later in pairs]
+
+
+class _Ran(NamedTuple):
+    """One step of a block that has run."""
+
+    micro_batches: Sequence[MicroBatch] = ()
+    data_wait_seconds: float = 0.0
+    result: StepResult | None = None
+    """None for the lead-in, and for an update alone."""
+
+
+class _Work:
+    """What the steps of a block did on this rank: kept while the clock runs, counted and read when it stands."""
+
+    def __init__(self) -> None:
+        self._results: list[StepResult] = []
+        self._parts: list[list[tuple[np.ndarray, np.ndarray, np.ndarray, int]]] = []
+        self._data_wait_seconds = 0.0
+
+    def add(self, ran: _Ran, *, counts_rows: bool) -> None:
+        """Note a step; of its micro-batches, if their rows count on this rank, nothing that is on the device."""
+        self._data_wait_seconds += ran.data_wait_seconds
+        if ran.result is not None:
+            self._results.append(ran.result)
+        self._parts.append(
+            [
+                (part.row_ids, part.sample_num_tokens, part.sample_num_targets, part.num_positions)
+                for part in (ran.micro_batches if counts_rows else ())
+            ]
+        )
+
+    def told(self) -> dict[str, Any]:
+        """Return the sums over the steps, and a digest of which rows each had."""
+        parts = [part for step in self._parts for part in step]
+        return {
+            "data_wait_seconds": self._data_wait_seconds,
+            "num_samples": sum(len(rows) for rows, *_ in parts),
+            "num_tokens": sum(int(tokens.sum()) for _, tokens, *_ in parts),
+            "num_targets": sum(int(targets.sum()) for *_, targets, _ in parts),
+            "num_positions": sum(positions for *_, positions in parts),
+            "num_micro_batches": sum(len(rows) > 0 for rows, *_ in parts),
+            "loss_sum": sum(float(result.loss_sum) for result in self._results),
+            "grad_norm_sum": sum(float(result.grad_norm) for result in self._results),
+            "rows_digest": digest_of_rows([[rows for rows, *_ in step] for step in self._parts]),
+        }
+
+
+class BlockRunner:
+    """Runs blocks, and keeps every variant that it has built."""
+
+    def __init__(self, config: TrainingConfig, ranks: Ranks) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._made: dict[tuple[str, int], Made] = {}
+        """(Variant, segment) -> it on the rows of this segment; the model is the same."""
+        self._computing: dict[str, float] = {}
+        """Variant -> seconds of its step without the wait for data, in its last block."""
+
+    def run(self, block: Block) -> dict[str, Any]:
+        """Run a block; return this rank's seconds, and what it did in them."""
+        made = self._get(block.variant, block.segment)
+        if block.part == "update":
+            return self._timed(made, block, self._updates(made, block))
+        found = self._timed(made, block, self._steps(made, block))
+        self._computing[_key(block.variant)] = (found["seconds"] - found["data_wait_seconds"]) / len(block.steps)
+        return found
+
+    def forget(self) -> None:
+        """Drop every variant, and its memory on the device."""
+        self._made.clear()
+        if self._ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._ranks.device)
+
+    def facts(self, variant: Variant) -> dict[str, Any]:
+        """Return what is known of a variant beside its seconds: full steps in the segment, buckets, memory."""
+        made = self._get(variant)
+        scale = made.hardware.bytes_per_real_byte(made.model)
+        return {
+            "num_steps": max(len(made.source) // made.config.global_batch_size, 1),
+            "num_steps_of_segments": [max(num_rows // made.config.global_batch_size, 1) for num_rows in sizes(made)],
+            "exchange": made.strategy.describe(),
+            "bytes_per_real_byte": scale,
+            "peak_memory_gib": _peak_memory_gib(self._ranks),
+            "warm_up_seconds": made.warm_up_seconds,
+            "can": _levers(made),
+        }
+
+    def timers(self, variant: Variant) -> dict[str, float]:
+        """Return the seconds that the strategy's engine times itself, outside the blocks; {} if it times none."""
+        return self._get(variant).strategy.own_timers(
+            lambda: self.run(Block(variant=variant, steps=[1], data="device"))
+        )
+
+    def probe(self, variant: Variant, *, num_repeats: int) -> dict[str, Any]:
+        """Return the parts of the segment's first step, each timed alone (training/probing/parts.py)."""
+        made = self._get(variant)
+        parts = [part.to(self._ranks.device) for part in micro_batches_of(made, 1)]
+        begin = partial(made.hardware.begin, made.model)
+        return probe_compute(whole_of(made), self._ranks, parts, num_repeats=num_repeats, on_start=begin)
+
+    def sweep(self, variant: Variant, *, num_repeats: int, seconds_budget: float) -> dict[str, Any]:
+        """Return the all-reduce of the ranks' link by size (training/probing/sweep.py)."""
+        model_dir = Path(variant.overrides.get("model_dir", self._config.model_dir))
+        # No variant needs to be built for it.
+        hardware = hardware_of(find_workload(self._config.workload))
+        link = hardware.link_seconds(model_dir, world_size=self._ranks.world_size)
+        return all_reduce_sweep(
+            self._ranks, num_repeats=num_repeats, seconds_budget=seconds_budget, seconds_of_link=link
+        )
+
+    def in_flight(self, variant: Variant, *, num_bytes: int, num_repeats: int) -> dict[str, Any]:
+        """Return a backward with and without all-reduces beside it (training/probing/parts.py).
+
+        Without repeats where the link is slept for: it is then no work for anybody.
+        """
+        made = self._get(variant)
+        if made.hardware.link_seconds(made.config.model_dir, world_size=self._ranks.world_size) is not None:
+            return {"alone_seconds": [], "in_flight_seconds": []}
+        longest = micro_batches_of(made, 1)[-1].to(self._ranks.device)
+        return probe_slowdown_in_flight(
+            whole_of(made), self._ranks, longest, num_bytes=num_bytes, num_repeats=num_repeats
+        )
+
+    def _timed(self, made: Made, block: Block, run: Iterator[_Ran]) -> dict[str, Any]:
+        """Run the lead-in, then the block's steps under the clock: caches and loader are as in mid-training."""
+        ranks = self._ranks
+        next(run)
+        marks, work = _Marks(ranks), _Work()
+        ranks.synchronize()
+        forget_recorded(ranks)
+        if not block.is_alone and ranks.world_size > 1:
+            dist.barrier()
+        made.hardware.begin(made.model)
+        num_before = num_exchanges(ranks)
+        started = time.perf_counter()
+        marks.add()
+        for ran in run:
+            marks.add()
+            work.add(ran, counts_rows=made.strategy.counts_rows)
+        ranks.synchronize()
+        seconds = time.perf_counter() - started
+        num_exchanged = num_exchanges(ranks) - num_before
+        recorded = Recorded(ranks).between(num_before, num_before + num_exchanged)
+        return {
+            "seconds": seconds,
+            "step_seconds": marks.seconds(),
+            **work.told(),
+            "num_exchanges": num_exchanged,
+            "exchange_bytes": None if recorded is None else recorded.num_bytes,
+        }
+
+    def _steps(self, made: Made, block: Block) -> Iterator[_Ran]:
+        """Yield every step after it has run; first the lead-in, one micro-batch of a step."""
+        ahead: list[Future[list[MicroBatch]]] = []
+        steps = loaded(made, self._ranks, [block.steps[0], *block.steps], block.data, on_ahead=ahead.append)
+        micro_batches, step, waited = next(steps)
+        began = time.perf_counter()
+        made.strategy.warm_up(micro_batches[-1])
+        # In a training the loader has a whole step's time for the next one, not that of a micro-batch.
+        left = self._computing.get(_key(block.variant), 0.0) - (time.perf_counter() - began)
+        if ahead and left > 0:
+            wait(ahead, timeout=left)
+        yield _Ran(micro_batches, waited)
+        for micro_batches, step, waited in steps:
+            num_targets = made.plan.step(step).num_targets
+            result = made.strategy.train_step(micro_batches, num_targets=num_targets, learning_rate=0.0)
+            yield _Ran(micro_batches, waited, result)
+
+    def _updates(self, made: Made, block: Block) -> Iterator[_Ran]:
+        """Yield after every update with a gradient of zeros, which was made while the clock stood still for it."""
+        replica = whole_of(made)
+        gradient = [torch.zeros_like(parameter) for parameter in replica.parameters]
+        for _ in [block.steps[0], *block.steps]:
+            replica.put_gradient(gradient)
+            replica.step(0.0)
+            yield _Ran()
+
+    def _get(self, variant: Variant, segment: int = 0) -> Made:
+        key = _key(variant)
+        if (key, 0) not in self._made:
+            self._made[key, 0] = make(variant, self._config, self._ranks)
+        if (key, segment) not in self._made:
+            self._made[key, segment] = on_segment(self._made[key, 0], segment)
+        return self._made[key, segment]
+
+
+def _key(variant: Variant) -> str:
+    return json.dumps(dataclasses.asdict(variant), sort_keys=True, default=str)
+
+
+def _levers(made: Made) -> list[str]:
+    """Return which ways of training the model would take: packing, early_tied_head."""
+    workload, model, can = made.workload, made.model, list[str]()
+    if made.config.compile:
+        # What is tried here would be compiled for.
+        return can
+    if workload.can_pack(model, made.config):
+        can.append("packing")
+    if workload.tied_weight(model) is not None:
+        can.append("early_tied_head")
+    return can
+
+
+def _peak_memory_gib(ranks: Ranks) -> float | None:
+    return torch.cuda.max_memory_allocated(ranks.device) / 2**30 if ranks.device.type == "cuda" else None
+
+
+def serve(config: TrainingConfig, ranks: Ranks, *, address: str) -> None:
+    """Run what the stage asks for, until it hangs up."""
+    plug = socket(AF_UNIX, SOCK_STREAM)
+    plug.connect(address)
+    line = Connection(plug.detach())
+    _say(line, {"rank": ranks.rank, "backend": ranks.backend, "device": own_device(ranks.device)})
+    runner = BlockRunner(config, ranks)
+    while True:
+        try:
+            asked = json.loads(line.recv_bytes())
+        except EOFError:
+            return
+        _say(line, {"rank": ranks.rank, **_answer(runner, ranks, asked)})
+
+
+def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[str, Any]:
+    command, variant = asked["command"], Variant(**asked.get("variant", {}))
+    if command == "run":
+        return runner.run(Block(**{**asked["block"], "variant": variant}))
+    if command == "facts":
+        return runner.facts(variant)
+    if command == "timers":
+        return runner.timers(variant)
+    if command == "probe":
+        return runner.probe(variant, num_repeats=asked["num_repeats"])
+    if command == "in_flight":
+        return runner.in_flight(variant, num_bytes=asked["num_bytes"], num_repeats=asked["num_repeats"])
+    if command == "sweep":
+        return runner.sweep(variant, num_repeats=asked["num_repeats"], seconds_budget=asked["seconds_budget"])
+    if command == "forget":
+        runner.forget()
+        return {}
+    raise ValueError(f"command {command!r}; allowed: run, facts, timers, probe, in_flight, sweep, forget")
+
+
+def _say(line: Connection, answer: Mapping[str, Any]) -> None:
+    line.send_bytes(json.dumps(answer).encode())

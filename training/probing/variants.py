@@ -1,0 +1,163 @@
+"""A cell's step and the counterfactuals of it: built once, with the data that they run on.
+
+Only the stage `measure` uses this; a training never does.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from training.config import TrainingConfig
+from training.data.batches import MicroBatch
+from training.data.plan import SegmentPlan, micro_batches_for, plan_of
+from training.data.prefetch import prefetched
+from training.data.rows import Rows
+from training.plug import Hardware, hardware_of
+from training.process.distributed import Ranks
+from training.step.replica import Replica
+from training.step.replicated import Replicated
+from training.step.strategy import Strategy
+from training.strategies import single, strategy_file
+from training.workloads import Workload, find_workload, training_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A step as it is trained, or a counterfactual of it: one thing left out."""
+
+    strategy: str | None = None
+    """Name of a file in training/strategies/; None: that of the cell."""
+    communicates: bool = True
+    """False: every rank keeps its own gradient, nothing is exchanged; for a strategy that offers this."""
+    is_independent: bool = False
+    """True: every rank runs its share of the micro-batches as one process would, and knows nothing of the others."""
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of TrainingConfig that differ from the cell's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A variant that is ready to run."""
+
+    workload: Workload
+    strategy: Strategy
+    shares: tuple[int, int]
+    """Which share of a step's micro-batches this rank runs, from 0, and into how many they are dealt."""
+    config: TrainingConfig
+    ranks: Ranks
+    source: Rows
+    plan: SegmentPlan
+    warm_up_seconds: float
+    """What came before the first step, compilation included."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The plain module."""
+        return self.strategy.module
+
+    @property
+    def hardware(self) -> Hardware:
+        """What the model runs on."""
+        return hardware_of(self.workload)
+
+
+def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
+    """Build a variant and run a few steps of it, which cost more than later ones."""
+    overrides: dict[str, Any] = {
+        name: Path(value) if name == "model_dir" else value for name, value in variant.overrides.items()
+    }
+    config = dataclasses.replace(config, **overrides)
+    workload = find_workload(config.workload)
+    model = workload.load_model(config.model_dir)
+    options = {} if variant.communicates else {"communicates": False}
+    strategy: Strategy
+    if variant.is_independent:
+        strategy = single.build(model, workload, config, dataclasses.replace(ranks, rank=0, world_size=1))
+        shares = (ranks.rank, ranks.world_size)
+    else:
+        strategy = strategy_file(variant.strategy or config.strategy).build(model, workload, config, ranks, **options)
+        shares = (strategy.data_rank, strategy.data_world_size)
+    segment = config.segments[0]
+    source = training_rows(workload, config, segment)
+    plan = plan_of(source, config, segment)
+    made = Made(
+        workload=workload, strategy=strategy, shares=shares, config=config, ranks=ranks, source=source, plan=plan,
+        warm_up_seconds=0.0,
+    )  # fmt: skip
+    micro_batches = [part.to(ranks.device) for part in micro_batches_of(made, 1)]
+    ranks.synchronize()
+    started = time.perf_counter()
+    strategy.warm_up(micro_batches[-1])
+    ranks.synchronize()
+    made = dataclasses.replace(made, warm_up_seconds=time.perf_counter() - started)
+    for _ in range(2):
+        strategy.train_step(micro_batches, num_targets=plan.step(1).num_targets, learning_rate=0.0)
+    return made
+
+
+def whole_of(made: Made) -> Replica:
+    """Return the whole model with its optimizer, whose step can be taken apart; for ranks that hold one each."""
+    if not isinstance(made.strategy, Replicated):
+        raise ValueError(f"{made.config.strategy}: no rank holds the whole model; allowed: an independent copy")
+    return made.strategy.replica
+
+
+def on_segment(made: Made, index: int) -> Made:
+    """Return the variant, the very same model, on the rows of another of its config's segments."""
+    segment = made.config.segments[index]
+    source = training_rows(made.workload, made.config, segment)
+    return dataclasses.replace(made, source=source, plan=plan_of(source, made.config, segment))
+
+
+def sizes(made: Made) -> list[int]:
+    """Return the rows of each of the config's segments."""
+    return [len(made.workload.open_slice(segment.slice_dir)) for segment in made.config.segments]
+
+
+def micro_batches_of(made: Made, step: int) -> list[MicroBatch]:
+    rank, world_size = made.shares
+    return list(
+        micro_batches_for(
+            made.source, made.plan.step(step), rank=rank, world_size=world_size,
+            seq_len=made.config.seq_len, seed=(made.config.seed, step),
+        )
+    )  # fmt: skip
+
+
+def loaded(
+    made: Made,
+    ranks: Ranks,
+    steps: list[int],
+    data: str,
+    *,
+    on_ahead: Callable[[Future[list[MicroBatch]]], None] = lambda _: None,
+) -> Iterator[tuple[list[MicroBatch], int, float]]:
+    """Yield (micro-batches on the device, step, seconds waited for the loader) for every step.
+
+    `on_ahead`: training/data/prefetch.py, where there is a loader.
+    """
+    copy, model = made.hardware.copy, made.model
+    if data == "loader":
+        ahead = prefetched(
+            lambda turn: micro_batches_of(made, steps[turn]), range(len(steps)), ranks.device, on_ahead=on_ahead
+        )
+        for turn, parts, waited in ahead:
+            copy(model, len(parts))
+            yield parts, steps[turn], waited
+        return
+    distinct = {step: micro_batches_of(made, step) for step in dict.fromkeys(steps)}
+    if ranks.device.type == "cuda":
+        distinct = {step: [part.pinned() for part in parts] for step, parts in distinct.items()}
+    if data == "device":
+        distinct = {step: [part.to(ranks.device) for part in parts] for step, parts in distinct.items()}
+    for step in steps:
+        parts = [part.to(ranks.device) for part in distinct[step]]
+        if data == "host":
+            copy(model, len(parts))
+        yield parts, step, 0.0

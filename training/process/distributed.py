@@ -1,0 +1,173 @@
+"""The ranks of a run: who they are, and the few small things they tell each other outside the timed steps."""
+
+import contextlib
+import datetime
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from training.config import STORE, TrainingConfig
+from training.process import failure
+
+# The longest wait of one rank for another: for rank 0 writing a checkpoint of several GB to a slow disk.
+_TIMEOUT = datetime.timedelta(minutes=10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """This rank among the others."""
+
+    rank: int
+    """From 0; rank 0 alone writes files."""
+    world_size: int
+    """Number of ranks."""
+    device: torch.device
+    """Where this rank's model lives."""
+    backend: str
+    """What carries gradients: gloo or nccl."""
+    gradient_group: dist.ProcessGroup
+    """The group for gradients and nothing else, so that its sequence number counts their all-reduces."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def num_collectives(self) -> int:
+        """Return how many collectives this rank has begun, of all groups."""
+        groups: tuple[Any, ...] = (dist.group.WORLD, self.gradient_group)
+        return sum(int(group._get_sequence_number_for_group()) for group in groups)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def gather(self, values: np.ndarray) -> np.ndarray:
+        """Return every rank's values, in rank order: (world_size, *values.shape), as float64."""
+        mine = torch.from_numpy(np.array(values, dtype=np.float64))
+        if self.world_size == 1:
+            return mine.numpy()[None]
+        parts = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(parts, mine)
+        return torch.stack(parts).numpy()
+
+    def highest(self, value: int) -> int:
+        """Return the highest of all ranks' values: what one rank knows, all know."""
+        return int(self.gather(np.array([value])).max())
+
+    def first_says(self, ask: Callable[[], Any]) -> Any:
+        """Return, on every rank, the JSON value that `ask` gives on rank 0; the others wait for it.
+
+        A TrainingError there is raised on every rank.
+        """
+        if self.world_size == 1:
+            return ask()
+        said = _answer(ask) if self.is_first else b""
+        length = torch.tensor([len(said)])
+        dist.broadcast(length, src=0)
+        text = torch.zeros(int(length), dtype=torch.uint8)
+        if self.is_first:
+            text = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        dist.broadcast(text, src=0)
+        answer = json.loads(text.numpy().tobytes())
+        if "error" in answer:
+            raise getattr(failure, answer["error"])(answer["message"])
+        return answer["value"]
+
+    def gather_text(self, text: str) -> list[str]:
+        """Return every rank's text, all of the same length, in rank order."""
+        codes = self.gather(np.frombuffer(text.encode(), dtype=np.uint8))
+        return [row.astype(np.uint8).tobytes().decode() for row in codes]
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Return every rank's JSON value, in rank order."""
+        said = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8).astype(np.int64)
+        return [json.loads(row[:, 0].astype(np.uint8).tobytes()) for row in self.gather_rows(said[:, None])]
+
+    def gather_rows(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Return every rank's (n, width) rows of integers, in rank order; n may differ between ranks."""
+        if self.world_size == 1:
+            return [rows]
+        sizes = self.gather(np.array([len(rows)])).astype(int)[:, 0]
+        padded = np.zeros((int(sizes.max()), rows.shape[1]), dtype=rows.dtype)
+        padded[: len(rows)] = rows
+        mine = torch.from_numpy(padded)
+        parts = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(parts, mine)
+        return [part[:size].numpy() for part, size in zip(parts, sizes, strict=True)]
+
+
+def _answer(ask: Callable[[], Any]) -> bytes:
+    try:
+        return json.dumps({"value": ask()}).encode()
+    except failure.TrainingError as error:
+        return json.dumps({"error": type(error).__name__, "message": str(error)}).encode()
+
+
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+@contextlib.contextmanager
+def joined_ranks(config: TrainingConfig) -> Iterator[Ranks]:
+    """Join the process group that torchrun's environment describes (alone without torchrun), and leave it at the end.
+
+    Raises ValueError if torchrun started another number of ranks, or there are too few GPUs.
+    """
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size != config.world_size:
+        raise ValueError(f"world_size={config.world_size}, but {world_size} ranks were started; allowed: as many")
+    device = _device_of(config, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    # NCCL refuses two ranks on one GPU.
+    backend = "nccl" if device.type == "cuda" and not config.oversubscribe else "gloo"
+    with _loopback_on_one_machine(world_size):
+        yield from _joined(backend, rank=rank, world_size=world_size, device=device)
+
+
+def _joined(backend: str, *, rank: int, world_size: int, device: torch.device) -> Iterator[Ranks]:
+    if "RANK" in os.environ and STORE not in os.environ:
+        dist.init_process_group("gloo", timeout=_TIMEOUT)
+    else:
+        store = dist.FileStore(os.environ[STORE], world_size) if "RANK" in os.environ else dist.HashStore()
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
+    group: Any = dist.new_group(backend=backend, timeout=_TIMEOUT)
+    yield Ranks(rank=rank, world_size=world_size, device=device, backend=backend, gradient_group=group)
+    # After an error the others may be gone, and leaving in good order would wait for them.
+    dist.destroy_process_group()
+
+
+def _device_of(config: TrainingConfig, *, local_rank: int) -> torch.device:
+    if config.device == "cpu":
+        return torch.device("cpu")
+    num_gpus = torch.cuda.device_count()
+    if num_gpus == 0 or (local_rank >= num_gpus and not config.oversubscribe):
+        raise ValueError(f"local rank {local_rank} needs a GPU, {num_gpus} are there; allowed: oversubscribe: true")
+    device = torch.device("cuda", local_rank % num_gpus)
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextlib.contextmanager
+def _loopback_on_one_machine(world_size: int) -> Iterator[None]:
+    """Keep gloo and NCCL off the network where all ranks are on this machine, whose name may not even resolve.
+
+    What this process starts afterwards, which may be ranks on several machines, does not inherit it.
+    """
+    before = {name: os.environ.get(name) for name in _INTERFACES}
+    names = [name for _, name in socket.if_nameindex()]
+    if int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) == world_size and "lo" in names:
+        os.environ |= dict.fromkeys(_INTERFACES, "lo")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

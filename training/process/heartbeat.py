@@ -1,0 +1,118 @@
+"""Where a rank is, step and section, in a few bytes of memory that the stage which started it sees too.
+
+The stage's watchdog (tasks/ranks/watchdog.py) looks there. Telling costs two stores per section and no system call.
+"""
+
+import contextlib
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from pathlib import Path
+
+
+class Section(IntEnum):
+    """What a rank is doing."""
+
+    START = 0
+    """Loading, restoring, warming up: all that is outside of steps and checkpoints."""
+    DATA = 1
+    """Waiting for the micro-batches of the step."""
+    FORWARD = 2
+    BACKWARD = 3
+    """With DDP the exchange of the gradients is inside."""
+    UPDATE = 4
+    """From the update to whatever comes next."""
+    COLLECTIVE = 5
+    """An exchange with the other ranks outside of DDP: at log points, and of gradients in exact mode."""
+    CHECKPOINT = 6
+
+
+NUM_WORDS = 8
+"""Words (int64) of each rank in the memory."""
+PID, POSITION, NUM_COLLECTIVES, STEP_PATIENCE_MS, CHECKPOINT_PATIENCE_MS = range(5)
+"""Which of them says what: a position is (step, place in the step, section) in 32, 24 and 8 bits."""
+
+_SECONDS_BETWEEN_COUNTS = 1.0
+_WARM_UPS = 2.5
+"""A section may take as long as so many warm-ups, which are two micro-batches each."""
+_CHECKPOINT_BYTES_PER_SECOND = 20e6
+"""What the slowest disk takes, for the patience with checkpoints."""
+
+
+def described(position: int) -> tuple[int, Section]:
+    """Return the step and the section of a position."""
+    return position >> 32, Section(position & 0xFF)
+
+
+class Heartbeat:
+    """This rank's part of the memory; without a file nobody looks, and it is memory of this process alone."""
+
+    def __init__(self, file: Path | None = None, *, rank: int = 0) -> None:
+        num_bytes = NUM_WORDS * 8
+        if file is None:
+            words = memoryview(bytearray(num_bytes)).cast("q")
+        else:
+            with file.open("r+b") as opened:
+                words = memoryview(mmap.mmap(opened.fileno(), 0)).cast("q")[rank * NUM_WORDS : (rank + 1) * NUM_WORDS]
+        self._words = words
+        self._words[PID] = os.getpid()
+        self._is_watched = file is not None
+        self._is_in_steps = False
+        self._place = 0
+        self.on_enter: Callable[[Section], None] = lambda _: None
+        """Told of every section of a step as well."""
+
+    @property
+    def step(self) -> int:
+        """The step, counted over the run; 0 before the first."""
+        return self._place >> 32
+
+    def begin(self, step: int) -> None:
+        """A step begins, with waiting for its data."""
+        self._is_in_steps = True
+        self._place = step << 32
+        self._words[POSITION] = self._place | Section.DATA
+
+    def enter(self, section: Section) -> None:
+        """The rank goes over to another section of the step."""
+        if self._is_in_steps:
+            self._place += 256
+            self._words[POSITION] = self._place | section
+            self.on_enter(section)
+
+    def rest(self) -> None:
+        """No step runs from here on: what follows is START until one begins."""
+        self._is_in_steps = False
+        self._place += 256
+        self._words[POSITION] = self._place | Section.START
+
+    def needs_patience(self, *, warm_up_seconds: float, checkpoint_bytes: int) -> None:
+        """Tell the watchdog what takes this rank long without being a hang."""
+        self._words[STEP_PATIENCE_MS] = int(_WARM_UPS * warm_up_seconds * 1000)
+        self._words[CHECKPOINT_PATIENCE_MS] = int(checkpoint_bytes / _CHECKPOINT_BYTES_PER_SECOND * 1000)
+
+    @contextlib.contextmanager
+    def counting(self, num_collectives: Callable[[], int]) -> Iterator[None]:
+        """Keep the number of collectives that this rank has begun up to date, once a second, if anybody looks.
+
+        Of ranks at the same place it tells those that have joined a collective from the one that has not.
+        """
+        if not self._is_watched:
+            yield
+            return
+        is_over = threading.Event()
+
+        def count() -> None:
+            while not is_over.wait(_SECONDS_BETWEEN_COUNTS):
+                self._words[NUM_COLLECTIVES] = num_collectives()
+
+        thread = threading.Thread(target=count, name="count-collectives", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            # The groups that are asked may be gone soon.
+            is_over.set()
+            thread.join()

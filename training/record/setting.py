@@ -1,0 +1,100 @@
+"""What a training ran with, by value, as its ranks see it: put down once per launch, outside of the timed steps."""
+
+import dataclasses
+import json
+import os
+import platform
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+
+from training.config import TrainingConfig
+from training.process.distributed import Ranks
+from training.process.redaction import redacted, shortened
+
+_NOT_WORK = {
+    "cell", "strategy", "options", "world_size", "workload", "device", "oversubscribe", "model_dir", "model_name",
+    "work_dir", "segments",
+}  # fmt: skip
+"""Fields of the config that are no part of the section `train`."""
+_PREFIXES = (
+    "ATEN_", "CUBLAS_", "CUDA_", "CUDNN_", "DNNL_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_", "NCCL_",
+    "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TORCHINDUCTOR_", "TORCH_",
+)  # fmt: skip
+"""Variables of the environment that change numbers or speed."""
+_PLACES = ("_CACHE_DIR", "_HOME", "_PATH", "_FILE", "_VISIBLE_DEVICES", "_SOCKET_IFNAME")
+"""Endings of those that say where something is: they differ between machines that compute the same."""
+_MOST_CHARACTERS = 200
+
+
+def setting_of(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> dict[str, Any]:
+    """Return, on all ranks, what rank 0 runs with, and under `ranks_differ` what is otherwise on which other rank.
+
+    To be called by all ranks, between steps, once the model is built.
+    """
+    mine = _setting(config, ranks, model)
+    text = np.frombuffer(json.dumps(mine, sort_keys=True).encode(), dtype=np.uint8)
+    first, *others = [json.loads(rows.tobytes()) for rows in ranks.gather_rows(text.reshape(-1, 1))]
+    differ = {f"rank {rank}": _differences(first, other) for rank, other in enumerate(others, start=1)}
+    return {**first, "ranks_differ": {rank: found for rank, found in differ.items() if found}}
+
+
+def _setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> dict[str, Any]:
+    fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in _NOT_WORK}
+    is_cuda = ranks.device.type == "cuda"
+    return {
+        "train": fields,
+        "workload": config.workload,
+        "model_name": config.model_name,
+        "options": dict(config.options),
+        "device": torch.cuda.get_device_name(ranks.device) if is_cuda else "cpu",
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "numpy": np.__version__,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version() if is_cuda else None,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if is_cuda else None,
+        },
+        "kernels": {
+            "attention": getattr(getattr(model, "config", None), "_attn_implementation", None),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "matmul_precision": torch.get_float32_matmul_precision(),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+            "searches_anomalies": torch.is_anomaly_enabled(),
+            **{f"{name}_attention": is_on() for name, is_on in _ATTENTION_KERNELS.items()},
+        },
+        "environment": {
+            name: redacted(shortened(value, limit=_MOST_CHARACTERS))
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_PREFIXES) and not name.endswith(_PLACES)
+        },
+    }
+
+
+_ATTENTION_KERNELS = {
+    "flash": torch.backends.cuda.flash_sdp_enabled,
+    "memory_efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
+    "plain": torch.backends.cuda.math_sdp_enabled,
+}
+"""Kernels of attention that torch may choose from on a GPU."""
+
+
+def _differences(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return `section.name` -> the other's value where it is not the first's."""
+    found: dict[str, Any] = {}
+    for section, value in first.items():
+        if not isinstance(value, dict):
+            found |= {} if other[section] == value else {section: other[section]}
+            continue
+        for name in sorted({*value, *other[section]}):
+            if (theirs := other[section].get(name)) != value.get(name):
+                found[f"{section}.{name}"] = theirs
+    return found

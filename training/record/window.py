@@ -1,0 +1,174 @@
+"""The steps between two log points: timed as one span, and looked at only when it is over."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from training.data.batches import MicroBatch
+from training.data.plan import StepPlan
+from training.process.distributed import Ranks
+from training.process.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
+from training.record.pace import Pace, own_positions
+from training.step.strategy import StepResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFacts:
+    """One optimizer step, all ranks together."""
+
+    step: int
+    """From 1, over the whole run."""
+    loss_sum: float
+    """Sum of the losses of all labels."""
+    num_tokens: int
+    """What was learned from, in the workload's unit, as counted by the ranks that had it."""
+    num_targets: int
+    """Labels that were learned from: what `loss_sum` is divided by."""
+    num_samples: int
+    """Samples that were consumed."""
+    num_padding_tokens: int
+    """Positions that held padding."""
+    learning_rate: float
+    """Learning rate of the update."""
+    grad_norm: float | None
+    """L2 norm of the gradient before clipping; None if it was not finite and the fp16 scaler skipped the step."""
+    seconds: float
+    """Seconds of the span it belongs to / steps in it; the span of the slowest rank."""
+    data_wait_seconds: float
+    """Seconds that the rank which waited longest had no data; part of `seconds`."""
+    other_seconds: float
+    """Part of the clock's seconds in which a rank neither computed nor waited for data or for the device.
+
+    Of the rank where it is farthest from 0; below 0 if the clock ran for less than all that. What was before a step is
+    counted with it, what was after it only if the clock stopped then.
+    """
+    rank_own_seconds: list[float]
+    """Of every rank: what it did without waiting for another (record/pace.py); 0 where the strategy does not say."""
+    rank_own_positions: list[int]
+    """Of every rank: how many positions it computed in those seconds, a backward pass counted twice."""
+
+
+class Window:
+    """Collects steps without looking at the device; `close` waits for it and returns what they were."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.pace = Pace(ranks.device)
+        self.open()
+
+    def open(self) -> None:
+        """Start the clock."""
+        self._steps: list[tuple[int, StepPlan, float]] = []
+        self._results: list[StepResult] = []
+        self._counts: list[tuple[int, int, int, int, float, int]] = []
+        self._others: list[float] = []
+        self._computed = self._known = 0.0
+        self._ranks.synchronize()
+        self.pace.restart()
+        self._started = self._seen = time.perf_counter()
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Count what runs inside as seconds that belong to a step: the step itself, a word among the ranks."""
+        started = time.perf_counter()
+        yield
+        self._computed += time.perf_counter() - started
+
+    def add(
+        self, step: int, result: StepResult, micro_batches: Sequence[MicroBatch], *,
+        planned: StepPlan, learning_rate: float, data_wait_seconds: float, counts_rows: bool = True,
+    ) -> None:  # fmt: skip
+        """Note a step; `planned` is what the plan says of all ranks.
+
+        `counts_rows`: whether this rank counts what is in them, or another one that has the same.
+        """
+        self._note_others(data_wait_seconds)
+        self._steps.append((step, planned, learning_rate))
+        self._results.append(result)
+        counted = micro_batches if counts_rows else ()
+        self._counts.append(
+            (
+                sum(part.num_tokens for part in counted),
+                sum(part.num_targets for part in counted),
+                sum(part.num_samples for part in counted),
+                sum(part.num_padding_tokens for part in counted),
+                data_wait_seconds,
+                own_positions(micro_batches),
+            )
+        )
+
+    def close(self, *, forgives_overflow: Callable[[], bool]) -> list[StepFacts]:
+        """Stop the clock on all ranks and return the steps since `open`.
+
+        Raises DivergedError, on all ranks alike, if a loss is not finite, and GradientNotFiniteError for the norm of a
+        gradient; a norm may be where `forgives_overflow`, which is asked when the clock stands, since it may wait.
+        """
+        waited_from = time.perf_counter()
+        self._ranks.synchronize()
+        seconds = time.perf_counter() - self._started
+        self._known += self._computed + time.perf_counter() - waited_from
+        # All that the clock has run for and no step can account for, as the clock has it.
+        self._others[-1] += seconds - self._known - sum(self._others)
+        self.closed_at = time.perf_counter()
+        losses = torch.stack([result.loss_sum for result in self._results]).double().tolist()
+        norms = torch.stack([result.grad_norm for result in self._results]).double().tolist()
+        own = self.pace.seconds() or [0.0] * len(losses)
+        noted = zip(losses, norms, self._others, own, self._counts, strict=True)
+        mine = [(loss, norm, seconds, other, alone, *counts) for loss, norm, other, alone, counts in noted]
+        everyones = self._ranks.gather(np.array(mine))
+        forgives = forgives_overflow()
+        return [self._facts(*step, everyones[:, index], forgives) for index, step in enumerate(self._steps)]
+
+    def _note_others(self, data_wait_seconds: float) -> None:
+        """Split what has passed since the step before into what is known of it and the rest."""
+        now = time.perf_counter()
+        known = self._computed + data_wait_seconds
+        self._others.append(now - self._seen - known)
+        self._known += known
+        self._seen, self._computed = now, 0.0
+
+    def _facts(
+        self, step: int, planned: StepPlan, learning_rate: float, ranks: np.ndarray, forgives_overflow: bool
+    ) -> StepFacts:
+        """Return the step's facts; `ranks`: (world_size, 11), one row per rank."""
+        losses, norms, seconds, others, own, tokens, targets, samples, padding, waits, positions = ranks.T
+        if problem := _not_finite(step, "loss", losses):
+            raise DivergedError(problem)
+        if not forgives_overflow and (problem := _not_finite(step, "gradient norm", norms)):
+            raise GradientNotFiniteError(problem, step=step)
+        both = ((tokens, planned.num_tokens, "tokens"), (targets, planned.num_targets, "labels"))
+        for counted, expected, what in both:
+            if int(counted.sum()) != expected:
+                seen = f"step {step}: the ranks learned from {counted.astype(int).tolist()} {what}"
+                raise RanksDisagreeError(f"{seen}, the plan has {expected}")
+        return StepFacts(
+            step=step,
+            loss_sum=float(losses.sum()),
+            num_tokens=planned.num_tokens,
+            num_targets=planned.num_targets,
+            num_samples=int(samples.sum()),
+            num_padding_tokens=int(padding.sum()),
+            learning_rate=learning_rate,
+            grad_norm=float(norms[0]) if math.isfinite(norms[0]) else None,
+            seconds=float(seconds.max()) / len(self._steps),
+            data_wait_seconds=float(waits.max()),
+            other_seconds=float(others[np.abs(others).argmax()]),
+            rank_own_seconds=own.tolist(),
+            rank_own_positions=positions.astype(int).tolist(),
+        )
+
+
+def _not_finite(step: int, name: str, values: np.ndarray) -> str | None:
+    bad = [rank for rank, value in enumerate(values.tolist()) if not math.isfinite(value)]
+    if not bad:
+        return None
+    where = "every rank" if len(bad) == len(values) else f"rank {', '.join(map(str, bad))}"
+    return (
+        f"diverged at step {step}: {name} is {values[bad[0]]} on {where}; nothing of it was saved; lower "
+        "learning_rate, or look at the samples that ledger and plan name for this step"
+    )

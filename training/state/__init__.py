@@ -1,0 +1,1 @@
+"""Checkpoints and what they consist of: whole or absent, verified before every use."""

@@ -1,0 +1,285 @@
+"""A whole model with its optimizer on one rank: what every strategy that replicates the model shares."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.config import TrainingConfig
+from training.data.batches import MicroBatch
+from training.model.weights import differences, parameter_checksum, tensor_checksum, weights_of
+from training.plug import hardware_of
+from training.process.heartbeat import Section
+from training.step.optimizer import build_optimizer, moments_of
+from training.step.strategy import STATE, WEIGHTS, MisfitError, Part
+from training.workloads import Workload
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Replica:
+    """Gradients are added up by `add`, one micro-batch at a time, and applied by `step`.
+
+    Weights, gradients and optimizer state are fp32 whatever the precision of forward and backward. No step waits for
+    the device.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        workload: Workload,
+        config: TrainingConfig,
+        device: torch.device,
+        *,
+        shard: Callable[[nn.Module], None] = lambda _: None,
+        clip: Callable[[Sequence[nn.Parameter]], Tensor] | None = None,
+    ) -> None:
+        """`shard` is given the prepared model before the optimizer has its parameters; `clip`, where a rank has a part
+        of the gradient only, scales it down by the norm of the whole and returns that.
+        """
+        workload.prepare(model, config)
+        shard(model)
+        self.module = model.to(device).train()
+        self._clip = clip or self._clip_whole
+        self.device = device
+        self._workload = workload
+        self._chunk_rows = config.loss_chunk_rows
+        self._has_dropout = workload.has_dropout(model)
+        self._max_grad_norm = config.max_grad_norm
+        self._dtype = _DTYPES[config.precision]
+        # As usual for transformers: biases and norms are not decayed.
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        groups = [
+            {"params": [part for part in parameters if part.ndim >= 2], "weight_decay": config.weight_decay},
+            {"params": [part for part in parameters if part.ndim < 2], "weight_decay": 0.0},
+        ]
+        self._parameters = parameters
+        if config.exact and device.type == "cuda":
+            # Without it some kernels, such as the backward of attention, add in whatever order their threads come.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        self._optimizer = build_optimizer([group for group in groups if group["params"]], config)
+        self._moments = moments_of(config)
+        before_update = hardware_of(workload).before_update(model)
+        if before_update is not None:
+            self._optimizer.register_step_pre_hook(before_update)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.head_weight: Tensor | None = None
+        """What the head multiplies by in place of its own weight: the same numbers with a gradient of their own."""
+        self._is_compiled, self._is_warm = config.compile, False
+        self._seq_len = config.seq_len
+        self.on_gradient: Callable[[], None] | None = None
+        """Called in every step when the gradient is reduced and not yet clipped; see Strategy."""
+        self.on_section: Callable[[Section], None] = lambda _: None
+        """Told what comes next: forward, backward, update."""
+
+    def forgives_overflow(self) -> bool:
+        """Return whether a step with a non-finite gradient is a normal event: under fp16, until scaling cannot help.
+
+        Waits for the device under fp16.
+        """
+        return self._scaler.is_enabled() and self._scaler.get_scale() >= 1.0
+
+    def to_warm_up(self, micro_batch: MicroBatch) -> list[MicroBatch]:
+        """Return what to run before a step: the micro-batch; the first time twice, and what else is compiled for."""
+        if self._is_warm:
+            return [micro_batch]
+        self._is_warm = True
+        if not self._is_compiled:
+            return [micro_batch] * 2
+        # A single sequence is compiled for by itself; a dummy is one.
+        dummy = self._workload.dummy_micro_batch(self._seq_len).to(self.device)
+        return [micro_batch, dummy, micro_batch]
+
+    def add(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float) -> None:
+        """Run forward and backward; `model` is the module itself or a wrapper around it.
+
+        The gradient of (sum of the micro-batch's losses) x `weight` is added to the parameters'.
+        """
+        self.on_section(Section.FORWARD)
+        self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)
+
+    def forward(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float = 1.0) -> Tensor:
+        """Return the micro-batch's sum of losses, () float32: the first half of `add`; `weight`: the second's."""
+        if self._has_dropout:
+            torch.manual_seed(micro_batch.dropout_seed)
+        scale = self._scaler.scale(torch.full((), weight, device=self.device))
+        with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
+            return self._workload.loss_sum(
+                model, micro_batch, scale=scale, chunk_rows=self._chunk_rows, head_weight=self.head_weight
+            )
+
+    def add_backward(self, loss_sum: Tensor, *, weight: float) -> None:
+        """Add the gradient of what `forward` gave: the second half of `add`."""
+        self.on_section(Section.BACKWARD)
+        self._scaler.scale(loss_sum * weight).backward()
+        self._loss_sum += loss_sum.detach()
+
+    def step(self, learning_rate: float) -> tuple[Tensor, Tensor]:
+        """Clip and apply the gradient, and forget it; return this rank's sum of losses and the gradient's L2 norm.
+
+        A gradient that is not finite changes no parameter and no optimizer state: the fused kernel skips it on the
+        device, without telling the host.
+        """
+        self.on_section(Section.UPDATE)
+        self._scaler.unscale_(self._optimizer)
+        if self.on_gradient is not None:
+            self.on_gradient()
+        grad_norm = self._clip(self._parameters)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        if not self._scaler.is_enabled():
+            # What GradScaler.step sets under fp16, for the same purpose.
+            self._optimizer.found_inf = (~grad_norm.isfinite()).float()  # type: ignore[attr-defined]
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        loss_sum = self._loss_sum
+        self.forget_gradient()
+        return loss_sum, grad_norm
+
+    def _clip_whole(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Scale the gradient down to the largest norm allowed; return the norm that it had."""
+        return nn.utils.clip_grad_norm_(parameters, self._max_grad_norm, foreach=True)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What turns a gradient into an update."""
+        return self._optimizer
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained."""
+        return self._parameters
+
+    def take_gradient(self) -> list[Tensor]:
+        """Return what was added up and drop it here, parameter by parameter; raises ValueError if one has none."""
+        gradient = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if len(gradient) < len(self._parameters):
+            unused = [name for name, part in self.module.named_parameters() if part.requires_grad and part.grad is None]
+            raise ValueError(f"the loss does not depend on {', '.join(unused[:5])}; allowed: parameters that are used")
+        self._optimizer.zero_grad(set_to_none=True)
+        return gradient
+
+    def put_gradient(self, gradient: Sequence[Tensor]) -> None:
+        """Have `step` apply this gradient, parameter by parameter."""
+        for parameter, part in zip(self._parameters, gradient, strict=True):
+            parameter.grad = part
+
+    def forget_gradient(self) -> None:
+        """Drop what was added up."""
+        self._optimizer.zero_grad(set_to_none=True)
+        if self.head_weight is not None:
+            self.head_weight.grad = None
+        self._loss_sum = torch.zeros_like(self._loss_sum)
+
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, part) for name, part in self.module.named_parameters() if part.requires_grad]
+
+    def _gradient(self) -> dict[str, Tensor]:
+        named = self.module.named_parameters()
+        return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+
+    def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> bool:
+        """Return whether these micro-batches alone give a finite gradient; what was added up before is dropped."""
+        self.forget_gradient()
+        for micro_batch in micro_batches:
+            self.add_backward(self.forward(self.module, micro_batch, weight=weight), weight=weight)
+        parts = list(self._gradient().values())
+        if self.head_weight is not None and self.head_weight.grad is not None:
+            parts.append(self.head_weight.grad)
+        is_finite = all(bool(part.isfinite().all()) for part in parts)
+        self.forget_gradient()
+        return is_finite
+
+    @property
+    def num_checkpoint_bytes(self) -> int:
+        """About how much a checkpoint takes: weights and moments."""
+        copies = 1 + len(self._moments)
+        return copies * sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
+
+    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what is trained, by name; see Strategy."""
+        yield from sorted((name, part.detach()) for name, part in self._named())
+
+    def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the gradient, by name; see Strategy."""
+        yield from sorted(self._gradient().items())
+
+    def parameter_checksum(self) -> str:
+        """Return the sha256 (hex) of all parameters."""
+        return parameter_checksum(self.module)
+
+    def optimizer_checksum(self) -> str:
+        """Return the sha256 (hex) of what the next update depends on beside the parameters: moments, loss scale."""
+        return tensor_checksum(self.moments())
+
+    def moments(self) -> dict[str, Tensor]:
+        """Return the optimizer's tensors and the loss scale, each under a name of its own."""
+        kept = {
+            f"{key} of {name}": value
+            for name, part in self._named()
+            for key, value in self._optimizer.state.get(part, {}).items()
+            if isinstance(value, Tensor)
+        }
+        return {**kept, "loss scale": torch.tensor(self._scaler.get_scale())}
+
+    def snapshot(self, *, is_written: bool) -> Iterator[Part]:
+        """Yield weights and state; see Strategy. `is_written`: whether by this rank."""
+        yield Part(WEIGHTS, weights_of(self.module) if is_written else None)
+        yield Part(STATE, self.state() if is_written else None)
+
+    def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Take up what `snapshot` gave, all or nothing; see Strategy."""
+        for part, found in (
+            (WEIGHTS, differences(weights, self.module.state_dict())), (STATE, self.state_differences(state))
+        ):  # fmt: skip
+            if found:
+                raise MisfitError(part, found)
+        self.load_state(state)
+        self.module.load_state_dict(weights, strict=True)
+
+    def state(self) -> dict[str, Any]:
+        """Return everything else that the next step depends on."""
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": self._scaler.state_dict(),
+            "rng": torch.get_rng_state(),
+            "without_moments": [name for name, part in self._named() if part not in self._optimizer.state],
+        }
+
+    def state_differences(self, state: Mapping[str, Any]) -> list[str]:
+        """Return in what a saved state of the optimizer does not fit the model, one line each; torch looks at little.
+
+        Raises KeyError, TypeError or AttributeError for what is no such state at all.
+        """
+        saved, groups = state["optimizer"], self._optimizer.param_groups
+        sizes, wanted_sizes = ([len(group["params"]) for group in each] for each in (saved["param_groups"], groups))
+        if sizes != wanted_sizes:
+            return [f"the optimizer's groups have {sizes} parameters, the model's {wanted_sizes}"]
+        names = {part: name for name, part in self._named()}
+        wanted, got = {}, {}
+        for index, part in enumerate(part for group in groups for part in group["params"]):
+            for moment in self._moments:
+                if names[part] not in state["without_moments"]:
+                    wanted[f"{moment} of {names[part]}"] = part
+                if moment in saved["state"].get(index, {}):
+                    got[f"{moment} of {names[part]}"] = saved["state"][index][moment]
+        return differences(got, wanted)
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` gave; raises ValueError if the optimizer or the loss scale is then another one."""
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
+        torch.set_rng_state(state["rng"])
+        restored = self._optimizer.state_dict()["state"]
+        for index, kept in state["optimizer"]["state"].items():
+            for name, saved in kept.items():
+                found = restored.get(index, {}).get(name)
+                is_same = torch.equal(saved, found.cpu()) if isinstance(found, Tensor) else found == saved
+                if not is_same:
+                    raise ValueError(f"{name} of parameter {index} is not what was saved after it was restored")
+        if self._scaler.state_dict() != state["scaler"]:
+            raise ValueError(f"the loss scale is {self._scaler.state_dict()} after {state['scaler']} was restored")

@@ -1,0 +1,109 @@
+"""A strategy whose ranks hold the whole model each: all of the seam but how the step is made, which is given."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from training.data.batches import MicroBatch
+from training.process.distributed import Ranks
+from training.process.heartbeat import Section
+from training.step.replica import Replica
+from training.step.strategy import Digests, Part, StepResult
+
+
+class ReplicatedStep(Protocol):
+    """How such a strategy makes a step; see Strategy."""
+
+    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
+        """Apply one update."""
+        ...
+
+    def warm_up(self, micro_batch: MicroBatch) -> None:
+        """Run forward, backward and communication, change nothing."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return how the exchange is laid out."""
+        ...
+
+    def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
+        """Return what the step's engine times by itself."""
+        ...
+
+
+class Replicated:
+    """Every rank sees a share of the micro-batches of its own, holds all of the state, and rank 0 writes it."""
+
+    counts_rows = True
+
+    def __init__(self, replica: Replica, ranks: Ranks, step: ReplicatedStep) -> None:
+        self.replica = replica
+        self.step = step
+        self.data_rank = ranks.rank
+        self.data_world_size = ranks.world_size
+        self._ranks = ranks
+        # The timed step is the step's own, with nothing in between.
+        self.train_step = step.train_step
+        self.warm_up = step.warm_up
+        self.describe = step.describe
+        self.own_timers = step.own_timers
+
+    @property
+    def on_section(self) -> Callable[[Section], None]:
+        """Told what comes next in a step."""
+        return self.replica.on_section
+
+    @on_section.setter
+    def on_section(self, listener: Callable[[Section], None]) -> None:
+        self.replica.on_section = listener
+
+    @property
+    def on_gradient(self) -> Callable[[], None] | None:
+        """Called when the gradient is reduced and not yet clipped."""
+        return self.replica.on_gradient
+
+    @on_gradient.setter
+    def on_gradient(self, listener: Callable[[], None] | None) -> None:
+        self.replica.on_gradient = listener
+
+    @property
+    def module(self) -> nn.Module:
+        """The whole model."""
+        return self.replica.module
+
+    @property
+    def num_checkpoint_bytes(self) -> int:
+        """About how much a checkpoint takes."""
+        return self.replica.num_checkpoint_bytes
+
+    def forgives_overflow(self) -> bool:
+        """Return whether a step with a non-finite gradient is a normal event."""
+        return self.replica.forgives_overflow()
+
+    def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
+        """Return whether these micro-batches alone give a finite gradient, without any exchange."""
+        return self.replica.gives_finite_gradient(micro_batches, weight=1 / max(num_targets, 1))
+
+    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what is trained, by name."""
+        return self.replica.full_parameters()
+
+    def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the gradient, by name."""
+        return self.replica.full_gradient()
+
+    def digest(self) -> Digests:
+        """Return every rank's digests: each holds a copy."""
+        return Digests(
+            parameters=self._ranks.gather_text(self.replica.parameter_checksum()),
+            optimizer=self._ranks.gather_text(self.replica.optimizer_checksum()),
+        )
+
+    def snapshot(self) -> Iterator[Part]:
+        """Yield weights and state; rank 0 has them, whose copy is as good as any."""
+        return self.replica.snapshot(is_written=self._ranks.is_first)
+
+    def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Take up what `snapshot` gave, every rank for itself."""
+        self.replica.restore(weights, state)

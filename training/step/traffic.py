@@ -1,0 +1,80 @@
+"""What the ranks put into collectives, as torch's flight recorder has it.
+
+The process groups enter every collective there themselves, whoever calls it, DDP's reducer in C++ included, and the
+recorder is on by default: to read it when the clock stands costs a step nothing.
+"""
+
+import json
+import math
+from typing import Any, NamedTuple
+
+from torch._C import _distributed_c10d
+
+from training.process.distributed import Ranks
+
+_BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1}
+_recorder: Any = _distributed_c10d
+"""The recorder has no public name yet."""
+
+
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
+"""Kinds of collectives; a strategy with another one names it."""
+
+
+class Traffic(NamedTuple):
+    """What a rank put into collectives of the group of the gradients."""
+
+    number: int
+    """Collectives."""
+    num_bytes: int
+    """Bytes that they were given."""
+
+
+def num_exchanges(ranks: Ranks) -> int:
+    """Return how many collectives the group of the gradients has begun: counted by torch."""
+    group: Any = ranks.gradient_group
+    return int(group._get_sequence_number_for_group())
+
+
+class Recorded:
+    """What the recorder has of the gradients' collectives, read once; it keeps the last few thousand of all groups."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        name = ranks.gradient_group.group_name
+        entries = [one for one in _entries(ranks) if one["process_group"][0] == name and not one["is_p2p"]]
+        self._bytes = {one["collective_seq_id"]: _bytes_of(one) for one in entries}
+
+    def between(self, start: int, end: int) -> Traffic | None:
+        """Return what the collectives after number `start` up to number `end` were given; None unless all are told."""
+        found = [
+            num_bytes for number in range(start + 1, end + 1) if (num_bytes := self._bytes.get(number)) is not None
+        ]
+        return Traffic(len(found), sum(found)) if len(found) == end - start else None
+
+
+def _entries(ranks: Ranks) -> list[dict[str, Any]]:
+    # Those that have ended as well. NCCL's groups have a recorder of their own.
+    if ranks.backend == "nccl" and hasattr(_recorder, "_dump_nccl_trace_json"):
+        dumped = _recorder._dump_nccl_trace_json(True, False)
+    elif hasattr(_recorder, "_dump_fr_trace_json"):
+        dumped = _recorder._dump_fr_trace_json(True, False, ranks.backend)
+    else:
+        return []
+    entries: list[dict[str, Any]] = json.loads(dumped).get("entries", [])
+    return entries
+
+
+def _bytes_of(entry: dict[str, Any]) -> int | None:
+    """Return the bytes of a collective's inputs; None for a dtype that no gradient has."""
+    pairs = list(zip(entry["input_sizes"], entry["input_dtypes"], strict=True))
+    if any(kind not in _BYTES for _, kind in pairs):
+        return None
+    return sum(math.prod(size) * _BYTES[kind] for size, kind in pairs)
+
+
+def forget_recorded(ranks: Ranks) -> None:
+    """Empty the recorder, so that the next look into it is a short one."""
+    if ranks.backend == "nccl" and hasattr(_recorder, "_reset_fr_recording_nccl"):
+        _recorder._reset_fr_recording_nccl()
+    elif hasattr(_recorder, "_reset_fr_trace"):
+        _recorder._reset_fr_trace(ranks.backend)
