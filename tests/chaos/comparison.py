@@ -1,7 +1,6 @@
 """A whole comparison of which every class of process is killed in every stage, typed by hand and served."""
 
 import contextlib
-import math
 import os
 import random
 import shutil
@@ -9,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from ruamel.yaml import YAML
@@ -100,13 +99,15 @@ def all_stops() -> list[Kill]:
 class Comparison:
     """A workspace in which a comparison is started again and again, until it has come to its end."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, clean: Workspace | None = None, changes: Mapping[str, Any] | None = None) -> None:
+        """`clean`: a finished comparison of the same trainings, if there is one; `changes`: of its params.yaml."""
         self._choose = random.Random(0)
-        self.workspace = _make_workspace(root / "clean")
-        self._blank = root / "blank"
-        subprocess.run(["cp", "-a", self.workspace.folder, self._blank], check=True)
-        self.workspace.run("make", "-o", ".venv/.ready", "compare")
-        self._clean, self.workspace = self.workspace, Workspace(self._blank)
+        root.mkdir(parents=True, exist_ok=True)
+        self.workspace = _make_workspace(root / "blank", changes or {})
+        if clean is None:
+            clean = self.workspace.copy(root / "clean")
+            clean.run("make", "-o", ".venv/.ready", "compare")
+        self._clean = clean
         self.mark = new_mark()
         """What tells its processes from all others."""
         self._log = root / "output.log"
@@ -262,26 +263,23 @@ class Comparison:
         return self._log.read_text(errors="replace")[-1500:] if self._log.exists() else ""
 
 
-def comparison_trials(root: Path, kills: Sequence[Kill], *, seconds: float = math.inf) -> Iterator[Trial]:
-    """Yield a trial for each kill that comes within so many seconds.
+def comparison_trials(
+    root: Path, kills: Sequence[Kill], *, clean: Workspace | None = None, changes: Mapping[str, Any] | None = None
+) -> Iterator[Trial]:
+    """Yield a trial for each kill; `clean` and `changes` as Comparison has them.
 
     What is wrong with the finished comparison is wrong with all of them.
     """
-    until = time.monotonic() + seconds
-    comparison = Comparison(root)
-    trials = []
+    comparison = Comparison(root, clean=clean, changes=changes)
     with none_left_of(comparison.mark):
-        for kill in kills:
-            if time.monotonic() > until:
-                break
-            trials.append(comparison.trial(kill))
+        trials = [comparison.trial(kill) for kill in kills]
         words = "; ".join(comparison.finish())
     for trial in trials:
         yield Trial(problem="; ".join(filter(None, [trial.problem, words])), seconds_lost=trial.seconds_lost)
 
 
-def _make_workspace(folder: Path) -> Workspace:
-    changes = {**SMALL, "train.checkpoint_every_steps": 2}
+def _make_workspace(folder: Path, changes: Mapping[str, Any]) -> Workspace:
+    changes = {**SMALL, "train.checkpoint_every_steps": 2, **changes}
     workspace = Workspace.create(folder, project=PROJECT, changes=changes)
     for name in ("Makefile", "requirements.lock", "pyproject.toml"):
         shutil.copy2(PROJECT / name, folder / name)
