@@ -130,7 +130,7 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
     if launch.faults is not None:
         made = launch.faults.build_into_data(make, first_step=record.first_step)
     divergence = DivergenceRule()
-    for line in record.lines:
+    for line in record.earlier_lines:
         divergence.take(line["step"], line["loss"])
     steps_between_stop_checks, to_run_step = 1, record.first_step - 1
     record.start_span()

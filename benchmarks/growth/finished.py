@@ -8,8 +8,9 @@ import numpy as np
 
 from tasks.params import Params
 from tasks.records.outputs import Outputs, read_outputs
-from training.process.files import write_json
-from training.record.segment import LEDGER_DTYPE
+from training.process.files import digest_of_file, write_json
+from training.record.ledger_file import LEDGER, LEDGER_DTYPE
+from training.state.receipt import RECEIPT
 
 _ROWS_PER_STEP = 16
 _HELDOUT_ROWS = 20
@@ -47,6 +48,14 @@ def write_finished(folder: Path, *, num_rows: int, epochs: int) -> None:
         | {"first_step": first | {"parameter_checksum": _checksum(0), "loss": _loss(1)}}
         | {"models": dict.fromkeys(["base", "1proc", "2proc"], figures)},
     )
+
+
+def write_ledger(
+    segment: Path, *, rank: np.ndarray, step: np.ndarray, row_id: np.ndarray, num_tokens: np.ndarray
+) -> None:
+    """Write the ledger of a finished segment, and as much of a receipt as says what it is."""
+    np.stack([rank, step, row_id, num_tokens], axis=1).astype(LEDGER_DTYPE).tofile(segment / LEDGER)
+    write_json(segment / RECEIPT, {"files": {LEDGER: {"sha256": digest_of_file(segment / LEDGER)}}})
 
 
 def outputs_of(folder: Path) -> Outputs:
@@ -98,9 +107,9 @@ def _write_run(folder: Path, world_size: int, num_rows: int, train: dict[str, An
             file.writelines(json.dumps(line) + "\n" for line in lines)
         place_of = np.arange(num_rows, dtype=LEDGER_DTYPE)
         order = np.random.default_rng([0, epoch, 0, num_rows]).permutation(num_rows)
-        np.savez(
-            path / "ledger.npz", rank=place_of % world_size, step=first_step + place_of // _ROWS_PER_STEP,
-            row_id=order.astype(LEDGER_DTYPE), num_tokens=np.full_like(place_of, _TOKENS - 1),
+        write_ledger(
+            path, rank=place_of % world_size, step=first_step + place_of // _ROWS_PER_STEP,
+            row_id=order, num_tokens=np.full_like(place_of, _TOKENS - 1),
         )  # fmt: skip
         entries.append({"folder": place})
     write_json(

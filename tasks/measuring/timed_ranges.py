@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from training.record.arrays import parts_of_array
+from tasks.records.arrays import read_parts
 
 _SHARE_APART = 0.05
 """Of the mean length, or of the root of the mean square, which attention goes by."""
@@ -27,13 +27,13 @@ def timed_ranges(slices: Path, ranges: Sequence[str], *, seq_len: int, least_row
 
 
 def _num_rows(folder: Path) -> int:
-    return sum(len(part) for part in parts_of_array(folder / "row_ids.npy"))
+    return sum(len(part) for part in read_parts(folder / "row_ids.npy"))
 
 
 def _lengths(folder: Path, seq_len: int) -> np.ndarray:
     """Return the mean length of the rows, and the root of the mean square."""
     sums, before = np.zeros(3), np.zeros(0, dtype=np.int64)
-    for part in parts_of_array(folder / "offsets.npy"):
+    for part in read_parts(folder / "offsets.npy"):
         lengths = np.minimum(np.diff(np.concatenate([before, part])), seq_len).astype(np.float64)
         sums += [len(lengths), lengths.sum(), np.square(lengths).sum()]
         before = part[-1:].astype(np.int64)

@@ -9,16 +9,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.records.sorted_numbers import SortedNumbers, windows
-from training.record.arrays import Numbers, parts_of_arrays
+from tasks.records.arrays import Numbers
+from tasks.records.sorted_numbers import Sorted, SortedNumbers, read_windows
+from training.record.ledger_file import ENTRY_BYTES, LEDGER_COLUMNS, LEDGER_DTYPE
 
 _ROW_BITS = 32
-_MOST = 2**31 - 1
-"""What the work ledger can number (training/record/segment.py)."""
+_PART_BYTES = 2**16 * ENTRY_BYTES
 
 
 class Samples(NamedTuple):
-    """Some entries of ledger.npz, one per sample that was learned from: each (num_samples,)."""
+    """Some entries of a ledger.int32, one per sample that was learned from: each (num_samples,)."""
 
     rank: Numbers
     step: Numbers
@@ -26,16 +26,15 @@ class Samples(NamedTuple):
     num_tokens: Numbers
 
 
-def samples_of(file: Path) -> Iterator[Samples]:
-    """Yield all entries of a ledger.npz, part by part.
-
-    Raises ValueError for a number that no ledger holds, and what parts_of_arrays raises.
-    """
-    for columns in parts_of_arrays(file, Samples._fields):
-        for name, numbers in zip(Samples._fields, columns, strict=True):
-            if not 0 <= numbers.min() <= numbers.max() <= _MOST:
-                raise ValueError(f"{name} from {numbers.min()} to {numbers.max()}; allowed: 0 to {_MOST}")
-        yield Samples(*columns)
+def read_samples(file: Path) -> Iterator[Samples]:
+    """Yield all entries of a ledger.int32, part by part; raises ValueError or OSError if it is none."""
+    with file.open("rb") as entries:
+        while raw := entries.read(_PART_BYTES):
+            numbers = np.frombuffer(raw, dtype=LEDGER_DTYPE).reshape(-1, len(LEDGER_COLUMNS))
+            if numbers.min() < 0:
+                name = LEDGER_COLUMNS[int(numbers.min(axis=0).argmin())]
+                raise ValueError(f"{name} is {numbers.min()}; allowed: 0 or more")
+            yield Samples(*numbers.T)
 
 
 @dataclass(frozen=True)
@@ -52,29 +51,22 @@ class Ledger:
 
 def ledger_of(parts: Iterable[Samples]) -> Ledger:
     """Return what the samples come to."""
-    num_tokens = 0
-    with SortedNumbers() as rows, SortedNumbers() as placed:
-        for part in parts:
-            rows.extend(part.row_id)
-            placed.extend(_placed(part))
-            num_tokens += int(part.num_tokens.sum(dtype=np.int64))
-        return Ledger(len(rows), num_tokens, _digest(_ascending(rows)), _digest(_ascending(placed)))
+    num_tokens, rows, placed = 0, SortedNumbers(), SortedNumbers()
+    for part in parts:
+        rows.extend(part.row_id)
+        placed.extend(_place(part.step, part.row_id))
+        num_tokens += int(part.num_tokens.sum(dtype=np.int64))
+    return Ledger(len(rows), num_tokens, _digest(_read_all(rows)), _digest(_read_all(placed)))
 
 
 def digest_of_rows(parts: Iterable[Numbers]) -> str:
     """Return the rows_digest of a ledger that holds each of these rows once."""
-    with SortedNumbers() as rows:
-        for part in parts:
-            rows.extend(part)
-        return _digest(map(np.unique, _ascending(rows)))
+    return _digest(map(np.unique, _read_all(SortedNumbers(parts))))
 
 
 def digest_of_steps(parts: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> str:
     """Return the steps_digest of a ledger that holds these samples, given as (steps, row ids)."""
-    with SortedNumbers() as placed:
-        for step, row_id in parts:
-            placed.extend(_place(step, row_id))
-        return _digest(_ascending(placed))
+    return _digest(_read_all(SortedNumbers(_place(step, row_id) for step, row_id in parts)))
 
 
 @dataclass(frozen=True)
@@ -92,17 +84,14 @@ class OtherSteps:
 def compare_steps(mine: Iterable[Samples], its: Iterable[Samples]) -> OtherSteps:
     """Return how two ledgers with different steps_digest differ."""
     num_samples, first = 0, None
-    with SortedNumbers() as ours, SortedNumbers() as theirs:
-        for parts, placed in ((mine, ours), (its, theirs)):
-            for part in parts:
-                placed.extend(_placed(part))
-        for one, other in windows(ours, theirs):
-            values, places = np.unique(np.concatenate([one, other]), return_inverse=True)
-            signs = np.concatenate([np.ones(one.size), -np.ones(other.size)])
-            excess = np.abs(np.bincount(places, signs))
-            num_samples += int(excess.sum())
-            if first is None and excess.any():
-                first = divmod(int(values[np.argmax(excess > 0)]), 2**_ROW_BITS)
+    both = [SortedNumbers(_place(part.step, part.row_id) for part in parts) for parts in (mine, its)]
+    for one, other in read_windows(*both):
+        values, places = np.unique(np.concatenate([one, other]), return_inverse=True)
+        signs = np.concatenate([np.ones(one.size), -np.ones(other.size)])
+        excess = np.abs(np.bincount(places, signs))
+        num_samples += int(excess.sum())
+        if first is None and excess.any():
+            first = divmod(int(values[np.argmax(excess > 0)]), 2**_ROW_BITS)
     assert first is not None, "other digests, and the same samples"
     return OtherSteps(num_samples, *first)
 
@@ -122,20 +111,12 @@ class OtherRows:
 def compare_rows(samples: Iterable[Samples], expected: Iterable[Numbers]) -> OtherRows:
     """Return how the rows of a ledger differ from the expected ones, of which each should be there once."""
     sums = np.zeros(4, dtype=np.int64)
-    with SortedNumbers() as used, SortedNumbers() as wanted:
-        for part in samples:
-            used.extend(part.row_id)
-        for rows in expected:
-            wanted.extend(rows)
-        for one, other in windows(used, wanted):
-            (found, counts), there = np.unique(one, return_counts=True), np.unique(other)
-            left_out, foreign = np.setdiff1d(there, found), np.setdiff1d(found, there)
-            sums += [there.size, left_out.size, int((counts > 1).sum()), foreign.size]
+    used, wanted = SortedNumbers(part.row_id for part in samples), SortedNumbers(expected)
+    for one, other in read_windows(used, wanted):
+        (found, counts), there = np.unique(one, return_counts=True), np.unique(other)
+        left_out, foreign = np.setdiff1d(there, found), np.setdiff1d(found, there)
+        sums += [there.size, left_out.size, int((counts > 1).sum()), foreign.size]
     return OtherRows(*sums.tolist())
-
-
-def _placed(part: Samples) -> NDArray[np.int64]:
-    return _place(part.step, part.row_id)
 
 
 def _place(step: Numbers, row_id: Numbers) -> NDArray[np.int64]:
@@ -143,11 +124,11 @@ def _place(step: Numbers, row_id: Numbers) -> NDArray[np.int64]:
     return (step.astype(np.int64) << _ROW_BITS) + row_id.astype(np.int64)
 
 
-def _ascending(numbers: SortedNumbers) -> Iterator[NDArray[np.int64]]:
-    return (window for (window,) in windows(numbers))
+def _read_all(numbers: SortedNumbers) -> Iterator[Sorted]:
+    return (window for (window,) in read_windows(numbers))
 
 
-def _digest(parts: Iterable[NDArray[np.int64]]) -> str:
+def _digest(parts: Iterable[Sorted]) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.data)

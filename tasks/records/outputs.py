@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import zipfile
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 from tasks.params import Params
 from tasks.params.choices import has_labels, unit_of
 from tasks.process.failure import DataError
-from tasks.records.ledger import Ledger, Samples, digest_of_rows, ledger_of, samples_of
+from tasks.records.arrays import Numbers, read_parts
+from tasks.records.ledger import Ledger, Samples, digest_of_rows, ledger_of, read_samples
 from tasks.records.measurement import MeasurementFile
 from tasks.records.stage_files import (
     BaseModelManifest,
@@ -30,7 +30,9 @@ from tasks.records.stage_files import (
     SliceManifest,
 )
 from tasks.records.twins import Twins
-from training.record.arrays import Numbers, parts_of_array
+from training.process.files import digest_of_file
+from training.record.ledger_file import LEDGER
+from training.state.receipt import RECEIPT
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -114,11 +116,14 @@ class SegmentOutputs:
 
     def samples(self) -> Iterator[Samples]:
         """Yield every sample that the segment learned from, part by part."""
-        path = self.folder / "ledger.npz"
+        path = self.folder / LEDGER
         try:
-            yield from samples_of(path)
-        except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-            raise _damaged(path, error) from None
+            wanted = json.loads((self.folder / RECEIPT).read_bytes())["files"][LEDGER]["sha256"]
+            if (found := digest_of_file(path)) != wanted:
+                raise ValueError(f"sha256 is {found}, its receipt says {wanted}")
+            yield from read_samples(path)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(Path(getattr(error, "filename", None) or path), error) from None
 
 
 @dataclass(frozen=True)
@@ -284,7 +289,7 @@ def _read(path: Path, model: type[Model]) -> Model:
 
 def _parts(path: Path) -> Iterator[Numbers]:
     try:
-        yield from parts_of_array(path)
+        yield from read_parts(path)
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
 

@@ -27,14 +27,15 @@ def _meet(bomb: Path) -> None:
     """Load the bomb as the product loads a file of that kind."""
     if bomb.is_dir() and (bomb / "config.json").exists():
         stored_model(ModelParams(source=f"path:{bomb}", name="bomb"))
-    elif bomb.is_dir() and (bomb / "ledger.npz").exists():
+    elif bomb.is_dir() and (bomb / "receipt.json").exists():
         _ = SegmentOutputs(bomb, None).ledger  # type: ignore[arg-type]
+    elif bomb.is_dir() and (bomb / "ledger.int32").exists():
+        LedgerFile(bomb.parent.parent / "spool").load(bomb)
     elif bomb.is_dir():
         open_slice(bomb)
     else:
         loads: dict[str, Callable[[], object]] = {
             ".pt": lambda: load_tensors(bomb),
-            ".npz": lambda: LedgerFile(bomb.parent.parent / "spool").load_ledger(bomb),
             ".jsonl": lambda: stored_rows(DatasetParams(source=f"path:{bomb}"), 1),
             ".parquet": lambda: stored_rows(DatasetParams(source=f"path:{bomb}"), 1_000),
             ".yaml": lambda: load_params(bomb),

@@ -33,14 +33,13 @@ CODES = {
     "a billion layers": 3,
     "deep config": 3,
     "ledger of a report": 3,
+    "ledger of a checkpoint": 3,
     "array of 2^60 rows": 3,
     "zeros.pt": 3,
     "overlapping.pt": 3,
     "pickle.pt": 3,
     "stride.pt": 3,
     "record.pt": 3,
-    "zeros.npz": 3,
-    "shape.npz": 3,
     "line.jsonl": 3,
     "digits.jsonl": 3,
     "lists.jsonl": 3,
@@ -66,7 +65,7 @@ def _models(folder: Path) -> None:
     for file in whole.iterdir():
         file.unlink()
     whole.rmdir()
-    names = [name for name in CODES if "." not in name and name not in ("ledger of a report", "array of 2^60 rows")]
+    names = [name for name in CODES if "." not in name and not name.startswith(("ledger of", "array of"))]
     for name in names:
         (folder / name).mkdir()
         for file, content in files.items():
@@ -95,13 +94,10 @@ def _archives(folder: Path) -> None:
     (folder / "stride.pt").write_bytes(saved({"weight": torch.zeros(1).expand(2**40)}))
     (folder / "record.pt").write_bytes(with_entries(saved({"weight": torch.zeros(2**16)}), {"data/0": b"\0" * 16}))
     (folder / "overlapping.pt").write_bytes(_overlapping(2_000))
-    columns = ("rank", "step", "row_id", "num_tokens")
-    np.savez_compressed(
-        folder / "zeros.npz", **{name: np.zeros(GIGABYTE // 32, dtype=np.int64) for name in columns[:1]}
-    )
-    (folder / "shape.npz").write_bytes(_npz({name: _npy_header(2**60) for name in columns}))
-    (folder / "ledger of a report").mkdir()
-    (folder / "ledger of a report" / "ledger.npz").write_bytes((folder / "zeros.npz").read_bytes())
+    for name in ("report", "checkpoint"):
+        (folder / f"ledger of a {name}").mkdir()
+        _sparse(folder / f"ledger of a {name}" / "ledger.int32", GIGABYTE + 8)
+    (folder / "ledger of a report" / "receipt.json").write_text('{"files": {"ledger.int32": {"sha256": "0"}}}')
     (folder / "array of 2^60 rows").mkdir()
     for name in ("tokens", "offsets", "row_ids"):
         (folder / "array of 2^60 rows" / f"{name}.npy").write_bytes(_npy_header(2**60))
@@ -112,14 +108,6 @@ def _npy_header(num_rows: int) -> bytes:
     header: dict[str, Any] = {"descr": "<i8", "fortran_order": False, "shape": (num_rows,)}
     np.lib.format.write_array_header_1_0(stream, header)
     return stream.getvalue() + b"\0" * 64
-
-
-def _npz(entries: dict[str, bytes]) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, raw in entries.items():
-            archive.writestr(f"{name}.npy", raw)
-    return stream.getvalue()
 
 
 def _overlapping(times: int) -> bytes:

@@ -93,9 +93,21 @@ def test_arrays_of_pickles_are_refused_and_not_run(canary: Path) -> None:
         np.save(f"{name}.npy", _object_array(canary), allow_pickle=True)
     with pytest.raises(BadCheckpointError, match=r"allow_pickle|Python objects"):
         open_slice(Path())
-    np.savez("ledger.npz", **{name: _object_array(canary) for name in ("rank", "step", "row_id", "num_tokens")})
-    with pytest.raises(BadCheckpointError, match="array of object"):
-        LedgerFile(Path()).load_ledger(Path("ledger.npz"))
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("kind", ["pickle", "array", "archive"])
+def test_a_pickle_in_the_place_of_a_ledger_is_refused_and_not_run(kind: str, canary: Path) -> None:
+    ledger = Path("ledger.int32")
+    if kind == "pickle":
+        ledger.write_bytes(plain(touching(canary)))
+    else:
+        with ledger.open("wb") as stream:
+            {"array": np.save, "archive": np.savez}[kind](stream, _object_array(canary))
+    # What ends with a whole entry is only numbers; one byte more is none.
+    ledger.write_bytes(ledger.read_bytes() + bytes(-ledger.stat().st_size % 16) + b".")
+    with pytest.raises(BadCheckpointError, match=r"ledger\.int32: not loadable: 1 bytes after its last entry"):
+        LedgerFile(Path()).load(Path())
     assert not canary.exists()
 
 

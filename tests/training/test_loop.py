@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.ledgers import read_ledger
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import (
     are_bitwise_equal,
@@ -64,7 +65,7 @@ def _assert_equals(config: dict[str, Any], clean: dict[str, Any]) -> None:
         assert [(line["step"], line["loss"], line["num_tokens"]) for line in ours] == [
             (line["step"], line["loss"], line["num_tokens"]) for line in theirs
         ]
-        one, other = (np.load(_segment_folder(each, index) / "ledger.npz") for each in (config, clean))
+        one, other = (read_ledger(_segment_folder(each, index)) for each in (config, clean))
         assert all(np.array_equal(one[name], other[name]) for name in ("step", "row_id", "num_tokens"))
         same = ("num_steps", "num_samples", "num_tokens", "loss", "first_step", "last_step", "start_checksum")
         assert {key: facts_of(config, index)[key] for key in same} == {key: facts_of(clean, index)[key] for key in same}
@@ -89,9 +90,9 @@ def test_a_run_streams_what_it_does_and_its_totals_are_the_sums_of_its_steps(
         assert facts["tokens_per_second"] == pytest.approx(facts["num_tokens"] / facts["train_seconds"])
         weighted = sum(line["loss"] * line["num_tokens"] for line in lines) / facts["num_tokens"]
         assert facts["loss"] == pytest.approx(weighted)
-        with np.load(_segment_folder(config, index) / "ledger.npz") as ledger:
-            assert sorted(ledger["row_id"]) == open_slice(slices[index]).row_ids.tolist()
-            assert ledger["num_tokens"].sum() == facts["num_tokens"]
+        ledger = read_ledger(_segment_folder(config, index))
+        assert sorted(ledger["row_id"]) == open_slice(slices[index]).row_ids.tolist()
+        assert ledger["num_tokens"].sum() == facts["num_tokens"]
     assert facts_of(config, 1)["start_checksum"] == facts_of(config, 0)["parameter_checksums"][0]
     assert facts_of(config, 1)["start_optimizer_checksum"] == facts_of(config, 0)["optimizer_checksums"][0]
 
@@ -100,8 +101,8 @@ def test_the_first_loss_is_the_base_models_on_the_same_rows(
     tiny_model: Path, slices: list[Path], clean: dict[str, Any]
 ) -> None:
     first = events_in(_segment_folder(clean, 0) / "steps.jsonl")[0]
-    with np.load(_segment_folder(clean, 0) / "ledger.npz") as ledger:
-        rows = ledger["row_id"][ledger["step"] == 1]
+    ledger = read_ledger(_segment_folder(clean, 0))
+    rows = ledger["row_id"][ledger["step"] == 1]
     source, model = open_slice(slices[0]), load_model(tiny_model).eval()
     with torch.no_grad():
         total = sum(

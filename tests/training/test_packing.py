@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.equivalence.reference.update import OneProcess, as_ranks
+from tests.ledgers import read_ledger
 from tests.tiny import make_config, make_slice, make_tiny_model, write_slice
 from tests.training.conftest import events_in, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks
@@ -185,8 +186,8 @@ def test_a_packed_training_is_the_unpacked_one_in_fewer_positions(
     ledgers = []
     for config in configs:
         folder = Path(config["work_dir"]) / "segments" / config["segments"][0]["fingerprint"]
-        with np.load(folder / "ledger.npz") as ledger:
-            ledgers.append(sorted(zip(ledger["step"].tolist(), ledger["row_id"].tolist(), strict=True)))
+        ledger = read_ledger(folder)
+        ledgers.append(sorted(zip(ledger["step"].tolist(), ledger["row_id"].tolist(), strict=True)))
     assert ledgers[0] == ledgers[1]
     assert len(ledgers[0]) == 45
 

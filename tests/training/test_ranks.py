@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.ledgers import read_ledger
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import (
     are_bitwise_equal,
@@ -106,10 +107,10 @@ def test_ranks_share_out_every_sample_and_end_with_the_same_parameters(clean: di
         assert [one["gpu_uuid"] for one in facts["rank_devices"]] == [None, None]
         assert list(facts["traffic"]) == ["all_reduce"]
         folder = Path(clean["work_dir"]) / "segments" / facts["fingerprint"]
-        with np.load(folder / "ledger.npz") as ledger:
-            assert sorted(ledger["row_id"]) == list(range(first_row, first_row + facts["num_samples"]))
-            assert ledger["num_tokens"].sum() == facts["num_tokens"]
-            shares = [int((ledger["rank"] == rank).sum()) for rank in range(2)]
+        ledger = read_ledger(folder)
+        assert sorted(ledger["row_id"]) == list(range(first_row, first_row + facts["num_samples"]))
+        assert ledger["num_tokens"].sum() == facts["num_tokens"]
+        shares = [int((ledger["rank"] == rank).sum()) for rank in range(2)]
         assert abs(shares[0] - shares[1]) <= 4
 
 
@@ -143,7 +144,7 @@ def test_stopped_and_killed_runs_resume_to_the_same_bits_and_leave_no_process(
         ours, theirs = (events_in(folder / "steps.jsonl") for folder in folders)
         assert [line["segment_step"] for line in ours] == list(range(1, _NUM_STEPS[index] + 1))
         assert [line["loss"] for line in ours] == [line["loss"] for line in theirs]
-        mine, other = (np.load(folder / "ledger.npz") for folder in folders)
+        mine, other = map(read_ledger, folders)
         assert all(np.array_equal(mine[name], other[name]) for name in ("rank", "step", "row_id", "num_tokens"))
 
 

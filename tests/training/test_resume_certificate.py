@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from tests.ledgers import read_ledger
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, events_in, facts_of, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
@@ -79,10 +79,8 @@ def _assert_equals(config: dict[str, Any], clean: dict[str, Any]) -> None:
         assert [[line[key] for key in same] for line in ours] == [[line[key] for key in same] for line in theirs]
         # The sum over ranks is rounded in another order.
         assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], rel=1e-12)
-        with np.load(_folder(config, index) / "ledger.npz") as ledger:
-            done = sorted(zip(ledger["step"].tolist(), ledger["row_id"].tolist(), strict=True))
-        with np.load(_folder(clean, index) / "ledger.npz") as ledger:
-            planned = sorted(zip(ledger["step"].tolist(), ledger["row_id"].tolist(), strict=True))
+        ledgers = [read_ledger(_folder(each, index)) for each in (config, clean)]
+        done, planned = (sorted(zip(one["step"].tolist(), one["row_id"].tolist(), strict=True)) for one in ledgers)
         assert done == planned
         assert sorted(row for _, row in done) == list(range(_NUM_ROWS))
         assert sorted({step for step, _ in done}) == [index * _STEPS_PER_EPOCH + step for step in range(1, 21)]

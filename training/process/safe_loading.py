@@ -26,7 +26,7 @@ def require_safe_torch() -> None:
 
 
 def require_plain_archive(file: Path) -> None:
-    """Raise ValueError unless the file is a zip archive as torch.save and numpy.savez write it.
+    """Raise ValueError unless the file is a zip archive as torch.save writes it.
 
     Nothing in it is compressed and no two entries share bytes, so that what is read is never more than the file holds.
     """
@@ -39,7 +39,7 @@ def require_plain_archive(file: Path) -> None:
         if entry.filename.endswith("/constants.pkl"):
             raise ValueError(f"{entry.filename!r} makes it a program (TorchScript); allowed: tensors")
         if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-            raise ValueError(f"{entry.filename!r} is compressed; allowed: entries as torch and numpy store them")
+            raise ValueError(f"{entry.filename!r} is compressed; allowed: entries as torch stores them")
         if entry.filename.endswith(".pkl") and entry.file_size > _MAX_PICKLE_BYTES:
             raise ValueError(
                 f"{entry.filename!r} holds {entry.file_size:,} bytes; allowed: a list of tensors of at most "

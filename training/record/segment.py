@@ -18,12 +18,11 @@ from training.config import SegmentConfig
 from training.data.batches import MicroBatch
 from training.process.distributed import Ranks
 from training.process.unwritten import Stamps, require_unwritten, stamps_of
-from training.record.ledger_file import LEDGER_COLUMNS, LEDGER_DTYPE, LedgerFile
+from training.record.ledger_file import LEDGER_COLUMNS, LEDGER_DTYPE, STEPS, LedgerFile
 from training.record.window import StepFacts
 from training.step.strategy import Digests, StepResult
 from training.step.traffic import Recorded, Traffic, num_exchanges
 
-_LEDGER, _STEPS = "ledger.npz", "steps.jsonl"
 _STEPS_IN_MEMORY = 512
 """So many steps wait in memory: about 500 bytes of text each, and 16 per sample."""
 _MARKS = 64
@@ -126,13 +125,10 @@ class SegmentRecord:
         self._stamps = stamps_of(self.segment.slice_dir)
 
     @property
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of steps.jsonl; on other ranks than the first, those of the checkpoint that was loaded."""
-        if self.is_first_rank:
-            yield from map(json.loads, self._ledger_file.lines())
-            yield from map(json.loads, self._text.splitlines())
-        elif self._loaded_from is not None:
-            with (self._loaded_from / _STEPS).open("rb") as saved:
+    def earlier_lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of steps.jsonl of the checkpoint that was loaded, while it is there."""
+        if self._loaded_from is not None:
+            with (self._loaded_from / STEPS).open("rb") as saved:
                 yield from map(json.loads, saved)
 
     def mark_exchanges(self, ranks: Ranks) -> None:
@@ -201,21 +197,20 @@ class SegmentRecord:
         mine = np.frombuffer(self._consumed, dtype=LEDGER_DTYPE).reshape(-1, len(LEDGER_COLUMNS))
         entries = np.concatenate(ranks.gather_rows(mine))
         entries = entries[np.lexsort((entries[:, 0], entries[:, 1]))]
-        ranks.first_says(lambda: self._ledger_file.append(entries, bytes(self._text)))
+        ranks.first_says(lambda: self._ledger_file.append(entries.tobytes(), bytes(self._text)))
         self._consumed, self._text, self._num_waiting = array(LEDGER_DTYPE.char), bytearray(), 0
 
     def save(self, folder: Path) -> None:
-        """Write ledger.npz and steps.jsonl, once all is filed away; OSError if there is no room."""
+        """Write ledger.int32 and steps.jsonl, once all is filed away; OSError if there is no room."""
         if self._num_waiting:
             raise RuntimeError(f"{self._num_waiting} steps wait in memory; file_away(everything=True) comes first")
-        self._ledger_file.save(ledger=folder / _LEDGER, lines=folder / _STEPS)
+        self._ledger_file.save(folder)
 
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote; raises BadCheckpointError, on the first rank, if it is no ledger."""
         self._loaded_from = folder
         if self.is_first_rank:
-            self._ledger_file.load_lines(folder / _STEPS)
-            self._ledger_file.load_ledger(folder / _LEDGER)
+            self._ledger_file.load(folder)
 
     def summary(
         self,

@@ -106,17 +106,16 @@ def facts_of_images(stored: StoredImages, num_rows: int, *, heldout: RowRange, s
             f"allowed: 0-{stored.num_rows}"
         )
     faults: Counter[str] = Counter()
-    with RepeatedRows(heldout) as repeated:
-        for row_id, pixels, fault in _first_rows(stored.file, num_rows):
-            if fault is None:
-                repeated.add(row_id, pixels)
-            else:
-                faults[fault] += 1
-        counted = repeated.counted()
+    repeated = RepeatedRows(heldout)
+    for row_id, pixels, fault in _first_rows(stored.file, num_rows):
+        if fault is None:
+            repeated.add(row_id, pixels)
+        else:
+            faults[fault] += 1
     return {
         "num_rows": num_rows,
         "digest": stored.digest,
-        **counted,
+        **repeated.count(),
         "quarantined": {fault: faults[fault] for fault in QUARANTINED_IMAGES if faults[fault]},
         "num_cut_rows": 0,
         "class_names": stored.class_names,

@@ -1,11 +1,10 @@
 """Rows that hold what another row holds, counted by hash; memory does not grow with the rows."""
 
 import hashlib
-from typing import Self
 
 import numpy as np
 
-from tasks.records.sorted_numbers import SortedNumbers, windows
+from tasks.records.sorted_numbers import SortedNumbers, read_windows
 from tasks.params.sources import RowRange
 
 
@@ -16,23 +15,15 @@ class RepeatedRows:
         self._heldout = range(heldout.start, heldout.end)
         self._inside, self._outside = SortedNumbers(), SortedNumbers()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._inside.close()
-        self._outside.close()
-
     def add(self, row_id: int, content: bytes) -> None:
         """Take a row that is not left out."""
         key = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True)
         (self._inside if row_id in self._heldout else self._outside).add(key)
 
-    def counted(self) -> dict[str, int]:
+    def count(self) -> dict[str, int]:
         """Return `num_duplicate_rows` and `num_heldout_rows_seen` (tasks/data/sources/row_store.py)."""
         num_duplicates = num_seen = 0
-        for inside, outside in windows(self._inside, self._outside):
-            everywhere = np.sort(np.concatenate([inside, outside]))
-            num_duplicates += int((everywhere[1:] == everywhere[:-1]).sum())
+        for inside, outside in read_windows(self._inside, self._outside):
+            num_duplicates += inside.size + outside.size - np.union1d(inside, outside).size
             num_seen += int(np.isin(inside, outside).sum())
         return {"num_duplicate_rows": num_duplicates, "num_heldout_rows_seen": num_seen}

@@ -106,12 +106,8 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
     faults: Counter[str] = Counter()
     classes: Counter[str] = Counter()
     schema = pq.read_schema(stored.file)
-    with (
-        RepeatedRows(heldout) as repeated,
-        replacing(target) as temporary,
-        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
-    ):
-        first = 0
+    first, repeated = 0, RepeatedRows(heldout)
+    with replacing(target) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
         for rows in stored.batches(num_rows):
             writer.write_table(_table(first, rows, schema))
             for index, (text, fault, label) in enumerate(rows, start=first):
@@ -125,11 +121,10 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
                 if fault not in QUARANTINED:
                     repeated.add(index, raw)
             first += len(rows)
-        counted = repeated.counted()
     return {
         "num_rows": num_rows,
         "digest": digest.hexdigest(),
-        **counted,
+        **repeated.count(),
         "quarantined": {fault: faults[fault] for fault in QUARANTINED if faults[fault]},
         "num_cut_rows": faults[CUT],
         **({"class_names": _checked_classes(classes)} if "label" in schema.names else {}),

@@ -31,7 +31,7 @@ def small_windows() -> Iterator[None]:
 
 
 def parts(found: Entries) -> Iterator[Samples]:
-    """Yield the entries as ledger.npz has them, five at a time; row r has r + 1 tokens."""
+    """Yield the entries as a ledger has them, five at a time; row r has r + 1 tokens."""
     for first in range(0, len(found), 5):
         some = np.array(found[first : first + 5], dtype=np.int32)
         yield Samples(np.zeros(len(some), dtype=np.int32), some[:, 0], some[:, 1], some[:, 1] + 1)
@@ -80,7 +80,7 @@ _MILLION = """
 import sys
 from pathlib import Path
 import numpy as np
-from benchmarks.growth.finished import outputs_of, write_finished
+from benchmarks.growth.finished import outputs_of, write_finished, write_ledger
 from benchmarks.growth.parts import resident_mib
 from tasks.gates import comparability
 
@@ -92,8 +92,8 @@ places, rows = np.arange(num_rows, dtype=np.int32), np.random.default_rng(1).per
 for cell in (1, 2):
     # Within a step the rows stand in another order.
     shown = rows if cell == 1 else rows.reshape(-1, 16)[:, ::-1].ravel()
-    np.savez(
-        folder / f"runs/{cell}proc/segments/0-1000-epoch-1/ledger.npz",
+    write_ledger(
+        folder / f"runs/{cell}proc/segments/0-1000-epoch-1",
         rank=places % cell, step=1 + places // 16, row_id=shown, num_tokens=np.full_like(places, 8),
     )
 del places, rows, shown

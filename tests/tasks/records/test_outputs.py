@@ -1,3 +1,5 @@
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -5,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.growth.finished import write_ledger
 from tasks.process.failure import DataError
 from tasks.reporting.collect import collect_results
+from tests.ledgers import read_ledger
 from tests.tasks.reporting.comparison import outputs_of, segment_folder
 
 
@@ -20,7 +24,7 @@ from tests.tasks.reporting.comparison import outputs_of, segment_folder
         "runs/2proc/run.json",
         "runs/2proc/segments/0-8-epoch-1/segment.json",
         "runs/2proc/segments/0-8-epoch-1/steps.jsonl",
-        "runs/2proc/segments/0-8-epoch-1/ledger.npz",
+        "runs/2proc/segments/0-8-epoch-1/ledger.int32",
         "evaluation/evaluation.json",
     ],
 )
@@ -65,49 +69,64 @@ def test_a_pickle_in_a_ledger_is_never_opened(tmp_path: Path, params: dict[str, 
             return (canary.touch, ())
 
     bomb = np.array([Bomb()], dtype=object)
-    np.savez(segment_folder(tmp_path, "2proc") / "ledger.npz", rank=bomb, step=bomb, row_id=bomb, num_tokens=bomb)
+    with (segment_folder(tmp_path, "2proc") / "ledger.int32").open("wb") as ledger:
+        np.savez(ledger, rank=bomb, step=bomb, row_id=bomb, num_tokens=bomb)
     with pytest.raises(DataError, match="ledger"):
         collect_results(outputs_of(tmp_path, params))
     assert not canary.exists()
 
 
-def _flip(path: Path, ledger: dict[str, Any]) -> None:
+def _flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    content[content.index(ledger["row_id"].tobytes()) + 3] ^= 1
+    content[8] ^= 1
     path.write_bytes(content)
 
 
-def _save(path: Path, ledger: dict[str, Any]) -> None:
-    np.savez(path, **ledger)
+def _seal(segment: Path, content: bytes) -> None:
+    """Write a ledger that its receipt vouches for."""
+    (segment / "ledger.int32").write_bytes(content)
+    receipt = {"files": {"ledger.int32": {"sha256": hashlib.sha256(content).hexdigest()}}}
+    (segment / "receipt.json").write_text(json.dumps(receipt))
+
+
+def _lower(column: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        columns = read_ledger(path.parent)
+        write_ledger(path.parent, **columns | {column: columns[column] - 8})
+
+    return change
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (_flip, "BadZipFile: Bad CRC-32 for file 'row_id.npy'"),
-        (lambda path, ledger: _save(path, ledger | {"rank": ledger["rank"][1:]}), "rank 7, step 8, row_id 8, num_tok"),
-        (lambda path, ledger: _save(path, {"rank": ledger["rank"]}), "step.npy"),
-        (
-            lambda path, ledger: _save(path, ledger | {"row_id": ledger["row_id"] - 1}),
-            "row_id from -1 to 6; allowed: 0",
-        ),
-        (lambda path, ledger: _save(path, ledger | {"step": ledger["step"] + 2**32}), "allowed: 0 to 2147483647"),
-        (lambda path, ledger: _save(path, ledger | {"step": ledger["step"] * 1.0}), "array of float64, shape (8,)"),
-        (lambda path, ledger: _save(path, ledger | {"step": ledger["step"][None]}), "shape (1, 8); allowed: whole num"),
-        (lambda path, ledger: np.savez_compressed(path, **ledger), "is compressed; allowed"),
+        (_flip, "ValueError: sha256 is "),
+        (lambda path: path.write_bytes(path.read_bytes()[:-16]), "ValueError: sha256 is "),
+        (lambda path: path.write_bytes(path.read_bytes() + bytes(16)), "ValueError: sha256 is "),
+        (lambda path: _seal(path.parent, path.read_bytes()[:-4]), "ValueError: cannot reshape array of size 31"),
+        (lambda path: _seal(path.parent, path.read_bytes()[:-1]), "ValueError: buffer size must be a multiple"),
+        *((_lower(name), f"ValueError: {name} is -") for name in ("rank", "step", "row_id", "num_tokens")),
     ],
 )
 def test_a_ledger_that_is_not_as_it_was_written_is_refused(
-    tmp_path: Path, params: dict[str, Any], damage: Callable[[Path, dict[str, Any]], None], said: str
+    tmp_path: Path, params: dict[str, Any], damage: Callable[[Path], None], said: str
 ) -> None:
-    path = segment_folder(tmp_path, "2proc") / "ledger.npz"
-    with np.load(path) as arrays:
-        ledger = dict(arrays)
-    damage(path, ledger)
+    path = segment_folder(tmp_path, "2proc") / "ledger.int32"
+    damage(path)
     with pytest.raises(DataError) as refused:
         collect_results(outputs_of(tmp_path, params))
     assert said in str(refused.value)
     assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"files": []}', b'{"files": {"steps.jsonl": {}}}'])
+def test_a_ledger_that_no_receipt_vouches_for_is_refused(
+    tmp_path: Path, params: dict[str, Any], content: bytes | None
+) -> None:
+    receipt = segment_folder(tmp_path, "2proc") / "receipt.json"
+    receipt.unlink() if content is None else receipt.write_bytes(content)
+    with pytest.raises(DataError, match=r"2proc/segments/0-8-epoch-1/(receipt\.json: No such|ledger\.int32: \w+Error)"):
+        collect_results(outputs_of(tmp_path, params))
 
 
 @pytest.mark.parametrize("change", [lambda raw: raw[:-8], lambda raw: raw + bytes(8)])

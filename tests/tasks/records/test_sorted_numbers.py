@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tasks.process.failure import ResourceError
 from tasks.records import sorted_numbers
-from tasks.records.sorted_numbers import SortedNumbers, windows
+from tasks.records.sorted_numbers import SortedNumbers, read_windows
 
 few = st.integers(-4, 4) | st.sampled_from([-(2**63), 2**63 - 1]) | st.integers(-(2**63), 2**63 - 1)
 
@@ -27,11 +27,9 @@ def test_windows_hold_all_numbers_in_order_and_the_same_span_of_each(every: list
         for numbers, one in zip(every, many, strict=True):
             for first in range(0, len(numbers), chunk):
                 one.extend(np.array(numbers[first : first + chunk]))
-        found = list(windows(*many))
-        again = list(windows(*many))
+        found = list(read_windows(*many))
+        again = list(read_windows(*many))
         assert [len(one) for one in many] == [len(numbers) for numbers in every]
-        for one in many:
-            one.close()
     for index, numbers in enumerate(every):
         assert [int(number) for window in found for number in window[index]] == sorted(numbers)
         assert [int(number) for window in again for number in window[index]] == sorted(numbers)
@@ -42,33 +40,33 @@ def test_windows_hold_all_numbers_in_order_and_the_same_span_of_each(every: list
 def test_numbers_wait_in_a_file_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     opened = len(os.listdir("/proc/self/fd"))
-    with SortedNumbers() as numbers:
-        for number in range(100_000, 0, -1):
-            numbers.add(number)
-        assert len(os.listdir("/proc/self/fd")) == opened + 1
-        assert list((tmp_path / ".work").iterdir()) == []
-        assert np.concatenate([window for (window,) in windows(numbers)]).tolist() == list(range(1, 100_001))
+    numbers = SortedNumbers()
+    for number in range(100_000, 0, -1):
+        numbers.add(number)
+    assert len(os.listdir("/proc/self/fd")) == opened + 1
+    assert list((tmp_path / ".work").iterdir()) == []
+    assert np.concatenate([window for (window,) in read_windows(numbers)]).tolist() == list(range(1, 100_001))
+    del numbers
     assert len(os.listdir("/proc/self/fd")) == opened
 
 
 def test_where_nothing_can_be_written_the_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".work").touch()
-    with SortedNumbers() as numbers, pytest.raises(ResourceError, match=r"/.work: .*; numbers are sorted there"):
-        numbers.extend(np.arange(100_000))
+    with pytest.raises(ResourceError, match=r"/.work: .*; numbers are sorted there"):
+        SortedNumbers([np.arange(100_000)])
 
 
 _TEN_MILLION = """
 import numpy as np
 from benchmarks.growth.parts import resident_mib
-from tasks.records.sorted_numbers import SortedNumbers, windows
+from tasks.records.sorted_numbers import SortedNumbers, read_windows
 random = np.random.default_rng(1)
 before = resident_mib("VmHWM")
-with SortedNumbers() as mixed, SortedNumbers() as ascending:
-    for first in range(0, 5_000_000, 50_000):
-        mixed.extend(random.integers(-(2**63), 2**63 - 1, 50_000))
-        ascending.extend(np.arange(first, first + 50_000))
-    total = sum(len(one) + len(other) for one, other in windows(mixed, ascending))
+firsts = range(0, 5_000_000, 50_000)
+mixed = SortedNumbers(random.integers(-(2**63), 2**63 - 1, 50_000) for _ in firsts)
+ascending = SortedNumbers(np.arange(first, first + 50_000) for first in firsts)
+total = sum(len(one) + len(other) for one, other in read_windows(mixed, ascending))
 print(total, resident_mib("VmHWM") - before)
 """
 

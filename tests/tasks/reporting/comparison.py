@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.growth.finished import write_ledger
 from tasks.params import Params
 from tasks.records.outputs import Outputs, read_outputs
+from tests.ledgers import read_ledger
 from training.process.files import write_json
 
 RANGES = ["0-8", "8-16"]
@@ -159,12 +161,11 @@ def edit_segment(folder: Path, cell: str, part: str = "0-8", epoch: int = 1, **c
 
 
 def edit_ledger(folder: Path, cell: str, change: Callable[[dict[str, Any]], None], part: str = "0-8") -> None:
-    """Change the arrays of one work ledger."""
-    path = segment_folder(folder, cell, part) / "ledger.npz"
-    with np.load(path) as file:
-        arrays = dict(file)
+    """Change the columns of one work ledger; its receipt agrees."""
+    segment = segment_folder(folder, cell, part)
+    arrays = read_ledger(segment)
     change(arrays)
-    np.savez(path, **arrays)
+    write_ledger(segment, **arrays)
 
 
 def edit_steps(folder: Path, cell: str, part: str = "0-8", *, index: int = 1, **changes: Any) -> None:
@@ -351,8 +352,8 @@ def rows_in_order(part: str, epoch: int = 1) -> list[int]:
 def _write_ledger(folder: Path, part: str, epoch: int, world_size: int, first_step: int) -> None:
     rows = np.array(rows_in_order(part, epoch), dtype=np.int64)
     places = np.arange(len(rows))
-    np.savez(
-        folder / "ledger.npz",
+    write_ledger(
+        folder,
         rank=places % world_size,
         step=first_step + places // ROWS_PER_STEP,
         row_id=rows,
