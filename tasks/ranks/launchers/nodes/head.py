@@ -20,7 +20,8 @@ from tasks.ranks.launchers.nodes.other import OtherNode
 from tasks.ranks.launchers.nodes.parcel import pack
 from tasks.ranks.launchers.nodes.route import free_port, way_to
 from tasks.ranks.launchers.nodes.topology import energy_since, gpu_energy_joules, node_facts
-from tasks.ranks.launchers.torchrun import Launch, Place, RankLogs
+from tasks.ranks.one_machine import Launch, Place
+from tasks.ranks.rank_logs import RankLogs
 from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
