@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tasks.process.log_cap import LogCap
-from tasks.process.parent import parent_death_signal_setter
 from tasks.ranks.rank_logs import RankLogs
 from training.config import FIRST_RANK, STORE
+from training.process.lifeline import set_parent_death_signal
 
 _SECONDS_BETWEEN_HEARTBEATS = 10**8
 
@@ -121,7 +122,7 @@ class Launch:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": str(threads_per_rank), **more},
-                preexec_fn=parent_death_signal_setter(signal.SIGTERM),
+                preexec_fn=partial(set_parent_death_signal, signal.SIGTERM, parent=os.getpid()),
             )
         self._log_cap = LogCap(log_folder)
 
