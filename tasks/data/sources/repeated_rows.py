@@ -5,8 +5,8 @@ from typing import Self
 
 import numpy as np
 
-from tasks.records.sorted_numbers import SortedNumbers, windows
 from tasks.params.sources import RowRange
+from tasks.records.sorted_numbers import SortedNumbers, windows
 
 
 class RepeatedRows:
