@@ -23,7 +23,7 @@ from tasks.data.builtin.corpus import corpus_rows
 from tasks.data.builtin.tiny_model import write_tiny_qwen2
 from tasks.fingerprint import machine_facts
 from tasks.params import Params, load_params
-from tasks.ranks.launchers.torchrun import FileRendezvous
+from tasks.ranks.one_machine import FileRendezvous
 from tasks.train import CellRun
 from training.process.files import write_json
 

@@ -30,7 +30,7 @@ from tasks.data.builtin.tiny_model import write_tiny_qwen2
 from tasks.measuring.intervals import ratio_of_medians
 from tasks.params import Params
 from tasks.ranks.cell_ranks import told_to_ranks
-from tasks.ranks.launchers.torchrun import FileRendezvous
+from tasks.ranks.one_machine import FileRendezvous
 from training.process.files import write_json
 
 _PROJECT = Path(__file__).resolve().parent.parent

@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, Failed
 
 from flows.output import StageOutput
-from flows.pipeline import DVC_LOCK, content_of, reasons_to_run, reproduce
+from flows.pipeline import content_of_lock, reasons_to_run, reproduce
 from flows.progress import shown_in_prefect
 from flows.run_log import line_logger
 from tasks.process.failure import ExitCode
@@ -85,7 +85,7 @@ def _reproduce(stage: str, environment: dict[str, str], *, why: str) -> State[An
     """Let DVC restore or run the stage, and say which of them it was."""
     logger.info("%s: %s", stage, why)
     started_at = time.perf_counter()
-    lock_before = content_of(DVC_LOCK)
+    lock_before = content_of_lock()
     output = StageOutput(LOGS / f"{stage}.log", send=line_logger().info)
     try:
         with shown_in_prefect(stage):
@@ -98,7 +98,7 @@ def _reproduce(stage: str, environment: dict[str, str], *, why: str) -> State[An
         logger.info("%s: cached, restored from the DVC cache", stage)
         return Completed(name="Cached", message="restored from the DVC cache")
     seconds = time.perf_counter() - started_at
-    if content_of(DVC_LOCK) == lock_before:
+    if content_of_lock() == lock_before:
         logger.info("%s: done in %.1f s, with the same result as before", stage, seconds)
         return Completed(name="Unchanged", message=f"ran, because of {why}; same result as before")
     logger.info("%s: done in %.1f s", stage, seconds)

@@ -65,7 +65,7 @@ def _ignore(_said: bytes) -> None:
 
 def _reasons_of(stage: Any) -> list[str]:
     status: list[Any] = stage.status().get(stage.addressing, [])
-    if status and f"\n  {stage.addressing}:" not in content_of(DVC_LOCK).decode():
+    if status and f"\n  {stage.addressing}:" not in content_of_lock().decode():
         return ["has not run here before"]
     return list(_words_of(status))
 
@@ -81,6 +81,6 @@ def _words_of(status: list[Any]) -> Iterable[str]:
                 yield f"{file} ({changes})"
 
 
-def content_of(file: Path) -> bytes:
-    """Return what the file holds, nothing where there is none."""
-    return file.read_bytes() if file.exists() else b""
+def content_of_lock() -> bytes:
+    """Return what dvc.lock holds, nothing where there is none."""
+    return DVC_LOCK.read_bytes() if DVC_LOCK.exists() else b""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from types import FrameType
 from typing import NoReturn
 
@@ -16,7 +17,7 @@ from flows.server import Server, find_or_start, set_environment
 from tasks.params import load_params
 from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
 from tasks.process.lock import holding
-from tasks.process.parent import parent_death_signal_setter
+from training.process.lifeline import set_parent_death_signal
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def _serve(server: Server) -> None:
     runner = subprocess.Popen(
         [sys.executable, "-m", "flows.runner"],
         env=environment,
-        preexec_fn=parent_death_signal_setter(signal.SIGTERM),
+        preexec_fn=partial(set_parent_death_signal, signal.SIGTERM, parent=os.getpid()),
         # Ctrl-C on the terminal is for us alone: a second signal would keep the run from saving.
         start_new_session=True,
     )

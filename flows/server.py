@@ -22,8 +22,8 @@ from flows.database import set_damaged_aside
 from flows.served import SERVED, served_environment
 from tasks.process.failure import ConfigurationError, ResourceError
 from tasks.process.logs import switch_off_telemetry
-from tasks.process.parent import set_parent_death_signal
 from tasks.services.own_site import OwnSite, make_private_folder, new_credentials, write_private
+from training.process.lifeline import set_parent_death_signal
 
 HOME = SERVED.parent
 LOG = Path(".work/logs/prefect_server.log")

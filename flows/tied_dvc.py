@@ -5,21 +5,18 @@ reports the command's exit code and frees its locks, as after any other failure.
 """
 
 import logging
-import os
 import signal
 import sys
 from types import FrameType
 
 import psutil
 
-from tasks.process.parent import set_parent_death_signal
+from training.process.lifeline import set_parent_death_signal
 
 
 def _main() -> int:
     parent, *arguments = sys.argv[1:]
-    set_parent_death_signal(signal.SIGKILL)
-    if os.getppid() != int(parent):  # it ended before the signal was asked for
-        return 1
+    set_parent_death_signal(signal.SIGKILL, parent=int(parent))
     signal.signal(signal.SIGTERM, _end_unless_a_command_runs)
     from dvc.cli import main
 

@@ -1,6 +1,7 @@
 """The smallest real model and slices that training can be tested with; no tokenizer, no network."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,9 @@ def make_config(
                 {"range": facts["range"], "epoch": epoch, "slice_dir": str(folder), "fingerprint": previous}
             )
     return {**config, "segments": segments}
+
+
+def batches_in_order(source: Any, *, batch_size: int, seq_len: int) -> Iterator[Any]:
+    """Yield every row of a slice once, in its order, in micro-batches; the last one may be smaller."""
+    for start in range(0, len(source), batch_size):
+        yield source.collate(range(start, min(start + batch_size, len(source))), seq_len=seq_len)

@@ -20,8 +20,9 @@ from tasks.process.logs import configure_logging
 from tasks.process.stopping import stop_on_signals
 from tasks.records.gate import Standing
 from tasks.records.measurement import Estimate, Measurement
+from tasks.reporting.cell_results import CellResults
 from tasks.reporting.drawing import draw_svg, find_charts
-from tasks.reporting.results import CellResults, Results
+from tasks.reporting.results import Results
 
 _log = logging.getLogger(__name__)
 

@@ -120,12 +120,12 @@ def _enter(work: Path, num_rows: int) -> Callable[[], Any]:
     import torch
 
     from training.config import read_config
-    from training.data.batches import collate, open_slice
+    from training.data.batches import open_slice
     from training.process.distributed import joined_ranks
     from training.step.strategy import StepResult
 
     source, record = open_slice(work / "slice"), _record_of(work, -(-num_rows // ROWS_PER_STEP))
-    parts = [collate(source, range(start, start + 4), seq_len=SEQ_LEN) for start in range(0, ROWS_PER_STEP, 4)]
+    parts = [source.collate(range(start, start + 4), seq_len=SEQ_LEN) for start in range(0, ROWS_PER_STEP, 4)]
     result = StepResult(torch.zeros(()), torch.zeros(()))
     with joined_ranks(read_config(work / "training.json")) as ranks:
         ranks_here = ranks

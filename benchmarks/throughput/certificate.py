@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.throughput.groups import Setup
 from tasks.equivalence.updates import hold_against_one_process, judge
-from tasks.ranks.launchers.torchrun import Launch
+from tasks.ranks.one_machine import Launch
 from training.config import read_config
 from training.process.files import write_json
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.throughput.groups import Setup
-from tasks.ranks.launchers.torchrun import Launch
+from tasks.ranks.one_machine import Launch
 from training.process.files import write_json
 
 _STEPS = 20

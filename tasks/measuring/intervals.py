@@ -1,4 +1,4 @@
-"""How sure a measured number is: intervals of medians, of their ratios and differences, by a paired bootstrap.
+"""How sure a measured number is: intervals of medians and of their ratios, by a paired bootstrap.
 
 The unit is the trial: one value per arm from one round of interleaved blocks (tasks/measuring/interleaving.py), never a
 step, because neighbouring steps are alike. Two things make the intervals cover what they say on a machine that drifts:
@@ -107,21 +107,6 @@ def ratio_of_medians(
     arms = {"numerator": numerator, "denominator": denominator}
     return paired_bootstrap(
         arms, lambda of: of["numerator"] / of["denominator"], seed=seed, confidence=confidence, num_draws=num_draws
-    )
-
-
-def difference_of_medians(
-    minuend: Sequence[float],
-    subtrahend: Sequence[float],
-    *,
-    seed: int,
-    confidence: float = 0.95,
-    num_draws: int = NUM_DRAWS,
-) -> Interval:
-    """Return median(minuend) - median(subtrahend), of levelled rounds, with its interval, in the unit of the values."""
-    arms = {"minuend": minuend, "subtrahend": subtrahend}
-    return paired_bootstrap(
-        arms, lambda of: of["minuend"] - of["subtrahend"], seed=seed, confidence=confidence, num_draws=num_draws
     )
 
 

@@ -2,12 +2,14 @@
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import hashlib
 import json
 import logging
 import os
 import pwd
+import re
 import socket
 import struct
 import tempfile
@@ -15,6 +17,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 from tasks.process.failure import ResourceError, whose_it_is
 
@@ -26,21 +30,22 @@ _WRITTEN = (".dvc", ".prefect", ".work", "data", "reports")
 """Folders that a comparison writes into."""
 _SILENT = "its holder did not say who it is"
 _SECONDS_TO_INTRODUCE = 1.0
-NUM_PLACES = 8
-"""Users of one machine that can hold a lock at the same time."""
+_MOST_NAMED = 8
+"""Users that a warning names: anybody may take names."""
 _held: set[str] = set()
 
 
 def lock_name(folder: str | None = None) -> str:
-    """Return the name of the machine's lock in the kernel: another one for each temporary folder, by default ours."""
-    return "ddp-compare/" + hashlib.sha256(os.path.realpath(folder or tempfile.gettempdir()).encode()).hexdigest()[:16]
+    """Return the name of this user's lock in the kernel: another one for each temporary folder, by default ours."""
+    digest = hashlib.sha256(os.path.realpath(folder or tempfile.gettempdir()).encode()).hexdigest()[:16]
+    return f"\0ddp-compare/{digest}/{os.geteuid()}"
 
 
 @contextlib.contextmanager
 def machine_lock(purpose: str) -> Iterator[None]:
     """Hold the machine's lock; raises ResourceError (exit code 4) that names the holder if it is of the same user.
 
-    Another user's comparison, or whatever holds such a lock, costs a warning: nobody can keep others from working. The
+    Another user's comparison, or whatever has taken our name, costs a warning: nobody can keep others from working. The
     lock is a name in the kernel, not a file, so that there is nothing to remove, to replace or to leave unreadable; it
     is freed when its holder ends, however that ends. `TMPDIR` is part of the name.
     """
@@ -48,7 +53,10 @@ def machine_lock(purpose: str) -> Iterator[None]:
     if name in _held:
         yield
         return
-    with _take_place(name, purpose) as door:
+    if others := [_user_in(other) for other in _names_like(name) if other != name]:
+        who = f"of the user {', '.join(others[:_MOST_NAMED])}"
+        _log.warning("%s: another comparison may be training on this machine (%s) and spoil the times", purpose, who)
+    with _taken(name, purpose) as door:
         threading.Thread(target=_introduce, args=(door, _introduction(purpose)), name="lock", daemon=True).start()
         _held.add(name)
         try:
@@ -59,50 +67,40 @@ def machine_lock(purpose: str) -> Iterator[None]:
                 door.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
 
 
-def _take_place(name: str, purpose: str) -> socket.socket:
-    """Return a socket bound to the first place that is free; ResourceError if this user has one already."""
-    door = None
-    for number in range(NUM_PLACES):
-        place = f"\0{name}/{number}"
-        holder = None
-        if door is None:
-            while (door := _bound(place)) is None and (holder := _holder_of(place)) is None:
-                time.sleep(0.02)
-        elif is_taken(place):  # it was behind a place that its holder has left since
-            holder = _holder_of(place)
-        if holder is None:
-            continue
-        user, words = holder
-        if user == os.geteuid():
-            if door is not None:
-                door.close()
-            raise ResourceError(
-                f"another comparison is training on this machine: {words or _SILENT}; "
-                "wait for it or stop it, then run again (finished segments are kept)"
-            )
-        who = f"of the user {_name_of(user)}" if user is not None else _SILENT
-        _log.warning("%s: another comparison may be training on this machine (%s) and spoil the times", purpose, who)
-    if door is None:
-        _log.warning("%s: going on without the machine's lock, which other users hold %d times", purpose, NUM_PLACES)
-    return door or socket.socket(socket.AF_UNIX)
-
-
-def _bound(place: str) -> socket.socket | None:
-    door = socket.socket(socket.AF_UNIX)
-    try:
-        door.bind(place)
-        door.listen(128)
-    except OSError:
-        door.close()
-        return None
-    return door
-
-
-def is_taken(place: str) -> bool:
+def is_taken(name: str) -> bool:
     """Return True if some process has bound the name, which begins with a NUL."""
+    return name in _names_like(name)
+
+
+def _names_like(name: str) -> list[str]:
+    """Return the names that the kernel has of locks of this one's temporary folder, whoever's they say they are."""
+    wanted = re.compile(rf"^.* @({re.escape(name[1:].rpartition('/')[0])}/\d{{1,10}})$", re.MULTILINE)
     with contextlib.suppress(OSError):
-        return f" @{place[1:]}\n" in Path("/proc/net/unix").read_text(errors="replace")
-    return False
+        text = Path("/proc/net/unix").read_text(errors="replace")
+        return [f"\0{found}" for found in sorted(set(wanted.findall(text)))]
+    return []
+
+
+def _taken(name: str, purpose: str) -> socket.socket:
+    """Return a socket bound to the name; ResourceError if a process of this user has it already."""
+    door = socket.socket(socket.AF_UNIX)
+    while True:
+        try:
+            door.bind(name)
+            door.listen(128)
+            return door
+        except OSError as error:
+            user, words = _holder_of(name) or (None, "")
+            if user == os.geteuid():
+                door.close()
+                raise ResourceError(
+                    f"another comparison is training on this machine: {words or _SILENT}; "
+                    "wait for it or stop it, then run again (finished segments are kept)"
+                ) from None
+            if error.errno != errno.EADDRINUSE or is_taken(name):
+                _log.warning("%s: going on without the machine's lock, whose name is not to be had", purpose)
+                return door
+            time.sleep(0.02)
 
 
 def _introduce(door: socket.socket, introduction: str) -> None:
@@ -115,10 +113,10 @@ def _introduce(door: socket.socket, introduction: str) -> None:
                     caller.sendall(introduction.encode())
 
 
-def _holder_of(place: str) -> tuple[int | None, str] | None:
+def _holder_of(name: str) -> tuple[int | None, str] | None:
     """Return (user id, what the holder says of itself); the id is the kernel's word, None where it has none.
 
-    None if nobody has the place. Only to its own user does a holder's word go further than here.
+    None if nobody has the name. Only to its own user does a holder's word go further than here.
     """
     deadline = time.monotonic() + _SECONDS_TO_INTRODUCE
     while time.monotonic() < deadline:
@@ -126,13 +124,13 @@ def _holder_of(place: str) -> tuple[int | None, str] | None:
             caller.settimeout(_SECONDS_TO_INTRODUCE)
             # Refused where it has bound the name only just now, or where it does not want to be known.
             with contextlib.suppress(OSError):
-                caller.connect(place)
+                caller.connect(name)
                 user = _user_of(caller)
                 words = ""
                 with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                     words = _in_words(caller.recv(4096)) if user == os.geteuid() else ""
                 return user, words
-        if not is_taken(place):
+        if not is_taken(name):
             return None
         time.sleep(0.02)
     return None, ""
@@ -144,11 +142,13 @@ def _user_of(other: socket.socket) -> int:
     return int(user)
 
 
-def _name_of(user: int) -> str:
+def _user_in(name: str) -> str:
+    """Return the user whose lock has this name, as the name says."""
+    user = name.rpartition("/")[2]
     try:
-        return pwd.getpwuid(user).pw_name
+        return pwd.getpwuid(int(user)).pw_name
     except KeyError:
-        return str(user)
+        return user
 
 
 def workspace_lock(purpose: str) -> contextlib.AbstractContextManager[None]:
@@ -238,17 +238,7 @@ def _holder(handle: int) -> str:
         with contextlib.suppress(ValueError, KeyError, OSError):
             introduction = os.pread(handle, 4096, 0)
             facts = json.loads(introduction)
-            if facts["host"] != socket.gethostname() or _is_alive(facts["pid"]):
+            if facts["host"] != socket.gethostname() or psutil.pid_exists(facts["pid"]):
                 return _in_words(introduction)
         time.sleep(0.02)
     return _SILENT
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -1,17 +1,17 @@
 """A stage ends with whoever started it, so that no training is ever left running by itself."""
 
-import ctypes
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+from training.process.lifeline import set_parent_death_signal
 
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "fish", "busybox"}
 _MAKES = {"make", "gmake"}
-_PR_SET_PDEATHSIG = 1
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 STARTER = "DDP_COMPARE_STARTER"
@@ -34,26 +34,6 @@ def end_with_parent() -> None:
         del links[:1]  # a second SIGTERM would cut short what the first began
     if links:
         threading.Thread(target=_watch, args=(links,), name="end-with-parent", daemon=True).start()
-
-
-def set_parent_death_signal(number: int) -> None:
-    """Ask Linux for `number` when the thread that started this process ends; does nothing elsewhere."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-
-
-def parent_death_signal_setter(number: int) -> Callable[[], None]:
-    """Return a `preexec_fn` that sets the signal and ends the child if its parent is gone already."""
-    parent = os.getpid()
-    prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
-
-    def set_signal() -> None:
-        if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return set_signal
 
 
 def _ancestors() -> Iterator[int]:

@@ -15,16 +15,11 @@ from tasks.records.gate import Standing
 from tasks.records.measurement import Measurement
 from tasks.records.outputs import Outputs, RunOutputs
 from tasks.reporting.accuracy import accuracies, time_to_accuracy
+from tasks.reporting.cell_results import CellResults, Figures, Spread
 from tasks.reporting.chaos import chaos_of
 from tasks.reporting.cost import cost_of
 from tasks.reporting.quality import ModelQuality, Quality, Sample
-from tasks.reporting.results import (
-    CellResults,
-    Figures,
-    LossCurve,
-    Results,
-    Spread,
-)
+from tasks.reporting.results import LossCurve, Results
 from tasks.reporting.straggler import slowest_rank
 from tasks.reporting.time_to_loss import time_to_loss
 from tasks.reporting.verdict import label_of, verdict_of

@@ -3,15 +3,13 @@
 Every figure follows from the tokens per second of the cells, so that all of them are withheld where the speedup is.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from tasks.gates.measured import arm_of
 from tasks.records.facts import Record
 from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.records.outputs import Outputs
-
-if TYPE_CHECKING:  # results.py holds the records below
-    from tasks.reporting.results import CellResults
+from tasks.reporting.cell_results import CellResults
 
 _SECONDS_PER_HOUR = 3600.0
 _JOULES_PER_KWH = 3.6e6
@@ -79,7 +77,7 @@ def usd_per_million_tokens(price_per_hour: float, num_devices: int, tokens_per_s
     return price_per_hour * num_devices / (_SECONDS_PER_HOUR * tokens_per_second) * 1e6
 
 
-def cost_of(outputs: Outputs, cells: "list[CellResults]", measurement: Measurement | None) -> Cost:
+def cost_of(outputs: Outputs, cells: list[CellResults], measurement: Measurement | None) -> Cost:
     """Return what every cell costs; not to be shown where the speedup is withheld."""
     price = outputs.params.cost
     if measurement is not None and measurement.scaling == "weak":
@@ -109,7 +107,7 @@ def cost_of(outputs: Outputs, cells: "list[CellResults]", measurement: Measureme
 
 
 def _cell_cost(
-    cell: "CellResults",
+    cell: CellResults,
     arm: ArmSpeed | None,
     *,
     price: float | None,
@@ -146,15 +144,15 @@ def _cell_cost(
     )
 
 
-def _tokens_per_second(cell: "CellResults", arm: ArmSpeed | None) -> float:
+def _tokens_per_second(cell: CellResults, arm: ArmSpeed | None) -> float:
     return cell.whole.tokens_per_second if arm is None else arm.tokens_per_second
 
 
-def _result_seconds(cell: "CellResults", tokens_per_second: float) -> float:
+def _result_seconds(cell: CellResults, tokens_per_second: float) -> float:
     return cell.whole.num_tokens / tokens_per_second
 
 
-def _cost_of_speedup(cell: "CellResults", times_devices: float) -> tuple[float | None, float | None, float | None]:
+def _cost_of_speedup(cell: CellResults, times_devices: float) -> tuple[float | None, float | None, float | None]:
     """Return (value, low, high) of N x T_N / T_1; the ends change places with those of the speedup."""
     if cell.is_baseline or cell.speedup is None:
         return None, None, None

@@ -7,7 +7,8 @@ from typing import Any
 
 from tasks.gates.measured import arm_of
 from tasks.records.outputs import Outputs
-from tasks.reporting.results import CellResults, Figures, Results
+from tasks.reporting.cell_results import CellResults, Figures
+from tasks.reporting.results import Results
 from training.process.files import replacing, write_json
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")

@@ -15,10 +15,11 @@ from tasks.params import Params
 from tasks.params.train import NOT_CONTENT
 from tasks.process.failure import DataError
 from tasks.records.outputs import Outputs
+from tasks.reporting.cell_results import CellResults
 from tasks.reporting.changes import history_of
 from tasks.reporting.data_files import no_formula, without_apostrophe, write_text
 from tasks.reporting.history import HistoryRecord, comparisons_of
-from tasks.reporting.results import CellResults, Results
+from tasks.reporting.results import Results
 from training.process.files import digest_of_json
 
 COLUMNS = list(HistoryRecord.model_fields)

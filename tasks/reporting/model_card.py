@@ -6,8 +6,9 @@ Its metadata is added in tasks/services/hub.py.
 from collections.abc import Sequence
 
 from tasks.reporting.blocks import Block, Code, Document, Facts, Section, Table
+from tasks.reporting.cell_results import CellResults
 from tasks.reporting.markdown import render_markdown
-from tasks.reporting.results import CellResults, Results
+from tasks.reporting.results import Results
 from tasks.reporting.sections import compared, gates, make_section, quality, speed, verdict
 
 

@@ -12,146 +12,18 @@ from pydantic import Field, ValidationError
 
 from tasks.gates.equivalence import Equivalence
 from tasks.process.failure import DataError
-from tasks.records.facts import ComparisonFacts, NodeFacts, Record
-from tasks.records.gate import Gate, Standing
-from tasks.records.measurement import Estimate, Measurement
+from tasks.records.facts import ComparisonFacts, Record
+from tasks.records.gate import Gate
+from tasks.records.measurement import Measurement
+from tasks.reporting.cell_results import CellResults
 from tasks.reporting.chaos import Chaos
 from tasks.reporting.cost import Cost
 from tasks.reporting.history import History
 from tasks.reporting.quality import Quality
-from tasks.reporting.straggler import SlowestRank
 from training.process.files import write_json
 
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
 SCHEMA_VERSION: Literal[2] = 2
-
-
-class Spread(Record):
-    """The lowest and the highest of the speedups of single segments; no confidence interval."""
-
-    lowest: float
-    """The lowest speedup of a segment."""
-    highest: float
-    """The highest speedup of a segment."""
-    num_segments: int
-    """Number of segments."""
-
-
-class Figures(Record):
-    """What was counted and timed over one part of a cell's training: a segment, an epoch, a range or all of it."""
-
-    range: str | None = None
-    """The range; null if the part is of every range."""
-    epoch: int | None = None
-    """The epoch (1-based); null if the part is of every epoch."""
-    num_steps: int
-    """Optimizer steps."""
-    num_samples: int
-    """Samples learned from."""
-    num_tokens: int
-    """Tokens learned from: labels, without padding."""
-    train_seconds: float
-    """Seconds of the optimizer steps, the slowest rank's; no checkpoint, evaluation or logging inside."""
-    data_wait_share: float
-    """Share of those seconds spent waiting for data."""
-    tokens_per_second: float
-    """num_tokens / train_seconds, all ranks together."""
-    samples_per_second: float
-    """num_samples / train_seconds, all ranks together."""
-    loss: float
-    """Mean training loss per label, in nats: per token, or per sample where each has a class."""
-    speedup: float | None
-    """The baseline cell's train_seconds / this cell's; null if withheld."""
-    parallel_efficiency: float | None
-    """speedup / how many times more ranks than the baseline; 1.0 is linear; null if withheld."""
-
-
-class CellResults(Record):
-    """One way to spread the work, and what it gave."""
-
-    cell: str
-    """Name of the cell."""
-    is_baseline: bool
-    """True for the first cell, against which speedups are counted."""
-    standing: Standing
-    """What the gates leave of its speedup: proven, unproven or withheld, and why."""
-    strategy: str
-    """How the update is computed on several ranks."""
-    world_size: int
-    """Number of ranks."""
-    launcher: str
-    """How the ranks were started."""
-    num_nodes: int = 1
-    """Machines that the ranks were on."""
-    nodes: list[NodeFacts] = Field(default_factory=list)
-    """What each of them is, where there were several."""
-    device: str
-    """cpu or cuda."""
-    backend: str | None
-    """How ranks exchange gradients; null where there is one rank only."""
-    threads_per_rank: int
-    """CPU threads of each rank."""
-    micro_batch_size: int
-    """Samples per forward pass of one rank."""
-    grad_accum_steps: int
-    """Forward passes of each rank per optimizer step."""
-    global_batch_size: int
-    """Samples per optimizer step, all ranks together."""
-    num_epochs: int
-    """Passes over all ranges."""
-    seconds_per_epoch: float
-    """Mean train_seconds of one pass over all ranges."""
-    checkpoint_seconds: float
-    """Seconds spent on writing checkpoints, outside train_seconds."""
-    peak_memory_gib: float | None
-    """Largest device memory of a rank; null where it is not counted."""
-    num_resumes: int
-    """How many times the training was taken up again from a checkpoint."""
-    micro_batch_sizes: list[int] = Field(default_factory=list)
-    """Samples per forward pass in the order of use; several if memory ran out, none in earlier results."""
-    version_drift: list[str] = Field(default_factory=list)
-    """What was another version when a state was saved that the training later went on from."""
-    slowest_rank: SlowestRank | None = None
-    """The rank that takes longest for the same work; null for one rank, and in results of an earlier version."""
-    checkpoints_not_used: list[str] = Field(default_factory=list)
-    """`NAME: why` of every checkpoint that was found broken, where an older one or the start was taken instead."""
-    exchanged_mib_per_step: float
-    """MiB that each rank put into collectives per optimizer step."""
-    measured_speedup: Estimate | None = None
-    """How many times as fast as the baseline, by the stage `measure`; null for the baseline, if not measured or if
-    withheld."""
-    measured_efficiency: Estimate | None = None
-    """measured_speedup / how many times more ranks than the baseline; null as that is."""
-    karp_flatt: float | None
-    """Experimentally determined serial fraction, of the measured speedup if there is one; null for one rank or if
-    withheld."""
-    speedup_of_segments: Spread | None
-    """Spread of the speedup over the segments; null for the baseline, a single segment or if withheld."""
-    final_checkpoint: str
-    """The last checkpoint, below the cell's folder."""
-    whole: Figures
-    """All of the training."""
-    epochs: list[Figures]
-    """Each pass over all ranges."""
-    ranges: list[Figures]
-    """Each range, all epochs together."""
-    segments: list[Figures]
-    """Each segment, in the order of training."""
-
-    @property
-    def is_withheld(self) -> bool:
-        """Whether its speedup is withheld."""
-        return self.standing.state == "withheld"
-
-    @property
-    def speedup(self) -> float | None:
-        """The speedup that is reported: the measured one, or that of the whole training where there is no other."""
-        return self.whole.speedup if self.measured_speedup is None else self.measured_speedup.value
-
-    @property
-    def parallel_efficiency(self) -> float | None:
-        """The share of linear speedup that belongs to `speedup`."""
-        return self.whole.parallel_efficiency if self.measured_efficiency is None else self.measured_efficiency.value
 
 
 class LossCurve(Record):

@@ -6,7 +6,8 @@ from tasks.params.choices import unit_of
 from tasks.process import wording
 from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.records.outputs import Outputs
-from tasks.reporting.results import CellResults, Results
+from tasks.reporting.cell_results import CellResults
+from tasks.reporting.results import Results
 
 
 def verdict_of(results: Results) -> str:

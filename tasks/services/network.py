@@ -21,6 +21,8 @@ WAITS_SECONDS = (1.0, 2.0, 4.0)
 _LIMITS_SECONDS = {"connect": 10.0, "read": 120.0, "write": 120.0, "pool": 120.0}
 _MOST_SECONDS_TO_WAIT = 90.0
 """Of all pauses together that a server asks for while a process runs."""
+_SECONDS_BETWEEN_WORDS = 10.0
+"""Of a transfer that takes long."""
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -42,13 +44,13 @@ def with_retries(call: Callable[[], _Result], *, give_up_on: type[Exception]) ->
 
 
 @contextlib.contextmanager
-def saying_that_it_runs(what: str, *, every_seconds: float = 10.0) -> Iterator[None]:
+def saying_that_it_runs(what: str) -> Iterator[None]:
     """Log a line every few seconds for as long as the block runs, so that a long transfer is not silent."""
     is_over = threading.Event()
     started = time.perf_counter()
 
     def say() -> None:
-        while not is_over.wait(every_seconds):
+        while not is_over.wait(_SECONDS_BETWEEN_WORDS):
             _log.info("%s: %.0f s so far", what, time.perf_counter() - started)
 
     thread = threading.Thread(target=say, daemon=True)

@@ -10,7 +10,7 @@ import pytest
 from flows.output import StageOutput
 from tasks.process import log_cap
 from tasks.process.log_cap import LogCap, cut_middle
-from tasks.ranks.launchers import torchrun
+from tasks.ranks import one_machine
 
 MAX_BYTES = 200_000
 
@@ -66,13 +66,13 @@ def test_a_flood_under_a_real_torchrun_is_cut(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(log_cap, "MAX_BYTES", MAX_BYTES)
     package = tmp_path / "flooding" / "training"
     package.mkdir(parents=True)
-    real = Path(torchrun.__file__).resolve().parents[2]
+    real = Path(one_machine.__file__).resolve().parents[2]
     (package / "__init__.py").touch()
     code = f"import sys\nsys.path.insert(0, {str(real)!r})\ndel sys.modules['training']\n{FLOOD}"
     (package / "__main__.py").write_text(code)
     monkeypatch.chdir(package.parent)
     logs = tmp_path / "logs"
-    launch = torchrun.Launch(tmp_path / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
+    launch = one_machine.Launch(tmp_path / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
     deadline = time.monotonic() + 120
     while launch.is_running and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -205,7 +205,7 @@ def run_two_jobs(project: Path, cells: tuple[str, ...]) -> Outcome:
     """Start the training of a cell, and once more while the first one has not ended."""
     (cell,) = cells
     first = start_training(project, cell)
-    lock = f"\0{lock_name(str(project))}/0"
+    lock = lock_name(str(project))
     deadline = time.monotonic() + 60
     while not is_taken(lock) and time.monotonic() < deadline:
         time.sleep(0.005)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tiny import make_tiny_model
-from training.data.batches import batches_in_order, dummy_micro_batch, open_slice
+from tests.tiny import batches_in_order, make_tiny_model
+from training.data.batches import dummy_micro_batch, open_slice
 from training.model.weights import parameter_checksum, weights_of
 from training.process.failure import BadCheckpointError
 from training.workloads.causal_lm import has_dropout, load_model, loss_sum

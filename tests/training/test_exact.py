@@ -14,7 +14,7 @@ from tasks.data.builtin.corpus import corpus_rows
 from tests.tiny import make_config, make_tiny_model, write_slice
 from tests.training.conftest import events_in, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks
-from training.data.batches import collate, dummy_micro_batch, open_slice
+from training.data.batches import dummy_micro_batch, open_slice
 from training.process.distributed import Ranks
 from training.process.failure import RanksDisagreeError
 from training.step.ordered_sum import OrderedSum, _parcels
@@ -163,7 +163,7 @@ def test_micro_batches_in_another_order_than_that_of_one_rank_are_refused(
     tiny_model: Path, slices: list[Path], tmp_path: Path, alone: Ranks
 ) -> None:
     strategy = _ordered_sum(make_config(tmp_path, tiny_model, slices[:1], exact=True), tmp_path, alone)
-    parts = [collate(open_slice(slices[0]), [place], seq_len=32, place=place) for place in range(3)]
+    parts = [open_slice(slices[0]).collate([place], seq_len=32, place=place) for place in range(3)]
     with pytest.raises(RanksDisagreeError, match=r"\[0, 1, 2\]; needed: descending"):
         strategy.train_step(parts, num_targets=9, learning_rate=1e-3)
 
@@ -172,7 +172,7 @@ def test_a_dummy_adds_nothing_to_an_exact_sum(
     tiny_model: Path, slices: list[Path], tmp_path: Path, alone: Ranks
 ) -> None:
     ends = set()
-    part = collate(open_slice(slices[0]), [0, 1], seq_len=32, place=0)
+    part = open_slice(slices[0]).collate([0, 1], seq_len=32, place=0)
     for parts in ([part], [dummy_micro_batch(32), part]):
         strategy = _ordered_sum(make_config(tmp_path, tiny_model, slices[:1], exact=True), tmp_path, alone)
         strategy.warm_up(part)

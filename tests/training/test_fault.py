@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny import make_config
+from tests.tiny import batches_in_order, make_config
 from tests.training.conftest import parsed
-from training.data.batches import batches_in_order, open_slice
+from training.data.batches import open_slice
 from training.fault import planned_faults
 from training.process.distributed import Ranks
 from training.process.failure import TrainingError

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.ledgers import read_ledger
-from tests.tiny import make_config, make_tiny_model
+from tests.tiny import batches_in_order, make_config, make_tiny_model
 from tests.training.conftest import (
     are_bitwise_equal,
     events_in,
@@ -21,7 +21,7 @@ from tests.training.conftest import (
     poisoned_run,
     weights_at_end,
 )
-from training.data.batches import batches_in_order, open_slice
+from training.data.batches import open_slice
 from training.process.failure import BadCheckpointError, DivergedError, StoppedError
 from training.process.files import digest_of_json
 from training.workloads.causal_lm import load_model, loss_sum

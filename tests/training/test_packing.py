@@ -17,7 +17,7 @@ from tests.ledgers import read_ledger
 from tests.tiny import make_config, make_slice, make_tiny_model, write_slice
 from tests.training.conftest import events_in, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks
-from training.data.batches import MicroBatch, collate, open_slice
+from training.data.batches import MicroBatch, open_slice
 from training.data.plan import plan_segment
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
@@ -34,7 +34,7 @@ def ranks() -> Iterator[ForkedRanks]:
 
 def test_rows_follow_one_another_and_each_counts_from_0(tmp_path: Path) -> None:
     source = open_slice(write_slice(tmp_path, [[5, 6, 7], [9], [1, 2]], first_row=20))
-    packed = collate(source, [0, 2, 1], seq_len=16, is_packed=True)
+    packed = source.collate([0, 2, 1], seq_len=16, is_packed=True)
     assert packed.input_ids.tolist() == [[5, 6, 7, 1, 2, 9, 0, 0]]
     assert packed.labels.tolist() == [[6, 7, -100, 2, -100, -100, -100, -100]]
     assert packed.label_places.tolist() == [0, 1, 3]
@@ -49,7 +49,7 @@ def test_rows_follow_one_another_and_each_counts_from_0(tmp_path: Path) -> None:
 
 def test_padding_never_makes_a_row_longer_than_seq_len(tmp_path: Path) -> None:
     source = open_slice(write_slice(tmp_path, [[1] * 10, [2] * 9]))
-    packed = collate(source, [0, 1], seq_len=10, is_packed=True)
+    packed = source.collate([0, 1], seq_len=10, is_packed=True)
     assert packed.input_ids.shape == (1, 19)
     assert packed.documents is not None
     assert packed.documents.lengths == (10, 9)
@@ -155,15 +155,15 @@ def test_each_row_has_the_loss_and_the_gradient_that_it_has_alone(kind: str, tmp
     source = open_slice(slice_dir)
     for row in range(12):
         # The row's own loss: all others in the sequence have no label.
-        packed = collate(source, [3, row, 5], seq_len=32, is_packed=True)
+        packed = source.collate([3, row, 5], seq_len=32, is_packed=True)
         start, end = int(packed.documents.boundaries[1]), int(packed.documents.boundaries[2])  # type: ignore[union-attr]
         mine = packed.label_places[(packed.label_places >= start) & (packed.label_places < end)]
         packed = MicroBatch(**{**vars(packed), "label_places": mine})
         with torch.no_grad():
-            alone = causal_lm.loss_sum(model, collate(source, [row], seq_len=32))
+            alone = causal_lm.loss_sum(model, source.collate([row], seq_len=32))
             assert float(causal_lm.loss_sum(model, packed)) == pytest.approx(float(alone), rel=2e-6)
-    loss, gradient = _gradients(model, [collate(source, range(12), seq_len=32, is_packed=True)])
-    loss_alone, gradient_alone = _gradients(model, [collate(source, [row], seq_len=32) for row in range(12)])
+    loss, gradient = _gradients(model, [source.collate(range(12), seq_len=32, is_packed=True)])
+    loss_alone, gradient_alone = _gradients(model, [source.collate([row], seq_len=32) for row in range(12)])
     assert loss == pytest.approx(loss_alone, rel=1e-6)
     assert relative_l2(gradient, gradient_alone) < 1e-6
 
@@ -215,7 +215,7 @@ def test_what_a_model_is_like_is_found_out_once_and_not_at_every_micro_batch(
     monkeypatch.setattr(type(model.config), "to_dict", lambda config: asked.append(config) or to_dict(config))
     # As on a GPU: there it matters whether the model has dropout.
     monkeypatch.setattr(causal_lm, "_takes_all_at_once", lambda device: True)
-    packed = collate(open_slice(slices[0]), range(4), seq_len=32, is_packed=True)
+    packed = open_slice(slices[0]).collate(range(4), seq_len=32, is_packed=True)
     told = [causal_lm._where_documents_are(model, packed) for _ in range(3)]
     assert all("document_boundaries" in each for each in told)
     assert len(asked) == 1

@@ -1,6 +1,6 @@
 """Rows of tokens on disk, and micro-batches of them in memory."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,8 +56,38 @@ class Slice:
         dropout_seed: int = 0,
         place: int | None = None,
     ) -> "MicroBatch":
-        """Return the rows as one micro-batch."""
-        return collate(self, rows, seq_len=seq_len, is_packed=is_packed, dropout_seed=dropout_seed, place=place)
+        """Return the rows as one micro-batch.
+
+        Each row is a sequence, all as long as the longest rounded up to 8, at most `seq_len`. Packed they are one
+        sequence together, itself rounded up to 8 unless its last row would become longer than `seq_len`.
+        """
+        texts = [self.row(index, seq_len) for index in rows]
+        lengths = [len(text) for text in texts]
+        if is_packed:
+            shape, starts = _packed_shape(lengths, seq_len)
+        else:
+            padded_len = padded_length(lengths, seq_len)
+            shape, starts = (len(texts), padded_len), np.arange(len(texts)) * padded_len
+        # Any valid id pads: attention is causal and the padding comes last, so no real position ever sees it.
+        input_ids = np.zeros(shape, dtype=np.int64)
+        labels = np.full(shape, IGNORED_LABEL, dtype=np.int64)
+        flat_ids, flat_labels = input_ids.reshape(-1), labels.reshape(-1)
+        for start, text in zip(starts.tolist(), texts, strict=True):
+            flat_ids[start : start + len(text)] = text
+            flat_labels[start : start + max(len(text) - 1, 0)] = text[1:]
+        num_labels = num_label_tokens(np.array(lengths, dtype=np.int64))
+        return MicroBatch(
+            input_ids=torch.from_numpy(input_ids),
+            labels=torch.from_numpy(labels),
+            label_places=torch.from_numpy(np.flatnonzero(flat_labels != IGNORED_LABEL)),
+            row_ids=np.asarray(self.row_ids[list(rows)], dtype=np.int64),
+            sample_num_tokens=num_labels,
+            sample_num_targets=num_labels,
+            num_padding_tokens=input_ids.size - sum(lengths),
+            dropout_seed=dropout_seed,
+            place=place,
+            documents=_documents(starts, shape[1]) if is_packed else None,
+        )
 
     def dummy_micro_batch(self, seq_len: int) -> "MicroBatch":
         """Return a micro-batch that costs little and weighs nothing."""
@@ -161,19 +191,21 @@ class MicroBatch:
         )
 
 
+def opened_arrays(folder: Path, *names: str) -> list[np.ndarray]:
+    """Return NAME.npy of a folder for each name, memory-mapped; BadCheckpointError if one is no plain array."""
+    try:
+        # A plain view of the mapping: slicing np.memmap itself is several times slower.
+        return [np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)) for name in names]
+    except (OSError, ValueError, EOFError, OverflowError) as error:
+        raise BadCheckpointError(f"{folder}: not loadable: {error}; the slice stage makes it anew") from None
+
+
 def open_slice(folder: Path) -> Slice:
     """Return the slice of a folder with tokens.npy, offsets.npy and row_ids.npy.
 
     Raises ValueError if the three do not belong together, BadCheckpointError if one is no plain array.
     """
-    try:
-        tokens, offsets, row_ids = (
-            # A plain view of the mapping: slicing np.memmap itself is several times slower.
-            np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
-            for name in ("tokens", "offsets", "row_ids")
-        )
-    except (ValueError, EOFError, OverflowError) as error:
-        raise BadCheckpointError(f"{folder}: not loadable: {error}; the slice stage makes it anew") from None
+    tokens, offsets, row_ids = opened_arrays(folder, "tokens", "offsets", "row_ids")
     if len(row_ids) == 0:
         raise ValueError(f"{folder}: got 0 rows; allowed: at least 1")
     if len(offsets) != len(row_ids) + 1 or offsets[0] != 0 or offsets[-1] != len(tokens):
@@ -182,49 +214,6 @@ def open_slice(folder: Path) -> Slice:
             "not belong together; the slice stage makes them anew"
         )
     return Slice(tokens=tokens, offsets=offsets, row_ids=row_ids)
-
-
-def collate(
-    source: Slice,
-    rows: Sequence[int],
-    *,
-    seq_len: int,
-    is_packed: bool = False,
-    dropout_seed: int = 0,
-    place: int | None = None,
-) -> MicroBatch:
-    """Return the rows as one micro-batch.
-
-    Each row is a sequence, all as long as the longest rounded up to 8, at most `seq_len`. Packed they are one sequence
-    together, itself rounded up to 8 unless its last row would become longer than `seq_len`.
-    """
-    texts = [source.row(index, seq_len) for index in rows]
-    lengths = [len(text) for text in texts]
-    if is_packed:
-        shape, starts = _packed_shape(lengths, seq_len)
-    else:
-        padded_len = padded_length(lengths, seq_len)
-        shape, starts = (len(texts), padded_len), np.arange(len(texts)) * padded_len
-    # Any valid id pads: attention is causal and the padding comes last, so no real position ever sees it.
-    input_ids = np.zeros(shape, dtype=np.int64)
-    labels = np.full(shape, IGNORED_LABEL, dtype=np.int64)
-    flat_ids, flat_labels = input_ids.reshape(-1), labels.reshape(-1)
-    for start, text in zip(starts.tolist(), texts, strict=True):
-        flat_ids[start : start + len(text)] = text
-        flat_labels[start : start + max(len(text) - 1, 0)] = text[1:]
-    num_labels = num_label_tokens(np.array(lengths, dtype=np.int64))
-    return MicroBatch(
-        input_ids=torch.from_numpy(input_ids),
-        labels=torch.from_numpy(labels),
-        label_places=torch.from_numpy(np.flatnonzero(flat_labels != IGNORED_LABEL)),
-        row_ids=np.asarray(source.row_ids[list(rows)], dtype=np.int64),
-        sample_num_tokens=num_labels,
-        sample_num_targets=num_labels,
-        num_padding_tokens=input_ids.size - sum(lengths),
-        dropout_seed=dropout_seed,
-        place=place,
-        documents=_documents(starts, shape[1]) if is_packed else None,
-    )
 
 
 def padded_length(lengths: Sequence[int], seq_len: int) -> int:
@@ -270,9 +259,3 @@ def dummy_micro_batch(seq_len: int) -> MicroBatch:
         sample_num_targets=nothing,
         num_padding_tokens=0,
     )
-
-
-def batches_in_order(source: Slice, *, batch_size: int, seq_len: int) -> Iterator[MicroBatch]:
-    """Yield every row once, in the order of the slice; the last batch may be smaller."""
-    for start in range(0, len(source), batch_size):
-        yield collate(source, range(start, min(start + batch_size, len(source))), seq_len=seq_len)

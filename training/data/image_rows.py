@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from training.data.augmentation import Augmentation
-from training.data.batches import IGNORED_LABEL, MicroBatch
-from training.process.failure import BadCheckpointError
+from training.data.batches import IGNORED_LABEL, MicroBatch, opened_arrays
 
 
 @dataclass(frozen=True)
@@ -98,14 +97,7 @@ def open_images(folder: Path) -> ImageRows:
 
     Raises ValueError if the three do not belong together, BadCheckpointError if one is no plain array.
     """
-    try:
-        images, labels, row_ids = (
-            # A plain view of the mapping: slicing np.memmap itself is several times slower.
-            np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False))
-            for name in ("images", "labels", "row_ids")
-        )
-    except (ValueError, EOFError, OverflowError) as error:
-        raise BadCheckpointError(f"{folder}: not loadable: {error}; the slice stage makes it anew") from None
+    images, labels, row_ids = opened_arrays(folder, "images", "labels", "row_ids")
     if len(row_ids) == 0:
         raise ValueError(f"{folder}: got 0 rows; allowed: at least 1")
     if images.ndim != 4 or images.dtype != np.uint8 or not len(images) == len(labels) == len(row_ids):

@@ -1,4 +1,4 @@
-"""A rank ends with the torchrun that started it; standard library only, so that it holds before torch is imported."""
+"""A process that ends with its parent; standard library only, so that it holds in a rank before torch is imported."""
 
 import ctypes
 import os
@@ -9,29 +9,34 @@ import time
 
 _PR_SET_PDEATHSIG = 1
 _SECONDS_BETWEEN_LOOKS = 1.0
+_PRCTL = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
+"""Found here, since a process that was only just forked must not look for it."""
+
+
+def set_parent_death_signal(number: int, *, parent: int | None = None) -> None:
+    """Have Linux send this process `number` when the thread that started it ends; elsewhere nothing does.
+
+    Kills this process if its parent is not `parent` any more: no signal tells of an end before the call.
+    """
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_with_parent() -> None:
-    """Have this process killed (SIGKILL) as soon as its parent is gone.
+    """Have this rank killed (SIGKILL) as soon as the torchrun that started it is gone.
 
-    Every rank has a session of its own, so that no signal to torchrun's group reaches it. Linux tells of the parent's
-    death at once; a thread looks as well, which is all there is elsewhere. Killing is safe at any moment: checkpoints
-    are whole or absent.
+    Every rank has a session of its own, so that no signal to torchrun's group reaches it. A thread looks as well,
+    which is all there is where the system tells nothing. Killing is safe at any moment: checkpoints are whole or
+    absent.
     """
     parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # The parent may have died before the call: then no signal ever comes.
-    _end_if_orphaned(parent)
+    set_parent_death_signal(signal.SIGKILL, parent=parent)
     threading.Thread(target=_watch, args=(parent,), name="end-with-parent", daemon=True).start()
 
 
 def _watch(parent: int) -> None:
-    while True:
+    while os.getppid() == parent:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
-        _end_if_orphaned(parent)
-
-
-def _end_if_orphaned(parent: int) -> None:
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -18,7 +18,7 @@ from training.model import attention_masks
 from training.model.compiled_layers import compile_layers
 from training.model.lean_imports import lean_imports
 from training.model.weights import load_weights
-from training.process.failure import BadCheckpointError, UnfitModelError
+from training.process.failure import UnfitModelError
 from training.workloads.causal_lm import has_dropout
 
 __all__ = [
@@ -107,10 +107,7 @@ class LabelledTexts:
 def open_slice(folder: Path) -> LabelledTexts:
     """Return the rows of a folder that has labels.npy beside the tokens; raises as batches.open_slice does."""
     texts = batches.open_slice(folder)
-    try:
-        labels = np.asarray(np.load(folder / "labels.npy", mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        raise BadCheckpointError(f"{folder}: not loadable: {error}; the slice stage makes it anew") from None
+    (labels,) = batches.opened_arrays(folder, "labels")
     if len(labels) != len(texts):
         raise ValueError(f"{folder}: {len(labels)} labels and {len(texts)} rows; the slice stage makes them anew")
     return LabelledTexts(texts=texts, labels=labels)

@@ -3,31 +3,25 @@
 It has learned nothing: it is there so that a comparison runs on any machine, offline, on the real kind of model.
 """
 
-import logging
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
-_log = logging.getLogger(__name__)
+from tasks.data.builtin.random_weights import write_random_model
 
 NUM_TOKENIZER_ROWS = 1_000
 """Rows of the built-in corpus, from the first one, that the tokenizer is trained on, whatever is trained later."""
 VOCAB_SIZE = 2_048
 END_OF_TEXT = "<|endoftext|>"
 
-_SEED = 20_240_607
-
 
 def write_tiny_qwen2(folder: Path, rows: Iterable[str]) -> None:
     """Fill `folder` with config, fp32 safetensors weights and the tokenizer trained on `rows`.
 
-    The same rows and versions of torch, transformers and tokenizers give the same bytes. The caller's random state
-    is left as it was.
+    The same rows and versions of torch, transformers and tokenizers give the same bytes.
     """
-    import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
     # A class of its own would not do: AutoTokenizer gives every Qwen2 model the pre-tokenizer of Qwen2.
     tokenizer = Qwen2Tokenizer().train_new_from_iterator([list(rows)], VOCAB_SIZE, show_progress=False)
     end_of_text = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
@@ -45,11 +39,4 @@ def write_tiny_qwen2(folder: Path, rows: Iterable[str]) -> None:
         pad_token_id=end_of_text,
         dtype="float32",
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
-        model = Qwen2ForCausalLM(config).float()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    # safetensors lets only the owner read what it writes.
-    (folder / "model.safetensors").chmod(0o644)
-    _log.info("tiny-qwen2: %s parameters, random weights, %s tokens", f"{model.num_parameters():,}", len(tokenizer))
+    write_random_model(folder, partial(Qwen2ForCausalLM, config), tokenizer, name="tiny-qwen2")

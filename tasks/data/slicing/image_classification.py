@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from tasks.params import Params
 from tasks.data.sources.row_policy import QUARANTINED_IMAGES, in_words
+from tasks.params import Params
+from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.store.kept import MANIFEST, keeping, kept_manifest
 from tasks.store.links import link_folder
-from tasks.params.sources import RowRange
 from training.process.files import digest_of_file, digest_of_json, write_json
 
 _log = logging.getLogger(__name__)

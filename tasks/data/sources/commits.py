@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from tasks.services import hub
 from tasks.process.failure import DataError
+from tasks.services import hub
 from training.process.files import write_json
 
 _log = logging.getLogger(__name__)

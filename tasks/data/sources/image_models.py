@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.data.builtin import resnet
+from tasks.params.sources import BUILTIN_IMAGE_MODELS, ModelParams
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.store.kept import MANIFEST, keeping, kept_manifest
-from tasks.params.sources import BUILTIN_IMAGE_MODELS, ModelParams
 from training.process.failure import BadCheckpointError
 from training.process.files import digest_of_file, digest_of_json, write_json
 

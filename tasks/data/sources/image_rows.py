@@ -22,12 +22,12 @@ from tasks.data.sources import image_policy
 from tasks.data.sources.parquet import open_parquet
 from tasks.data.sources.repeated_rows import RepeatedRows
 from tasks.data.sources.row_policy import MAX_QUARANTINED_SHARE, QUARANTINED_IMAGES, class_names
-from tasks.process.failure import ConfigurationError, DataError
 from tasks.params.image_files import ImageFile, image_files
-from tasks.store.kept import MANIFEST, keeping, kept_manifest
-from tasks.process.progress import counting
 from tasks.params.source_digest import digest_of_source
 from tasks.params.sources import DatasetParams, RowRange
+from tasks.process.failure import ConfigurationError, DataError
+from tasks.process.progress import counting
+from tasks.store.kept import MANIFEST, keeping, kept_manifest
 from training.process.files import digest_of_file, digest_of_json, write_json
 
 _log = logging.getLogger(__name__)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from tasks.data.builtin import corpus, tiny_classifier, tiny_model
-from tasks.services import hub
-from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
 from tasks.data.sources.heads import give_head
 from tasks.data.sources.row_store import stored_rows
+from tasks.params.sources import BUILTIN_CLASSIFIERS, DatasetParams, ModelParams
 from tasks.process.failure import DataError
 from tasks.process.foreign import is_panic
+from tasks.services import hub
+from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
 from tasks.store.kept import MANIFEST, keeping, kept_manifest
-from tasks.params.sources import BUILTIN_CLASSIFIERS, DatasetParams, ModelParams
 from training.process.files import digest_of_file, digest_of_json, write_json
 
 _log = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ import hashlib
 
 import numpy as np
 
-from tasks.records.sorted_numbers import SortedNumbers, read_windows
 from tasks.params.sources import RowRange
+from tasks.records.sorted_numbers import SortedNumbers, read_windows
 
 
 class RepeatedRows:

@@ -15,15 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.data.builtin import corpus
-from tasks.services import hub
 from tasks.data.sources.parquet import open_parquet
 from tasks.data.sources.repeated_rows import RepeatedRows
 from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, class_names
 from tasks.data.sources.rows import values_of
-from tasks.process.failure import ConfigurationError, DataError
-from tasks.store.kept import mark_used
-from tasks.process.progress import counting
 from tasks.params.sources import DatasetParams, RowRange
+from tasks.process.failure import ConfigurationError, DataError
+from tasks.process.progress import counting
+from tasks.services import hub
+from tasks.store.kept import mark_used
 from training.process.files import digest_of_file, digest_of_json, replacing, write_json
 
 _log = logging.getLogger(__name__)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tasks.data.builtin.corpus import corpus_rows, corpus_rows_by_package
-from tasks.services import hub
-from tasks.services.network import causes, is_transient, reason, status_code
 from tasks.data.sources.decoding import MOST_BYTES, decoding_within
 from tasks.data.sources.parquet_rows import column_names, read_values
-from tasks.process.failure import ConfigurationError, DataError, ResourceError, StageError
 from tasks.params.sources import DatasetParams
+from tasks.process.failure import ConfigurationError, DataError, ResourceError, StageError
+from tasks.services import hub
+from tasks.services.network import causes, is_transient, reason, status_code
 
 BATCH_ROWS = 1_000
 _MAX_LINE_BYTES = 16 * 2**20

@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING
 
 from tasks.process import wording
+from tasks.reporting.cell_results import Figures
 from tasks.reporting.drawing import add_legend, series_color, series_line, short
-from tasks.reporting.results import Figures, Results
+from tasks.reporting.results import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,8 @@ from tasks.data.sources import row_policy
 from tasks.process import wording
 from tasks.records.facts import ComparisonFacts, NodeFacts, SourceFacts
 from tasks.reporting.blocks import Block, Facts, Table, tabulate
-from tasks.reporting.results import CellResults, Results
+from tasks.reporting.cell_results import CellResults
+from tasks.reporting.results import Results
 
 TITLE = "What was compared"
 

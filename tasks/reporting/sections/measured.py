@@ -3,7 +3,8 @@
 from tasks.process import wording
 from tasks.records.measurement import Measurement
 from tasks.reporting.blocks import Block, Items
-from tasks.reporting.results import CellResults, Results
+from tasks.reporting.cell_results import CellResults
+from tasks.reporting.results import Results
 from tasks.reporting.straggler import SlowestRank
 
 TITLE = "How it was measured"

@@ -6,7 +6,8 @@ from tasks.gates.measured import efficiency
 from tasks.process import wording
 from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.reporting.blocks import Block, Charts, Heading, Items, Table, Text, tabulate
-from tasks.reporting.results import CellResults, Figures, Results
+from tasks.reporting.cell_results import CellResults, Figures
+from tasks.reporting.results import Results
 
 TITLE = "How much faster"
 

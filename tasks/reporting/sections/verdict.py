@@ -4,7 +4,8 @@ from tasks.gates.measured import arm_of, cells_of
 from tasks.process import wording
 from tasks.records.measurement import Measurement
 from tasks.reporting.blocks import Block, KeyFigures, Text
-from tasks.reporting.results import CellResults, Results
+from tasks.reporting.cell_results import CellResults
+from tasks.reporting.results import Results
 from tasks.reporting.verdict import by_merit
 
 TITLE = "Verdict"

@@ -18,7 +18,7 @@ from benchmarks.emulator.device import EmulatedDevice, write_device
 from tests.tiny import make_config
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.config import TrainingConfig, read_config
-from training.data.batches import MicroBatch, collate, open_slice
+from training.data.batches import MicroBatch, open_slice
 from training.process.distributed import Ranks, joined_ranks
 from training.process.files import write_json
 from training.step.replicated import Replicated
@@ -75,7 +75,7 @@ def main() -> int:
     with joined_ranks(config) as ranks:
         built = {name: _build(config, kind, ranks) for name, kind in asked["kinds"].items()}
         rows = open_slice(config.segments[0].slice_dir)
-        micro_batch = collate(rows, range(ranks.rank * 2, ranks.rank * 2 + 2), seq_len=32)
+        micro_batch = rows.collate(range(ranks.rank * 2, ranks.rank * 2 + 2), seq_len=32)
         for strategy in built.values():
             strategy.warm_up(micro_batch)
         seconds: dict[str, list[float]] = {name: [] for name in built}

@@ -16,7 +16,7 @@ from tests.benchmarks.emulator.steps import Step, step_seconds
 from tests.tiny import make_config
 from tests.training.conftest import facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
-from training.data.batches import collate, open_slice
+from training.data.batches import open_slice
 from training.model.weights import parameter_checksum
 from training.process.distributed import Ranks
 from training.strategies import ddp
@@ -47,7 +47,7 @@ def test_ddp_fills_its_buckets_by_the_emulated_bytes(
     model_dir = write_device(tmp_path / "device", _NO_TIME)
     config = make_config(tmp_path, model_dir, slices[:1], strategy="ddp", options={"bucket_mib": bucket_mib})
     strategy: Any = ddp.build(workload.load_model(model_dir), workload, parsed(config, tmp_path), alone)
-    micro_batch = collate(open_slice(slices[0]), [0, 1], seq_len=32)
+    micro_batch = open_slice(slices[0]).collate([0, 1], seq_len=32)
     strategy.warm_up(micro_batch)
     strategy.train_step([micro_batch], num_targets=10, learning_rate=1e-3)
     assert strategy.describe()["bucket_bytes"] == [4 * 2048 * part for part in layers]

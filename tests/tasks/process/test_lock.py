@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tasks.process.failure import ExitCode, ResourceError
-from tasks.process.lock import NUM_PLACES, is_taken, lock_name, machine_lock, workspace_lock
+from tasks.process.lock import is_taken, lock_name, machine_lock, workspace_lock
 
 HOLD = (
     "from tasks.process.lock import machine_lock\n"
@@ -84,26 +84,28 @@ def test_a_lock_that_this_process_has_is_not_asked_for_again_and_is_freed_once()
     assert _holder().communicate("\n")
 
 
-def _hold_as_nobody(ways: Connection, places: int) -> None:
-    """Hold the lock as the user nobody, or so many of its places without a word; until something is sent."""
+def _hold_as_nobody(ways: Connection, name: str | None, *, is_silent: bool) -> None:
+    """Hold nobody's own lock as the user nobody, or this name with or without a word; until something is sent."""
     os.setgid(65534)
     os.setuid(65534)
     with contextlib.ExitStack() as stack:
-        if places:
-            for number in range(places):
-                stack.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0{lock_name()}/{number}")
-        else:
+        if name is None:
             stack.enter_context(machine_lock("nobody's training"))
+        else:
+            door = stack.enter_context(socket.socket(socket.AF_UNIX))
+            door.bind(name)
+            if not is_silent:
+                door.listen()
         ways.send("held")
         ways.recv()
 
 
 @contextlib.contextmanager
-def _held_by_nobody(*, places: int = 0) -> Iterator[Connection]:
+def _held_by_nobody(name: str | None = None, *, is_silent: bool = False) -> Iterator[Connection]:
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
     ours, theirs = Pipe()
-    other = get_context("fork").Process(target=_hold_as_nobody, args=(theirs, places))
+    other = get_context("fork").Process(target=_hold_as_nobody, args=(theirs, name), kwargs={"is_silent": is_silent})
     other.start()
     assert ours.recv() == "held"
     try:
@@ -114,14 +116,17 @@ def _held_by_nobody(*, places: int = 0) -> Iterator[Connection]:
         other.join()
 
 
+def _lock_of_nobody() -> str:
+    return f"{lock_name().rpartition('/')[0]}/65534"
+
+
 def test_another_users_training_costs_a_warning_and_our_own_is_still_alone(caplog: pytest.LogCaptureFixture) -> None:
     with _held_by_nobody() as other, machine_lock("ours"):
         assert "ours: another comparison may be training on this machine (of the user nobody)" in caplog.text
         refused = subprocess.run([sys.executable, "-c", HOLD], capture_output=True, text=True, check=False)
         assert f"ours, pid {os.getpid()} on " in refused.stderr
-        # Whoever comes now finds the first place free, and ours behind it.
         other.send("end")
-        while is_taken(f"\0{lock_name()}/0"):
+        while is_taken(_lock_of_nobody()):
             time.sleep(0.01)
         refused = subprocess.run([sys.executable, "-c", HOLD], capture_output=True, text=True, check=False)
         assert f"ours, pid {os.getpid()} on " in refused.stderr
@@ -130,20 +135,33 @@ def test_another_users_training_costs_a_warning_and_our_own_is_still_alone(caplo
 def test_a_holder_tells_another_user_nothing_of_itself() -> None:
     with _held_by_nobody(), socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(10)
-        caller.connect(f"\0{lock_name()}/0")
+        caller.connect(_lock_of_nobody())
         assert caller.recv(4096) == b""
     with machine_lock("ours"), socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(10)
-        caller.connect(f"\0{lock_name()}/0")
+        caller.connect(lock_name())
         assert b'"purpose": "ours"' in caller.recv(4096)
 
 
-def test_a_user_who_takes_every_place_and_says_nothing_keeps_nobody_from_working(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_user_who_takes_the_name_of_our_lock_keeps_us_from_nothing(
+    is_silent: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with _held_by_nobody(places=NUM_PLACES), machine_lock("ours"):
+    with _held_by_nobody(lock_name(), is_silent=is_silent), machine_lock("ours"):
         pass
     assert "going on without the machine's lock" in caplog.text
+
+
+def test_a_crowd_of_names_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    folder = lock_name().rpartition("/")[0]
+    with contextlib.ExitStack() as stack:
+        for user in (*range(70_000, 70_300), 2**32 + 1):
+            stack.enter_context(socket.socket(socket.AF_UNIX)).bind(f"{folder}/{user}")
+        with machine_lock("ours"):
+            pass
+    (said,) = caplog.messages
+    assert "(of the user 4294967297, 70000, 70001, " in said
+    assert len(said) < 300
 
 
 def test_the_machines_lock_leaves_no_file_that_anybody_could_remove_or_be_kept_from(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import write_slice
-from training.data.batches import IGNORED_LABEL, batches_in_order, collate, open_slice
+from tests.tiny import batches_in_order, write_slice
+from training.data.batches import IGNORED_LABEL, open_slice
 
 
 def test_labels_are_the_next_tokens_and_nothing_is_predicted_from_padding(tmp_path: Path) -> None:
     source = open_slice(write_slice(tmp_path, [[5, 6, 7], [9]], first_row=20))
-    batch = collate(source, [0, 1], seq_len=8)
+    batch = source.collate([0, 1], seq_len=8)
     ignored = IGNORED_LABEL
     assert batch.input_ids.tolist() == [[5, 6, 7, 0, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0, 0, 0]]
     assert batch.labels.tolist() == [[6, 7] + [ignored] * 6, [ignored] * 8]
@@ -23,7 +23,7 @@ def test_labels_are_the_next_tokens_and_nothing_is_predicted_from_padding(tmp_pa
 
 def test_rows_are_cut_to_seq_len(tmp_path: Path) -> None:
     source = open_slice(write_slice(tmp_path, [list(range(1, 31))]))
-    batch = collate(source, [0], seq_len=10)
+    batch = source.collate([0], seq_len=10)
     assert batch.input_ids.tolist() == [list(range(1, 11))]
     assert batch.num_tokens == 9
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tiny import make_tiny_model
-from training.data.batches import IGNORED_LABEL, collate, open_slice
+from training.data.batches import IGNORED_LABEL, open_slice
 from training.model.linear_loss import linear_cross_entropy
 from training.workloads import causal_lm
 
@@ -157,7 +157,7 @@ def test_logits_of_a_chunk_are_the_largest_that_is_ever_in_memory() -> None:
 
 def test_only_positions_with_a_label_go_through_the_head(tmp_path: Path, slices: list[Path]) -> None:
     model: Any = causal_lm.load_model(make_tiny_model(tmp_path / "model", vocab_size=1000))
-    batch = collate(open_slice(slices[0]), range(6), seq_len=32)
+    batch = open_slice(slices[0]).collate(range(6), seq_len=32)
     assert batch.labels.flatten()[batch.label_places].min() >= 0
     assert len(batch.label_places) == batch.num_tokens == int((batch.labels != IGNORED_LABEL).sum())
     assert batch.num_tokens < batch.labels.numel()
@@ -168,7 +168,7 @@ def test_only_positions_with_a_label_go_through_the_head(tmp_path: Path, slices:
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_models_gradients_are_those_of_its_own_logits(tied: bool, tmp_path: Path, slices: list[Path]) -> None:
     model: Any = causal_lm.load_model(make_tiny_model(tmp_path / "model", tied=tied))
-    batch = collate(open_slice(slices[0]), range(6), seq_len=32)
+    batch = open_slice(slices[0]).collate(range(6), seq_len=32)
     logits = model(input_ids=batch.input_ids).logits.flatten(0, 1)
     F.cross_entropy(logits, batch.labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum").backward()
     expected = {name: part.grad for name, part in model.named_parameters()}
@@ -188,7 +188,7 @@ def test_a_model_that_caps_its_logits_keeps_its_own(tmp_path: Path, slices: list
     )  # fmt: skip
     Gemma3ForCausalLM(config).save_pretrained(tmp_path)
     model: Any = causal_lm.load_model(tmp_path)
-    batch = collate(open_slice(slices[0]), range(4), seq_len=32)
+    batch = open_slice(slices[0]).collate(range(4), seq_len=32)
     logits = model(input_ids=batch.input_ids).logits.flatten(0, 1)
     expected = F.cross_entropy(logits, batch.labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
     found = causal_lm.loss_sum(model, batch)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from training.data.batches import batches_in_order, open_slice
+from tests.tiny import batches_in_order
+from training.data.batches import open_slice
 from training.process.heartbeat import Section
 from training.record.pace import Pace, own_positions
 

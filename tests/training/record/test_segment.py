@@ -16,7 +16,7 @@ import torch
 from tests.tiny import make_config
 from tests.training.conftest import events_in, facts_of
 from training.config import SegmentConfig
-from training.data.batches import MicroBatch, collate, open_slice
+from training.data.batches import MicroBatch, open_slice
 from training.model.weights import parameter_checksum
 from training.process.failure import EXIT_NO_RESOURCES, StoppedError, UnwritableError
 from training.record.segment import Counters, SegmentRecord
@@ -107,7 +107,7 @@ def _enter(record: SegmentRecord, steps: range, rows: list[MicroBatch], ranks: A
 
 
 def _rows(slices: list[Path]) -> list[MicroBatch]:
-    return [collate(open_slice(slices[0]), [3, 1], seq_len=16)]
+    return [open_slice(slices[0]).collate([3, 1], seq_len=16)]
 
 
 @pytest.mark.parametrize("is_first_rank", [True, False])

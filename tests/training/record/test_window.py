@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny import make_config
+from tests.tiny import batches_in_order, make_config
 from tests.training.conftest import parsed
-from training.data.batches import batches_in_order, open_slice
+from training.data.batches import open_slice
 from training.data.plan import StepPlan
 from training.loop import train
 from training.process.distributed import Ranks

@@ -10,7 +10,7 @@ import torch
 from tests.tiny import make_config
 from tests.training.conftest import parsed
 from training.config import UPDATES_FOLDER
-from training.data.batches import collate, open_slice
+from training.data.batches import open_slice
 from training.data.plan import plan_segment
 from training.loop import train
 from training.model.weights import load_tensors, tensor_checksum
@@ -47,7 +47,7 @@ def test_the_kept_gradient_is_that_of_the_mean_loss_before_clipping_and_the_weig
         source.lengths(32), seed=1, epoch=1, rows="0-45", global_batch_size=8, micro_batch_size=2
     )  # fmt: skip
     model = causal_lm.load_model(tiny_model)
-    batch = collate(source, plan.order[:8].tolist(), seq_len=32)
+    batch = source.collate(plan.order[:8].tolist(), seq_len=32)
     (causal_lm.loss_sum(model, batch) / batch.num_tokens).backward()
     expected = {name: part.grad for name, part in model.named_parameters()}
     assert kept["gradient"].keys() == expected.keys()

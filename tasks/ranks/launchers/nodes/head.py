@@ -20,7 +20,8 @@ from tasks.ranks.launchers.nodes.other import OtherNode
 from tasks.ranks.launchers.nodes.parcel import pack
 from tasks.ranks.launchers.nodes.route import free_port, way_to
 from tasks.ranks.launchers.nodes.topology import energy_since, gpu_energy_joules, node_facts
-from tasks.ranks.launchers.torchrun import Launch, Place, RankLogs
+from tasks.ranks.one_machine import Launch, Place
+from tasks.ranks.rank_logs import RankLogs
 from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
@@ -169,11 +170,11 @@ class SeveralNodes:
                 arguments=self._arguments, versions=self._own_facts["versions"],
                 silence_seconds=self._nodes.silence_seconds, **self._spread,
             )  # fmt: skip
-        self._pump_until(lambda: all(other.facts for other in self._others), _SECONDS_TO_PREPARE, "get ready")
+        self._pump_until(lambda: all(other.facts for other in self._others), "get ready")
         for other in self._others:
             other.ask_clock()
             _log.info("%s: node %d is %s", self._cell, other.node_rank, other)
-        self._pump_until(lambda: all(other.has_clock for other in self._others), _SECONDS_TO_PREPARE, "say the time")
+        self._pump_until(lambda: all(other.has_clock for other in self._others), "say the time")
 
     def _begin(self) -> None:
         if self._grace_seconds is not None:
@@ -206,12 +207,14 @@ class SeveralNodes:
                 return
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
-    def _pump_until(self, is_done: Callable[[], bool], seconds: float, doing: str) -> None:
-        deadline = time.monotonic() + seconds
+    def _pump_until(self, is_done: Callable[[], bool], doing: str) -> None:
+        deadline = time.monotonic() + _SECONDS_TO_PREPARE
         while not is_done() and self._grace_seconds is None:
             if time.monotonic() > deadline:
-                raise DistributedError(f"cell {self._cell}: a node did not {doing} in {seconds:.0f} s; run again")
-            self._pump(seconds)
+                raise DistributedError(
+                    f"cell {self._cell}: a node did not {doing} in {_SECONDS_TO_PREPARE:.0f} s; run again"
+                )
+            self._pump(_SECONDS_TO_PREPARE)
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def _pump(self, silence_seconds: float) -> None:

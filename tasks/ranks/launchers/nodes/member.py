@@ -18,7 +18,7 @@ from tasks.ranks.launchers.nodes.line import Line, LostError, knock, relay
 from tasks.ranks.launchers.nodes.parcel import unpack
 from tasks.ranks.launchers.nodes.route import way_to
 from tasks.ranks.launchers.nodes.topology import energy_since, gpu_energy_joules, node_facts
-from tasks.ranks.launchers.torchrun import Launch, Place
+from tasks.ranks.one_machine import Launch, Place
 from tasks.ranks.watchdog import Watchdog
 from training.process.failure import FAILURES, recorded_failures
 from training.process.files import write_json

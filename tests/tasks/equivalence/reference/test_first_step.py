@@ -15,7 +15,7 @@ from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.tracked_run import PARAMS
 from tests.training.conftest import config_for_one_rank
 from training.config import read_config
-from training.data.batches import collate
+from training.data.batches import Slice
 from training.loop import train
 from training.process.distributed import joined_ranks
 from training.process.events import EventStream
@@ -89,8 +89,11 @@ def test_a_real_training_logs_this_loss_at_step_1_and_starts_from_these_weights(
     assert start_checksum == found["parameter_checksum"]
 
 
+_COLLATE = Slice.collate
+
+
 def _label_of_the_position_itself(source: Any, rows: Any, **how: Any) -> Any:
-    micro_batch = collate(source, rows, **how)
+    micro_batch = _COLLATE(source, rows, **how)
     micro_batch.labels[:, :] = torch.where(micro_batch.labels >= 0, micro_batch.input_ids, micro_batch.labels)
     return micro_batch
 
@@ -99,7 +102,7 @@ Break = Callable[[pytest.MonkeyPatch, int], None]
 
 
 def _labels_from_the_wrong_column(patch: pytest.MonkeyPatch, num_tokens: int) -> None:
-    patch.setattr("training.data.batches.collate", _label_of_the_position_itself)
+    patch.setattr(Slice, "collate", _label_of_the_position_itself)
 
 
 def _mean_of_means(patch: pytest.MonkeyPatch, num_tokens: int) -> None:

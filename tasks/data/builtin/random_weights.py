@@ -1,0 +1,29 @@
+"""Built-in models of random weights: the same code and versions write the same bytes."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+_SEED = 20_240_607
+
+
+def write_random_model(folder: Path, new_model: Callable[[], Any], tokenizer: Any, *, name: str) -> None:
+    """Fill `folder` with the tokenizer, and with config and fp32 safetensors weights of the model that is made here.
+
+    The caller's random state is left as it was.
+    """
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        model = new_model().float()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    # safetensors lets only the owner read what it writes.
+    (folder / "model.safetensors").chmod(0o644)
+    _log.info("%s: %s parameters, random weights, %s tokens", name, f"{model.num_parameters():,}", len(tokenizer))

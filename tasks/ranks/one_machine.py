@@ -1,0 +1,175 @@
+"""The ranks of one machine under torchrun: each in its own process, all ended with this one."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tasks.process.log_cap import LogCap
+from tasks.ranks.rank_logs import RankLogs
+from training.config import FIRST_RANK, STORE
+from training.process.lifeline import set_parent_death_signal
+
+_SECONDS_BETWEEN_HEARTBEATS = 10**8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One machine of several: where its torchrun finds the others."""
+
+    node_rank: int
+    """From 0, the head, which has the first ranks."""
+    num_nodes: int
+    """Machines, the head among them."""
+    endpoint: str
+    """HOST:PORT of the rendezvous, which the head serves."""
+    launch_id: str
+    """Names this launch."""
+    address: str
+    """Address of this machine on the way to the head."""
+    interface: str
+    """Network interface that has it."""
+
+    def arguments(self) -> list[str]:
+        """Return what torchrun is told."""
+        is_host = "true" if self.node_rank == 0 else "false"
+        return [
+            f"--nnodes={self.num_nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.endpoint}",
+            f"--rdzv-id={self.launch_id}", f"--rdzv-conf=is_host={is_host}", f"--local-addr={self.address}",
+        ]  # fmt: skip
+
+    def environment(self, ranks_per_node: int) -> dict[str, str]:
+        """Return what the ranks are told beside: their numbers, and the way to the others, unless that is set."""
+        ways = {name: os.environ.get(name, self.interface) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+        return {FIRST_RANK: str(self.node_rank * ranks_per_node), **ways}
+
+
+@dataclass(frozen=True)
+class FileRendezvous:
+    """This machine alone: its torchrun and its ranks meet in files, which nobody but their owner can read or write.
+
+    `torchrun --standalone` opens two ports to the network and unpickles what anybody writes there.
+    """
+
+    folder: Path
+    """For this launch alone."""
+
+    def make(self) -> None:
+        """Make the folder; nobody but us may look into it."""
+        self.folder.mkdir(mode=0o700)
+
+    def arguments(self) -> list[str]:
+        """Return what torchrun is told."""
+        # Every heartbeat would make the file longer, and there is nobody else to hear it.
+        settings = f"store_type=file,keep_alive_interval={_SECONDS_BETWEEN_HEARTBEATS}"
+        return [
+            "--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.folder / 'torchrun'}",
+            # The name of this machine may not resolve.
+            "--rdzv-id=one-machine", f"--rdzv-conf={settings}", "--local-addr=localhost",
+        ]  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """Return what torchrun and the ranks are told beside."""
+        # Unless it is told not to, torchrun serves a store for the ranks on a port of all interfaces.
+        return {STORE: str(self.folder / "ranks"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+class Launch:
+    """The ranks of this machine under torchrun.
+
+    torchrun leads a session of its own; it is ended by signal to that whole session, and the kernel ends it when this
+    process dies. Every rank, in turn, ends itself when torchrun dies.
+    """
+
+    def __init__(
+        self,
+        config: Path,
+        *,
+        world_size: int,
+        threads_per_rank: int,
+        log_folder: Path,
+        arguments: Sequence[str] = (),
+        module: str = "training",
+        place: Place | None = None,
+    ) -> None:
+        """Start `python -m module --config config *arguments` as every rank, or every rank of one node of several."""
+        log_folder.mkdir(parents=True, exist_ok=True)
+        self.log_folder = log_folder
+        ranks_here = world_size if place is None else world_size // place.num_nodes
+        self._logs = RankLogs(log_folder, first_rank=0 if place is None else place.node_rank * ranks_here)
+        self._rendezvous = FileRendezvous(log_folder.resolve() / "rendezvous")
+        command = [sys.executable, "-m", "torch.distributed.run"]
+        if place is None:
+            self._rendezvous.make()
+            command += self._rendezvous.arguments()
+        else:
+            command += place.arguments()
+        command += [f"--nproc-per-node={ranks_here}", "--max-restarts=0"]
+        command += [f"--log-dir={log_folder}", "--redirects=3", "-m", module, "--config", str(config), *arguments]
+        more = self._rendezvous.environment() if place is None else place.environment(ranks_here)
+        with self._logs.file.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads_per_rank), **more},
+                preexec_fn=partial(set_parent_death_signal, signal.SIGTERM, parent=os.getpid()),
+            )
+        self._log_cap = LogCap(log_folder)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether torchrun still runs."""
+        return self._process.poll() is None
+
+    def ask_to_stop(self) -> None:
+        """Ask the ranks to save and end (SIGTERM)."""
+        self._signal(signal.SIGTERM)
+
+    def stop(self, *, grace_seconds: float) -> None:
+        """Ask the ranks to save and end (SIGTERM); after the grace time, or on any exception, end them (SIGKILL)."""
+        try:
+            self.ask_to_stop()
+            deadline = time.monotonic() + grace_seconds
+            while self.is_running and time.monotonic() < deadline:
+                time.sleep(0.05)
+        finally:
+            # Also when torchrun has ended by itself: none of its session may stay.
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            self._log_cap.close()
+            shutil.rmtree(self._rendezvous.folder, ignore_errors=True)
+
+    def ask_for_stacks(self) -> None:
+        """Do nothing: the stage asks ranks of its own machine itself."""
+
+    def exit_code(self) -> int:
+        """Return 0, or the exit code of the rank that caused the end (negative: the signal that ended it)."""
+        code = self._process.wait()
+        cause = self._logs.root_cause()
+        return code if code == 0 or cause is None else cause[1]
+
+    def explanation(self, *, rank: int | None = None) -> str:
+        """Return who caused the end, as RankLogs does."""
+        return self._logs.explanation(rank=rank)
+
+    def last_words(self, rank: int) -> str:
+        """Return the end of what the rank wrote on its standard error."""
+        return self._logs.last_words(rank)
+
+    def killed_rank(self) -> int | None:
+        """Return a rank that a signal ended, as RankLogs does."""
+        return self._logs.killed_rank()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)

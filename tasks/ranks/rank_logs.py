@@ -1,0 +1,70 @@
+"""What torchrun and its ranks wrote into a folder of logs, and how they ended by it."""
+
+import re
+import signal
+from pathlib import Path
+
+_ENDING = re.compile(r"^\s*rank\s*:\s*\d+ \(local_rank: (\d+)\).*?^\s*exitcode\s*:\s*(-?\d+)", re.DOTALL | re.MULTILINE)
+_ROOT_CAUSE = "Root Cause"
+_LINES_SHOWN = 20
+
+
+class RankLogs:
+    """What torchrun and its ranks wrote into a folder of logs, and how they ended by it."""
+
+    def __init__(self, folder: Path, *, first_rank: int = 0) -> None:
+        self.folder = folder
+        self._first_rank = first_rank
+
+    @property
+    def file(self) -> Path:
+        """What torchrun itself wrote."""
+        return self.folder / "torchrun.log"
+
+    def explanation(self, *, rank: int | None = None) -> str:
+        """Return the rank that caused the end, its exit code and last words, and where the whole logs are.
+
+        `rank` is who did, where that is known; else it is a rank that a signal ended, or that torchrun saw fail first.
+        """
+        cause = self.root_cause()
+        if rank is not None:
+            cause = (rank, self._endings().get(rank, 0))
+        if cause is None:
+            return f"torchrun ended: {_last_lines(self.file)} (whole log: {self.file})"
+        rank, code = cause
+        ending = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        words = self.last_words(rank)
+        return f"rank {rank} {ending}; logs in {self.folder}" + (f"\n{words}" if words else "")
+
+    def last_words(self, rank: int) -> str:
+        """Return the end of what the rank wrote on its standard error."""
+        logs = sorted(self.folder.glob(f"*/attempt_*/{rank - self._first_rank}/stderr.log"))
+        return _last_lines(logs[-1]) if logs else ""
+
+    def killed_rank(self) -> int | None:
+        """Return a rank that a signal ended, and not torchrun's own SIGTERM: the others then failed because of it."""
+        killed = [rank for rank, code in self._endings().items() if code < 0 and code != -signal.SIGTERM]
+        return killed[0] if killed else None
+
+    def root_cause(self) -> tuple[int, int] | None:
+        """Return the rank that caused the end, and its exit code; None where torchrun names none."""
+        endings = self._endings()
+        if (killed := self.killed_rank()) is not None:
+            return killed, endings[killed]
+        _, is_there, cause = self._text().partition(_ROOT_CAUSE)
+        match = _ENDING.search(cause) if is_there else None
+        return (int(match[1]) + self._first_rank, int(match[2])) if match else None
+
+    def _endings(self) -> dict[int, int]:
+        """Return the exit code of every rank that torchrun reports as failed, the root cause last."""
+        return {int(match[1]) + self._first_rank: int(match[2]) for match in _ENDING.finditer(self._text())}
+
+    def _text(self) -> str:
+        # A node that is lost has sent none.
+        return self.file.read_text(errors="replace") if self.file.exists() else ""
+
+
+def _last_lines(file: Path) -> str:
+    if not file.exists():
+        return "without a log"
+    return "\n".join(file.read_text(errors="replace").strip().splitlines()[-_LINES_SHOWN:])
