@@ -57,6 +57,29 @@ def test_where_nothing_can_be_written_the_folder_is_named(tmp_path: Path, monkey
         SortedNumbers([np.arange(100_000)])
 
 
+_FULL = """
+import resource, signal
+import numpy as np
+from tasks.process.failure import ResourceError
+from tasks.records.sorted_numbers import SortedNumbers
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (700_000, 700_000))
+try:
+    SortedNumbers([np.arange(1_000_000)])
+except ResourceError as error:
+    print(int(error.exit_code), error)
+"""
+
+
+def test_a_full_disk_is_said_in_one_line_and_nothing_is_written_later(project: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(project)}
+    command = [sys.executable, "-c", _FULL]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"4 {tmp_path}/.work: File too large; {done.stdout.partition('; ')[2]}"
+    assert "make room" in done.stdout
+    assert done.stderr == ""
+
+
 _TEN_MILLION = """
 import numpy as np
 from benchmarks.growth.parts import resident_mib
