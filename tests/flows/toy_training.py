@@ -10,7 +10,7 @@ from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import events_in
 from training.state.receipt import problem_with
 
-_STAGE = PROJECT / "tests" / "tasks" / "stage" / "rank_stage.py"
+_STAGE = PROJECT / "tests" / "tasks" / "process" / "rank_stage.py"
 
 
 @dataclass(frozen=True)
