@@ -24,6 +24,7 @@ from tasks.data.builtin.tiny_model import write_tiny_qwen2
 from tasks.fingerprint import machine_facts
 from tasks.params import Params, load_params
 from tasks.ranks.one_machine import FileRendezvous
+from tasks.records.sources import BaseModelManifest
 from tasks.train import CellRun
 from training.process.files import write_json
 
@@ -63,8 +64,8 @@ def run_ranks(folder: Path, params: Params, cell: str, *, pairs: int, steps: int
     """Start the ranks of the cell and return what they timed."""
     segment = {"range": _RANGE, "epoch": 1, "fingerprint": "benchmark", "num_steps": steps}
     run = CellRun(
-        params=params, cell=cell, device="cpu", base_model={"digest": ""}, code_digest="", machine_digest="",
-        segments=[segment], work=folder / cell,
+        params=params, cell=cell, device="cpu", base_model=BaseModelManifest.model_construct(digest=""),
+        code_digest="", machine_digest="", segments=[segment], work=folder / cell,
     )  # fmt: skip
     write_json(folder / cell / "config.json", run.config(base_model=folder / "base_model", slices=folder / "slices"))
     out = folder / cell / "out.json"

@@ -22,7 +22,8 @@ from training.data.batches import MicroBatch, open_slice
 from training.data.plan import micro_batches_for, plan_segment
 from training.process.distributed import Ranks, joined_ranks
 from training.process.events import EventStream
-from training.record.segment import Counters, SegmentRecord, now
+from training.record.segment import SegmentRecord, now
+from training.record.segment_facts import Counters
 from training.record.window import Window
 from training.strategies import strategy_file
 from training.workloads import find_workload

@@ -26,15 +26,19 @@ from rich.progress import track
 from benchmarks import bookkeeping
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.trackers_states import NONE, STATES, prefect_server, tracked
+from tasks.machine.facts import machine_facts
 from tasks.measuring.interleaving import rounds, trial
 from tasks.measuring.intervals import Interval, least_trials, ratio_of_medians
 from tasks.params import Params, load_params
 from tasks.process.failure import PreemptedError
 from tasks.process.logs import switch_off_telemetry
 from tasks.ranks.cell_ranks import run_ranks
+from tasks.records.facts import SliceFacts
+from tasks.records.fingerprint import MachineFile
+from tasks.records.slices import SlicesManifest
+from tasks.records.sources import BaseModelManifest
 from tasks.services import follower as following
 from tasks.train import CellRun
-from training.process.files import write_json
 
 _PROJECT = Path(__file__).resolve().parent.parent
 _TARGET = 0.01
@@ -102,9 +106,12 @@ def prepare(folder: Path, params: Params, *, num_rows: int) -> None:
     np.save(part / "tokens.npy", np.resize(np.load(texts), num_rows * length))
     np.save(part / "offsets.npy", np.arange(num_rows + 1, dtype=np.int64) * length)
     np.save(part / "row_ids.npy", np.arange(num_rows, dtype=np.int64))
-    digests = {str(one): {"digest": ""} for one in (*params.ranges, params.heldout)}
-    write_json(folder / "slices" / "manifest.json", {"slices": digests})
-    write_json(folder / "machine.json", {"digest": ""})
+    parts = map(str, (*params.ranges, params.heldout))
+    SlicesManifest(
+        vocab_size=None, eos_token_id=None, workload=params.workload, heldout=str(params.heldout),
+        slices={one: SliceFacts(range=one, num_rows=0, num_tokens=0, digest="") for one in parts},
+    ).write(folder / "slices")  # fmt: skip
+    MachineFile.model_validate(machine_facts()).write(folder)
     MlflowClient(tracking_uri=f"sqlite:///{folder / 'empty.db'}").search_experiments()
 
 
@@ -114,7 +121,8 @@ def measure(
     """Return for each round step_seconds and cpu_share: state -> mean of its two blocks."""
     segment = {"range": f"0-{num_rows}", "epoch": 1, "fingerprint": "benchmark", "num_steps": 0}
     run = CellRun(
-        params=params, cell=cell, device="cpu", base_model={"digest": ""}, code_digest="", machine_digest="",
+        params=params, cell=cell, device="cpu", base_model=BaseModelManifest.model_construct(digest=""),
+        code_digest="", machine_digest="",
         segments=[segment], work=folder / ".work" / "runs" / cell,
     )  # fmt: skip
     config = run.config(base_model=folder / "base_model", slices=folder / "slices")

@@ -4,7 +4,6 @@ What has arrived stays in .work/download/, outside DVC, which deletes outputs be
 """
 
 import argparse
-import json
 import logging
 import shutil
 from collections.abc import Sequence
@@ -24,9 +23,9 @@ from tasks.params.source_digest import digest_of_source
 from tasks.params.sources import DatasetParams, Source
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.process.logs import configure_logging
-from tasks.store.kept import MANIFEST
+from tasks.records.fingerprint import SourcesFile
+from tasks.records.sources import RawManifest
 from tasks.store.links import link_file, link_folder
-from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
 
@@ -42,24 +41,21 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> No
     _require_unchanged(dataset, source_digest, stored.source_digest)
     _clear(raw)
     facts = place_rows(stored, params.num_rows_needed, heldout=params.heldout, target=raw / "rows.parquet")
-    manifest: dict[str, Any] = {
-        "source": dataset.source,
-        "kind": dataset.kind,
-        "revision": dataset.revision,
-        "commit": commit,
-        "split": dataset.split if dataset.kind == "hub" else None,
-        "text_column": dataset.text_column,
+    is_builtin = dataset.kind == "builtin"
+    manifest = RawManifest(
+        source=dataset.source,
+        kind=dataset.kind,
+        revision=dataset.revision,
+        commit=commit,
+        split=dataset.split if dataset.kind == "hub" else None,
+        text_column=dataset.text_column,
         **facts,
-        "license": stored.license,
-        "label": _label(dataset, facts.get("class_names", [])),
-        "source_digest": stored.source_digest,
-    }
-    if dataset.kind == "builtin":
-        manifest["packages"] = package_versions()
-        manifest["license"] = "the open-source licence of each package"
-    write_json(raw / MANIFEST, manifest)
-    _log.info("%s: %d rows, %s", dataset.source, facts["num_rows"], manifest["label"])
-    _warn_of_rows(dataset, facts)
+        license="the open-source licence of each package" if is_builtin else stored.license,
+        label=_label(dataset, facts.get("class_names", [])),
+        packages=package_versions() if is_builtin else {},
+        source_digest=stored.source_digest,
+    )
+    _finish(manifest, raw)
 
 
 def _download_images(params: Params, raw: Path, *, source_digest: str | None) -> None:
@@ -71,22 +67,20 @@ def _download_images(params: Params, raw: Path, *, source_digest: str | None) ->
     _clear(raw)
     link_file(stored.file, raw / "rows.parquet")
     name = "scikit-learn's digits (built-in)" if dataset.kind == "builtin" else Path(dataset.location).name
-    manifest = {
-        "source": dataset.source,
-        "kind": dataset.kind,
-        "revision": None,
-        "commit": None,
-        "split": None,
-        "text_column": None,
-        "image_size": dataset.image_size,
+    manifest = RawManifest(
+        source=dataset.source,
+        kind=dataset.kind,
+        revision=None,
+        commit=None,
+        split=None,
+        text_column=None,
+        image_size=dataset.image_size,
         **facts,
-        "license": "CC BY 4.0" if dataset.kind == "builtin" else None,
-        "label": f"{name}, {len(stored.class_names)} classes, {dataset.image_size} x {dataset.image_size} pixels",
-        "source_digest": stored.source_digest,
-    }
-    write_json(raw / "manifest.json", manifest)
-    _log.info("%s: %d rows, %s", dataset.source, facts["num_rows"], manifest["label"])
-    _warn_of_rows(dataset, facts)
+        license="CC BY 4.0" if dataset.kind == "builtin" else None,
+        label=f"{name}, {len(stored.class_names)} classes, {dataset.image_size} x {dataset.image_size} pixels",
+        source_digest=stored.source_digest,
+    )
+    _finish(manifest, raw)
 
 
 def _require_unchanged(source: Source, *digests: str | None) -> None:
@@ -96,13 +90,16 @@ def _require_unchanged(source: Source, *digests: str | None) -> None:
         raise DataError(f"{section}.source {source.source}: changed since this run began; run again")
 
 
-def _warn_of_rows(dataset: DatasetParams, facts: dict[str, Any]) -> None:
-    if facts["quarantined"]:
-        _log.warning("%s: left out of every slice: %s", dataset.source, in_words(facts["quarantined"]))
-    if facts["num_duplicate_rows"]:
+def _finish(manifest: RawManifest, raw: Path) -> None:
+    """Write the manifest and say what it holds."""
+    manifest.write(raw)
+    _log.info("%s: %d rows, %s", manifest.source, manifest.num_rows, manifest.label)
+    if manifest.quarantined:
+        _log.warning("%s: left out of every slice: %s", manifest.source, in_words(manifest.quarantined))
+    if manifest.num_duplicate_rows:
         _log.warning(
             "%s: %d rows repeat an earlier row; %d held-out rows also stand outside the held-out slice",
-            dataset.source, facts["num_duplicate_rows"], facts["num_heldout_rows_seen"],
+            manifest.source, manifest.num_duplicate_rows, manifest.num_heldout_rows_seen,
         )  # fmt: skip
 
 
@@ -146,13 +143,12 @@ def _main() -> None:
     configure_logging()
     snapshot = Snapshot.read(arguments.inputs)
     params = snapshot.load_params()
-    sources = json.loads(arguments.sources.read_text(encoding="utf-8"))
-    download_rows(params, arguments.raw, source_digest=(sources["dataset"] or {}).get("digest"))
-    rows = json.loads((arguments.raw / MANIFEST).read_text(encoding="utf-8"))
-    download_model(params, arguments.base_model, class_names=rows.get("class_names", ()))
-    for source, begun in ((params.dataset, sources["dataset"]), (params.model, sources["model"])):
-        if begun is not None:
-            _require_unchanged(source, begun["digest"], digest_of_source(Path(source.location)) or "")
+    begun = SourcesFile.read(arguments.sources)
+    download_rows(params, arguments.raw, source_digest=begun.dataset.digest if begun.dataset else None)
+    download_model(params, arguments.base_model, class_names=RawManifest.read(arguments.raw).class_names)
+    for source, was in ((params.dataset, begun.dataset), (params.model, begun.model)):
+        if was is not None:
+            _require_unchanged(source, was.digest, digest_of_source(Path(source.location)) or "")
     snapshot.require_unchanged()
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tasks.equivalence.reference.first_step import first_step
 from tasks.evaluating.continuations import continue_rows
@@ -26,14 +26,29 @@ from tasks.inputs.damage import damaged, require_digest, require_whole
 from tasks.inputs.meaning import meanings_below
 from tasks.inputs.snapshot import Snapshot
 from tasks.params import Params
+from tasks.params.choices import has_labels
 from tasks.process.failure import DataError, DivergedError, exit_with_one_line
 from tasks.process.logs import configure_logging
+from tasks.records.evaluation import (
+    EvaluatedEpoch,
+    EvaluatedModel,
+    EvaluatedSample,
+    EvaluationFile,
+    FirstStepFile,
+    FoundFile,
+)
+from tasks.records.fingerprint import CodeFile
+from tasks.records.run import RunFile
+from tasks.records.slices import SliceManifest, SlicesManifest
+from tasks.records.sources import BaseModelManifest
 from tasks.store.kept import mark_used
-from training.process.files import digest_of_json, write_json
+from training.process.files import digest_of_json
+from training.state.receipt import RECEIPT
 
 _log = logging.getLogger(__name__)
 
 _STORE = Path(".work/evaluation")
+Found = TypeVar("Found", FoundFile, FirstStepFile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,32 +92,29 @@ def subjects_of(params: Params, *, base_model: Path, runs: Path) -> list[Subject
     Raises DataError (exit code 3) if one is missing or is not, byte for byte, what its manifest or receipt says.
     """
     require_whole(base_model)
-    digest = _read(base_model / "manifest.json")["digest"]
-    subjects = [Subject(name="base", checkpoint=None, weights_digest=digest)]
-    for cell in params.cells:
-        file = runs / cell / _read(runs / cell / "run.json").get("final_checkpoint", "")
-        subjects.append(_subject(cell, file))
-    return subjects
+    base = Subject(name="base", checkpoint=None, weights_digest=BaseModelManifest.read(base_model).digest)
+    return [
+        base, *(_subject(cell, runs / cell / RunFile.read(runs / cell).final_checkpoint) for cell in params.cells)
+    ]  # fmt: skip
 
 
 def subjects_of_epochs(params: Params, *, runs: Path) -> list[Subject]:
     """Return every cell's checkpoint after every segment, in order; raises DataError as above."""
     subjects = []
     for cell in params.cells:
-        for part in _read(runs / cell / "run.json")["segments"]:
-            name = f"{params.model.name}_{part['range']}-epoch-{part['epoch']}.pt"
-            file = runs / cell / part["folder"] / name
-            subjects.append(_subject(cell, file, segment=(part["range"], part["epoch"])))
+        for part in RunFile.read(runs / cell).segments:
+            file = runs / cell / part.folder / f"{params.model.name}_{part.range}-epoch-{part.epoch}.pt"
+            subjects.append(_subject(cell, file, segment=(part.range, part.epoch)))
     return subjects
 
 
 def _subject(cell: str, file: Path, *, segment: tuple[str, int] | None = None) -> Subject:
-    promised = _read(file.parent / "receipt.json").get("files", {}).get(file.name, {}).get("sha256")
+    promised = _read_receipt(file.parent / RECEIPT).get("files", {}).get(file.name, {}).get("sha256")
     digest = require_digest(file, promised)
     return Subject(name=cell, checkpoint=file, weights_digest=digest, segment=segment)
 
 
-def evaluate(subject: Subject, rows: Rows) -> dict[str, Any]:
+def evaluate(subject: Subject, rows: Rows) -> FoundFile:
     """Return the model's loss (nats per label, every label counted once) and what else its workload measures.
 
     Where that is nothing: perplexity, and samples if the model can write.
@@ -139,39 +151,40 @@ def evaluate(subject: Subject, rows: Rows) -> dict[str, Any]:
     seen = "".join(f", {name} {value:.4f}" for name, value in accuracies.items())
     what = f"{subject.title}: loss {loss:.4f}{seen}"
     _log.info("%s on %d %ss, in fp32 on %s, %.1f s", what, counts["num_tokens"], workload.UNIT, device, seconds)
-    what_was_loaded = {"loss": loss, "parameter_checksum": checksum}
-    if workload.HAS_LABELS:
-        return {**what_was_loaded, **accuracies, **counts}
-    return {**what_was_loaded, "perplexity": perplexity(loss), "num_tokens": counts["num_tokens"], "samples": samples}
+    more: dict[str, Any] = {**accuracies, **counts}
+    if not workload.HAS_LABELS:
+        more = {"perplexity": perplexity(loss), "num_tokens": counts["num_tokens"], "samples": samples}
+    return FoundFile(loss=loss, parameter_checksum=checksum, **more)
 
 
-def _evaluate_or_reuse(subject: Subject, rows: Rows, *, code: str) -> dict[str, Any]:
+def _evaluate_or_reuse(subject: Subject, rows: Rows, *, code: str) -> FoundFile:
     depends_on = {
-        "base_model": _read(rows.base_model / "manifest.json")["digest"],
+        "base_model": BaseModelManifest.read(rows.base_model).digest,
         "weights": subject.weights_digest,
-        "rows": _read(rows.folder / "manifest.json")["digest"],
+        "rows": SliceManifest.read(rows.folder).digest,
         "seq_len": rows.seq_len,
         "workload": rows.workload,
         "code": [code, meanings_below("tasks.evaluate")],
     }
-    return _kept_or_new(f"{subject.title}: evaluated", depends_on, lambda: evaluate(subject, rows), rows.snapshot)
+    what = f"{subject.title}: evaluated"
+    return _kept_or_new(what, FoundFile, depends_on, lambda: evaluate(subject, rows), rows.snapshot)
 
 
 def _first_step_or_reuse(
     params: Params, snapshot: Snapshot, *, slices: Path, base_model: Path, code: str
-) -> dict[str, Any]:
+) -> FirstStepFile:
     """Return the base model's loss on the rows of step 1; see tasks/equivalence/reference/first_step.py."""
     train, part = params.train, str(params.ranges[0])
     depends_on = {
-        "base_model": _read(base_model / "manifest.json")["digest"],
-        "rows": _read(slices / part / "manifest.json")["digest"],
+        "base_model": BaseModelManifest.read(base_model).digest,
+        "rows": SliceManifest.read(slices / part).digest,
         "range": part,
         "order": [train.seed, train.global_batch_size, train.micro_batch_size, train.seq_len, train.augment],
         "workload": params.workload,
         "code": [code, meanings_below("tasks.equivalence.reference.first_step")],
     }
 
-    def compute() -> dict[str, Any]:
+    def compute() -> FirstStepFile:
         import torch
 
         require_whole(slices / part)
@@ -179,61 +192,67 @@ def _first_step_or_reuse(
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return first_step(params, slices=slices, base_model=base_model, device=device)
 
-    return _kept_or_new("base: loss of step 1 computed", depends_on, compute, snapshot)
+    return _kept_or_new("base: loss of step 1 computed", FirstStepFile, depends_on, compute, snapshot)
 
 
 def _kept_or_new(
-    what: str, depends_on: dict[str, Any], make: Callable[[], dict[str, Any]], snapshot: Snapshot
-) -> dict[str, Any]:
+    what: str, kind: type[Found], depends_on: dict[str, Any], make: Callable[[], Found], snapshot: Snapshot
+) -> Found:
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
     kept = _STORE / f"{digest_of_json({**depends_on, 'versions': versions})}.json"
     if kept.is_file():
         _log.info("%s before, on these rows and with this code", what)
         mark_used(kept)
-        return _read(kept)
+        return kind.read(kept)
     found = make()
     snapshot.require_unchanged()
-    write_json(kept, found)
+    found.write(kept)
     return found
 
 
-def _summary(params: Params, rows: Rows, subjects: list[Subject], *, runs: Path, code: str) -> dict[str, Any]:
-    """Return evaluation.json: every model's figures, and their samples side by side or, measured, every epoch's."""
+def _summary(
+    params: Params, rows: Rows, subjects: list[Subject], *, runs: Path, code: str, first_step: FirstStepFile
+) -> EvaluationFile:
+    """Return every model's figures, and their samples side by side or, where rows have classes, every epoch's."""
     found = {subject.name: _evaluate_or_reuse(subject, rows, code=code) for subject in subjects}
-    models: dict[str, dict[str, Any]] = {}
-    for subject in subjects:
-        models[subject.name] = {key: value for key, value in found[subject.name].items() if key != "samples"}
-        if subject.checkpoint is not None:
-            models[subject.name]["checkpoint"] = str(subject.checkpoint.relative_to(runs / subject.name))
+    base = found["base"]
     samples = [
-        {
-            **{key: sample[key] for key in ("row_id", "prompt", "reference")},
-            "continuations": {name: result["samples"][index]["continuation"] for name, result in found.items()},
-        }
-        for index, sample in enumerate(found["base"].get("samples", []))
+        EvaluatedSample(
+            row_id=sample.row_id,
+            prompt=sample.prompt,
+            reference=sample.reference,
+            continuations={name: result.samples[index].continuation for name, result in found.items()},
+        )
+        for index, sample in enumerate(base.samples)
     ]
-    epochs = {} if "samples" in found["base"] else _epochs(params, rows, runs=runs, code=code)
-    return {
-        "heldout": str(params.heldout),
-        "num_rows": _read(rows.folder / "manifest.json")["num_rows"],
-        "num_tokens": found["base"]["num_tokens"],
-        "seq_len": rows.seq_len,
-        "precision": "fp32",
-        "models": models,
-        "samples": samples,
-        **({"epochs": epochs} if epochs else {}),
-    }
+    return EvaluationFile(
+        heldout=str(params.heldout),
+        num_rows=SliceManifest.read(rows.folder).num_rows,
+        num_tokens=base.num_tokens,
+        seq_len=rows.seq_len,
+        first_step=first_step,
+        models={
+            subject.name: EvaluatedModel(**found[subject.name].figures(), checkpoint=_checkpoint_of(subject, runs))
+            for subject in subjects
+        },
+        samples=samples,
+        epochs=_epochs(params, rows, runs=runs, code=code) if has_labels(rows.workload) else {},
+    )
 
 
-def _epochs(params: Params, rows: Rows, *, runs: Path, code: str) -> dict[str, list[dict[str, Any]]]:
+def _checkpoint_of(subject: Subject, runs: Path) -> str | None:
+    return None if subject.checkpoint is None else str(subject.checkpoint.relative_to(runs / subject.name))
+
+
+def _epochs(params: Params, rows: Rows, *, runs: Path, code: str) -> dict[str, list[EvaluatedEpoch]]:
     """Return the figures of every cell's checkpoint after each of its segments, in the order of training."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[EvaluatedEpoch]] = {}
     for subject in subjects_of_epochs(params, runs=runs):
         assert subject.segment is not None
-        assert subject.checkpoint is not None
         part, epoch = subject.segment
-        where = {"range": part, "epoch": epoch, "checkpoint": str(subject.checkpoint.relative_to(runs / subject.name))}
-        found.setdefault(subject.name, []).append({**where, **_evaluate_or_reuse(subject, rows, code=code)})
+        figures = _evaluate_or_reuse(subject, rows, code=code).figures()
+        one = EvaluatedEpoch(**figures, range=part, epoch=epoch, checkpoint=str(_checkpoint_of(subject, runs)))
+        found.setdefault(subject.name, []).append(one)
     return found
 
 
@@ -246,37 +265,33 @@ def _main() -> None:
     configure_logging()
     snapshot = Snapshot.read(arguments.inputs)
     params = snapshot.load_params()
-    manifest = _read(arguments.slices / "manifest.json")
+    manifest = SlicesManifest.read(arguments.slices)
     rows = Rows(
         folder=arguments.slices / str(params.heldout),
         seq_len=params.train.seq_len,
-        vocab_size=manifest.get("vocab_size"),
-        eos_token_id=manifest.get("eos_token_id"),
+        vocab_size=manifest.vocab_size,
+        eos_token_id=manifest.eos_token_id,
         base_model=arguments.base_model,
         workload=params.workload,
         snapshot=snapshot,
     )
     require_whole(rows.folder)
     subjects = subjects_of(params, base_model=arguments.base_model, runs=arguments.runs)
-    code = _read(arguments.code)["digest"]
-    summary = _summary(params, rows, subjects, runs=arguments.runs, code=code)
+    code = CodeFile.read(arguments.code).digest
     first = _first_step_or_reuse(params, snapshot, slices=arguments.slices, base_model=arguments.base_model, code=code)
+    evaluation = _summary(params, rows, subjects, runs=arguments.runs, code=code, first_step=first)
     snapshot.require_unchanged()
-    write_json(arguments.evaluation / "evaluation.json", {**summary, "first_step": first})
+    evaluation.write(arguments.evaluation)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_receipt(path: Path) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_bytes())
     except OSError as error:
-        raise DataError(f"{path}: {error}; {_remedy(path)}") from None
+        raise DataError(f"{path}: {error}; delete it and run `dvc repro`, which makes it anew") from None
     except ValueError as error:
         raise damaged(path, f"is damaged ({error})") from None
     return value
-
-
-def _remedy(path: Path) -> str:
-    return f"delete {path} and run `dvc repro`, which makes it anew"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ every time and takes about a second: torch is not imported, versions come from t
 """
 
 import argparse
-import json
 import os
 import shutil
 from pathlib import Path
@@ -15,8 +14,10 @@ from tasks.inputs.snapshot import stages_of, values_of
 from tasks.machine.facts import machine_facts
 from tasks.params import Params, load_params
 from tasks.params.source_digest import digest_of_source
-from tasks.process.failure import DataError, exit_with_one_line
+from tasks.params.sources import Source
+from tasks.process.failure import exit_with_one_line
 from tasks.process.logs import configure_logging
+from tasks.records.fingerprint import CodeFile, InputsFile, MachineFile, SourceDigest, SourcesFile, TrialFile
 from tasks.store.prune import note_comparison
 from training.process.files import write_json
 
@@ -48,12 +49,11 @@ def write_snapshots(folder: Path, params: Params) -> None:
         if module == "fingerprint":
             continue
         ranks, without = _RUN_BY_RANKS.get(module, ((), ()))
-        content = {
-            "params": values_of(params, stage.params),
-            "code": meanings_below(f"tasks.{module}", *ranks, without=without),
-            "deps": stage.deps,
-        }
-        write_json(folder / f"{stage.name}.json", content)
+        InputsFile(
+            params=values_of(params, stage.params),
+            code=meanings_below(f"tasks.{module}", *ranks, without=without),
+            deps=stage.deps,
+        ).write(folder / f"{stage.name}.json")
 
 
 def trial_of(path: Path) -> str | None:
@@ -61,14 +61,14 @@ def trial_of(path: Path) -> str | None:
 
     Kept, so that the next run finds nothing changed. Raises DataError for a damaged file.
     """
-    asked = os.environ.get(TRIAL)
-    if asked or not path.exists():
-        return asked or None
-    try:
-        kept: str | None = json.loads(path.read_bytes())["trial"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: {type(error).__name__}: {error}; delete it and run `dvc repro`") from None
-    return kept
+    if asked := os.environ.get(TRIAL):
+        return asked
+    kept = TrialFile.read_if_there(path)
+    return kept.trial if kept else None
+
+
+def _source_digest(source: Source) -> SourceDigest | None:
+    return SourceDigest(digest=digest_of_source(Path(source.location))) if source.kind == "path" else None
 
 
 def _main() -> None:
@@ -82,16 +82,12 @@ def _main() -> None:
     arguments = parser.parse_args()
     configure_logging()
     params = load_params()
-    sources = {
-        name: {"digest": digest_of_source(Path(part.location))} if part.kind == "path" else None
-        for name, part in (("model", params.model), ("dataset", params.dataset))
-    }
-    write_json(arguments.code, {"digest": digest_of_code(_TRAINING)})
-    write_json(arguments.machine, machine_facts())
-    write_json(arguments.sources, sources)
+    CodeFile(digest=digest_of_code(_TRAINING)).write(arguments.code)
+    MachineFile.model_validate(machine_facts()).write(arguments.machine)
+    SourcesFile(model=_source_digest(params.model), dataset=_source_digest(params.dataset)).write(arguments.sources)
     note_comparison(params)
     write_json(arguments.optional, params.optional_sections)
-    write_json(arguments.trial, {"trial": trial_of(arguments.trial)})
+    TrialFile(trial=trial_of(arguments.trial)).write(arguments.trial)
     write_snapshots(arguments.stages, params)
     keep_meanings()
 

@@ -8,14 +8,12 @@ only what is new.
 """
 
 import argparse
-import json
 import logging
 import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tasks.equivalence.certificate import Subject, certified_as, certify, stopped
 from tasks.equivalence.differences import MARGIN
@@ -31,12 +29,19 @@ from tasks.measuring.timed_ranges import timed_ranges
 from tasks.params import Params
 from tasks.params.train import NOT_CONTENT
 from tasks.process.disk import require_room
-from tasks.process.failure import DataError, exit_with_one_line
+from tasks.process.failure import exit_with_one_line
 from tasks.process.lock import machine_lock
 from tasks.process.logs import configure_logging
 from tasks.process.progress import counting
 from tasks.process.stopping import stop_on_signals
 from tasks.ranks.cell_ranks import choose_device, nodes_of, told_to_ranks
+from tasks.records.certificate import CertificateFile, CertifiedFile
+from tasks.records.fingerprint import CodeFile, MachineFile, TrialFile
+from tasks.records.measurement import MeasurementFile
+from tasks.records.slices import SliceManifest
+from tasks.records.sources import BaseModelManifest
+from tasks.records.stage_file import StageFile
+from tasks.records.twins import Twins
 from tasks.store.kept import MANIFEST, keeping, kept_manifest
 from training.config import read_config
 from training.process.files import digest_of_file, digest_of_json, write_json
@@ -57,9 +62,6 @@ _BYTES_PER_UPDATE = 8
 """Of each parameter on disk: its weight and its gradient, in fp32."""
 _MOST_BYTES = 4 * 2**30
 """On disk for all updates of the certificate, beyond which it makes do with fewer."""
-_CERTIFICATE = "certificate.json"
-_SPEED = "speed.json"
-_TWINS = "twins.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +70,11 @@ class Inputs:
 
     snapshot: Snapshot
     params: Params
-    base_model: Path
-    base_model_digest: str
+    model_dir: Path
+    """The base model's folder."""
+    base_model: BaseModelManifest
     code_digest: str
-    machine: dict[str, Any]
+    machine: MachineFile
     sample: Sample
     """The rows that the certificate is made on."""
     rows: list[Path]
@@ -91,11 +94,11 @@ class Inputs:
                 "spread": self.params.cells[cell].model_dump(),
                 "train": self.params.train.model_dump(exclude=set(NOT_CONTENT)),
                 "workload": self.params.workload,
-                "base_model": self.base_model_digest,
+                "base_model": self.base_model.digest,
                 "sample": self.sample.digest,
                 "code": self.code_digest,
                 "sources": meanings_below(*_CERTIFYING, without=_STARTING),
-                "machine": self.machine["digest"],
+                "machine": self.machine.digest,
             }
         )
 
@@ -113,11 +116,11 @@ class Inputs:
                 "train": self.params.train.model_dump(exclude=set(NOT_CONTENT) - {"epochs"}),
                 "seconds": self.params.measure.twin_seconds,
                 "workload": self.params.workload,
-                "base_model": self.base_model_digest,
+                "base_model": self.base_model.digest,
                 "rows": dict(self.rows_digests),
                 "code": self.code_digest,
                 "sources": meanings_below(*_TWINNING, without=_STARTING),
-                "machine": self.machine["digest"],
+                "machine": self.machine.digest,
             }
         )
 
@@ -129,11 +132,11 @@ class Inputs:
                 "train": self.params.train.model_dump(exclude=set(NOT_CONTENT)),
                 "measure": self.params.measure.model_dump(exclude={"twin_seconds"}),
                 "workload": self.params.workload,
-                "base_model": self.base_model_digest,
+                "base_model": self.base_model.digest,
                 "rows": {part.name: self.rows_digests[part.name] for part in self.rows},
                 "code": self.code_digest,
                 "sources": meanings_below(*_TIMING, without=_STARTING),
-                "machine": self.machine["digest"],
+                "machine": self.machine.digest,
                 "trial": self.trial,
             }
         )
@@ -163,7 +166,7 @@ def _main() -> None:
         _log.info("speed: %s", "measured already" if is_measured else "to be measured")
     has_twins = not inputs.needs_twins or kept_manifest(_STORE / inputs.twins_key()) is not None
     if missing or not has_twins or not is_measured:
-        for folder in (inputs.base_model, *(inputs.slices / name for name in inputs.rows_digests)):
+        for folder in (inputs.model_dir, *(inputs.slices / name for name in inputs.rows_digests)):
             require_whole(folder)
         with machine_lock("measuring"), stop_on_signals() as stop:
             for leftover in _STORE.glob("*.partial"):
@@ -174,36 +177,35 @@ def _main() -> None:
                 _train_twins(inputs, stop)
             if not is_measured:
                 _measure_speed(speed_key, inputs, stop)
-    found = [_read(_STORE / inputs.key(cell) / _CERTIFICATE) for cell in cells]
+    found = [CertifiedFile.read(_STORE / inputs.key(cell)) for cell in cells]
     inputs.snapshot.require_unchanged()
     shutil.rmtree(arguments.measurements, ignore_errors=True)
-    facts = {
-        "code_digest": inputs.code_digest,
-        "base_model_digest": inputs.base_model_digest,
-        "machine_digest": inputs.machine["digest"],
-        "sample": inputs.sample.facts(),
-        "num_orders": NUM_ORDERS,
-        "margin": MARGIN,
-        "cells": found,
-    }
-    write_json(arguments.measurements / _CERTIFICATE, facts)
+    CertificateFile(
+        code_digest=inputs.code_digest,
+        base_model_digest=inputs.base_model.digest,
+        machine_digest=inputs.machine.digest,
+        sample=inputs.sample.facts(),
+        num_orders=NUM_ORDERS,
+        margin=MARGIN,
+        cells=found,
+    ).write(arguments.measurements)
     if inputs.needs_twins:
-        shutil.copyfile(_STORE / inputs.twins_key() / _TWINS, arguments.measurements / _TWINS)
+        Twins.read(_STORE / inputs.twins_key()).write(arguments.measurements)
     if is_wanted:
-        shutil.copyfile(_STORE / speed_key / _SPEED, arguments.measurements / _SPEED)
+        MeasurementFile.read(_STORE / speed_key).write(arguments.measurements)
 
 
 def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
     """Make the cell's certificate and keep it; gradients and weights are dropped, logs of a failed launch stay."""
     params, sample = inputs.params, inputs.sample
-    device = choose_device(cell, params, inputs.machine)
+    device = choose_device(cell, params, inputs.machine.model_dump())
     with keeping((_STORE / inputs.key(cell)).resolve()) as folder:
         work = folder / "ranks"
-        num_bytes = _BYTES_PER_UPDATE * _read(inputs.base_model / "manifest.json")["num_parameters"]
+        num_bytes = _BYTES_PER_UPDATE * inputs.base_model.num_parameters
         # Beside the updates, the checkpoint: weights and two moments.
         require_room(folder, num_bytes, num=sample.num_steps + 2, what="certified update")
         sample.write(folder / "sample")
-        told = told_to_ranks(cell, params, device=device, base_model=inputs.base_model, work=work)
+        told = told_to_ranks(cell, params, device=device, base_model=inputs.model_dir, work=work)
         segment = {"range": sample.range, "epoch": 1, "fingerprint": inputs.key(cell)}
         config = {
             **certified_as(told),
@@ -218,8 +220,7 @@ def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
         shutil.rmtree(work)
         shutil.rmtree(folder / "sample")
         inputs.snapshot.require_unchanged()
-        write_json(folder / _CERTIFICATE, certificate)
-        write_json(folder / MANIFEST, {"files": {_CERTIFICATE: digest_of_file(folder / _CERTIFICATE)}})
+        _keep(certificate, folder)
 
 
 def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
@@ -233,8 +234,8 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
     with keeping((_STORE / key).resolve()) as folder, counting("twins of the baseline, steps", None) as advance:
         told = {}
         for cell in params.cells:
-            device = choose_device(cell, params, inputs.machine)
-            config = told_to_ranks(cell, params, device=device, base_model=inputs.base_model, work=folder / "ranks")
+            device = choose_device(cell, params, inputs.machine.model_dump())
+            config = told_to_ranks(cell, params, device=device, base_model=inputs.model_dir, work=folder / "ranks")
             write_json(folder / "config.json", {**config, "segments": segments})
             told[cell] = read_config(folder / "config.json")
 
@@ -247,8 +248,7 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
         twins = train_twins(baseline, told, max_seconds=params.measure.twin_seconds, on_step=on_step)
         (folder / "config.json").unlink()
         inputs.snapshot.require_unchanged()
-        write_json(folder / _TWINS, twins.model_dump(mode="json"))
-        write_json(folder / MANIFEST, {"files": {_TWINS: digest_of_file(folder / _TWINS)}})
+        _keep(twins, folder)
 
 
 def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
@@ -256,18 +256,23 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
     with keeping((_STORE / key).resolve()) as folder:
         work = folder / "ranks"
         session = plan_session(
-            inputs.params, machine=inputs.machine, base_model=inputs.base_model, rows=inputs.rows, work=work
+            inputs.params, machine=inputs.machine.model_dump(), base_model=inputs.model_dir, rows=inputs.rows, work=work
         )
         measurement = measure_cells(session, stop=stop)
         shutil.rmtree(work)
         inputs.snapshot.require_unchanged()
-        write_json(folder / _SPEED, measurement.model_dump(mode="json"))
-        write_json(folder / MANIFEST, {"files": {_SPEED: digest_of_file(folder / _SPEED)}})
+        _keep(measurement, folder)
+
+
+def _keep(found: StageFile, folder: Path) -> None:
+    """Write what was found as what the folder is kept for."""
+    found.write(folder)
+    write_json(folder / MANIFEST, {"files": {found.NAME: digest_of_file(folder / found.NAME)}})
 
 
 def _read_inputs(arguments: argparse.Namespace) -> Inputs:
     snapshot = Snapshot.read(arguments.inputs)
-    params, base_model = snapshot.load_params(), _read(arguments.base_model / "manifest.json")
+    params, base_model = snapshot.load_params(), BaseModelManifest.read(arguments.base_model)
     ranges = [str(part) for part in params.ranges]
     is_weak = params.measure.scaling == "weak"
     least = params.train.global_batch_size * (max(one.world_size for one in params.cells.values()) if is_weak else 1)
@@ -276,27 +281,20 @@ def _read_inputs(arguments: argparse.Namespace) -> Inputs:
         snapshot=snapshot,
         slices=arguments.slices,
         rows=[arguments.slices / name for name in timed],
-        rows_digests={name: _read(arguments.slices / name / "manifest.json")["digest"] for name in ranges},
+        rows_digests={name: SliceManifest.read(arguments.slices / name).digest for name in ranges},
         params=params,
-        base_model=arguments.base_model,
-        base_model_digest=base_model["digest"],
-        code_digest=_read(arguments.code)["digest"],
-        machine=_read(arguments.machine),
-        trial=_read(arguments.trial)["trial"],
+        model_dir=arguments.base_model,
+        base_model=base_model,
+        code_digest=CodeFile.read(arguments.code).digest,
+        machine=MachineFile.read(arguments.machine),
+        trial=TrialFile.read(arguments.trial).trial,
         sample=take_sample(
             arguments.slices,
             ranges[0],
-            num_steps=num_updates(base_model["num_parameters"]),
+            num_steps=num_updates(base_model.num_parameters),
             batch_size=params.train.global_batch_size,
         ),
     )
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error}; `dvc repro` makes it anew") from None
 
 
 def _parse_arguments() -> argparse.Namespace:

@@ -6,9 +6,7 @@ A finished slice stays in .work/slices/ under the digest of what went into it: o
 import argparse
 import hashlib
 import importlib.metadata
-import json
 import logging
-import shutil
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from tasks.data.linked_slices import link_slices
 from tasks.data.slicing.tokens import RowTokenizer, load_tokenizer
 from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, in_words
 from tasks.inputs.snapshot import Snapshot
@@ -27,9 +26,10 @@ from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.process.logs import configure_logging
 from tasks.process.progress import counting
-from tasks.store.kept import MANIFEST, keeping, kept_manifest
-from tasks.store.links import link_folder
-from training.process.files import digest_of_file, digest_of_json, write_json
+from tasks.records.slices import SliceManifest, SlicesManifest
+from tasks.records.sources import RawManifest
+from tasks.store.kept import keeping, kept_manifest
+from training.process.files import digest_of_file, digest_of_json
 from training.registry import file_named, has_file
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,6 @@ _FORMAT = 2
 """Counts up when the same rows and tokenizer would give another array than before."""
 _BATCH_ROWS = 1_000
 _SPECIAL = "special"
-_FACTS = ("digest", "num_rows", "num_tokens", "quarantined", "num_cut_rows", "num_special_token_rows")
 
 
 def check_extent(params: Params, num_rows: int) -> None:
@@ -84,15 +83,15 @@ def stored_slice(
         return folder
     with keeping(folder) as partial:
         manifest = _tokenise(part, rows, tokenizer, class_names, partial)
-    _log.info("slice %s: tokenised %d rows, %d tokens", part, manifest["num_rows"], manifest["num_tokens"])
-    if manifest["quarantined"]:
-        _log.warning("slice %s: left out %s", part, in_words(manifest["quarantined"]))
+    _log.info("slice %s: tokenised %d rows, %d tokens", part, manifest.num_rows, manifest.num_tokens)
+    if manifest.quarantined:
+        _log.warning("slice %s: left out %s", part, in_words(manifest.quarantined))
     return folder
 
 
 def _tokenise(
     part: RowRange, rows: Path, tokenizer: RowTokenizer, class_names: Sequence[str], folder: Path
-) -> dict[str, Any]:
+) -> SliceManifest:
     """Write tokens.npy, offsets.npy, row_ids.npy and manifest.json, with classes labels.npy.
 
     Memory holds one batch of rows at a time.
@@ -126,18 +125,18 @@ def _tokenise(
     if class_names:
         np.save(folder / "labels.npy", np.frombuffer(labels, dtype=np.int64))
     files = {file.name: digest_of_file(file) for file in sorted(folder.glob("*.npy"))}
-    manifest = {
-        "range": str(part),
-        "num_rows": len(lengths),
-        "num_tokens": sum(lengths),
-        "quarantined": {fault: counts[fault] for fault in QUARANTINED if counts[fault]},
-        "num_cut_rows": counts[CUT],
-        "num_special_token_rows": counts[_SPECIAL],
-        **({"class_names": list(class_names)} if class_names else {}),
-        "digest": digest_of_json(files),
-        "files": files,
-    }
-    write_json(folder / MANIFEST, manifest)
+    manifest = SliceManifest(
+        range=str(part),
+        num_rows=len(lengths),
+        num_tokens=sum(lengths),
+        quarantined={fault: counts[fault] for fault in QUARANTINED if counts[fault]},
+        num_cut_rows=counts[CUT],
+        num_special_token_rows=counts[_SPECIAL],
+        class_names=list(class_names),
+        digest=digest_of_json(files),
+        files=files,
+    )
+    manifest.write(folder)
     return manifest
 
 
@@ -197,30 +196,21 @@ def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -
     tokenizer = load_tokenizer(base_model, has_labels=has_labels(params.workload))
     class_names: list[str] = []
     if tokenizer.has_labels:
-        class_names = json.loads((raw / MANIFEST).read_text(encoding="utf-8"))["class_names"]
+        class_names = RawManifest.read(raw).class_names
     parts = [*params.ranges, params.heldout]
     stored = {
         str(part): stored_slice(part, rows, tokenizer, workload=params.workload, class_names=class_names)
         for part in parts
     }
-    shutil.rmtree(slices, ignore_errors=True)
-    facts = {}
-    for name, folder in stored.items():
-        link_folder(folder, slices / name)
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        facts[name] = {key: manifest[key] for key in _FACTS}
-    write_json(
-        slices / MANIFEST,
-        {
-            "tokenizer_digest": tokenizer.digest,
-            "vocab_size": tokenizer.vocab_size,
-            "eos_token_id": tokenizer.eos_token_id,
-            "workload": params.workload,
-            **({"class_names": class_names} if class_names else {}),
-            "slices": facts,
-            "heldout": str(params.heldout),
-        },
-    )
+    SlicesManifest(
+        tokenizer_digest=tokenizer.digest,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_id=tokenizer.eos_token_id,
+        workload=params.workload,
+        class_names=class_names,
+        slices=link_slices(stored, slices),
+        heldout=str(params.heldout),
+    ).write(slices)
 
 
 if __name__ == "__main__":

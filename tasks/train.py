@@ -5,9 +5,9 @@ segment is immutable there and appears in the output as hard links once the whol
 """
 
 import argparse
-import json
 import logging
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,16 @@ from tasks.process.lock import machine_lock
 from tasks.process.logs import configure_logging
 from tasks.process.stopping import stop_on_signals
 from tasks.ranks.cell_ranks import choose_device, nodes_of, told_to_ranks
-from tasks.ranks.launchers import NODES_FILE
 from tasks.ranks.live import TrainingProgress
 from tasks.ranks.memory import run_within_memory
+from tasks.records.facts import SliceFacts
+from tasks.records.fingerprint import CodeFile, MachineFile
+from tasks.records.run import CellFacts, NodesFile, RunFile, SegmentEntry, read_segment
+from tasks.records.slices import SlicesManifest
+from tasks.records.sources import BaseModelManifest
 from tasks.services.tracker import follow_cell
 from tasks.store.links import link_folder
-from training.process.files import digest_of_json, write_json
+from training.process.files import digest_of_json
 from training.state.receipt import problem_with, set_aside
 
 _log = logging.getLogger(__name__)
@@ -36,12 +40,13 @@ _log = logging.getLogger(__name__)
 _WORK = Path(".work/runs")
 
 _CHECKPOINT_BYTES_PER_PARAMETER = 12
+_SEGMENT_KEYS = ("range", "epoch", "fingerprint")
 _PARTIALS_KEPT = 2
 """As many as training/state/checkpoint.py keeps where it saves at an interval."""
 
 
 def segments_of(
-    cell: str, params: Params, *, slices: dict[str, Any], base_model: str, code: str, machine: str
+    cell: str, params: Params, *, slices: Mapping[str, SliceFacts], base_model: str, code: str, machine: str
 ) -> list[dict[str, Any]]:
     """Return the cell's segments in order, each with the fingerprint of everything its content depends on.
 
@@ -61,7 +66,7 @@ def segments_of(
                     "workload": params.workload,
                     "model": params.model.name,
                     "base_model": base_model,
-                    "slice": slices[str(part)]["digest"],
+                    "slice": slices[str(part)].digest,
                     "range": str(part),
                     "epoch": epoch,
                     "code": code,
@@ -69,7 +74,7 @@ def segments_of(
                     "previous": previous,
                 }
             )
-            num_steps = -(-slices[str(part)]["num_rows"] // params.train.global_batch_size)
+            num_steps = -(-slices[str(part)].num_rows // params.train.global_batch_size)
             segments.append({"range": str(part), "epoch": epoch, "fingerprint": fingerprint, "num_steps": num_steps})
             previous = fingerprint
     return segments
@@ -83,8 +88,8 @@ class CellRun:
     cell: str
     device: str
     """`cpu` or `cuda`."""
-    base_model: dict[str, Any]
-    """manifest.json of the base model."""
+    base_model: BaseModelManifest
+    """What it starts from."""
     code_digest: str
     machine_digest: str
     segments: list[dict[str, Any]]
@@ -107,38 +112,37 @@ class CellRun:
     @property
     def checkpoint_bytes(self) -> int:
         """Size of a checkpoint: weights and the two moments of AdamW, in fp32."""
-        return int(self.base_model["num_parameters"]) * _CHECKPOINT_BYTES_PER_PARAMETER
+        return self.base_model.num_parameters * _CHECKPOINT_BYTES_PER_PARAMETER
 
     def most_checkpoints(self, missing: list[dict[str, Any]]) -> int:
         """Return how many checkpoints this run adds at most at one time: the last is written beside partial ones."""
         return len(missing) + (_PARTIALS_KEPT if self.params.train.checkpoint_every_steps else 1)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> CellFacts:
         """Return what run.json says of the cell, apart from its segments."""
         train, spread = self.params.train, self.params.cells[self.cell]
-        return {
-            "cell": self.cell,
+        return CellFacts(
+            cell=self.cell,
             **spread.model_dump(),
-            "threads_per_rank": train.threads_per_rank,
-            "device": self.device,
-            "micro_batch_size": train.micro_batch_size,
-            "grad_accum_steps": self.params.grad_accum_steps(self.cell),
-            "exact": train.exact,
-            "global_batch_size": train.global_batch_size,
-            "model_name": self.params.model.name,
-            "base_model_digest": self.base_model["digest"],
-            "code_digest": self.code_digest,
-            "machine_digest": self.machine_digest,
-        }
+            threads_per_rank=train.threads_per_rank,
+            device=self.device,
+            micro_batch_size=train.micro_batch_size,
+            grad_accum_steps=self.params.grad_accum_steps(self.cell),
+            exact=train.exact,
+            global_batch_size=train.global_batch_size,
+            model_name=self.params.model.name,
+            base_model_digest=self.base_model.digest,
+            code_digest=self.code_digest,
+            machine_digest=self.machine_digest,
+        )
 
     def config(self, *, base_model: Path, slices: Path) -> dict[str, Any]:
         """Return what the ranks are told (training/config.py)."""
         told = told_to_ranks(self.cell, self.params, device=self.device, base_model=base_model, work=self.work)
-        keys = ("range", "epoch", "fingerprint")
         return {
             **told,
             "segments": [
-                {**{key: part[key] for key in keys}, "slice_dir": str((slices / part["range"]).resolve())}
+                {**{key: part[key] for key in _SEGMENT_KEYS}, "slice_dir": str((slices / part["range"]).resolve())}
                 for part in self.segments
             ],
         }
@@ -176,28 +180,28 @@ def _main() -> None:
 
 def _require_whole(run: CellRun, missing: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """Read what is going to be trained on; raises DataError for a file that is not what its manifest says."""
-    require_whole(arguments.base_model, digest=run.base_model["digest"])
-    slices = _read(arguments.slices / "manifest.json")["slices"]
+    require_whole(arguments.base_model, digest=run.base_model.digest)
+    slices = SlicesManifest.read(arguments.slices).slices
     for name in dict.fromkeys(part["range"] for part in missing):
-        require_whole(arguments.slices / name, digest=slices[name]["digest"])
+        require_whole(arguments.slices / name, digest=slices[name].digest)
 
 
 def _describe(arguments: argparse.Namespace, params: Params) -> CellRun:
     cell = arguments.cell
     if cell not in params.cells:
         raise ConfigurationError(f"cell {cell!r} is not in params.yaml; allowed: {', '.join(params.cells)}")
-    code, machine = _read(arguments.code), _read(arguments.machine)
-    base_model, slices = _read(arguments.base_model / "manifest.json"), _read(arguments.slices / "manifest.json")
+    code, machine = CodeFile.read(arguments.code).digest, MachineFile.read(arguments.machine)
+    base_model = BaseModelManifest.read(arguments.base_model)
     return CellRun(
         params=params,
         cell=cell,
-        device=choose_device(cell, params, machine),
+        device=choose_device(cell, params, machine.model_dump()),
         base_model=base_model,
-        code_digest=code["digest"],
-        machine_digest=machine["digest"],
+        code_digest=code,
+        machine_digest=machine.digest,
         segments=segments_of(
-            cell, params, slices=slices["slices"], base_model=base_model["digest"],
-            code=code["digest"], machine=machine["digest"],
+            cell, params, slices=SlicesManifest.read(arguments.slices).slices, base_model=base_model.digest,
+            code=code, machine=machine.digest,
         ),
         work=(_WORK / cell).resolve(),
     )  # fmt: skip
@@ -221,35 +225,26 @@ def _train(run: CellRun, config: dict[str, Any], follower: Any, *, total_steps: 
 def _assemble(run: CellRun, output: Path) -> None:
     """Link the finished segments into the output under their semantic names and write run.json."""
     shutil.rmtree(output, ignore_errors=True)
-    described = []
+    segments = []
     for part in run.segments:
         source = run.segment_folder(part)
         if problem := run.problem_with(part):
             raise DataError(f"{run.cell}: the segment in {source} is unusable: {problem}; run again")
         folder = f"segments/{part['range']}-epoch-{part['epoch']}"
         link_folder(source, output / folder)
-        described.append({**_read(source / "segment.json"), "folder": folder})
-    last = run.segments[-1]
-    final = f"{described[-1]['folder']}/{run.params.model.name}_{last['range']}-epoch-{last['epoch']}.pt"
-    nodes = run.work / NODES_FILE
-    facts = {
-        **run.facts(),
+        segments.append(SegmentEntry(**{key: part[key] for key in _SEGMENT_KEYS}, folder=folder))
+    last = segments[-1]
+    nodes = NodesFile.read_if_there(run.work) if run.params.cells[run.cell].num_nodes > 1 else None
+    RunFile(
+        **run.facts().model_dump(),
         # One that is left from when the cell was on several says nothing of this one.
-        "nodes": _read(nodes) if run.params.cells[run.cell].num_nodes > 1 and nodes.exists() else [],
-        "backend": described[0]["backend"],
-        "train": run.params.train.model_dump(),
-        "workload": run.params.workload,
-        "segments": described,
-        "final_checkpoint": final,
-    }
-    write_json(output / "run.json", facts)
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error}; `dvc repro` makes it anew") from None
+        nodes=nodes.nodes if nodes else [],
+        backend=read_segment(output / last.folder).backend,
+        train=run.params.train.model_dump(),
+        workload=run.params.workload,
+        segments=segments,
+        final_checkpoint=f"{last.folder}/{run.params.model.name}_{last.range}-epoch-{last.epoch}.pt",
+    ).write(output)
 
 
 def _parse_arguments() -> argparse.Namespace:

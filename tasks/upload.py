@@ -19,6 +19,7 @@ from tasks.params import Params
 from tasks.params.choices import has_labels, unit_of
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.process.logs import configure_logging
+from tasks.records.run import RunFile
 from tasks.reporting.model_card import card_text, metrics_of
 from tasks.reporting.results import Results, read_results
 from tasks.services import hub
@@ -50,7 +51,7 @@ class Sources:
 def published_cell(params: Params, runs: Path) -> str:
     """Return the cell whose weights are published: the last one of params.yaml that has been trained."""
     for cell in reversed(params.cells):
-        if (runs / cell / "run.json").is_file():
+        if RunFile.path_in(runs / cell).is_file():
             return cell
     raise DataError(f"{runs}: no finished run of the cells {', '.join(params.cells)}; run `dvc repro` first")
 
@@ -62,42 +63,42 @@ def stage_publication(params: Params, sources: Sources, staged: Path) -> dict[st
     """
     cell = published_cell(params, sources.runs)
     run = sources.runs / cell
-    facts = json.loads((run / "run.json").read_bytes())
+    facts = RunFile.read(run)
     results = read_results(sources.reports / "results.json")
     if cell not in {found.cell for found in results.cells}:
         raise DataError(f"{sources.reports / 'results.json'}: does not know cell {cell}; run `dvc repro report`")
-    _log.info("cell %s: publishing %s", cell, facts["final_checkpoint"])
+    _log.info("cell %s: publishing %s", cell, facts.final_checkpoint)
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
     receipts = _link_checkpoints(run, facts, _wanted(params, facts), staged)
-    _write_model(params.workload, sources.base_model, run / facts["final_checkpoint"], staged)
+    _write_model(params.workload, sources.base_model, run / facts.final_checkpoint, staged)
     _link_tokenizer(sources.base_model, staged)
     _link_report(sources.reports, staged)
     card = _card(params, results, cell, [Path(path).name for path in receipts])
     (staged / "README.md").write_text(card, encoding="utf-8")
-    manifest = write_manifest(staged, {"comparison": params.name, "cell": cell, "final": facts["final_checkpoint"]})
+    manifest = write_manifest(staged, {"comparison": params.name, "cell": cell, "final": facts.final_checkpoint})
     _require_as_trained(manifest, receipts)
     return manifest
 
 
-def _wanted(params: Params, facts: dict[str, Any]) -> list[str]:
+def _wanted(params: Params, facts: RunFile) -> list[str]:
     """Return the file names of the checkpoints that are published beside the final weights."""
     if params.upload.checkpoints == "last":
-        return [Path(facts["final_checkpoint"]).name]
+        return [Path(facts.final_checkpoint).name]
     return params.checkpoint_names if params.upload.checkpoints == "all" else list(params.upload.checkpoints)
 
 
-def _link_checkpoints(run: Path, facts: dict[str, Any], wanted: list[str], staged: Path) -> dict[str, str]:
+def _link_checkpoints(run: Path, facts: RunFile, wanted: list[str], staged: Path) -> dict[str, str]:
     """Link the wanted semantic checkpoints and return path -> sha256, as their receipts say.
 
     Raises DataError if one of them is missing, or if the last one, of which the final weights are made, is or differs.
     """
     receipts = {}
-    final = run / facts["final_checkpoint"]
+    final = run / facts.final_checkpoint
     if not final.is_file():
-        raise DataError(f"{run / 'run.json'}: no file {facts['final_checkpoint']}; run `dvc repro` to restore it")
-    for segment in facts["segments"]:
-        folder = run / segment["folder"]
+        raise DataError(f"{run / 'run.json'}: no file {facts.final_checkpoint}; run `dvc repro` to restore it")
+    for segment in facts.segments:
+        folder = run / segment.folder
         receipt = json.loads((folder / RECEIPT).read_bytes())["files"]
         for file in sorted(folder.glob("*-epoch-*.pt")):
             sha256 = receipt[file.name]["sha256"]

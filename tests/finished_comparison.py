@@ -80,9 +80,18 @@ def _make_run(folder: Path, cell: str, model: Qwen2ForCausalLM, seed: int) -> No
             torch.save(weights_of(model), segment / name)
         facts = {name: {"sha256": digest_of_file(segment / name), "num_bytes": 1} for name in names}
         write_json(segment / "receipt.json", {"fingerprint": "0", "files": facts})
-        segments.append({"cell": cell, "range": part, "epoch": 1, "folder": f"segments/{part}-epoch-1"})
+        segments.append({"range": part, "epoch": 1, "fingerprint": "0", "folder": f"segments/{part}-epoch-1"})
     final = "segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"
-    write_json(folder / "run.json", {"cell": cell, "segments": segments, "final_checkpoint": final})
+    write_json(folder / "run.json", run_facts(cell, segments=segments, final_checkpoint=final))
+
+
+def run_facts(cell: str, **more: Any) -> dict[str, Any]:
+    """Return run.json of a cell; `more` is entered into it."""
+    spread = {"strategy": "single", "world_size": 1, "launcher": "torchrun", "threads_per_rank": 1, "device": "cpu"}
+    batch = {"micro_batch_size": 2, "grad_accum_steps": 2, "global_batch_size": 4}
+    digests = {"base_model_digest": "base", "code_digest": "code", "machine_digest": "machine"}
+    other = {"model_name": "tiny_qwen2", "train": {}, "workload": "causal_lm"}
+    return {"cell": cell} | spread | batch | digests | other | more
 
 
 def make_results(*, is_withheld: bool = False) -> Results:

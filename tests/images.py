@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from tasks.data.builtin.resnet import write_resnet18
+from tests.tiny import with_manifest
 from training.process.files import digest_of_file, digest_of_json, write_json
 
 CLASS_NAMES = ["left", "right", "top"]
@@ -69,6 +70,4 @@ def make_image_model(folder: Path) -> Path:
     """Write the built-in model for these classes; return its folder."""
     folder.mkdir(parents=True)
     write_resnet18(folder, CLASS_NAMES)
-    files = {file.name: digest_of_file(file) for file in sorted(folder.iterdir())}
-    write_json(folder / "manifest.json", {"digest": digest_of_json(files), "files": files})
-    return folder
+    return with_manifest(folder, num_parameters=0, model_type="resnet18")

@@ -41,7 +41,7 @@ def make_tiny_model(
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
     model.save_pretrained(folder)
-    return _with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type="qwen2")
+    return with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type="qwen2")
 
 
 def make_tiny_classifier(
@@ -60,7 +60,7 @@ def make_tiny_classifier(
         torch.manual_seed(seed)
         model = BertForSequenceClassification(config)
     model.save_pretrained(folder)
-    return _with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type="bert")
+    return with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type="bert")
 
 
 def make_tiny_workload(workload: str, root: Path) -> tuple[Path, list[Path]]:
@@ -86,7 +86,7 @@ def make_tiny_workload(workload: str, root: Path) -> tuple[Path, list[Path]]:
     return make_tiny_model(root / "model"), slices
 
 
-def _with_manifest(folder: Path, *, num_parameters: int, model_type: str) -> Path:
+def with_manifest(folder: Path, *, num_parameters: int, model_type: str) -> Path:
     """Describe the files of a model folder in its manifest.json; return the folder."""
     paths = (path for path in sorted(folder.iterdir()) if path.name != "manifest.json")
     files = {path.name: digest_of_file(path) for path in paths}

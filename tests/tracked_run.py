@@ -1,10 +1,16 @@
 """A small finished comparison on disk, as the earlier stages leave it: what a tracker is fed from."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tasks.params import Params
+from tasks.records.facts import SliceFacts
+from tasks.records.fingerprint import MachineFile
+from tasks.records.run import CellFacts, RunFile, SegmentEntry
+from tasks.records.slices import SlicesManifest
+from training.record.segment_facts import SegmentFacts
 
 NUM_STEPS = 5
 """Steps of each of the two segments."""
@@ -38,31 +44,25 @@ def tracked_params(**tracking: str) -> Params:
 def write_comparison(data: Path, params: Params) -> None:
     """Write slices/manifest.json, machine.json and runs/<cell>/ of every cell: two segments of NUM_STEPS steps."""
     parts = [*map(str, params.ranges), str(params.heldout)]
-    write(data / "slices" / "manifest.json", {"slices": {part: {"digest": f"data of {part}"} for part in parts}})
-    write(
-        data / "machine.json",
-        {
-            "digest": "this machine",
-            "gpus": [],
-            "num_cpus": 2,
-            "cpu": "a cpu",
-            "versions": {"torch": "2.15", "cuda": None},
-        },
-    )
+    SlicesManifest(
+        vocab_size=128, eos_token_id=127, workload="causal_lm", heldout=str(params.heldout),
+        slices={part: SliceFacts(range=part, num_rows=80, num_tokens=800, digest=f"data of {part}") for part in parts},
+    ).write(data / "slices")  # fmt: skip
+    MachineFile(
+        digest="this machine", gpus=[], num_gpus=0, driver=None, cpu="a cpu", num_cpus=2, os="Linux",
+        architecture="x86_64", versions={"torch": "2.15", "cuda": None},
+    ).write(data / "machine.json")  # fmt: skip
     for cell in params.cells:
         write_run(data / "runs" / cell, params)
 
 
-def cell_facts(cell: str, params: Params) -> dict[str, Any]:
+def cell_facts(cell: str, params: Params) -> CellFacts:
     """Return the beginning of run.json, as it is known before the training."""
-    return {
-        "cell": cell,
-        "world_size": params.cells[cell].world_size,
-        "device": "cpu",
-        "base_model_digest": "the base model",
-        "code_digest": "this code",
-        "machine_digest": "this machine",
-    }
+    return CellFacts(
+        cell=cell, **params.cells[cell].model_dump(), threads_per_rank=1, device="cpu", micro_batch_size=4,
+        grad_accum_steps=params.grad_accum_steps(cell), global_batch_size=16, model_name="tiny",
+        base_model_digest="the base model", code_digest="this code", machine_digest="this machine",
+    )  # fmt: skip
 
 
 def write_run(folder: Path, params: Params) -> None:
@@ -73,20 +73,20 @@ def write_run(folder: Path, params: Params) -> None:
         events = [step_event(index * NUM_STEPS + offset) for offset in range(1, NUM_STEPS + 1)]
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "steps.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-        facts = {
-            "range": str(part),
-            "epoch": 1,
-            "first_step": events[0]["step"],
-            "last_step": events[-1]["step"],
-            "num_tokens": sum(event["num_tokens"] for event in events),
-            "train_seconds": sum(event["seconds"] for event in events),
-            "loss": 3.5 - index,
-            "peak_memory_gib": None,
-            "started_at": f"2026-03-0{index + 1}T12:00:00+00:00",
-        }
-        write(folder / name / "segment.json", facts)
-        segments.append({**facts, "folder": name})
-    write(folder / "run.json", {**cell_facts(folder.name, params), "segments": segments, "final_checkpoint": "x.pt"})
+        num_tokens, seconds = (sum(event[key] for event in events) for key in ("num_tokens", "seconds"))
+        facts = SegmentFacts(
+            cell=folder.name, range=str(part), epoch=1, fingerprint=name, first_step=events[0]["step"],
+            last_step=events[-1]["step"], num_steps=NUM_STEPS, num_tokens=num_tokens, num_targets=num_tokens,
+            train_seconds=seconds, loss=3.5 - index, tokens_per_second=num_tokens / seconds, samples_per_second=0.0,
+            backend=None, exchange={}, start_checksum="", parameter_checksums=[], optimizer_checksums=[],
+            started_at=f"2026-03-0{index + 1}T12:00:00+00:00",
+        )  # fmt: skip
+        write(folder / name / "segment.json", asdict(facts))
+        segments.append(SegmentEntry(range=str(part), epoch=1, fingerprint=name, folder=name))
+    RunFile(
+        **cell_facts(folder.name, params).model_dump(), train=params.train.model_dump(), workload=params.workload,
+        segments=segments, final_checkpoint="x.pt",
+    ).write(folder)  # fmt: skip
 
 
 def step_event(step: int) -> dict[str, Any]:

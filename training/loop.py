@@ -23,7 +23,8 @@ from training.process.failure import DivergedError, GradientNotFiniteError, Rank
 from training.process.heartbeat import Heartbeat, Section
 from training.process.ownership import own_device
 from training.process.stop_request import StopRequest
-from training.record.segment import Counters, SegmentRecord, now
+from training.record.segment import SegmentRecord, now
+from training.record.segment_facts import Counters, SegmentFacts
 from training.record.setting import setting_of
 from training.record.window import Window
 from training.state.broadcast import broadcast_checkpoint
@@ -123,7 +124,7 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
             )
         )  # fmt: skip
 
-    steps = range(record.counters.segment_step + 1, plan.num_steps + 1)
+    steps = range(record.counters.num_steps + 1, plan.num_steps + 1)
     if steps:
         _warm_up(launch, strategy, plan, source)
     made: Callable[[int], list[MicroBatch]] = make
@@ -235,10 +236,8 @@ def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord, *, versio
         version_drift = store.version_drift(folder)
         store.load_partial(folder, strategy, record)
     setting = setting_of(launch.config, ranks, strategy.module)
-    record.counters.note_launch(
-        micro_batch_size=launch.config.micro_batch_size, version_drift=version_drift, setting=setting
-    )
-    done = record.counters.segment_step
+    record.note_launch(micro_batch_size=launch.config.micro_batch_size, version_drift=version_drift, setting=setting)
+    done = record.counters.num_steps
     launch.stop.listen()
     launch.events.send(
         "segment_started",
@@ -267,7 +266,7 @@ def _save_partial(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         "checkpoint_saved",
         range=record.segment.range,
         epoch=record.segment.epoch,
-        step=record.first_step + record.counters.segment_step - 1,
+        step=record.first_step + record.counters.num_steps - 1,
         seconds=seconds,
     )
 
@@ -288,7 +287,7 @@ def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[s
     devices = ranks.gather_json(own_device(ranks.device))
     earlier_seconds = record.counters.checkpoint_seconds
 
-    def summarise() -> dict[str, Any]:
+    def summarise() -> SegmentFacts:
         record.counters.checkpoint_seconds = earlier_seconds + time.perf_counter() - started
         record.note_span()
         return record.summary(

@@ -27,7 +27,8 @@ from benchmarks.throughput.rows import (
     data_folder,
     place_qwen2_tokenizer,
 )
-from training.process.files import digest_of_file, write_json
+from tasks.records.sources import BaseModelManifest
+from training.process.files import digest_of_file, digest_of_json, write_json
 
 _PROJECT = Path(__file__).resolve().parent.parent.parent
 _LABELS = {
@@ -95,7 +96,11 @@ def ready(work: Path, num_rows: int) -> None:
 
 
 def _write_manifest(model: Path) -> None:
-    write_json(model / "manifest.json", {"files": {file.name: digest_of_file(file) for file in model.iterdir()}})
+    files = {file.name: digest_of_file(file) for file in model.iterdir()}
+    BaseModelManifest(
+        source="builtin:tiny-qwen2", kind="builtin", revision=None, commit=None, label="", num_parameters=0,
+        model_type="qwen2", is_random_weights=True, digest=digest_of_json(files), files=files,
+    ).write(model)  # fmt: skip
 
 
 def measure(part: str, work: Path, size: int) -> dict[str, float]:

@@ -69,13 +69,20 @@ def outputs_of(folder: Path) -> Outputs:
 
 
 def _write_sources(folder: Path, num_rows: int) -> None:
-    source = {"kind": "builtin", "revision": None, "commit": None}
-    raw = {"source": "hub:made/up", "text_column": "text", "num_rows": num_rows, "digest": "da7a" * 16}
+    source = {"kind": "builtin", "revision": None, "commit": None, "split": "train"}
+    raw = {
+        "source": "hub:made/up",
+        "split": "train",
+        "text_column": "text",
+        "num_rows": num_rows,
+        "digest": "da7a" * 16,
+    }
     write_json(folder / "raw.json", source | raw | {"label": "made up"})
     base = {"source": "builtin:tiny-qwen2", "digest": _DIGESTS["base_model_digest"], "label": "made up"}
     shape = {"num_parameters": _NUM_PARAMETERS, "model_type": "qwen2", "is_random_weights": True}
     write_json(folder / "base_model.json", source | base | shape)
     machine = {"digest": _DIGESTS["machine_digest"], "gpus": [], "cpu": "A CPU", "num_cpus": 2, "os": "Linux"}
+    machine |= {"num_gpus": 0, "architecture": "x86_64"}
     write_json(folder / "machine.json", machine | {"driver": None, "versions": {"python": "3.11"}})
 
 
@@ -111,13 +118,18 @@ def _write_run(folder: Path, world_size: int, num_rows: int, train: dict[str, An
             path, rank=place_of % world_size, step=first_step + place_of // _ROWS_PER_STEP,
             row_id=order, num_tokens=np.full_like(place_of, _TOKENS - 1),
         )  # fmt: skip
-        entries.append({"folder": place})
+        entries.append({"range": f"0-{num_rows}", "epoch": epoch, "fingerprint": _checksum(epoch), "folder": place})
     write_json(
         folder / "run.json",
         {"cell": f"{world_size}proc", "strategy": "single" if world_size == 1 else "ddp", "world_size": world_size}
         | {"launcher": "torchrun", "threads_per_rank": 1, "device": "cpu", "backend": "gloo", "micro_batch_size": 4}
-        | {"grad_accum_steps": 4 // world_size, "global_batch_size": _ROWS_PER_STEP, "final_checkpoint": "none"}
-        | {"segments": entries, "train": train, "workload": "causal_lm"}
+        | {
+            "grad_accum_steps": 4 // world_size,
+            "global_batch_size": _ROWS_PER_STEP,
+            "final_checkpoint": "none",
+            "model_name": "tiny",
+        }
+        | {"segments": entries, "train": train, "workload": "causal_lm", "model_name": "tiny"}
         | _DIGESTS,
     )
 
@@ -128,7 +140,10 @@ def _segment(world_size: int, num_rows: int, epoch: int, num_steps: int, first_s
     losses = [_loss(first_step + number) for number in range(num_steps)]
     return {
         "cell": f"{world_size}proc", "range": f"0-{num_rows}", "epoch": epoch, "num_steps": num_steps,
-        "num_samples": num_rows, "num_tokens": num_rows * (_TOKENS - 1), "train_seconds": seconds,
+        "fingerprint": _checksum(epoch), "first_step": first_step, "last_step": first_step + num_steps - 1,
+        "num_samples": num_rows, "num_tokens": num_rows * (_TOKENS - 1), "num_targets": num_rows * (_TOKENS - 1),
+        "tokens_per_second": num_rows * (_TOKENS - 1) / seconds, "samples_per_second": num_rows / seconds,
+        "backend": "gloo" if is_spread else None, "train_seconds": seconds,
         "data_wait_seconds": 0.0, "other_seconds": 0.0, "checkpoint_seconds": 0.5, "log_seconds": 0.0,
         "span_seconds": seconds + 0.5, "loss": sum(losses) / num_steps, "peak_memory_gib": None,
         "traffic": {"all_reduce": {"number": num_steps, "num_bytes": num_bytes * num_steps}} if is_spread else {},

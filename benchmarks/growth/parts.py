@@ -96,7 +96,8 @@ def _step(work: Path, num_rows: int) -> Callable[[], object]:
 def _record_of(work: Path, num_steps: int) -> Any:
     """Return the empty record of a segment of so many steps."""
     from training.config import read_config
-    from training.record.segment import Counters, SegmentRecord, now
+    from training.record.segment import SegmentRecord, now
+    from training.record.segment_facts import Counters
 
     counters = Counters(started_at=now(), start_checksum="")
     segment = read_config(work / "training.json").segments[0]

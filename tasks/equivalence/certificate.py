@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from tasks.process.failure import DistributedError, PreemptedError
 from tasks.process.progress import counting
 from tasks.ranks.cell_ranks import run_ranks
 from tasks.ranks.launchers import Nodes
+from tasks.records.certificate import CertifiedFile, OfEach
 from training.config import read_config
 from training.registry import file_named, has_file
 
@@ -66,7 +67,7 @@ def certified_as(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "precision": "fp32"} if has_kernels_of_its_own else config
 
 
-def certify(subject: Subject) -> dict[str, Any]:
+def certify(subject: Subject) -> CertifiedFile:
     """Run the ranks and the one process, and return the cell's certificate.
 
     Raises the StageError of ranks that ended for another reason than a difference between them.
@@ -78,7 +79,7 @@ def certify(subject: Subject) -> dict[str, Any]:
     if not has_file("tasks.equivalence.reference", config["workload"]):
         where = f"tasks/equivalence/reference/{config['workload']}.py"
         why = f"the workload {config['workload']} has no second computation ({where})"
-        return {**facts, "verdict": "not checked", "problem": why, "seconds": time.perf_counter() - started}
+        return CertifiedFile(**facts, verdict="not checked", problem=why, seconds=time.perf_counter() - started)
     with (
         counting(f"equivalence of {config['cell']}, updates", 2 * subject.num_steps) as advance,
         ThreadPoolExecutor(max_workers=1) as thread,
@@ -89,17 +90,22 @@ def certify(subject: Subject) -> dict[str, Any]:
         told = read_config(Path(config["work_dir"]) / "config.json")
         updates, problems = hold_against_one_process(told, on_update=partial(_go_on, subject, advance))
     verdict, problem = judge(updates, [refusal] if refusal else problems, exchange=exchanged_as(config))
-    worst = {kind: _worst(updates, kind) for kind in ("gradient", "weights")}
-    certificate = {
+    gradient, weights = _worst(updates, "gradient"), _worst(updates, "weights")
+    certificate = CertifiedFile(
         **facts,
-        **{kind: part.found.as_json() if part else None for kind, part in worst.items()},
-        "noise_floor": {kind: part.noise_floor if part else None for kind, part in worst.items()},
-        "tolerance": {kind: part.tolerance if part else None for kind, part in worst.items()},
-        "updates": [asdict(update) for update in updates],
-        "verdict": verdict,
-        "problem": problem,
-        "seconds": time.perf_counter() - started,
-    }
+        gradient=gradient.found if gradient else None,
+        weights=weights.found if weights else None,
+        noise_floor=OfEach(
+            gradient=gradient.noise_floor if gradient else None, weights=weights.noise_floor if weights else None
+        ),
+        tolerance=OfEach(
+            gradient=gradient.tolerance if gradient else None, weights=weights.tolerance if weights else None
+        ),
+        updates=updates,
+        verdict=verdict,
+        problem=problem,
+        seconds=time.perf_counter() - started,
+    )
     _log.info("%s: update equivalence %s%s", config["cell"], verdict, f": {problem}" if problem else "")
     return certificate
 

@@ -1,8 +1,9 @@
 """How far two sets of tensors are apart, and how far they may be, given how far re-ordered sums are apart."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tasks.records.certificate import Difference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -11,24 +12,6 @@ MARGIN = 10.0
 """How many times the noise floor may be exceeded."""
 FP32_EPS = 2.0**-23
 """Gradients are added, and weights kept, in fp32 whatever the precision of forward and backward."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far tensors are from the expected ones, all parameters together."""
-
-    max_abs: float
-    """Largest absolute difference of an element."""
-    relative_l2: float
-    """L2 norm of the differences / L2 norm of the expected tensors, or of what an update changed; summed in fp64."""
-    is_bitwise_equal: bool
-    """Whether all bits agree."""
-    largest_in: str | None
-    """The parameter with the largest L2 norm of differences; None if they are equal."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields."""
-        return asdict(self)
 
 
 def difference(

@@ -2,20 +2,20 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks import strategies
 from tasks.equivalence.differences import (
     EXCHANGE_EPS,
-    Difference,
     difference,
     rounding_of_update,
     tolerance,
     tolerance_of_update,
 )
 from tasks.process.failure import DataError
+from tasks.records.certificate import Compared, Update
+from tasks.records.gate import Verdict
 from training.config import UPDATES_FOLDER, TrainingConfig
 
 if TYPE_CHECKING:  # torch takes seconds to import, which a stage that finds every certificate made does not need
@@ -33,36 +33,6 @@ one update at least: in the first ones of a warm-up the changes are next to noth
 """
 NUM_ORDERS = 2
 """Other orders in which one process adds the gradients up, for the noise floor."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """What was found of one update, for one kind of tensor."""
-
-    found: Difference
-    """The ranks against one process; of weights, relative to what the update changed."""
-    noise_floor: float
-    """Gradient: the largest relative L2 difference that another order makes. Weights: one rounding of each."""
-    tolerance: float
-    """Largest relative L2 difference allowed."""
-
-    @property
-    def excess(self) -> float:
-        """How many times the tolerance the difference is; NaN counts as infinitely many."""
-        ratio = self.found.relative_l2 / self.tolerance
-        return ratio if ratio == ratio else float("inf")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Update:
-    """One update of the ranks against that of one process from the same state."""
-
-    step: int
-    """From 1."""
-    gradient: Compared | None
-    """None if it is finite on neither side, as an overflow of fp16 leaves it; no update is then made."""
-    weights: Compared | None
-    """None without a gradient, and where the ranks left no weights behind."""
 
 
 def hold_against_one_process(
@@ -176,7 +146,7 @@ def exchanged_as(config: Mapping[str, Any]) -> str:
     return strategies.exchanged_as(config["strategy"], config["options"])
 
 
-def judge(updates: list[Update], problems: list[str], *, exchange: str = "none") -> tuple[str, str | None]:
+def judge(updates: list[Update], problems: list[str], *, exchange: str = "none") -> tuple[Verdict, str | None]:
     """Return the verdict and, unless it is `passed`, the reason in plain words."""
     problems = list(problems)
     for kind in ("gradient", "weights"):

@@ -13,7 +13,7 @@ from tasks.records.gate import Finding, finding
 from tasks.records.ledger import compare_rows, compare_steps
 from tasks.records.measurement import DATA_BOUND_SHARE
 from tasks.records.outputs import Outputs, RunOutputs
-from tasks.records.stage_files import RunFile
+from tasks.records.run import RunFile
 
 _MOST_EFFICIENCY = 1.1
 """Parallel efficiency above which a speedup is not believed.

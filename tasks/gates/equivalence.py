@@ -2,10 +2,10 @@
 
 from tasks.gates.measured import arm_of
 from tasks.process import wording
+from tasks.records.certificate import CertifiedCell
 from tasks.records.facts import Record
 from tasks.records.gate import Finding, Verdict, finding, not_checked
 from tasks.records.outputs import Outputs
-from tasks.records.stage_files import CertifiedCell
 
 
 class Equivalence(Record):
@@ -97,7 +97,9 @@ def _parts(one: CertifiedCell) -> list[Equivalence]:
                     world_size=one.world_size,
                     num_steps=one.num_steps,
                     compared=what,
-                    **found.model_dump(include={"relative_l2", "max_abs", "is_bitwise_equal"}),
+                    relative_l2=found.relative_l2,
+                    max_abs=found.max_abs,
+                    is_bitwise_equal=found.is_bitwise_equal,
                     noise_floor=floor,
                     tolerance=tolerance,
                     verdict=one.verdict,

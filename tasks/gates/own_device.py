@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from tasks.process import wording
 from tasks.records.gate import Finding, finding
-from tasks.records.measurement import RankDevice
 from tasks.records.outputs import Outputs
+from training.record.segment_facts import RankDevice
 
 
 def own_device(outputs: Outputs, cell: str) -> Finding:

@@ -17,6 +17,7 @@ from tasks.inputs.meaning import PROJECT, meanings_of
 from tasks.params import Params, load_params
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.ranks.code import checks
+from tasks.records.fingerprint import InputsFile
 
 _REMEDY = "run again: make compare; what is finished and still fits is kept"
 _PIPELINE = Path("dvc.yaml")
@@ -80,14 +81,10 @@ class Snapshot:
         """Return what the file holds, with a look at everything that the stage depends on."""
         if file is None:
             return cls(None)
-        try:
-            content = json.loads(file.read_bytes())
-            deps = content["deps"]
-            snapshot = cls(file, content["params"], content["code"], deps, _seen(deps))
-            checks.append(snapshot.require_code)
-            return snapshot
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{file}: {type(error).__name__}: {error}; `dvc repro` makes it anew") from None
+        inputs = InputsFile.read(file)
+        snapshot = cls(file, inputs.params, inputs.code, inputs.deps, _seen(inputs.deps))
+        checks.append(snapshot.require_code)
+        return snapshot
 
     def load_params(self) -> Params:
         """Return params.yaml, once it and the code are what the run began with; raises ConfigurationError else."""

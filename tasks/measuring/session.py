@@ -26,8 +26,10 @@ from tasks.params import Params
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
 from tasks.process.progress import counting
 from tasks.ranks.cell_ranks import nodes_of
-from tasks.records.measurement import Advice, MeasurementFile, Prediction, Preflight, RankDevice
+from tasks.records.measurement import Advice, MeasurementFile, Prediction, Preflight
+from tasks.records.sources import BaseModelManifest
 from tasks.strategies import exchanged_as, not_available, profile_of
+from training.record.segment_facts import RankDevice
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
     """
     started = time.perf_counter()
     params, machine, comparison = session.params, session.machine, session.comparison
-    num_parameters = json.loads((session.arithmetic.base_model / "manifest.json").read_bytes())["num_parameters"]
+    num_parameters = BaseModelManifest.read(session.arithmetic.base_model).num_parameters
     found = preflight(
         params, dict(machine), cells=list(params.cells), device=session.device, folder=session.work.parent,
         num_parameters=num_parameters,

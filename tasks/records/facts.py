@@ -28,17 +28,22 @@ class SourceFacts(Record):
     """The licence that its source names; null where that is not known."""
 
 
-class ModelFacts(SourceFacts):
-    """The base model."""
+class BaseModelFacts(SourceFacts):
+    """The base model, as it was downloaded."""
 
-    name: str
-    """The short name in checkpoint files."""
     model_type: str
     """The architecture, as in config.json."""
     num_parameters: int
     """Number of parameters."""
     is_random_weights: bool
     """True if the weights were drawn at random, not pretrained."""
+
+
+class ModelFacts(BaseModelFacts):
+    """The base model."""
+
+    name: str
+    """The short name in checkpoint files."""
 
 
 class DatasetFacts(SourceFacts):

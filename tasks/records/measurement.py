@@ -4,11 +4,13 @@ Seconds are of one optimizer step, the slowest rank's, unless a name says otherw
 95 % interval unless it says otherwise.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from tasks.records.facts import Record
+from tasks.records.stage_file import StageFile
+from training.record.segment_facts import RankDevice
 
 DATA_BOUND_SHARE = 0.05
 """Share of the step above which a cell is data-bound, and its ratio is not called GPU scaling."""
@@ -33,17 +35,6 @@ class Estimate(Record):
     def holds_one(self) -> bool:
         """Whether the interval contains 1, so that a ratio says nothing."""
         return self.low <= 1 <= self.high
-
-
-class RankDevice(Record):
-    """What a rank computes on, as the rank itself sees it."""
-
-    gpu_uuid: str | None = None
-    """Its GPU; null on the CPU."""
-    cpus: list[int] | None = None
-    """Cores that it may use; null where the system does not tell."""
-    cpu_quota: float | None = None
-    """Cores' worth of time that its control group may use; null without a limit."""
 
 
 class NoiseFloor(Record):
@@ -311,8 +302,10 @@ class Measurement(Record):
     """What was asked for and could not be measured, in whole sentences with the reason."""
 
 
-class MeasurementFile(Measurement):
+class MeasurementFile(Measurement, StageFile):
     """speed.json itself: with what only the gates look at, and results.json leaves out."""
+
+    NAME: ClassVar[str] = "speed.json"
 
     blocks: list[ArmBlocks] = Field(default_factory=list)
     """What was done in every block."""

@@ -7,34 +7,29 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
 
 from tasks.params import Params
 from tasks.params.choices import has_labels, unit_of
 from tasks.process.failure import DataError
 from tasks.records.arrays import Numbers, read_parts
+from tasks.records.certificate import CertificateFile
+from tasks.records.evaluation import EvaluationFile
+from tasks.records.fingerprint import MachineFile
 from tasks.records.ledger import Ledger, Samples, digest_of_rows, ledger_of, read_samples
 from tasks.records.measurement import MeasurementFile
-from tasks.records.stage_files import (
-    BaseModelManifest,
-    CertificateFile,
-    EvaluationFile,
-    MachineFile,
-    RawManifest,
-    RunFile,
-    SegmentFile,
-    SliceManifest,
-)
+from tasks.records.run import RunFile, read_segment
+from tasks.records.slices import SliceManifest
+from tasks.records.sources import BaseModelManifest, RawManifest
+from tasks.records.stage_file import damaged
 from tasks.records.twins import Twins
 from training.process.files import digest_of_file
 from training.record.ledger_file import LEDGER
+from training.record.segment_facts import SegmentFacts
 from training.state.receipt import RECEIPT
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ class SliceOutputs:
         for part in _parts(self.folder / "offsets.npy"):
             lengths = np.diff(np.concatenate([before, part]))
             if (lengths < 0).any():
-                raise _damaged(self.folder / "offsets.npy", ValueError("offsets that fall; allowed: ones that rise"))
+                raise damaged(self.folder / "offsets.npy", ValueError("offsets that fall; allowed: ones that rise"))
             total += int(np.maximum(np.minimum(lengths, seq_len) - num_unseen, 0).sum())
             before = part[-1:].astype(np.int64)
         return total
@@ -89,7 +84,7 @@ class SegmentOutputs:
     """One range x one epoch of one cell: its totals, and what it logged."""
 
     folder: Path
-    facts: SegmentFile
+    facts: SegmentFacts
 
     @property
     def title(self) -> str:
@@ -107,7 +102,7 @@ class SegmentOutputs:
                 raise ValueError(f"{len(steps.step)} steps, segment.json has {self.facts.num_steps}")
             return steps
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _damaged(path, error) from None
+            raise damaged(path, error) from None
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -123,7 +118,7 @@ class SegmentOutputs:
                 raise ValueError(f"sha256 is {found}, its receipt says {wanted}")
             yield from read_samples(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _damaged(Path(getattr(error, "filename", None) or path), error) from None
+            raise damaged(Path(getattr(error, "filename", None) or path), error) from None
 
 
 @dataclass(frozen=True)
@@ -134,9 +129,9 @@ class RunOutputs:
     segments: list[SegmentOutputs]
 
     @cached_property
-    def parts(self) -> dict[tuple[str | None, int | None], list[SegmentFile]]:
+    def parts(self) -> dict[tuple[str | None, int | None], list[SegmentFacts]]:
         """(range, epoch) -> the facts of its segments, in order; None for either stands for all."""
-        found: dict[tuple[str | None, int | None], list[SegmentFile]] = {}
+        found: dict[tuple[str | None, int | None], list[SegmentFacts]] = {}
         for facts in (segment.facts for segment in self.segments):
             for part in (None, facts.range):
                 for epoch in (None, facts.epoch):
@@ -210,20 +205,17 @@ def read_outputs(
 ) -> Outputs:
     """Return what the earlier stages wrote; raises DataError in one line for anything missing or damaged."""
     names = [*(str(part) for part in params.ranges), str(params.heldout)]
-    certificate = measurements / "certificate.json"
     return Outputs(
         params=params,
-        raw=_read(raw, RawManifest),
-        base_model=_read(base_model, BaseModelManifest),
-        machine=_read(machine, MachineFile),
-        slices={
-            name: SliceOutputs(slices / name, _read(slices / name / "manifest.json", SliceManifest)) for name in names
-        },
-        certificate=_read(certificate, CertificateFile) if certificate.exists() else None,
-        twins=_read(measurements / "twins.json", Twins) if (measurements / "twins.json").exists() else None,
-        measurement=_read_measurement(measurements / "speed.json", params),
+        raw=RawManifest.read(raw),
+        base_model=BaseModelManifest.read(base_model),
+        machine=MachineFile.read(machine),
+        slices={name: SliceOutputs(slices / name, SliceManifest.read(slices / name)) for name in names},
+        certificate=CertificateFile.read_if_there(measurements),
+        twins=Twins.read_if_there(measurements),
+        measurement=_read_measurement(measurements, params),
         runs={cell: _read_run(runs / cell) for cell in params.cells},
-        evaluation=_read(evaluation / "evaluation.json", EvaluationFile),
+        evaluation=EvaluationFile.read(evaluation),
     )
 
 
@@ -255,51 +247,30 @@ def _read_steps(events: Iterable[dict[str, Any]]) -> Steps:
     )
 
 
-def _read_measurement(path: Path, params: Params) -> MeasurementFile | None:
-    if not path.exists():
+def _read_measurement(folder: Path, params: Params) -> MeasurementFile | None:
+    measurement = MeasurementFile.read_if_there(folder)
+    if measurement is None:
         return None
-    measurement = _read(path, MeasurementFile)
     measured = [f"{arm.cell} ({arm.world_size})" for arm in measurement.arms if not arm.is_wrapped_baseline]
     wanted = [f"{name} ({cell.world_size})" for name, cell in params.cells.items()]
     if measured != wanted:
         raise DataError(
-            f"{path}: cells (ranks) {', '.join(measured)}, params.yaml has {', '.join(wanted)}; delete it and run "
-            "`dvc repro` to make it anew"
+            f"{MeasurementFile.path_in(folder)}: cells (ranks) {', '.join(measured)}, params.yaml has "
+            f"{', '.join(wanted)}; delete it and run `dvc repro` to make it anew"
         )
     return measurement
 
 
 def _read_run(folder: Path) -> RunOutputs:
-    facts = _read(folder / "run.json", RunFile)
-    segments = []
-    for entry in facts.segments:
-        path = folder / entry.folder
-        segments.append(SegmentOutputs(path, _read(path / "segment.json", SegmentFile)))
-    if not segments:
-        raise DataError(f"{folder / 'run.json'}: no segments; run the stage train again")
-    return RunOutputs(facts, segments)
-
-
-def _read(path: Path, model: type[Model]) -> Model:
-    try:
-        return model.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise _damaged(path, error) from None
+    facts = RunFile.read(folder)
+    places = [folder / entry.folder for entry in facts.segments]
+    if not places:
+        raise DataError(f"{RunFile.path_in(folder)}: no segments; run the stage train again")
+    return RunOutputs(facts, [SegmentOutputs(place, read_segment(place)) for place in places])
 
 
 def _parts(path: Path) -> Iterator[Numbers]:
     try:
         yield from read_parts(path)
     except (OSError, ValueError) as error:
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, error: Exception) -> DataError:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        reason = f"{'.'.join(str(part) for part in first['loc']) or 'top level'}: {first['msg']}"
-    elif isinstance(error, OSError) and error.strerror:
-        reason = error.strerror
-    else:
-        reason = f"{type(error).__name__}: {error}"
-    return DataError(f"{path}: {reason}; delete it and run `dvc repro` to make it anew")
+        raise damaged(path, error) from None

@@ -2,12 +2,14 @@
 
 import itertools
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from tasks.records.facts import Record
+from tasks.records.stage_file import StageFile
 
 
 class Twin(Record):
@@ -19,8 +21,10 @@ class Twin(Record):
     """Mean loss of each step, from step 1."""
 
 
-class Twins(Record):
+class Twins(StageFile):
     """Trainings of the baseline's first steps by one process, all with the same work and each with its own rounding."""
+
+    NAME: ClassVar[str] = "twins.json"
 
     twins: list[Twin] = Field(min_length=2)
     """At first in the baseline's order; all have as many steps."""

@@ -10,7 +10,7 @@ from tasks.gates.equivalence import equivalences
 from tasks.gates.measured import arm_of, efficiency, without_cells
 from tasks.params.choices import unit_of
 from tasks.process.wording import readable
-from tasks.records.facts import ComparisonFacts, DatasetFacts, GpuFacts, MachineFacts, ModelFacts, SliceFacts
+from tasks.records.facts import ComparisonFacts, DatasetFacts, MachineFacts, ModelFacts, NodeFacts, SliceFacts
 from tasks.records.gate import Standing
 from tasks.records.measurement import Measurement
 from tasks.records.outputs import Outputs, RunOutputs
@@ -84,16 +84,13 @@ def _comparison(outputs: Outputs) -> ComparisonFacts:
         unit=unit_of(trained.workload),
         train={key: value for key, value in trained.train.items() if value is not None},
         recorded={name: recorded.get(name, {}) for name in ("versions", "kernels", "environment")},
-        machine=MachineFacts(
-            **machine.model_dump(include=set(MachineFacts.model_fields) - {"gpus"}),
-            gpus=[GpuFacts(name=gpu["name"], memory_gib=gpu["memory_gib"]) for gpu in machine.gpus],
-        ),
+        machine=MachineFacts(**machine.model_dump(include=set(MachineFacts.model_fields))),
         trained_at=min(segment.facts.started_at for run in outputs.runs.values() for segment in run.segments),
     )
 
 
 def _slice(outputs: Outputs, name: str) -> SliceFacts:
-    return SliceFacts(**outputs.slices[name].manifest.model_dump())
+    return SliceFacts(**outputs.slices[name].manifest.model_dump(include=set(SliceFacts.model_fields)))
 
 
 def _cell(
@@ -112,7 +109,8 @@ def _cell(
     speedup = None if measurement is None else arm_of(measurement, cell).speedup
     reported = whole.speedup if speedup is None else speedup.value
     return CellResults(
-        **run.facts.model_dump(include=set(CellResults.model_fields) - {"segments"}),
+        **run.facts.model_dump(include=set(CellResults.model_fields) - {"segments", "nodes"}),
+        nodes=[NodeFacts(**node.model_dump(include=set(NodeFacts.model_fields))) for node in run.facts.nodes],
         is_baseline=is_baseline,
         standing=standing,
         num_epochs=len(epochs),
@@ -162,7 +160,7 @@ def _figures(
         data_wait_share=sum(one.data_wait_seconds for one in facts) / seconds,
         tokens_per_second=num_tokens / seconds,
         samples_per_second=num_samples / seconds,
-        loss=sum(one.loss * one.weight for one in facts) / max(sum(one.weight for one in facts), 1),
+        loss=sum(one.loss * one.num_targets for one in facts) / max(sum(one.num_targets for one in facts), 1),
         speedup=ratio,
         parallel_efficiency=efficiency,
     )

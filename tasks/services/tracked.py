@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.params import Params
+from tasks.records.fingerprint import MachineFile
+from tasks.records.run import CellFacts, read_segment
+from tasks.records.slices import SlicesManifest
 from training.process.files import digest_of_json
 
 _MAX_CHARACTERS = 6_000
@@ -68,21 +71,20 @@ def tracking_uri(params: Params) -> str:
     return params.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
 
 
-def describe_comparison(params: Params, run: Mapping[str, Any], *, slices: Path, machine: Path) -> Comparison:
+def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine: Path) -> Comparison:
     """Return the comparison that `run` (run.json of any of its cells, or its beginning) belongs to.
 
     Its identity is the validated params, without what changes no number (where it is tracked and published, its
     description), and the digests of code, base model, data and machine.
     """
     content = params.model_dump(mode="json", exclude={"tracking", "upload", "description"})
-    machine_facts = json.loads(machine.read_bytes())
-    slice_facts = json.loads((slices / "manifest.json").read_bytes())["slices"]
+    facts, parts = MachineFile.read(machine), SlicesManifest.read(slices).slices
     identity = {
         "params": content,
-        "code": run["code_digest"],
-        "base_model": run["base_model_digest"],
-        "machine": machine_facts["digest"],
-        "slices": {str(part): slice_facts[str(part)]["digest"] for part in (*params.ranges, params.heldout)},
+        "code": run.code_digest,
+        "base_model": run.base_model_digest,
+        "machine": facts.digest,
+        "slices": {str(part): parts[str(part)].digest for part in (*params.ranges, params.heldout)},
     }
     return Comparison(
         uri=tracking_uri(params),
@@ -90,7 +92,9 @@ def describe_comparison(params: Params, run: Mapping[str, Any], *, slices: Path,
         name=params.name,
         description=params.description,
         digest=digest_of_json(identity),
-        facts=flattened({**content, "machine": machine_facts, "code_digest": run["code_digest"]}),
+        facts=flattened(
+            {**content, "machine": facts.model_dump(exclude={"file_version"}), "code_digest": run.code_digest}
+        ),
     )
 
 
@@ -113,15 +117,16 @@ def points_of_segment(folder: Path) -> tuple[list[Point], Point]:
 
     The times follow from the segment's start and the seconds of its steps, so that they are the same at every call.
     """
-    facts = json.loads((folder / "segment.json").read_bytes())
-    now = datetime.datetime.fromisoformat(facts["started_at"]).timestamp()
+    facts = read_segment(folder)
+    now = datetime.datetime.fromisoformat(facts.started_at).timestamp()
     points = []
     with (folder / "steps.jsonl").open(encoding="utf-8") as lines:
         for event in map(json.loads, lines):
             now += event["seconds"]
             points.append(point_of_step(event, timestamp_ms=int(now * 1000)))
-    epoch = {f"epoch/{key}": float(facts[key]) for key in _EPOCH_METRICS if facts.get(key) is not None}
-    return points, Point(facts["last_step"], int(now * 1000), epoch)
+    figures = {key: getattr(facts, key) for key in _EPOCH_METRICS}
+    epoch = {f"epoch/{key}": float(value) for key, value in figures.items() if value is not None}
+    return points, Point(facts.last_step, int(now * 1000), epoch)
 
 
 def final_figures(results: Mapping[str, Any]) -> dict[str | None, dict[str, float]]:

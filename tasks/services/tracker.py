@@ -4,7 +4,6 @@ The files on disk are the truth. Whatever the store lacks of them is sent, in ba
 sent again. A tracker that cannot be reached costs one warning line and is caught up with later.
 """
 
-import json
 import logging
 import os
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 from tasks.params import Params
 from tasks.process.failure import PreemptedError
+from tasks.records.run import CellFacts, RunFile
 from tasks.services.follower import Follower, attempt_within
 from tasks.services.tracked import (
     Comparison,
@@ -46,7 +46,7 @@ _STEP_ANCHOR, _EPOCH_ANCHOR = "num_tokens", "epoch/num_tokens"
 
 
 @contextmanager
-def follow_cell(params: Params, run: Mapping[str, Any], *, slices: Path, machine: Path) -> Iterator[Follower]:
+def follow_cell(params: Params, run: CellFacts, *, slices: Path, machine: Path) -> Iterator[Follower]:
     """Yield what forwards a cell's steps to its MLflow run while it trains, and sends the rest when it is left.
 
     `run` is the beginning of run.json: all but the segments. Nothing that a tracker does raises here or takes longer
@@ -55,7 +55,7 @@ def follow_cell(params: Params, run: Mapping[str, Any], *, slices: Path, machine
 
     def open_run() -> _CellRun:
         store = _Store(describe_comparison(params, run, slices=slices, machine=machine))
-        return store.open_cell(run["cell"], run)
+        return store.open_cell(run.cell, run.model_dump())
 
     follower = Follower(open_run)
     follower.open()
@@ -74,7 +74,7 @@ def sync_cell(params: Params, run_folder: Path, *, slices: Path, machine: Path) 
     """Send what the tracker lacks of a finished cell; return the number of values sent, None if it failed."""
 
     def sync() -> int:
-        run = _read_run(run_folder)
+        run = RunFile.read(run_folder)
         return _Store(describe_comparison(params, run, slices=slices, machine=machine)).sync_cell(run_folder)
 
     sent, problem = attempt_within(REPORT_SECONDS, sync)
@@ -87,7 +87,7 @@ def log_report(
     params: Params, results: Mapping[str, Any], *, reports: Path, runs: Path, slices: Path, machine: Path
 ) -> None:
     """Send all cells, the final figures, the gates and the report's files; a failure is one warning line."""
-    first = _read_run(runs / params.baseline)
+    first = RunFile.read(runs / params.baseline)
     comparison = describe_comparison(params, first, slices=slices, machine=machine)
     send_report(comparison, results, reports=reports, cells=[runs / cell for cell in params.cells])
 
@@ -139,11 +139,6 @@ class _CellRun:
         return sent
 
 
-def _read_run(folder: Path) -> dict[str, Any]:
-    run: dict[str, Any] = json.loads((folder / "run.json").read_bytes())
-    return run
-
-
 class _Store:
     """The runs of one comparison in MLflow. Every method may raise whatever a tracker can get wrong."""
 
@@ -173,14 +168,13 @@ class _Store:
     def open_cell(self, cell: str, facts: Mapping[str, Any]) -> _CellRun:
         """Return the cell's run below the comparison's, made if need be, with the facts as parameters."""
         tags = {"mlflow.parentRunId": self.open_parent().info.run_id, "ddp_compare.cell": cell}
-        plain = {key: value for key, value in facts.items() if key not in ("segments", "final_checkpoint")}
-        return _CellRun(self, self._open(cell, name=cell, facts=flattened(plain), tags=tags))
+        return _CellRun(self, self._open(cell, name=cell, facts=flattened(facts), tags=tags))
 
     def sync_cell(self, folder: Path) -> int:
         """Send what the store lacks of the finished cell in `folder`; return the number of values sent."""
-        facts = _read_run(folder)
-        run = self.open_cell(facts["cell"], facts)
-        sent = run.send_segments(folder / part["folder"] for part in facts["segments"])
+        facts = RunFile.read(folder)
+        run = self.open_cell(facts.cell, facts.content(exclude={"segments", "final_checkpoint"}))
+        sent = run.send_segments(folder / part.folder for part in facts.segments)
         run.set_status("FINISHED")
         return sent
 

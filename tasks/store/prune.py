@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.params import Params
-from tasks.process.failure import ConfigurationError, ResourceError, exit_with_one_line
+from tasks.process.failure import ConfigurationError, DataError, ResourceError, exit_with_one_line
 from tasks.process.lock import machine_lock, workspace_lock
+from tasks.records.run import RunFile
 from tasks.store.kept import mark_used
 from training.process.files import digest_of_json, write_json
 
@@ -68,9 +69,9 @@ def _in_data() -> set[Path]:
     """Return what data/ holds now, as links or by the fingerprints of its runs."""
     inodes = {_inode(file) for file in _DATA.rglob("*") if file.is_file()}
     segments = set()
-    for run in _DATA.glob("runs/*/run.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            segments |= {part["fingerprint"] for part in json.loads(run.read_bytes())["segments"]}
+    for run in _DATA.glob(f"runs/*/{RunFile.NAME}"):
+        with contextlib.suppress(DataError):
+            segments |= {part.fingerprint for part in RunFile.read(run).segments}
     entries = _entries((*_DOWNLOADS, *_RESULTS))
     return {
         entry for entry in entries if entry.name in segments or any(_inode(file) in inodes for file in _files(entry))

@@ -16,7 +16,8 @@ from tests.training.forked_ranks import ForkedRanks
 from training.config import TrainingConfig, read_config
 from training.process.distributed import Ranks
 from training.process.events import EventStream
-from training.record.segment import Counters, SegmentRecord
+from training.record.segment import SegmentRecord
+from training.record.segment_facts import Counters
 from training.state.checkpoint import CheckpointStore
 from training.strategies import single
 from training.workloads import causal_lm
@@ -111,7 +112,7 @@ class Saved:
             return self._start(work, stands_after=STEPS_PER_SEGMENT)
         record = self._record(work)
         store.load_partial(folder, self.strategy, record)
-        return self._start(work, stands_after=STEPS_PER_SEGMENT + record.counters.segment_step)
+        return self._start(work, stands_after=STEPS_PER_SEGMENT + record.counters.num_steps)
 
     def _start(self, work: Path, *, stands_after: int) -> Start:
         events = events_in(work / "events.jsonl")
@@ -138,7 +139,7 @@ class Saved:
         store.load_partial(self.partial(work, NEWEST), self.strategy, record)
         with torch.no_grad():
             self.strategy.replica.parameters[0].add_(1.0)
-        record.counters.segment_step = segment_step
+        record.counters.num_steps = segment_step
         self.checksums[STEPS_PER_SEGMENT + segment_step] = self.strategy.replica.parameter_checksum()
         return store, record
 

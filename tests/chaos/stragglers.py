@@ -1,12 +1,11 @@
 """Trainings with one slow rank and trainings without: who is called a straggler?"""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.records.outputs import SegmentOutputs
-from tasks.records.stage_files import SegmentFile
+from tasks.records.run import read_segment
 from tasks.reporting.straggler import slowest_rank
 from tests.chaos.trial import Trial
 from tests.tiny import make_config, make_slice, make_tiny_model
@@ -42,7 +41,7 @@ def _trial(root: Path, ranks: ForkedRanks, *, slow: int | None, fault: str | Non
     if ranks.launch(config, fault=fault) != [0, 0]:
         return Trial(problem=last_words(config))
     folder = root / "work" / "segments" / config["segments"][0]["fingerprint"]
-    segment = SegmentFile.model_validate(json.loads((folder / "segment.json").read_bytes()))
+    segment = read_segment(folder)
     found = slowest_rank(SegmentOutputs(folder, segment).read_steps())
     if found is None or found.is_straggler != (slow is not None) or (found.is_straggler and found.rank != slow):
         return Trial(problem=f"fault: {fault or 'none'}; found: {found}")

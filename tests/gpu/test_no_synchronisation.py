@@ -14,7 +14,8 @@ from training.data.batches import open_slice
 from training.data.plan import micro_batches_for, plan_of, plan_segment
 from training.data.prefetch import prefetched
 from training.process.distributed import Ranks, joined_ranks
-from training.record.segment import Counters, SegmentRecord, now
+from training.record.segment import SegmentRecord, now
+from training.record.segment_facts import Counters
 from training.record.window import Window
 
 pytestmark = [

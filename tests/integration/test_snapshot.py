@@ -17,6 +17,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tasks.inputs.meaning import NOT_CONTENT
+from tasks.records.run import RunFile, read_segment
 from tests.museum.stage_process import StageFailedError, StageProcess
 from tests.workspace import Workspace
 
@@ -149,8 +150,9 @@ def test_a_param_edited_while_a_cell_trains_is_never_recorded_for_it(command: li
     workspace.change({"train.weight_decay": 0.01})
     workspace.repro("train@1proc")
     assert workspace.launches("1proc") == launches, "what it had trained still fits"
-    record = json.loads((workspace.folder / "data/runs/1proc/run.json").read_text())
-    values = [record["train"], *(part["settings"][0]["train"] for part in record["segments"])]
+    run = workspace.folder / "data/runs/1proc"
+    record = RunFile.read(run)
+    values = [record.train, *(read_segment(run / part.folder).settings[0]["train"] for part in record.segments)]
     assert {value["weight_decay"] for value in values} == {0.01}
     assert {value["learning_rate"] for value in values} == {0.001}
 

@@ -49,7 +49,7 @@ def make_project(folder: Path, checkout: Path, size: Size) -> None:
         shutil.copytree(checkout / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         compileall.compile_dir(folder / name, quiet=1)
     shutil.copy(checkout / "dvc.yaml", folder)
-    shutil.copy(_LAUNCHER, folder / "tasks" / "launchers" / "forked.py")
+    shutil.copy(_LAUNCHER, folder / "tasks" / "ranks" / "launchers" / "forked.py")
     data = folder / "data"
     for name, seed in (("base_model", size.seed), ("other_model", size.seed + 1000)):
         write_model(size.workload, data / name, hidden_size=size.hidden_size, seed=seed, dropout=size.dropout)
@@ -118,7 +118,7 @@ def _write_slices(data: Path, size: Size) -> list[str]:
             size.workload, folder, num_rows=num_rows, first_row=first, min_len=min_len, seed=10 * size.seed + index
         )  # fmt: skip
         manifest = json.loads((folder / "manifest.json").read_bytes())
-        facts[name] = {key: manifest[key] for key in ("digest", "num_rows", "num_tokens")}
+        facts[name] = {key: manifest[key] for key in ("range", "digest", "num_rows", "num_tokens")}
         names.append(name)
         first += num_rows
     write_json(

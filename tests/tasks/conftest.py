@@ -7,8 +7,7 @@ import pytest
 
 from tasks.data.builtin.corpus import corpus_rows
 from tasks.data.builtin.tiny_model import write_tiny_qwen2
-from tasks.store.kept import MANIFEST
-from training.process.files import digest_of_file, write_json
+from tests.tiny import with_manifest
 
 NUM_ROWS = 300
 """Fewer than the product trains its tokenizer on, to save seconds: enough for the whole vocabulary."""
@@ -25,6 +24,4 @@ def tiny_qwen2(tmp_path_factory: pytest.TempPathFactory, builtin_rows: list[str]
     """A folder with the built-in model, as data/base_model has it. Read only."""
     folder = tmp_path_factory.mktemp("tiny_qwen2")
     write_tiny_qwen2(folder, builtin_rows)
-    files = {file.name: digest_of_file(file) for file in sorted(folder.iterdir())}
-    write_json(folder / MANIFEST, {"files": files})
-    return folder
+    return with_manifest(folder, num_parameters=0, model_type="qwen2")

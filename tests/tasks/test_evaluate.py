@@ -15,6 +15,8 @@ import torch
 from tasks.evaluate import Rows, Subject, evaluate, perplexity
 from tasks.evaluating.continuations import rows_to_continue
 from tasks.evaluating.sums import batches_of
+from tasks.records.slices import SlicesManifest
+from tests.finished_comparison import run_facts
 from tests.tiny import make_slice, make_tiny_model
 from tests.tracked_run import PARAMS
 from training.process.files import digest_of_file, digest_of_json, write_json
@@ -43,7 +45,8 @@ def _write_run(folder: Path, weights: dict[str, Any]) -> Path:
     checkpoint = segment / "tiny_80-160-epoch-1.pt"
     torch.save(weights, checkpoint)
     write_json(segment / "receipt.json", {"files": {checkpoint.name: {"sha256": digest_of_file(checkpoint)}}})
-    write_json(folder / "run.json", {"final_checkpoint": str(checkpoint.relative_to(folder))})
+    final = str(checkpoint.relative_to(folder))
+    write_json(folder / "run.json", run_facts(folder.name, segments=[], final_checkpoint=final))
     return checkpoint
 
 
@@ -57,7 +60,9 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _write_tokenizer(data / "base_model")
     make_slice(data / "slices" / "160-190", num_rows=30, vocab_size=VOCAB_SIZE, max_len=60, first_row=160)
     make_slice(data / "slices" / "0-80", num_rows=80, vocab_size=VOCAB_SIZE, max_len=60)
-    write_json(data / "slices" / "manifest.json", {"vocab_size": VOCAB_SIZE, "eos_token_id": VOCAB_SIZE - 1})
+    SlicesManifest(
+        vocab_size=VOCAB_SIZE, eos_token_id=VOCAB_SIZE - 1, workload="causal_lm", slices={}, heldout="160-190"
+    ).write(data / "slices")
     write_json(data / "code.json", {"digest": "this code"})
     for seed, cell in enumerate(CELLS, start=1):
         other = make_tiny_model(folder / f"other-{seed}", vocab_size=VOCAB_SIZE, seed=seed, tied=False)
@@ -97,7 +102,7 @@ def _copy(comparison: Path, target: Path) -> Path:
 
 def test_loss_is_that_of_plain_torch_row_by_row(comparison: Path) -> None:
     rows = _rows(comparison)
-    found = evaluate(Subject(name="base", checkpoint=None, weights_digest=""), rows)
+    found = evaluate(Subject(name="base", checkpoint=None, weights_digest=""), rows).model_dump()
     tokens, offsets = (np.load(rows.folder / f"{name}.npy") for name in ("tokens", "offsets"))
     model = _model(rows.base_model)
     total, count = 0.0, 0
@@ -117,15 +122,15 @@ def test_tokens_are_counted_exactly_once(comparison: Path) -> None:
     rows = _rows(comparison)
     lengths = np.diff(np.load(rows.folder / "offsets.npy"))
     assert lengths.max() > SEQ_LEN
-    found = evaluate(Subject(name="base", checkpoint=None, weights_digest=""), rows)
+    found = evaluate(Subject(name="base", checkpoint=None, weights_digest=""), rows).model_dump()
     assert found["num_tokens"] == sum(min(int(length), SEQ_LEN) - 1 for length in lengths)
 
 
 def test_the_same_prompts_are_continued_greedily_by_every_model(comparison: Path) -> None:
     rows = _rows(comparison)
     checkpoint = next((comparison / "data" / "runs" / "1proc").rglob("*.pt"))
-    base = evaluate(Subject(name="base", checkpoint=None, weights_digest=""), rows)["samples"]
-    cell = evaluate(Subject(name="1proc", checkpoint=checkpoint, weights_digest=""), rows)["samples"]
+    base = evaluate(Subject(name="base", checkpoint=None, weights_digest=""), rows).model_dump()["samples"]
+    cell = evaluate(Subject(name="1proc", checkpoint=checkpoint, weights_digest=""), rows).model_dump()["samples"]
     assert len(base) == 3
     assert [(one["row_id"], one["prompt"]) for one in base] == [(one["row_id"], one["prompt"]) for one in cell]
     assert [one["continuation"] for one in base] != [one["continuation"] for one in cell]

@@ -23,8 +23,8 @@ from tasks.params import Params, load_params
 from tasks.params.sources import ModelParams
 from tasks.process.failure import DataError
 from tasks.store.kept import MANIFEST
-from tests.tiny import make_tiny_model
-from training.process.files import digest_of_file, write_json
+from tests.tiny import make_tiny_model, with_manifest
+from training.process.files import digest_of_file
 
 TEXTS = [f"Text {number} of the data set, in its own words." for number in range(30)]
 
@@ -113,7 +113,7 @@ def test_the_built_in_texts_have_their_package_as_class_and_are_the_same_texts(p
         )
     )  # fmt: skip
     assert [row["text"] for row in plain] == [row["text"] for row in labelled]
-    assert "class_names" not in manifest
+    assert manifest["class_names"] == []
     assert "label" not in plain[0]
 
 
@@ -149,8 +149,7 @@ def tiny_modernbert(tmp_path_factory: pytest.TempPathFactory, builtin_rows: list
     """The built-in classifier of three classes, as data/base_model has it. Read only."""
     made = tmp_path_factory.mktemp("tiny_modernbert")
     write_tiny_modernbert(made, builtin_rows, ["a", "b", "c"])
-    write_json(made / MANIFEST, {"files": {file.name: digest_of_file(file) for file in sorted(made.iterdir())}})
-    return made
+    return with_manifest(made, num_parameters=0, model_type="modernbert")
 
 
 def slices_of(params: Params, base_model: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

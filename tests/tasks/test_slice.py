@@ -18,7 +18,8 @@ from tasks.params import Params, load_params
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.store.kept import MANIFEST
-from training.process.files import digest_of_file, digest_of_json, write_json
+from tests.tiny import with_manifest
+from training.process.files import digest_of_file, digest_of_json
 
 SPECIAL = "Before <|endoftext|> after, and <|im_end|> as well."
 
@@ -271,8 +272,7 @@ def qwen2(folder: Path, real_data: Path) -> Path:
     (model / "tokenizer.json").write_bytes(lzma.decompress((real_data / "qwen2-tokenizer.json.xz").read_bytes()))
     shutil.copy(real_data / "qwen2-tokenizer_config.json", model / "tokenizer_config.json")
     shutil.copy(real_data / "configs/Qwen2-0.5B-Instruct/config.json", model)
-    write_json(model / MANIFEST, {"files": {file.name: digest_of_file(file) for file in model.iterdir()}})
-    return model
+    return with_manifest(model, num_parameters=0, model_type="qwen2")
 
 
 def test_the_real_qwen2_tokenizer_leaves_special_tokens_in_a_text_as_text(qwen2: Path) -> None:

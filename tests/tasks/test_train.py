@@ -7,9 +7,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from tasks.params import Params
+from tasks.records.facts import SliceFacts
 from tasks.train import segments_of
 
-SLICES = {part: {"digest": f"digest of {part}", "num_rows": 20} for part in ("0-20", "20-40", "40-60", "60-80")}
+PARTS = ("0-20", "20-40", "40-60", "60-80")
+SLICES = {part: SliceFacts(range=part, num_rows=20, num_tokens=200, digest=f"digest of {part}") for part in PARTS}
 FACTS = {"base_model": "b", "code": "c", "machine": "m"}
 
 

@@ -6,7 +6,7 @@ import json
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +19,10 @@ from training.data.batches import MicroBatch
 from training.process.distributed import Ranks
 from training.process.unwritten import Stamps, require_unwritten, stamps_of
 from training.record.ledger_file import LEDGER_COLUMNS, LEDGER_DTYPE, STEPS, LedgerFile
+from training.record.segment_facts import Counters, Exchanged, RankDevice, RecordedExchanges, SegmentFacts
 from training.record.window import StepFacts
 from training.step.strategy import Digests, StepResult
-from training.step.traffic import Recorded, Traffic, num_exchanges
+from training.step.traffic import Recorded, num_exchanges
 
 _STEPS_IN_MEMORY = 512
 """So many steps wait in memory: about 500 bytes of text each, and 16 per sample."""
@@ -30,71 +31,6 @@ _MARKS = 64
 _SUMMED = (
     "loss_sum", "num_samples", "num_tokens", "num_targets", "num_padding_tokens", "data_wait_seconds", "other_seconds",
 )  # fmt: skip
-
-
-@dataclass
-class Counters:
-    """Running totals of a segment; plain values, saved with every checkpoint."""
-
-    started_at: str
-    """UTC, ISO 8601: when its first launch began it."""
-    start_checksum: str
-    """Checksum of the parameters at its start: the predecessor's at its end."""
-    start_optimizer_checksum: str = ""
-    """Checksum of the optimizer's state at its start: the predecessor's at its end."""
-    segment_step: int = 0
-    """Steps done."""
-    num_samples: int = 0
-    """Samples consumed, all ranks."""
-    num_tokens: int = 0
-    """What was learned from, in the workload's unit, all ranks."""
-    num_targets: int = 0
-    """Labels learned from, all ranks."""
-    num_padding_tokens: int = 0
-    """Positions that held padding, all ranks."""
-    loss_sum: float = 0.0
-    """Sum of the losses of all labels."""
-    train_seconds: float = 0.0
-    """Sum of the timed optimizer steps, each of its slowest rank."""
-    data_wait_seconds: float = 0.0
-    """Part of it in which a rank had no data."""
-    other_seconds: float = 0.0
-    """Part of train_seconds in which a rank neither computed nor waited for data or for the device."""
-    checkpoint_seconds: float = 0.0
-    """Seconds spent on checkpoints, never part of train_seconds."""
-    log_seconds: float = 0.0
-    """Seconds spent at log points, never part of train_seconds."""
-    span_seconds: float = 0.0
-    """Wall-clock seconds from before the first step to here, all launches together; by a clock that never stops."""
-    traffic: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Kind of collective -> `number` and `num_bytes` of what rank 0 put into those of the steps."""
-    num_resumes: int = 0
-    """Launches that went on with it."""
-    peak_memory_gib: float | None = None
-    """Most GPU memory that any rank had allocated; None on CPU."""
-    micro_batch_sizes: list[int] = field(default_factory=list)
-    """Samples per forward pass, in the order of use; several where memory ran out and it went on with smaller ones."""
-    version_drift: list[str] = field(default_factory=list)
-    """What was another version when the state that a launch went on from was saved: "torch 2.14.0, then 2.15.0"."""
-    settings: list[dict[str, Any]] = field(default_factory=list)
-    """What it ran with (training/record/setting.py), in the order of use; one, unless launches differed."""
-
-    def add_traffic(self, traffic: Mapping[str, Traffic]) -> None:
-        """Add what a step put into collectives."""
-        for kind, (number, num_bytes) in traffic.items():
-            total = self.traffic.setdefault(kind, {"number": 0, "num_bytes": 0})
-            total["number"] += number
-            total["num_bytes"] += num_bytes
-
-    def note_launch(
-        self, *, micro_batch_size: int, version_drift: Sequence[str], setting: dict[str, Any] | None = None
-    ) -> None:
-        """Enter what a launch that goes on with the segment does otherwise than those before."""
-        if micro_batch_size not in self.micro_batch_sizes:
-            self.micro_batch_sizes.append(micro_batch_size)
-        self.version_drift += [part for part in version_drift if part not in self.version_drift]
-        if setting is not None and setting not in self.settings:
-            self.settings.append(setting)
 
 
 @dataclass
@@ -134,10 +70,10 @@ class SegmentRecord:
     def mark_exchanges(self, ranks: Ranks) -> None:
         """Note where the counters stand, while no step runs: from there on they are compared with what was recorded."""
         kinds = self.counters.traffic.values()
-        number, num_bytes = sum(kind["number"] for kind in kinds), sum(kind["num_bytes"] for kind in kinds)
-        self._marks.append((num_exchanges(ranks), self.counters.segment_step, number, num_bytes))
+        number, num_bytes = sum(kind.number for kind in kinds), sum(kind.num_bytes for kind in kinds)
+        self._marks.append((num_exchanges(ranks), self.counters.num_steps, number, num_bytes))
 
-    def _recorded_exchanges(self, ranks: Ranks) -> dict[str, int] | None:
+    def _recorded_exchanges(self, ranks: Ranks) -> RecordedExchanges | None:
         """Return what the exchanges of the last steps were given by torch's record, beside what the steps counted.
 
         Of as many steps as the record still has, between two marks; None where it has none.
@@ -147,10 +83,10 @@ class SegmentRecord:
         for start, step, number, num_bytes in marks:
             found = recorded.between(start, end)
             if found is not None:
-                return {
-                    "num_steps": last_step - step, "number": found.number, "num_bytes": found.num_bytes,
-                    "counted_number": last_number - number, "counted_bytes": last_bytes - num_bytes,
-                }  # fmt: skip
+                return RecordedExchanges(
+                    num_steps=last_step - step, number=found.number, num_bytes=found.num_bytes,
+                    counted_number=last_number - number, counted_bytes=last_bytes - num_bytes,
+                )  # fmt: skip
         return None
 
     @cached_property
@@ -167,7 +103,10 @@ class SegmentRecord:
 
     def consume(self, step: int, rank: int, micro_batches: Sequence[MicroBatch], result: StepResult) -> None:
         """Enter what this rank put through the model in a step; `rank`: whose share of the rows that was."""
-        self.counters.add_traffic(result.traffic)
+        for kind, (number, num_bytes) in result.traffic.items():
+            total = self.counters.traffic.setdefault(kind, Exchanged())
+            total.number += number
+            total.num_bytes += num_bytes
         for part in micro_batches:
             rows = np.empty((part.num_samples, len(LEDGER_COLUMNS)), dtype=LEDGER_DTYPE)
             rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] = rank, step, part.row_ids, part.sample_num_tokens
@@ -177,7 +116,7 @@ class SegmentRecord:
         """Count the steps of a window; return their lines."""
         lines = []
         for fact in facts:
-            self.counters.segment_step = fact.step - self.first_step + 1
+            self.counters.num_steps = fact.step - self.first_step + 1
             for name in _SUMMED:
                 setattr(self.counters, name, getattr(self.counters, name) + getattr(fact, name))
             self.counters.train_seconds += fact.seconds
@@ -186,6 +125,17 @@ class SegmentRecord:
         if self.is_first_rank:
             self._text += "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
         return lines
+
+    def note_launch(
+        self, *, micro_batch_size: int, version_drift: Sequence[str], setting: dict[str, Any] | None = None
+    ) -> None:
+        """Enter what a launch that goes on with the segment does otherwise than those before."""
+        counters = self.counters
+        if micro_batch_size not in counters.micro_batch_sizes:
+            counters.micro_batch_sizes.append(micro_batch_size)
+        counters.version_drift += [part for part in version_drift if part not in counters.version_drift]
+        if setting is not None and setting not in counters.settings:
+            counters.settings.append(setting)
 
     def file_away(self, ranks: Ranks, *, everything: bool = False) -> None:
         """Bring what waits on any rank to rank 0's disk, by step and rank, if it is much or `everything` is wanted.
@@ -220,30 +170,28 @@ class SegmentRecord:
         exchange: dict[str, Any],
         digests: Digests,
         rank_devices: list[dict[str, Any]],
-    ) -> dict[str, Any]:
-        """Return the content of segment.json; raises ChangedInputError if its rows were written to meanwhile."""
+    ) -> SegmentFacts:
+        """Return what the finished segment came to; raises ChangedInputError if its rows were written to meanwhile."""
         require_unwritten(self.segment.slice_dir, self._stamps)
-        totals = _without_repeated_count(dataclasses.asdict(self.counters))
-        loss_sum, seconds = totals.pop("loss_sum"), totals["train_seconds"]
-        return {
-            "cell": cell,
-            "range": self.segment.range,
-            "epoch": self.segment.epoch,
-            "fingerprint": self.segment.fingerprint,
-            "first_step": self.first_step,
-            "last_step": self.first_step + self.num_steps - 1,
-            "num_steps": totals.pop("segment_step"),
-            **totals,
-            "loss": loss_sum / max(self.counters.num_targets, 1),
-            "tokens_per_second": totals["num_tokens"] / seconds,
-            "samples_per_second": totals["num_samples"] / seconds,
-            "backend": ranks.backend if ranks.world_size > 1 else None,
-            "exchange": exchange,
-            "parameter_checksums": digests.parameters,
-            "optimizer_checksums": digests.optimizer,
-            "rank_devices": rank_devices,
-            "recorded_exchanges": self._recorded_exchanges(ranks),
-        }
+        totals = self.counters
+        return SegmentFacts(
+            **vars(totals),
+            cell=cell,
+            range=self.segment.range,
+            epoch=self.segment.epoch,
+            fingerprint=self.segment.fingerprint,
+            first_step=self.first_step,
+            last_step=self.first_step + self.num_steps - 1,
+            loss=totals.loss_sum / max(totals.num_targets, 1),
+            tokens_per_second=totals.num_tokens / totals.train_seconds,
+            samples_per_second=totals.num_samples / totals.train_seconds,
+            backend=ranks.backend if ranks.world_size > 1 else None,
+            exchange=exchange,
+            parameter_checksums=digests.parameters,
+            optimizer_checksums=digests.optimizer,
+            rank_devices=[RankDevice(**device) for device in rank_devices],
+            recorded_exchanges=self._recorded_exchanges(ranks),
+        )
 
     def _line(self, fact: StepFacts) -> dict[str, Any]:
         values = _without_repeated_count(dataclasses.asdict(fact))

@@ -19,7 +19,8 @@ from training.model.weights import load_tensors, refuse, save_tensors
 from training.process.distributed import Ranks
 from training.process.events import EventStream
 from training.process.failure import BadCheckpointError, UnwritableError
-from training.record.segment import Counters, SegmentRecord
+from training.record.segment import SegmentRecord
+from training.record.segment_facts import SEGMENT_FILE, Counters, Exchanged, SegmentFacts
 from training.state.receipt import (
     RECEIPT,
     discard,
@@ -75,7 +76,7 @@ class CheckpointStore:
         problem = problem_with(folder, fingerprint=segment.fingerprint)
         if problem is None:
             self._refuse_other_world_size(folder)
-            facts: dict[str, Any] = json.loads((folder / "segment.json").read_bytes())
+            facts: dict[str, Any] = json.loads((folder / SEGMENT_FILE).read_bytes())
             if start_checksum in (None, facts["start_checksum"]):
                 # They are still there if the launch that finished the segment died before it had dropped them.
                 discard(self._partials / segment.fingerprint)
@@ -119,8 +120,10 @@ class CheckpointStore:
         """
         state = _restore(strategy, folder / _PARTIAL_WEIGHTS, folder / _STATE)
         try:
-            record.counters = Counters(**state["counters"])
-        except (KeyError, TypeError) as error:
+            counters = Counters(**state["counters"])
+            counters.traffic = {kind: Exchanged(**one) for kind, one in state["counters"]["traffic"].items()}
+            record.counters = counters
+        except (KeyError, TypeError, AttributeError) as error:
             raise BadCheckpointError(f"{folder / _STATE}: no counters of a segment: {error}") from None
         record.counters.num_resumes += 1
         record.load(folder)
@@ -144,7 +147,7 @@ class CheckpointStore:
         To be called by all ranks; raises UnwritableError on all of them if there is no room.
         """
         segment = record.segment
-        destination = self._partials / segment.fingerprint / f"step-{record.counters.segment_step:08d}"
+        destination = self._partials / segment.fingerprint / f"step-{record.counters.num_steps:08d}"
         if ranks.first_says(destination.exists):
             return destination
         self._save(destination, _PARTIAL_WEIGHTS, strategy, record, ranks)
@@ -154,7 +157,7 @@ class CheckpointStore:
         return destination
 
     def save_finished(
-        self, strategy: Strategy, record: SegmentRecord, ranks: Ranks, summarise: Callable[[], dict[str, Any]]
+        self, strategy: Strategy, record: SegmentRecord, ranks: Ranks, summarise: Callable[[], SegmentFacts]
     ) -> dict[str, Any]:
         """Save the finished segment durably, then drop its partial checkpoints; return its segment.json.
 
@@ -167,8 +170,8 @@ class CheckpointStore:
 
         def summarised(folder: Path) -> dict[str, Any]:
             not_used = reasons_set_aside(destination.parent, destination.name) + reasons_set_aside(partials)
-            summary = {**summarise(), "checkpoints_not_used": not_used}
-            (folder / "segment.json").write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
+            summary = dataclasses.asdict(dataclasses.replace(summarise(), checkpoints_not_used=not_used))
+            (folder / SEGMENT_FILE).write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
             return summary
 
         facts = self._save(destination, self._weights_name(segment), strategy, record, ranks, finish=summarised)

@@ -7,7 +7,8 @@ from benchmarks.throughput.turns import Turns
 from training.probing.variants import Made, Variant, loaded, make
 from training.process.distributed import Ranks, joined_ranks
 from training.process.events import EventStream
-from training.record.segment import Counters, SegmentRecord, now
+from training.record.segment import SegmentRecord, now
+from training.record.segment_facts import Counters
 from training.record.window import Window
 
 

@@ -1,31 +1,29 @@
 """Slices of images: one array of pixels that is memory-mapped, so that no epoch decodes anything."""
 
 import hashlib
-import json
 import logging
 import os
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
+from tasks.data.linked_slices import link_slices
 from tasks.data.sources.row_policy import QUARANTINED_IMAGES, in_words
 from tasks.params import Params
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError
-from tasks.store.kept import MANIFEST, keeping, kept_manifest
-from tasks.store.links import link_folder
-from training.process.files import digest_of_file, digest_of_json, write_json
+from tasks.records.slices import SliceManifest, SlicesManifest
+from tasks.records.sources import RawManifest
+from tasks.store.kept import keeping, kept_manifest
+from training.process.files import digest_of_file, digest_of_json
 
 _log = logging.getLogger(__name__)
 
 STORE = Path(".work/slices")
 _ROWS = "rows.parquet"
-_FACTS = ("digest", "num_rows", "num_tokens", "quarantined", "num_cut_rows", "num_special_token_rows")
 _FORMAT = 1
 """Counts up when the same rows would give other arrays than before."""
 _BATCH_ROWS = 256
@@ -40,23 +38,14 @@ def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -
             f"{params.dataset.source}; allowed: 0-{num_rows}"
         )
     stored = {str(part): stored_slice(part, raw, workload=params.workload) for part in parts}
-    shutil.rmtree(slices, ignore_errors=True)
-    facts = {}
-    for name, folder in stored.items():
-        link_folder(folder, slices / name)
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        facts[name] = {key: manifest[key] for key in _FACTS}
-    write_json(
-        slices / MANIFEST,
-        {
-            "vocab_size": None,
-            "eos_token_id": None,
-            "workload": params.workload,
-            "class_names": json.loads((raw / MANIFEST).read_text(encoding="utf-8"))["class_names"],
-            "slices": facts,
-            "heldout": str(params.heldout),
-        },
-    )
+    SlicesManifest(
+        vocab_size=None,
+        eos_token_id=None,
+        workload=params.workload,
+        class_names=RawManifest.read(raw).class_names,
+        slices=link_slices(stored, slices),
+        heldout=str(params.heldout),
+    ).write(slices)
 
 
 def stored_slice(part: RowRange, raw: Path, *, workload: str) -> Path:
@@ -64,8 +53,9 @@ def stored_slice(part: RowRange, raw: Path, *, workload: str) -> Path:
 
     Raises DataError if no row of it is left to train on.
     """
-    about = json.loads((raw / MANIFEST).read_text(encoding="utf-8"))
-    class_names, size = about["class_names"], about["image_size"]
+    about = RawManifest.read(raw)
+    class_names, size = about.class_names, about.image_size
+    assert size is not None, "the schema asks for the size of images"
     rows = raw / _ROWS
     depends_on = {
         "format": _FORMAT, "range": str(part), "rows": _digest_of_rows(rows, part), "class_names": class_names,
@@ -77,13 +67,13 @@ def stored_slice(part: RowRange, raw: Path, *, workload: str) -> Path:
         return folder
     with keeping(folder) as new:
         manifest = _write(part, rows, new, class_names=class_names, size=size)
-    _log.info("slice %s: %d images of %d classes", part, manifest["num_rows"], len(class_names))
-    if manifest["quarantined"]:
-        _log.warning("slice %s: left out %s", part, in_words(manifest["quarantined"]))
+    _log.info("slice %s: %d images of %d classes", part, manifest.num_rows, len(class_names))
+    if manifest.quarantined:
+        _log.warning("slice %s: left out %s", part, in_words(manifest.quarantined))
     return folder
 
 
-def _write(part: RowRange, rows: Path, folder: Path, *, class_names: list[str], size: int) -> dict[str, Any]:
+def _write(part: RowRange, rows: Path, folder: Path, *, class_names: list[str], size: int) -> SliceManifest:
     place = {name: index for index, name in enumerate(class_names)}
     row_ids, labels = list[int](), list[int]()
     faults: Counter[str] = Counter()
@@ -110,18 +100,16 @@ def _write(part: RowRange, rows: Path, folder: Path, *, class_names: list[str], 
     np.save(folder / "labels.npy", np.array(labels, dtype=np.int64))
     np.save(folder / "row_ids.npy", np.array(row_ids, dtype=np.int64))
     files = {name: digest_of_file(folder / name) for name in ("images.npy", "labels.npy", "row_ids.npy")}
-    manifest = {
-        "range": str(part),
-        "num_rows": len(row_ids),
-        "num_tokens": len(row_ids),
-        "quarantined": {fault: faults[fault] for fault in QUARANTINED_IMAGES if faults[fault]},
-        "num_cut_rows": 0,
-        "num_special_token_rows": 0,
-        "class_names": class_names,
-        "digest": digest_of_json(files),
-        "files": files,
-    }
-    write_json(folder / MANIFEST, manifest)
+    manifest = SliceManifest(
+        range=str(part),
+        num_rows=len(row_ids),
+        num_tokens=len(row_ids),
+        quarantined={fault: faults[fault] for fault in QUARANTINED_IMAGES if faults[fault]},
+        class_names=class_names,
+        digest=digest_of_json(files),
+        files=files,
+    )
+    manifest.write(folder)
     return manifest
 
 

@@ -1,6 +1,5 @@
 """The tokens of texts, by the tokenizer of the base model."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 
 from tasks.process.failure import DataError
 from tasks.process.foreign import bounded_native
-from tasks.store.kept import MANIFEST
+from tasks.records.sources import BaseModelManifest
 from training.process.files import digest_of_json
 
 _SECONDS_OF_A_BATCH = 120.0
@@ -98,7 +97,7 @@ def load_tokenizer(base_model: Path, *, has_labels: bool = False) -> RowTokenize
     backend.no_padding()
     backend.encode_special_tokens = True
     config = AutoConfig.from_pretrained(base_model, trust_remote_code=False)
-    files: dict[str, str] = json.loads((base_model / MANIFEST).read_text(encoding="utf-8"))["files"]
+    files = BaseModelManifest.read(base_model).files
     return RowTokenizer(
         backend=backend,
         eos_token_id=end,

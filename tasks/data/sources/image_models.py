@@ -11,9 +11,10 @@ from typing import Any
 from tasks.data.builtin import resnet
 from tasks.params.sources import BUILTIN_IMAGE_MODELS, ModelParams
 from tasks.process.failure import ConfigurationError, DataError
-from tasks.store.kept import MANIFEST, keeping, kept_manifest
+from tasks.records.sources import BaseModelManifest
+from tasks.store.kept import keeping, kept_manifest
 from training.process.failure import BadCheckpointError
-from training.process.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_of_file, digest_of_json
 
 _log = logging.getLogger(__name__)
 
@@ -49,21 +50,19 @@ def stored_image_model(model: ModelParams, *, class_names: Sequence[str]) -> Pat
         label = (
             f"ResNet18 with group in place of batch normalisation, {num_parameters / 1e6:,.1f} M parameters, {weights}"
         )
-        manifest = {
-            "source": model.source,
-            "kind": model.kind,
-            "revision": None,
-            "commit": None,
-            "license": None,
-            "label": label,
-            "num_parameters": num_parameters,
-            "model_type": resnet.MODEL_TYPE,
-            "class_names": list(class_names),
-            "is_random_weights": model.kind == "builtin",
-            "digest": digest_of_json(files),
-            "files": files,
-        }
-        write_json(new / MANIFEST, manifest)
+        BaseModelManifest(
+            source=model.source,
+            kind=model.kind,
+            revision=None,
+            commit=None,
+            label=label,
+            num_parameters=num_parameters,
+            model_type=resnet.MODEL_TYPE,
+            class_names=list(class_names),
+            is_random_weights=model.kind == "builtin",
+            digest=digest_of_json(files),
+            files=files,
+        ).write(new)
     _log.info("%s: %s, stored in %s", model.source, label, folder)
     return folder
 

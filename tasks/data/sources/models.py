@@ -15,10 +15,11 @@ from tasks.data.sources.row_store import stored_rows
 from tasks.params.sources import BUILTIN_CLASSIFIERS, DatasetParams, ModelParams
 from tasks.process.failure import DataError
 from tasks.process.foreign import is_panic
+from tasks.records.sources import BaseModelManifest
 from tasks.services import hub
 from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
-from tasks.store.kept import MANIFEST, keeping, kept_manifest
-from training.process.files import digest_of_file, digest_of_json, write_json
+from tasks.store.kept import keeping, kept_manifest
+from training.process.files import digest_of_file, digest_of_json
 
 _log = logging.getLogger(__name__)
 
@@ -53,20 +54,20 @@ def stored_model(model: ModelParams, *, commit: str | None = None, class_names: 
             with _refusing(f"model.source {model.source}: as a classifier of {len(class_names)} classes"):
                 facts["num_parameters"] = give_head(partial, class_names)
         files = {file.name: digest_of_file(file) for file in sorted(partial.iterdir())}
-        manifest = {
-            "source": model.source,
-            "kind": model.kind,
-            "revision": model.revision,
-            "commit": commit,
-            "license": _license(model, commit),
-            "label": _label(model, facts),
+        manifest = BaseModelManifest(
+            source=model.source,
+            kind=model.kind,
+            revision=model.revision,
+            commit=commit,
+            license=_license(model, commit),
+            label=_label(model, facts),
             **facts,
-            "is_random_weights": model.kind == "builtin",
-            "digest": digest_of_json(files),
-            "files": files,
-        }
-        write_json(partial / MANIFEST, manifest)
-    _log.info("%s: %s, stored in %s", model.source, manifest["label"], folder)
+            is_random_weights=model.kind == "builtin",
+            digest=digest_of_json(files),
+            files=files,
+        )
+        manifest.write(partial)
+    _log.info("%s: %s, stored in %s", model.source, manifest.label, folder)
     return folder
 
 

@@ -9,12 +9,13 @@ import numpy as np
 
 from tasks.params import Params
 from tasks.process.failure import DataError, DivergedError
+from tasks.records.evaluation import FirstStepFile
 from training.registry import file_named, has_file
 
 _log = logging.getLogger(__name__)
 
 
-def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -> dict[str, Any]:
+def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -> FirstStepFile:
     """Return range, epoch, num_rows and num_tokens of the first global batch, and the base model's mean loss per label.
 
     The loss is None, and `why_no_loss` says why, where step 1 of a right training has another one: with dropout.
@@ -38,17 +39,17 @@ def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -
     )
     rows = np.concatenate(plan.step(1).micro_batches)
     model = workload.load_model(base_model)
-    facts = {
-        "range": part,
-        "epoch": 1,
-        "num_rows": len(rows),
-        "num_tokens": int(source.num_tokens(train.seq_len)[rows].sum()),
-        "parameter_checksum": parameter_checksum(model),
-        "loss": None,
-        "why_no_loss": _why_no_loss(params.workload, has_dropout=workload.has_dropout(model)),
-    }
+    facts = FirstStepFile(
+        range=part,
+        epoch=1,
+        num_rows=len(rows),
+        num_tokens=int(source.num_tokens(train.seq_len)[rows].sum()),
+        parameter_checksum=parameter_checksum(model),
+        loss=None,
+        why_no_loss=_why_no_loss(params.workload, has_dropout=workload.has_dropout(model)),
+    )
     del model
-    if facts["why_no_loss"]:
+    if facts.why_no_loss:
         return facts
     reference = file_named("tasks.equivalence.reference", params.workload)
     options: dict[str, Any] = {}
@@ -64,7 +65,7 @@ def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -
     if not math.isfinite(loss):
         raise DivergedError(f"the base model's loss on the first global batch is {loss}; choose another base model")
     _log.info("base model: loss %.6f on the %d rows of step 1, in fp32, row by row", loss, len(rows))
-    return {**facts, "loss": loss}
+    return facts.model_copy(update={"loss": loss})
 
 
 def _why_no_loss(workload: str, *, has_dropout: bool) -> str | None:

@@ -7,9 +7,6 @@ from typing import Protocol
 
 from training.registry import file_named
 
-NODES_FILE = "nodes.json"
-"""In the work folder of ranks that were on several machines: what each of these is."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:

@@ -34,7 +34,8 @@ def test_weights_that_are_not_those_the_ranks_ended_with_fail(tmp_path: Path) ->
 def test_the_checkpoint_of_an_epoch_is_held_against_the_end_of_that_epoch(tmp_path: Path) -> None:
     params = write_comparison(tmp_path)
     # The first range's figures were made with the last range's weights.
-    epoch = {"range": "0-8", "epoch": 1, "checkpoint": "a.pt", "loss": 3.5, "parameter_checksum": "05" * 8}
+    figures = {"loss": 3.5, "num_tokens": 16, "parameter_checksum": "05" * 8}
+    epoch = {"range": "0-8", "epoch": 1, "checkpoint": "a.pt"} | figures
     edit_json(tmp_path / "evaluation" / "evaluation.json", epochs={"2proc": [epoch]})
     found = evaluated_what_was_trained(outputs_of(tmp_path, params), "2proc")
     assert found.verdict == "failed"

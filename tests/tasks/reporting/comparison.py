@@ -73,7 +73,8 @@ def write_comparison(
         _write_slice(folder / "slices" / name, name)
     write_json(
         folder / "slices" / "manifest.json",
-        {
+        {"vocab_size": 128, "eos_token_id": 127, "workload": params["workload"], "heldout": params["heldout"]}
+        | {
             "slices": {
                 name: json.loads((folder / "slices" / name / "manifest.json").read_text())
                 for name in [*params["ranges"], params["heldout"]]
@@ -197,8 +198,17 @@ def _write_sources(folder: Path) -> None:
     )
     write_json(
         folder / "machine.json",
-        {"digest": "ac3e" * 16, "gpus": [], "num_gpus": 0, "driver": None, "cpu": "A CPU", "num_cpus": 2, "os": "Linux"}
-        | {"versions": {"python": "3.11.9", "torch": "2.15.0"}},
+        {
+            "digest": "ac3e" * 16,
+            "gpus": [],
+            "num_gpus": 0,
+            "architecture": "x86_64",
+            "driver": None,
+            "cpu": "A CPU",
+            "num_cpus": 2,
+            "os": "Linux",
+        }
+        | {"architecture": "x86_64", "versions": {"python": "3.11.9", "torch": "2.15.0"}},
     )
 
 
@@ -227,7 +237,8 @@ def _write_run(
         write_json(path / "segment.json", segment)
         _write_steps(path, part, epoch, first_step, taken, world_size)
         _write_ledger(path, part, epoch, world_size, first_step)
-        segments.append(segment | {"folder": f"segments/{part}-epoch-{epoch}"})
+        about = {key: segment[key] for key in ("range", "epoch", "fingerprint")}
+        segments.append(about | {"folder": f"segments/{part}-epoch-{epoch}"})
         first_step += STEPS_PER_SEGMENT
     write_json(
         folder / "run.json",
@@ -301,6 +312,7 @@ def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, 
         "num_steps": STEPS_PER_SEGMENT,
         "num_samples": len(rows),
         "num_tokens": tokens,
+        "num_targets": tokens,
         "num_padding_tokens": tokens,
         "train_seconds": seconds,
         "data_wait_seconds": 0.01,
@@ -313,6 +325,7 @@ def _segment(cell: str, part: str, epoch: int, world_size: int, seconds: float, 
         "samples_per_second": len(rows) / seconds,
         "peak_memory_gib": None,
         "traffic": {"all_reduce": {"number": num_reduces, "num_bytes": num_bytes}} if world_size > 1 else {},
+        "backend": "gloo" if world_size > 1 else None,
         "exchange": {"bucket_bytes": [4 * NUM_PARAMETERS]} if world_size > 1 else {},
         "start_checksum": f"{first_step:02}" * 8,
         "start_optimizer_checksum": f"opt{first_step}",

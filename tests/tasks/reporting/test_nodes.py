@@ -12,7 +12,7 @@ from tests.tasks.reporting.rendered import html_of, markdown_of
 
 NODE: dict[str, Any] = {
     "node_rank": 0, "host": "alpha", "cpu": "EPYC", "num_cpus": 1, "gpus": [], "driver": None, "num_ranks": 1,
-    "address": "10.0.0.1", "interface": "eth0", "gpu_energy_joules": None,
+    "address": "10.0.0.1", "interface": "eth0", "gpu_energy_joules": None, "versions": {"torch": "2.15.0"},
 }  # fmt: skip
 OTHER = NODE | {"node_rank": 1, "host": "beta", "address": "10.0.0.2", "gpu_energy_joules": 12_345.0}
 

@@ -33,7 +33,7 @@ def params() -> Params:
 
 
 def _digest(params: Params, data: Path, **run: str) -> str:
-    facts = {**cell_facts(params.baseline, params), **run}
+    facts = cell_facts(params.baseline, params).model_copy(update=run)
     return describe_comparison(params, facts, slices=data / "slices", machine=data / "machine.json").digest
 
 

@@ -12,6 +12,7 @@ from tasks.params import Params, load_params
 from tasks.process.failure import ExitCode
 from tasks.process.lock import workspace_lock
 from tasks.store.prune import note_comparison, prune
+from tests.finished_comparison import run_facts
 
 DAY = 86_400.0
 
@@ -65,7 +66,8 @@ def test_what_data_holds_is_never_removed_however_long_it_was_not_used() -> None
     os.link(linked / "file", "data/slices/file")
     copied = _keep("runs/c/segments/fingerprint", used_at=0.0)
     Path("data/runs/c").mkdir(parents=True)
-    Path("data/runs/c/run.json").write_text('{"segments": [{"fingerprint": "fingerprint"}]}')
+    segment = {"range": "0-8", "epoch": 1, "fingerprint": "fingerprint", "folder": "segments/0-8-epoch-1"}
+    Path("data/runs/c/run.json").write_text(json.dumps(run_facts("c", segments=[segment], final_checkpoint="x.pt")))
     _compared(1, 2)
     assert "nothing to remove" in prune(keep=1, is_wanted=True)
     assert linked.exists()

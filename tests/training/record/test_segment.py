@@ -19,7 +19,8 @@ from training.config import SegmentConfig
 from training.data.batches import MicroBatch, open_slice
 from training.model.weights import parameter_checksum
 from training.process.failure import EXIT_NO_RESOURCES, StoppedError, UnwritableError
-from training.record.segment import Counters, SegmentRecord
+from training.record.segment import SegmentRecord
+from training.record.segment_facts import Counters
 from training.record.window import StepFacts
 from training.state.checkpoint import CheckpointStore
 from training.step.strategy import StepResult

@@ -16,7 +16,8 @@ from training.config import read_config
 from training.model.weights import load_tensors
 from training.process.events import EventStream
 from training.process.failure import BadCheckpointError
-from training.record.segment import Counters, SegmentRecord
+from training.record.segment import SegmentRecord
+from training.record.segment_facts import Counters
 from training.state.checkpoint import CheckpointStore
 from training.state.receipt import RECEIPT, sealed_folder
 from training.strategies import single

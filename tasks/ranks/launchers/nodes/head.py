@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.process.failure import DistributedError, StageError
-from tasks.ranks.launchers import NODES_FILE, Nodes
+from tasks.ranks.launchers import Nodes
 from tasks.ranks.launchers.nodes.gathering import Gathering
 from tasks.ranks.launchers.nodes.line import key_of_head, parse_address
 from tasks.ranks.launchers.nodes.lobby import lobby_at
@@ -22,7 +22,7 @@ from tasks.ranks.launchers.nodes.route import free_port, way_to
 from tasks.ranks.launchers.nodes.topology import energy_since, gpu_energy_joules, node_facts
 from tasks.ranks.one_machine import Launch, Place
 from tasks.ranks.rank_logs import RankLogs
-from training.process.files import write_json
+from tasks.records.run import NodeEntry, NodesFile
 
 _log = logging.getLogger(__name__)
 
@@ -253,7 +253,8 @@ class SeveralNodes:
         if self._own is not None:
             own = {**self._own_facts, "gpu_energy_joules": energy_since(self._own_energy)}
             facts = [own, *(other.facts for other in self._others)]
-            write_json(self._config.parent / NODES_FILE, [{**one, "num_ranks": self._ranks_per_node} for one in facts])
+            nodes = [NodeEntry(**one, num_ranks=self._ranks_per_node) for one in facts]
+            NodesFile(nodes=nodes).write(self._config.parent)
 
     def _wait_for_end(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

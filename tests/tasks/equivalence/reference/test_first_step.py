@@ -44,7 +44,7 @@ def params_with(**train: Any) -> Params:
 def found_in(folder: Path, *, model: str = "model", params: Params | None = None) -> dict[str, Any]:
     """Return what the stage finds."""
     params = params or params_with()
-    return first_step(params, slices=folder / "slices", base_model=folder / model, device="cpu")
+    return first_step(params, slices=folder / "slices", base_model=folder / model, device="cpu").model_dump()
 
 
 def test_the_loss_is_that_of_plain_torch_on_the_rows_that_the_seed_draws_first(folder: Path) -> None:

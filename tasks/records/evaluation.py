@@ -1,0 +1,130 @@
+"""data/evaluation/evaluation.json: what the models make of rows that none was trained on."""
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from tasks.records.facts import Record
+from tasks.records.stage_file import StageFile
+
+
+class Figures(Record):
+    """What a model makes of the held-out rows."""
+
+    loss: float
+    """Mean loss in nats per label."""
+    perplexity: float | None = None
+    """e to the loss; null where rows have classes."""
+    accuracy: float | None = None
+    """Share of the rows whose class is its first choice; null where rows have none."""
+    accuracy_top5: float | None = None
+    """Share of those whose class is among its first five; null where that says nothing."""
+    num_tokens: int
+    """What was evaluated, in the workload's unit."""
+    num_targets: int | None = None
+    """Labels of it, where rows have classes."""
+    parameter_checksum: str
+    """Checksum of the weights that were evaluated."""
+
+
+class Continuation(Record):
+    """How a model goes on with a row."""
+
+    row_id: int
+    """Position of the row in the data set."""
+    prompt: str
+    """What it was given."""
+    reference: str
+    """How the row goes on."""
+    continuation: str
+    """How the model goes on."""
+
+
+class FoundFile(Figures, StageFile):
+    """What was found of one model, as it is kept for the next run."""
+
+    samples: list[Continuation] = Field(default_factory=list)
+    """Rows that it continued, if it can write."""
+
+    def figures(self) -> dict[str, Any]:
+        """Return what is not of this file alone."""
+        return {name: getattr(self, name) for name in Figures.model_fields}
+
+
+class EvaluatedModel(Figures):
+    """One model's figures."""
+
+    checkpoint: str | None = None
+    """Path of its weights below the folder of the run; null for the base model."""
+
+
+class EvaluatedEpoch(Figures):
+    """One cell's figures after one segment."""
+
+    range: str
+    """The range of the segment."""
+    epoch: int
+    """Its epoch, from 1."""
+    checkpoint: str
+    """Path of its weights below the folder of the run."""
+
+
+class EvaluatedSample(Record):
+    """One row that every model continued."""
+
+    row_id: int
+    """Position of the row in the data set."""
+    prompt: str
+    """What they were given."""
+    reference: str
+    """How the row goes on."""
+    continuations: dict[str, str]
+    """Model -> how it goes on."""
+
+
+class FirstStep(Record):
+    """The base model on the rows of the first global batch."""
+
+    range: str
+    """The first range."""
+    epoch: int
+    """1."""
+    num_rows: int
+    """Rows of the batch."""
+    num_tokens: int
+    """What it counts, in the workload's unit."""
+    parameter_checksum: str
+    """Checksum of the weights from which training has to start."""
+    loss: float | None
+    """Mean loss in nats per label, which step 1 has to log; null where it logs another."""
+    why_no_loss: str | None = None
+    """Why there is none."""
+
+
+class FirstStepFile(FirstStep, StageFile):
+    """The same, as it is kept for the next run."""
+
+
+class EvaluationFile(StageFile):
+    """What was found of all models."""
+
+    NAME: ClassVar[str] = "evaluation.json"
+
+    heldout: str
+    """The rows."""
+    num_rows: int
+    """How many of them."""
+    num_tokens: int = 0
+    """What they count, in the workload's unit."""
+    seq_len: int
+    """Tokens of a row at most; longer rows are cut."""
+    precision: str = "fp32"
+    """Arithmetic of the evaluation, whatever the training's."""
+    first_step: FirstStep
+    """What step 1 of every cell has to log."""
+    models: dict[str, EvaluatedModel]
+    """`base` or the name of a cell -> its figures."""
+    samples: list[EvaluatedSample] = Field(default_factory=list)
+    """Rows that all models continued, if they can write."""
+    epochs: dict[str, list[EvaluatedEpoch]] = Field(default_factory=dict)
+    """Cell -> figures after each of its segments, where rows have classes."""

@@ -1,0 +1,106 @@
+"""data/runs/<cell>/: one cell's training, and its segments."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field, TypeAdapter
+
+from tasks.records.facts import NodeFacts, Record
+from tasks.records.stage_file import StageFile, read_checked
+from training.record.segment_facts import SEGMENT_FILE, SegmentFacts
+
+_SEGMENT = TypeAdapter(SegmentFacts)
+
+
+def read_segment(folder: Path) -> SegmentFacts:
+    """Return what the ranks wrote of the segment in that folder; raises DataError if it is missing or damaged."""
+    return read_checked(folder / SEGMENT_FILE, _SEGMENT)
+
+
+class NodeEntry(NodeFacts):
+    """One of several machines."""
+
+    driver: str | None
+    """Version of its NVIDIA driver."""
+    versions: dict[str, str | None]
+    """Versions of Python and of what computes there."""
+
+
+class NodesFile(StageFile):
+    """nodes.json in the work folder of ranks that were on several machines."""
+
+    NAME: ClassVar[str] = "nodes.json"
+
+    nodes: list[NodeEntry]
+    """By their number, the head first."""
+
+
+class SegmentEntry(Record):
+    """A segment of a cell."""
+
+    range: str
+    """Rows of the data set, `start-end`, end exclusive."""
+    epoch: int
+    """Pass over the range, from 1."""
+    fingerprint: str
+    """Digest of everything that its content depends on."""
+    folder: str
+    """Where it lies below the folder of the run."""
+
+
+class CellFacts(Record):
+    """What is known of a cell's training before it begins."""
+
+    cell: str
+    """Name of the cell."""
+    strategy: str
+    """How the update is computed."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the strategy."""
+    world_size: int
+    """Number of ranks."""
+    launcher: str
+    """How they were started."""
+    num_nodes: int = 1
+    """Machines that they were on."""
+    oversubscribe: bool = False
+    """Whether they might share a GPU."""
+    threads_per_rank: int
+    """CPU threads of each."""
+    device: str
+    """cpu or cuda."""
+    micro_batch_size: int
+    """Samples per forward pass of one rank."""
+    grad_accum_steps: int
+    """Micro-batches of a rank in an optimizer step."""
+    exact: bool = False
+    """Whether the weights do not depend on the number of ranks, to the bit."""
+    global_batch_size: int
+    """Samples per optimizer step, all ranks together."""
+    model_name: str
+    """Short name of the model in checkpoint files."""
+    base_model_digest: str
+    """Digest of the base model."""
+    code_digest: str
+    """Digest of the code that trained."""
+    machine_digest: str
+    """Digest of the machine's facts."""
+
+
+class RunFile(CellFacts, StageFile):
+    """run.json: one cell's whole training."""
+
+    NAME: ClassVar[str] = "run.json"
+
+    nodes: list[NodeEntry] = Field(default_factory=list)
+    """The machines, where there were several."""
+    backend: str | None = None
+    """What carried the collectives; null for a single rank."""
+    train: dict[str, Any]
+    """The section `train` of params.yaml that it was trained with."""
+    workload: str
+    """The ML problem."""
+    segments: list[SegmentEntry]
+    """In the order of training."""
+    final_checkpoint: str
+    """Path of the last checkpoint below the folder of the run."""

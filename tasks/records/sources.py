@@ -1,0 +1,40 @@
+"""manifest.json of data/raw and data/base_model: what has been downloaded."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from tasks.records.facts import BaseModelFacts, DatasetFacts
+from tasks.records.stage_file import StageFile
+
+
+class RawManifest(DatasetFacts, StageFile):
+    """data/raw/manifest.json: the rows, up to the last one that is asked for."""
+
+    NAME: ClassVar[str] = "manifest.json"
+
+    kind: str
+    """builtin, hub or path."""
+    quarantined: dict[str, int] = Field(default_factory=dict)
+    """Rows that are left out of every slice, by their fault."""
+    num_cut_rows: int = 0
+    """Rows that were cut to 1,000,000 characters."""
+    class_names: list[str] = Field(default_factory=list)
+    """The classes of the rows, in the order of their numbers; empty where rows have none."""
+    image_size: int | None = None
+    """Images only: pixels of a side."""
+    source_digest: str | None = None
+    """sha256 of the local source; null for any other."""
+
+
+class BaseModelManifest(BaseModelFacts, StageFile):
+    """data/base_model/manifest.json: the model from which every cell starts."""
+
+    NAME: ClassVar[str] = "manifest.json"
+
+    kind: str
+    """builtin, hub or path."""
+    class_names: list[str] = Field(default_factory=list)
+    """Images only: the classes that it tells apart."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Name of a file of the folder -> its sha256."""
