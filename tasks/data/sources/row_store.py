@@ -24,6 +24,7 @@ from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.progress import counting
 from tasks.services import hub
 from tasks.store.kept import mark_used
+from tasks.store.links import link_file
 from training.process.files import digest_of_file, digest_of_json, replacing, write_json
 
 _log = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ def stored_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = N
 
 
 def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: Path) -> dict[str, Any]:
-    """Write exactly the first `num_rows` rows to `target` and return facts on them.
+    """Have exactly the first `num_rows` rows at `target`, by a hard link if those are all, and return facts on them.
 
     The facts: `num_rows`, `digest` (sha256 of texts and classes), `num_duplicate_rows` (rows whose text stands in an
     earlier row), `num_heldout_rows_seen` (held-out rows whose text also stands in a row outside), `quarantined` (how
@@ -106,10 +107,14 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
     faults: Counter[str] = Counter()
     classes: Counter[str] = Counter()
     schema = pq.read_schema(stored.file)
-    first, repeated = 0, RepeatedRows(heldout)
-    with replacing(target) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+    with contextlib.ExitStack() as opened:
+        first, repeated, writer = 0, RepeatedRows(heldout), None
+        if num_rows < stored.num_rows:
+            temporary = opened.enter_context(replacing(target))
+            writer = opened.enter_context(pq.ParquetWriter(temporary, schema, compression="zstd"))
         for rows in stored.batches(num_rows):
-            writer.write_table(_table(first, rows, schema))
+            if writer is not None:
+                writer.write_table(_table(first, rows, schema))
             for index, (text, fault, label) in enumerate(rows, start=first):
                 raw = text.encode()
                 digest.update(raw + b"\0")
@@ -121,6 +126,8 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
                 if fault not in QUARANTINED:
                     repeated.add(index, raw)
             first += len(rows)
+    if num_rows == stored.num_rows:
+        link_file(stored.file, target)
     return {
         "num_rows": num_rows,
         "digest": digest.hexdigest(),
