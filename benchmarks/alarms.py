@@ -18,10 +18,10 @@ from rich.progress import track
 from benchmarks.causes import waiting_bench
 from benchmarks.emulator.device import EmulatedDevice, write_device
 from benchmarks.results_file import RESULTS, write_results
-from tasks.measuring.arms import Cell, as_trained
+from tasks.measuring.arms import Cell, make_trained_arm
 from tasks.measuring.blocks import Bench, Trials
-from tasks.measuring.interleaving import Stopping, rounds
-from tasks.measuring.intervals import Interval, ratio_of_medians
+from tasks.measuring.interleaving import Stopping, generate_rounds
+from tasks.measuring.intervals import Interval, bootstrap_median_ratio
 
 _JITTERS = (0.0, 0.02, 0.05, 0.1, 0.2)
 """Spread of every layer, in turn."""
@@ -51,15 +51,15 @@ class Run:
 
 def compare_with_itself(bench: Bench, cell: Cell, *, jitter: float, seed: int) -> Run:
     """Return what the comparison of a cell with itself came to."""
-    arm = as_trained(cell)
+    arm = make_trained_arm(cell)
     again = replace(arm, name=f"{arm.name} again")
-    trials, order = Trials(), rounds([arm.name, again.name], seed=seed)
+    trials, order = Trials(), generate_rounds([arm.name, again.name], seed=seed)
     stopping = Stopping(target_half_width=_HALF_WIDTH, max_seconds=_MAX_SECONDS)
     started, num_rounds, goes_on = time.perf_counter(), 0, True
 
     def look(confidence: float) -> dict[str, Interval]:
-        one, other = trials.by_round(arm.name), trials.by_round(again.name)
-        return {arm.name: ratio_of_medians(one, other, seed=seed, confidence=confidence)}
+        one, other = trials.list_by_round(arm.name), trials.list_by_round(again.name)
+        return {arm.name: bootstrap_median_ratio(one, other, seed=seed, confidence=confidence)}
 
     while goes_on:
         bench.run_round([arm, again], order, trials)
@@ -77,7 +77,7 @@ def _main() -> int:
     load_before, runs = os.getloadavg()[0], []
     with tempfile.TemporaryDirectory() as scratch, waiting_bench(Path(scratch)) as bench:
         cells = {jitter: _cells(Path(scratch), jitter) for jitter in _JITTERS}
-        bench.build(as_trained(cell) for pair in cells.values() for cell in pair)
+        bench.build(make_trained_arm(cell) for pair in cells.values() for cell in pair)
         bench.steps_per_block = 2
         for seed in track(range(arguments.runs), description="A/A comparisons", console=Console(stderr=True)):
             jitter = _JITTERS[seed // 2 % len(_JITTERS)]

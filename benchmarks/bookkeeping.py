@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from tasks.data.builtin.corpus import corpus_rows
+from tasks.data.builtin.corpus import read_corpus
 from tasks.data.builtin.tiny_model import write_tiny_qwen2
 from tasks.fingerprint import machine_facts
 from tasks.params import Params, load_params
 from tasks.ranks.one_machine import FileRendezvous
 from tasks.records.sources import BaseModelManifest
-from tasks.train import CellRun
+from tasks.train import CellTraining
 from training.process.files import write_json
 
 _PROJECT = Path(__file__).resolve().parent.parent
@@ -48,7 +48,7 @@ _ONE_OFFS = {
 def prepare(folder: Path, params: Params) -> dict[str, Any]:
     """Write the embedded model and the first rows of its data; return the manifest of the model."""
     start, end = (int(part) for part in _RANGE.split("-"))
-    texts = list(itertools.islice(corpus_rows(), start, end))
+    texts = list(itertools.islice(read_corpus(), start, end))
     write_tiny_qwen2(folder / "base_model", texts)
     tokenizer = Tokenizer.from_file(str(folder / "base_model" / "tokenizer.json"))
     rows = [tokenizer.encode(text).ids for text in texts]
@@ -63,7 +63,7 @@ def prepare(folder: Path, params: Params) -> dict[str, Any]:
 def run_ranks(folder: Path, params: Params, cell: str, *, pairs: int, steps: int) -> dict[str, Any]:
     """Start the ranks of the cell and return what they timed."""
     segment = {"range": _RANGE, "epoch": 1, "fingerprint": "benchmark", "num_steps": steps}
-    run = CellRun(
+    run = CellTraining(
         params=params, cell=cell, device="cpu", base_model=BaseModelManifest.model_construct(digest=""),
         code_digest="", machine_digest="", segments=[segment], work=folder / cell,
     )  # fmt: skip

@@ -19,13 +19,13 @@ import torch
 
 from training.config import TrainingConfig, read_config
 from training.data.batches import MicroBatch, open_slice
-from training.data.plan import micro_batches_for, plan_segment
-from training.process.distributed import Ranks, joined_ranks
+from training.data.plan import make_micro_batches, plan_segment
+from training.process.distributed import Ranks, join_ranks
 from training.process.events import EventStream
-from training.record.segment import SegmentRecord, now
+from training.record.segment import SegmentRecord, tell_utc_time
 from training.record.segment_facts import Counters
 from training.record.window import Window
-from training.strategies import strategy_file
+from training.strategies import find_strategy
 from training.workloads import find_workload
 
 _NUM_ONE_OFFS = 10
@@ -140,19 +140,19 @@ def _bench(config: TrainingConfig, *, num_steps: int) -> Iterator[Bench]:
         source.lengths(config.seq_len), seed=config.seed, epoch=1, rows=segment.range,
         global_batch_size=config.global_batch_size, micro_batch_size=config.micro_batch_size,
     )  # fmt: skip
-    with joined_ranks(config) as ranks:
-        strategy = strategy_file(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
+    with join_ranks(config) as ranks:
+        strategy = find_strategy(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
         steps = []
         for number in range(1, num_steps + 1):
             step = plan.step(number)
-            mine = micro_batches_for(
+            mine = make_micro_batches(
                 source, step, rank=ranks.rank, world_size=ranks.world_size, seq_len=config.seq_len, seed=(0, number)
             )
             steps.append(([part.to(ranks.device) for part in mine], step))
         strategy.warm_up(steps[0][0][-1])
 
         def new_record() -> SegmentRecord:
-            counters = Counters(started_at=now(), start_checksum="")
+            counters = Counters(started_at=tell_utc_time(), start_checksum="")
             return SegmentRecord(
                 segment=segment, first_step=1, num_steps=num_steps, counters=counters, folder=config.work_dir,
                 is_first_rank=ranks.is_first,

@@ -21,11 +21,11 @@ from rich.progress import track
 from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, write_device
 from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from benchmarks.results_file import RESULTS, write_results
-from tasks.measuring.arms import Cell, as_trained
+from tasks.measuring.arms import Cell, make_trained_arm
 from tasks.measuring.blocks import Bench, Trials
-from tasks.measuring.interleaving import rounds
-from tasks.measuring.speed import Comparison
-from tasks.measuring.waterfall import waterfall
+from tasks.measuring.interleaving import generate_rounds
+from tasks.measuring.speed import TimedComparison
+from tasks.measuring.waterfall import compute_waterfall
 from tasks.records.measurement import Waterfall
 
 _LOST_MS = 9.0
@@ -107,17 +107,17 @@ def measure_case(bench: Bench, causes: Sequence[str], *, folder: Path, num_round
         )
         for cell, spread in params.cells.items()
     ]  # fmt: skip
-    comparison = Comparison(
+    comparison = TimedComparison(
         cells=cells, has_copy=True, is_weak=False, is_exact=False, half_width=0.03,
         max_seconds=0.0, block_seconds=0.1, seed=1,
     )  # fmt: skip
-    arms = [as_trained(cell) for cell in cells] + comparison.counterfactuals
+    arms = [make_trained_arm(cell) for cell in cells] + comparison.counterfactuals
     bench.build(arms)
     bench.steps_per_block = _STEPS_PER_BLOCK
-    order, trials = rounds([arm.name for arm in arms], seed=1), Trials()
+    order, trials = generate_rounds([arm.name for arm in arms], seed=1), Trials()
     for _ in range(num_rounds):
         bench.run_round(arms, order, trials)
-    found = waterfall(
+    found = compute_waterfall(
         trials, baseline=cells[0], cell=cells[1], has_copy=True, is_weak=False, ddp_timers={}, seed=1,
     )  # fmt: skip
     bench.forget()

@@ -25,11 +25,11 @@ from tokenizers import Tokenizer
 from benchmarks.levers_attention import DOCUMENTS, attention_rows, measure_attention
 from benchmarks.levers_loss import ROUNDS, ROWS, VOCABULARIES, loss_rows, measure_loss
 from benchmarks.results_file import RESULTS, write_results
-from tasks.data.builtin.corpus import corpus_rows
+from tasks.data.builtin.corpus import read_corpus
 from tasks.data.builtin.tiny_model import write_tiny_qwen2
-from tasks.measuring.intervals import ratio_of_medians
+from tasks.measuring.intervals import bootstrap_median_ratio
 from tasks.params import Params
-from tasks.ranks.cell_ranks import told_to_ranks
+from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.ranks.one_machine import FileRendezvous
 from training.process.files import write_json
 
@@ -105,7 +105,7 @@ def prepare(folder: Path) -> str:
         table, what = pq.read_table(_ABSTRACTS, columns=["text"]), "arXiv abstracts"
         texts = table.column("text").slice(0, _NUM_ROWS).to_pylist()
     else:
-        texts, what = list(itertools.islice(corpus_rows(), _NUM_ROWS)), "the built-in corpus"
+        texts, what = list(itertools.islice(read_corpus(), _NUM_ROWS)), "the built-in corpus"
     write_tiny_qwen2(folder / "base_model", texts)
     tokenizer = Tokenizer.from_file(str(folder / "base_model" / "tokenizer.json"))
     rows = [np.array(tokenizer.encode(text).ids, dtype=np.int32) for text in texts]
@@ -156,7 +156,7 @@ def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps
     work = folder / f"{first.ranks} {first.has_link}"
     work.mkdir()
     model = folder / ("large_head" if first.has_large_head else "base_model")
-    told = told_to_ranks(str(first.ranks), comparison(), device="cpu", base_model=model, work=work)
+    told = make_ranks_config(str(first.ranks), comparison(), device="cpu", base_model=model, work=work)
     name = f"0-{_NUM_ROWS}"
     segment = {"range": name, "epoch": 1, "fingerprint": "benchmark", "slice_dir": str((folder / name).resolve())}
     write_json(work / "config.json", {**told, "segments": [segment]})
@@ -183,7 +183,7 @@ def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps
 
 def _gain(without: dict[str, Any], having: dict[str, Any]) -> dict[str, Any]:
     before, after = (_by_round(side["seconds"]) for side in (without, having))
-    gain = ratio_of_medians(before, after, seed=1)
+    gain = bootstrap_median_ratio(before, after, seed=1)
     once, saved = having["warm_up_seconds"] - without["warm_up_seconds"], float(np.median(before) - np.median(after))
     return {
         "gain": [gain.value, gain.low, gain.high],

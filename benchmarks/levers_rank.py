@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from tasks.measuring.interleaving import rounds
+from tasks.measuring.interleaving import generate_rounds
 from training.config import read_config
-from training.probing.variants import Made, Variant, loaded, make
-from training.process.distributed import Ranks, joined_ranks
+from training.probing.variants import Made, Variant, build_variant, load_micro_batches
+from training.process.distributed import Ranks, join_ranks
 from training.strategies.ddp import Ddp
 
 
@@ -56,11 +56,11 @@ class SlowLink:
 
 def _made(arm: dict[str, Any], config: Any, ranks: Ranks) -> Made:
     if arm["link"] is None:
-        made = make(Variant(overrides=arm["overrides"]), config, ranks)
+        made = build_variant(Variant(overrides=arm["overrides"]), config, ranks)
     else:
         link = SlowLink(ranks, **arm["link"])
         with _exchanging_over(link):
-            made = make(Variant(overrides=arm["overrides"]), config, ranks)
+            made = build_variant(Variant(overrides=arm["overrides"]), config, ranks)
     return _without(made, arm["lacks"])
 
 
@@ -106,7 +106,7 @@ def _exchanging_over(link: SlowLink) -> Any:
 
 def _block(made: Made, ranks: Ranks, steps: list[int]) -> tuple[float, float]:
     """Return the seconds per step of the slowest rank, and positions per token; the first step leads in."""
-    batches = loaded(made, ranks, [steps[0], *steps], "loader")
+    batches = load_micro_batches(made, ranks, [steps[0], *steps], "loader")
     positions = tokens = 0
     started = 0.0
     for turn, (parts, step, _) in enumerate(batches):
@@ -128,10 +128,10 @@ def main() -> None:
     config = read_config(parser.parse_args().config)
     torch.set_num_threads(config.threads_per_rank)
     asked = json.loads((config.work_dir / "arms.json").read_bytes())
-    with joined_ranks(config) as ranks:
+    with join_ranks(config) as ranks:
         made = {name: _made(arm, config, ranks) for name, arm in asked["arms"].items()}
         found: dict[str, Any] = {name: {"seconds": [], "positions": 0.0} for name in made}
-        order, random = rounds(list(made), seed=1), np.random.default_rng(1)
+        order, random = generate_rounds(list(made), seed=1), np.random.default_rng(1)
         num_steps = min(len(one.source) // one.config.global_batch_size for one in made.values())
         for _ in range(asked["rounds"]):
             names = next(order)

@@ -26,9 +26,9 @@ from rich.progress import track
 from benchmarks import bookkeeping
 from benchmarks.results_file import RESULTS, write_results
 from benchmarks.trackers_states import NONE, STATES, prefect_server, tracked
-from tasks.machine.facts import machine_facts
-from tasks.measuring.interleaving import rounds, trial
-from tasks.measuring.intervals import Interval, least_trials, ratio_of_medians
+from tasks.machine.facts import collect_machine_facts
+from tasks.measuring.interleaving import average_blocks, generate_rounds
+from tasks.measuring.intervals import Interval, bootstrap_median_ratio, count_needed_trials
 from tasks.params import Params, load_params
 from tasks.process.failure import PreemptedError
 from tasks.process.logs import switch_off_telemetry
@@ -38,7 +38,7 @@ from tasks.records.fingerprint import MachineFile
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.services import follower as following
-from tasks.train import CellRun
+from tasks.train import CellTraining
 
 _PROJECT = Path(__file__).resolve().parent.parent
 _TARGET = 0.01
@@ -52,7 +52,7 @@ _LEAST_STEP_SECONDS = 0.05
 class Training:
     """A training that goes on until it is left, and the seconds of its steps as they come."""
 
-    def __init__(self, run: CellRun, config: dict[str, Any]) -> None:
+    def __init__(self, run: CellTraining, config: dict[str, Any]) -> None:
         self.run = run
         self.follower: following.Follower | None = None
         """Whom the steps are told."""
@@ -111,7 +111,7 @@ def prepare(folder: Path, params: Params, *, num_rows: int) -> None:
         vocab_size=None, eos_token_id=None, workload=params.workload, heldout=str(params.heldout),
         slices={one: SliceFacts(range=one, num_rows=0, num_tokens=0, digest="") for one in parts},
     ).write(folder / "slices")  # fmt: skip
-    MachineFile.model_validate(machine_facts()).write(folder)
+    MachineFile.model_validate(collect_machine_facts()).write(folder)
     MlflowClient(tracking_uri=f"sqlite:///{folder / 'empty.db'}").search_experiments()
 
 
@@ -120,13 +120,13 @@ def measure(
 ) -> list[dict[str, dict[str, float]]]:
     """Return for each round step_seconds and cpu_share: state -> mean of its two blocks."""
     segment = {"range": f"0-{num_rows}", "epoch": 1, "fingerprint": "benchmark", "num_steps": 0}
-    run = CellRun(
+    run = CellTraining(
         params=params, cell=cell, device="cpu", base_model=BaseModelManifest.model_construct(digest=""),
         code_digest="", machine_digest="",
         segments=[segment], work=folder / ".work" / "runs" / cell,
     )  # fmt: skip
     config = run.config(base_model=folder / "base_model", slices=folder / "slices")
-    found, order = [], itertools.islice(rounds(list(states), seed=1), num_rounds)
+    found, order = [], itertools.islice(generate_rounds(list(states), seed=1), num_rounds)
     has_server = "Prefect, healthy" in states
     with (
         # A block of 10 s has one flush, as have 10 s of a training, and nothing of it is cut off at the block's end.
@@ -143,7 +143,7 @@ def measure(
             for state in names:
                 with tracked(training, state, folder, server):
                     blocks.append(training.block(seconds, watched))
-            step_seconds, cpu_share = (trial(names, one) for one in zip(*blocks, strict=True))
+            step_seconds, cpu_share = (average_blocks(names, one) for one in zip(*blocks, strict=True))
             found.append({"step_seconds": step_seconds, "cpu_share": cpu_share})
     return found
 
@@ -161,7 +161,7 @@ def row_of(ranks: int, state: str, found: Sequence[dict[str, dict[str, float]]])
     """Return the line of the table for one state."""
     with_it, without = ([one["step_seconds"][name] for one in found] for name in (state, NONE))
     cpu = np.median([one["cpu_share"][state] - one["cpu_share"][NONE] for one in found])
-    ratio = ratio_of_medians(with_it, without, seed=1)
+    ratio = bootstrap_median_ratio(with_it, without, seed=1)
     return [
         str(ranks), state, f"{1e3 * np.median(without):.1f} -> {1e3 * np.median(with_it):.1f}",
         f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})", judged(ratio), f"{cpu:.2%}",
@@ -175,8 +175,8 @@ def _main() -> None:
     parser.add_argument("--states", nargs="+", choices=STATES[1:], default=STATES[1:], help="of the trackers")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    if arguments.rounds < least_trials(0.95):
-        parser.error(f"--rounds {arguments.rounds} gives no interval; at least {least_trials(0.95)}")
+    if arguments.rounds < count_needed_trials(0.95):
+        parser.error(f"--rounds {arguments.rounds} gives no interval; at least {count_needed_trials(0.95)}")
     switch_off_telemetry()
     # Every block that goes wrong on purpose would warn of it.
     logging.disable(logging.WARNING)

@@ -94,7 +94,7 @@ def _in_prefect(training: Any, condition: str, server: Any) -> Iterator[None]:
         temporary_settings({PREFECT_API_URL: url}),
         # One look in a block of 10 s, as in 10 s of a training.
         mock.patch.object(progress, "SECONDS_BETWEEN_LOOKS", following.FLUSH_SECONDS),
-        progress.shown_in_prefect(f"train@{training.run.cell}"),
+        progress.show_in_prefect(f"train@{training.run.cell}"),
         closed or contextlib.nullcontext(),
     ):
         yield

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.params import load_params
 from tasks.process.failure import ResourceError, exit_with_one_line
-from tasks.process.lock import workspace_lock
+from tasks.process.lock import lock_workspace
 
 if TYPE_CHECKING:
     from prefect import State
@@ -25,15 +25,15 @@ def _main() -> None:
     parser.add_argument("--rebench", action="store_true", help="measure the speed again; fail if a cell became slower")
     arguments = parser.parse_args()
     load_params()
-    with workspace_lock("make rebench" if arguments.rebench else "make compare"):
+    with lock_workspace("make rebench" if arguments.rebench else "make compare"):
         _run(rebench=arguments.rebench)
 
 
 def _run(*, rebench: bool) -> None:
-    from flows.server import find_or_start, is_to_be_had
+    from flows.server import find_or_start, is_available
 
     # A server starts slower than all the rest of a run that does nothing.
-    if not rebench and not is_to_be_had() and _is_cached():
+    if not rebench and not is_available() and _is_cached():
         _say_verdict()
         return
     # Prefect says on the terminal what we say better; all of it stands in the log of the run.
@@ -45,14 +45,14 @@ def _run(*, rebench: bool) -> None:
     # Registered before Prefect is imported, so that it happens after Prefect has sent its last events.
     atexit.register(server.end)
     from flows.ddp_compare import ddp_compare, outcome
-    from flows.outage import unless_prefect_is_gone
+    from flows.outage import tolerate_outage
 
     server.wait_until_ready()
-    with unless_prefect_is_gone("it may show this run as running until the next one") as errors:
+    with tolerate_outage("it may show this run as running until the next one") as errors:
         ddp_compare(rebench=rebench, return_state=True)
     if not outcome:
         raise ResourceError(f"no flow run could be started with the Prefect server at {server.url}; start it again")
-    code = _say(outcome[-1])
+    code = _report_outcome(outcome[-1])
     if errors:
         # Prefect would try for seconds to send each of its last events.
         sys.stdout.flush()
@@ -70,7 +70,7 @@ def _is_cached() -> bool:
     return bool(cached)
 
 
-def _say(state: "State[Any]") -> int:
+def _report_outcome(state: "State[Any]") -> int:
     """Say what the comparison came to; return the exit code."""
     code = state.result(raise_on_failure=False) if state.is_failed() else None
     if not isinstance(code, int):

@@ -58,7 +58,7 @@ def end_group(
 
     With `is_leader_alone` the others are not asked: they learn of the leader's end by themselves.
     """
-    with _asked_once():
+    with _ignore_sigterm():
         living = _Living(process.pid)
         try:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -82,7 +82,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _asked_once() -> Iterator[None]:
+def _ignore_sigterm() -> Iterator[None]:
     """Ignore further SIGTERMs: Linux tells of a parent's death once for each of its threads."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -111,11 +111,11 @@ class _Living:
         for process in list(self._known):
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._known.update(process.children(recursive=True))
-        self._known = {process for process in self._known if _lives(process)}
+        self._known = {process for process in self._known if _is_alive(process)}
         return self._known
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -132,13 +132,13 @@ def _open_terminal() -> tuple[int, int]:
 
 def _listen(reading: int, process: subprocess.Popen[bytes], hear: Callable[[bytes], None]) -> None:
     try:
-        for chunk in _chunks(reading, process):
+        for chunk in _read_chunks(reading, process):
             hear(chunk)
     finally:
         os.close(reading)
 
 
-def _chunks(reading: int, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+def _read_chunks(reading: int, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
     while True:
         ready, _, _ = select.select([reading], [], [], 0.5)
         if not ready:
@@ -155,7 +155,7 @@ def _chunks(reading: int, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
         yield chunk
 
 
-def environment_for(interpreter: str) -> dict[str, str]:
+def make_environment(interpreter: str) -> dict[str, str]:
     """Return our environment, with the interpreter's folder first in PATH so that `python` means this one.
 
     What opens the Prefect server is not in it: a stage needs none.

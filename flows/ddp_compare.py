@@ -10,13 +10,13 @@ from prefect.runtime import deployment
 from prefect.states import Completed, Failed
 
 from flows.dvc_stage import StageFailed, run_stage
-from flows.outage import unless_prefect_is_gone
-from flows.rebench import new_trial, require_no_regression
+from flows.outage import tolerate_outage
+from flows.rebench import make_trial_environment, require_no_regression
 from flows.run_log import set_up_flow_log
-from flows.running import count_as_running, end_abandoned_runs, tag_run
+from flows.running import end_abandoned_runs, mark_running, tag_run
 from tasks.params import Params, load_params
 from tasks.process.failure import ExitCode, StageError
-from tasks.process.lock import workspace_lock
+from tasks.process.lock import lock_workspace
 from tasks.process.parent import end_with_parent
 
 REPORT = Path("reports/report.md")
@@ -37,9 +37,9 @@ def ddp_compare(rebench: bool = False) -> State[Any]:
     is_served, parent = bool(deployment.id), os.getppid()
     if is_served:  # started by a runner, whose death would leave us unattended
         end_with_parent()
-    with unless_prefect_is_gone("runs that were killed may still be shown as running"):
+    with tolerate_outage("runs that were killed may still be shown as running"):
         end_abandoned_runs()
-    count_as_running()
+    mark_running()
     try:
         outcome.append(_compare(rebench=rebench))
     finally:
@@ -53,7 +53,7 @@ def ddp_compare(rebench: bool = False) -> State[Any]:
 def _compare(*, rebench: bool) -> State[Any]:
     try:
         params = load_params()
-        with workspace_lock("a flow run of Prefect"):
+        with lock_workspace("a flow run of Prefect"):
             tag_run("ddp-compare", params.name)
             run_stages(params, rebench=rebench)
             if rebench:
@@ -68,7 +68,7 @@ def run_stages(params: Params, *, rebench: bool = False) -> None:
 
     Another try may mend a transfer. A failed measurement is a finding, and a training goes on at the next run.
     """
-    run_stage("fingerprint", hours=1, environment=new_trial() if rebench else None)
+    run_stage("fingerprint", hours=1, environment=make_trial_environment() if rebench else None)
     run_stage("download", hours=24, retries=2)
     run_stage("slice", hours=24)
     run_stage("measure", hours=24)
@@ -82,7 +82,7 @@ def run_stages(params: Params, *, rebench: bool = False) -> None:
 
 def show_report() -> None:
     """Put the report into the Prefect UI, where every run shows the one that it left, and where its page is."""
-    with unless_prefect_is_gone(f"the report is in {REPORT_PAGE} alone"):
+    with tolerate_outage(f"the report is in {REPORT_PAGE} alone"):
         create_markdown_artifact(
             REPORT.read_text(encoding="utf-8"),
             key="ddp-compare-report",

@@ -14,9 +14,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, Failed
 
 from flows.output import StageOutput
-from flows.pipeline import content_of_lock, reasons_to_run, reproduce
-from flows.progress import shown_in_prefect
-from flows.run_log import line_logger
+from flows.pipeline import content_of_lock, list_changes, reproduce
+from flows.progress import show_in_prefect
+from flows.run_log import get_line_logger
 from tasks.process.failure import ExitCode
 
 logger = logging.getLogger(__name__)
@@ -42,22 +42,22 @@ def run_stage(stage: str, *, hours: float, retries: int = 0, environment: Mappin
     unreachable service, never to a bad input. Raises StageFailed.
     """
     # Without tags: a task run with one asks the server for a slot before it starts, and fails if that is gone.
-    task_here = _dvc_stage.with_options(retries=retries, timeout_seconds=hours * 3600)
+    task_here = _run_dvc_stage.with_options(retries=retries, timeout_seconds=hours * 3600)
     state = task_here(stage, dict(environment or {}), return_state=True)
     if state.name == "TimedOut":
         raise StageFailed(f"{stage}: ended after {hours:g} hours; what it saved is kept", ExitCode.RESOURCES)
     if state.is_failed():
-        raise StageFailed(str(state.message), exit_code_of(state))
+        raise StageFailed(str(state.message), get_exit_code(state))
 
 
-def exit_code_of(state: State[Any]) -> int:
+def get_exit_code(state: State[Any]) -> int:
     """Return the exit code that a failed state of ours carries, 1 for any other."""
     code = state.result(raise_on_failure=False)
     return code if isinstance(code, int) else 1
 
 
-def _another_try_may_help(_task: Task[Any, Any], _run: object, state: State[Any]) -> bool:
-    return state.is_failed() and exit_code_of(state) == ExitCode.RESOURCES
+def _may_retry(_task: Task[Any, Any], _run: object, state: State[Any]) -> bool:
+    return state.is_failed() and get_exit_code(state) == ExitCode.RESOURCES
 
 
 # Prefect's own cache stays off: it said "Cached" for outputs that had been deleted.
@@ -66,17 +66,19 @@ def _another_try_may_help(_task: Task[Any, Any], _run: object, state: State[Any]
     cache_policy=NO_CACHE,
     persist_result=False,
     retry_delay_seconds=[5, 20],
-    retry_condition_fn=_another_try_may_help,
+    retry_condition_fn=_may_retry,
 )
-def _dvc_stage(stage: str, environment: dict[str, str]) -> State[Any]:
+def _run_dvc_stage(stage: str, environment: dict[str, str]) -> State[Any]:
     try:
-        reasons = reasons_to_run(stage)[stage]
+        reasons = list_changes(stage)[stage]
     except LockError as error:
-        return _failed(stage, f"another DVC works in this folder: {_one_line(error)}", ExitCode.RESOURCES)
+        return _make_failed_state(
+            stage, f"another DVC works in this folder: {_describe_error(error)}", ExitCode.RESOURCES
+        )
     except DvcException as error:
-        return _failed(stage, _one_line(error), 1)
+        return _make_failed_state(stage, _describe_error(error), 1)
     if reasons:
-        return _reproduce(stage, environment, why=_in_short(reasons))
+        return _reproduce(stage, environment, why=_shorten_reasons(reasons))
     logger.info("%s: cached, nothing has changed", stage)
     return Completed(name="Cached", message="nothing has changed")
 
@@ -86,14 +88,14 @@ def _reproduce(stage: str, environment: dict[str, str], *, why: str) -> State[An
     logger.info("%s: %s", stage, why)
     started_at = time.perf_counter()
     lock_before = content_of_lock()
-    output = StageOutput(LOGS / f"{stage}.log", send=line_logger().info)
+    output = StageOutput(LOGS / f"{stage}.log", send=get_line_logger().info)
     try:
-        with shown_in_prefect(stage):
+        with show_in_prefect(stage):
             code = reproduce(stage, environment=environment, hear=output.hear)
     finally:
         output.close()
     if code != 0:
-        return _failed(stage, *reason_of_failure(output.last_lines, code))
+        return _make_failed_state(stage, *explain_failure(output.last_lines, code))
     if not any(line.startswith("Running stage ") for line in output.first_lines):
         logger.info("%s: cached, restored from the DVC cache", stage)
         return Completed(name="Cached", message="restored from the DVC cache")
@@ -105,7 +107,7 @@ def _reproduce(stage: str, environment: dict[str, str], *, why: str) -> State[An
     return Completed(message=f"ran, because of {why}")
 
 
-def reason_of_failure(lines: Iterable[str], dvc_code: int) -> tuple[str, int]:
+def explain_failure(lines: Iterable[str], dvc_code: int) -> tuple[str, int]:
     """Return the stage's one line and its exit code, read from the last lines that DVC and it have written."""
     lines = list(lines)
     start = max((number for number, line in enumerate(lines) if line.startswith("ERROR:")), default=len(lines))
@@ -121,18 +123,18 @@ def reason_of_failure(lines: Iterable[str], dvc_code: int) -> tuple[str, int]:
     return message, code if code >= 0 else 128 - code
 
 
-def _failed(stage: str, message: str, exit_code: int) -> State[Any]:
+def _make_failed_state(stage: str, message: str, exit_code: int) -> State[Any]:
     own_name = stage.partition("@")[0]
     message = message if message.startswith(f"{own_name}:") else f"{stage}: {message}"
     return Failed(message=message, data=int(exit_code))
 
 
-def _in_short(reasons: list[str]) -> str:
+def _shorten_reasons(reasons: list[str]) -> str:
     more = len(reasons) - _MAX_REASONS
     return ", ".join(reasons[:_MAX_REASONS]) + (f" and {more} more" if more > 0 else "")
 
 
-def _one_line(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     line = " ".join(str(error).split())[:_MAX_MESSAGE_CHARACTERS]
     is_without_git = "is not a git repository" in line
     return f"{line}; to work without one: dvc config --local core.no_scm true" if is_without_git else line

@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def unless_prefect_is_gone(what: str) -> Iterator[list[httpx.HTTPError]]:
+def tolerate_outage(what: str) -> Iterator[list[httpx.HTTPError]]:
     """Run the block; if the server does not answer, say in one line what that means, and go on.
 
     Yields a list that then holds the error.
@@ -20,9 +20,9 @@ def unless_prefect_is_gone(what: str) -> Iterator[list[httpx.HTTPError]]:
         yield errors
     except httpx.HTTPError as error:
         errors.append(error)
-        logger.warning("the Prefect server does not answer (%s): %s; the comparison goes on", _reason(error), what)
+        logger.warning("the Prefect server does not answer (%s): %s; the comparison goes on", _name_error(error), what)
 
 
-def _reason(error: httpx.HTTPError) -> str:
+def _name_error(error: httpx.HTTPError) -> str:
     """Return `HTTP 503` or the kind of the error: never its text, which may hold an address with credentials."""
     return f"HTTP {error.response.status_code}" if isinstance(error, httpx.HTTPStatusError) else type(error).__name__

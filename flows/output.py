@@ -10,7 +10,7 @@ from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from training.process.redaction import redacted, shortened
+from training.process.redaction import redact, shorten
 
 _MAX_LINES_PER_SECOND = 10
 _MAX_BURST_LINES = 100
@@ -61,7 +61,7 @@ class StageOutput:
         self._file.close()
 
     def _take(self, raw: str, *, is_repaint: bool) -> None:
-        line = redacted(shortened(_TERMINAL_CODE.sub("", raw).rstrip(), limit=_MAX_KEPT_CHARACTERS))
+        line = redact(shorten(_TERMINAL_CODE.sub("", raw).rstrip(), limit=_MAX_KEPT_CHARACTERS))
         if not line:
             return
         if is_repaint:

@@ -11,7 +11,7 @@ from typing import Any
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 
-from flows.child import environment_for, run_child
+from flows.child import make_environment, run_child
 from tasks.process.parent import STARTER
 
 DVC_LOCK = Path("dvc.lock")
@@ -20,7 +20,7 @@ _CACHED = "cached, nothing has changed"
 _UNCHANGED = "done, with the same result as before"
 
 
-def reasons_to_run(*stages: str) -> dict[str, list[str]]:
+def list_changes(*stages: str) -> dict[str, list[str]]:
     """Return for each stage, all if none is named, what DVC finds changed, in words; nothing where it is up to date.
 
     Raises DvcException as DVC does.
@@ -29,14 +29,14 @@ def reasons_to_run(*stages: str) -> dict[str, list[str]]:
     logging.getLogger("dvc").setLevel(logging.CRITICAL)
     with Repo() as repo, repo.lock:
         collected = [repo.stage.collect(stage)[0] for stage in stages] or repo.index.stages
-        return {stage.addressing: _reasons_of(stage) for stage in collected}
+        return {stage.addressing: _list_stage_changes(stage) for stage in collected}
 
 
 def reproduce(stage: str, *, environment: Mapping[str, str], hear: Callable[[bytes], None]) -> int:
     """Let DVC restore or run the stage, whose command gets `environment` on top of ours; return DVC's exit code."""
     return run_child(
         [sys.executable, "-m", "flows.tied_dvc", str(os.getpid()), "repro", "--single-item", stage],
-        env={**environment_for(sys.executable), STARTER: str(os.getpid()), **environment},
+        env={**make_environment(sys.executable), STARTER: str(os.getpid()), **environment},
         hear=hear,
     )
 
@@ -46,10 +46,10 @@ def find_cached() -> dict[str, str]:
     if not DVC_LOCK.exists():
         return {}
     with contextlib.suppress(DvcException):  # the flow meets it again, and says what it means
-        before = reasons_to_run()
+        before = list_changes()
         always = [stage for stage, reasons in before.items() if reasons == _ALWAYS]
         if _is_cached(before) and all(reproduce(stage, environment={}, hear=_ignore) == 0 for stage in always):
-            after = reasons_to_run()
+            after = list_changes()
             if _is_cached(after):
                 return {stage: _UNCHANGED if reasons else _CACHED for stage, reasons in after.items()}
     return {}
@@ -63,14 +63,14 @@ def _ignore(_said: bytes) -> None:
     pass
 
 
-def _reasons_of(stage: Any) -> list[str]:
+def _list_stage_changes(stage: Any) -> list[str]:
     status: list[Any] = stage.status().get(stage.addressing, [])
     if status and f"\n  {stage.addressing}:" not in content_of_lock().decode():
         return ["has not run here before"]
-    return list(_words_of(status))
+    return list(_describe_changes(status))
 
 
-def _words_of(status: list[Any]) -> Iterable[str]:
+def _describe_changes(status: list[Any]) -> Iterable[str]:
     for entry in status:
         if isinstance(entry, str):
             yield "its command" if entry == "changed checksum" else entry

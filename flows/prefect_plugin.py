@@ -13,9 +13,9 @@ from pathlib import PurePath
 
 from prefect.plugins import HookContext, SetupResult, register_hook
 
-from flows.served import served_environment
+from flows.served import read_served_environment
 from tasks.process.failure import ExitCode
-from training.process.redaction import redacted
+from training.process.redaction import redact
 
 _FLOW = "ddp-compare"
 _NAMES = ("ddp-compare", "rebench")
@@ -29,12 +29,12 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
 
     Ends the process in one line if the command is about our deployments and no server answers.
     """
-    meant = with_full_name(sys.argv)
-    served = {} if "PREFECT_API_URL" in os.environ else served_environment()
+    meant = expand_deployment_name(sys.argv)
+    served = {} if "PREFECT_API_URL" in os.environ else read_served_environment()
     url = served.get("PREFECT_API_URL") or ctx.api_url or ""
-    if meant != sys.argv and not _answers(url, has_credentials=bool(served) or "PREFECT_API_URL" in os.environ):
+    if meant != sys.argv and not _is_reachable(url, has_credentials=bool(served) or "PREFECT_API_URL" in os.environ):
         sys.stderr.write(
-            f"ddp-compare: no Prefect server of this folder answers at {redacted(url)}; type `make serve` in another "
+            f"ddp-compare: no Prefect server of this folder answers at {redact(url)}; type `make serve` in another "
             "terminal, then this again\n"
         )
         sys.exit(ExitCode.RESOURCES)
@@ -42,7 +42,7 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
     return SetupResult(env=served) if served else None
 
 
-def _answers(url: str, *, has_credentials: bool) -> bool:
+def _is_reachable(url: str, *, has_credentials: bool) -> bool:
     try:
         urllib.request.urlopen(f"{url.rstrip('/')}/version", timeout=_SECONDS_TO_ANSWER).close()
     except urllib.error.HTTPError as error:
@@ -52,7 +52,7 @@ def _answers(url: str, *, has_credentials: bool) -> bool:
     return True
 
 
-def with_full_name(arguments: list[str]) -> list[str]:
+def expand_deployment_name(arguments: list[str]) -> list[str]:
     """Return the arguments with a bare name of ours as FLOW/DEPLOYMENT where the command names a deployment."""
     if not arguments or PurePath(arguments[0]).stem not in ("prefect", "__main__"):
         return arguments

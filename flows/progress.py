@@ -10,7 +10,7 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from flows.outage import unless_prefect_is_gone
+from flows.outage import tolerate_outage
 
 SECONDS_BETWEEN_LOOKS = 10.0
 _RUNS = Path(".work/runs")
@@ -18,7 +18,7 @@ _BYTES_OF_LAST_LINES = 8_192
 
 
 @contextlib.contextmanager
-def shown_in_prefect(stage: str) -> Iterator[None]:
+def show_in_prefect(stage: str) -> Iterator[None]:
     """Keep a progress artifact of a training up to date while the block runs; does nothing for another stage."""
     own_name, _, cell = stage.partition("@")
     if own_name != "train":
@@ -37,20 +37,20 @@ def shown_in_prefect(stage: str) -> Iterator[None]:
         thread.join(timeout=2)
 
 
-def share_done(steps: Path) -> float | None:
+def read_share_done(steps: Path) -> float | None:
     """Return which share of its optimizer steps a training has taken, from its steps.jsonl; None if it says nothing."""
     try:
         with steps.open("rb") as file:
             started = json.loads(file.readline())
             file.seek(max(0, steps.stat().st_size - _BYTES_OF_LAST_LINES))
             lines = file.read().split(b"\n")
-        taken = [event.get("last_step") or event.get("step") or 0 for event in map(_event, lines) if event]
+        taken = [event.get("last_step") or event.get("step") or 0 for event in map(_parse_event, lines) if event]
         return max(taken, default=0) / int(started["num_steps"])
     except (OSError, ValueError, KeyError, ZeroDivisionError):
         return None
 
 
-def _event(line: bytes) -> dict[str, int]:
+def _parse_event(line: bytes) -> dict[str, int]:
     """Return the event of a line, nothing of a line that is cut off."""
     try:
         event: dict[str, int] = json.loads(line)
@@ -64,11 +64,11 @@ def _show(cell: str, is_over: threading.Event) -> None:
     before = steps.stat().st_mtime_ns if steps.exists() else 0
     artifact: UUID | None = None
     shown: float | None = None
-    with unless_prefect_is_gone(f"no further progress of {cell} is shown"):
+    with tolerate_outage(f"no further progress of {cell} is shown"):
         while not is_over.wait(SECONDS_BETWEEN_LOOKS):
             # The file of an earlier launch says nothing about this one.
             is_new = steps.exists() and steps.stat().st_mtime_ns != before
-            share = share_done(steps) if is_new else None
+            share = read_share_done(steps) if is_new else None
             if share is None or share == shown:
                 continue
             shown, percent = share, round(100 * share, 1)
@@ -76,7 +76,7 @@ def _show(cell: str, is_over: threading.Event) -> None:
                 artifact = _create(cell, percent)
             else:
                 update_progress_artifact(artifact, percent)
-        if artifact is not None and (share := share_done(steps)) is not None:
+        if artifact is not None and (share := read_share_done(steps)) is not None:
             update_progress_artifact(artifact, round(100 * share, 1))
 
 

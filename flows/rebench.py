@@ -13,7 +13,7 @@ from tasks.reporting.history import History
 logger = logging.getLogger(__name__)
 
 
-def new_trial() -> dict[str, str]:
+def make_trial_environment() -> dict[str, str]:
     """Return the environment in which the stage `fingerprint` asks for another session of measuring."""
     return {TRIAL: datetime.now(UTC).isoformat()}
 

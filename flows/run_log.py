@@ -18,7 +18,7 @@ def set_up_flow_log() -> None:
     flows.propagate = False
 
 
-def line_logger() -> logging.Logger:
+def get_line_logger() -> logging.Logger:
     """Return the logger for lines of a stage, which stand on the terminal already: to the Prefect log alone."""
     lines = logging.getLogger("flows.lines")
     if not lines.handlers:

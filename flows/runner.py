@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from flows.ddp_compare import ddp_compare
 from flows.running import end_abandoned_runs
-from training.process.redaction import formatted, redact_logs
+from training.process.redaction import format_traceback, redact_logs
 
 LOG = Path(".work/logs/prefect_runner.log")
 
@@ -53,7 +53,7 @@ def _main() -> int:
         end_abandoned_runs()
         asyncio.run(_serve())
     except Exception as error:
-        LOG.write_text(formatted(error), encoding="utf-8")
+        LOG.write_text(format_traceback(error), encoding="utf-8")
         return 1
     return 0
 

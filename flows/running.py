@@ -15,7 +15,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-from flows.outage import unless_prefect_is_gone
+from flows.outage import tolerate_outage
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ FOLDER = Path(".work/flow_runs")
 _DAYS_KEPT = 30
 
 
-def count_as_running() -> None:
+def mark_running() -> None:
     """Lock a file named after this flow run until this process ends, which lets it go even after a kill -9.
 
     Prefect learns of the end of a run after the flow has returned, so that only a later start can tell, from the
@@ -56,7 +56,7 @@ def _is_alive(file: Path) -> bool:
 
 def tag_run(*tags: str) -> None:
     """Add tags to this flow run, however it was started."""
-    with unless_prefect_is_gone("this run has no tags"), get_client(sync_client=True) as client:
+    with tolerate_outage("this run has no tags"), get_client(sync_client=True) as client:
         client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *tags}))
 
 
@@ -69,13 +69,13 @@ def end_abandoned_runs() -> None:
             try:
                 with file.open() as handle:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if _is_settled(client, UUID(file.name)) or _days_old(file) > _DAYS_KEPT:
+                    if _settle_run(client, UUID(file.name)) or _compute_age_days(file) > _DAYS_KEPT:
                         file.unlink(missing_ok=True)
             except (BlockingIOError, FileNotFoundError):  # held by a live run, or just removed by another start
                 continue
 
 
-def _is_settled(client: SyncPrefectClient, run: UUID) -> bool:
+def _settle_run(client: SyncPrefectClient, run: UUID) -> bool:
     """Return True once the server knows that the run has ended; False for a run of another server."""
     crashed: State[None] = Crashed(message=f"Its process was killed; found by process {os.getpid()}.")
     try:
@@ -92,5 +92,5 @@ def _is_settled(client: SyncPrefectClient, run: UUID) -> bool:
     return True
 
 
-def _days_old(file: Path) -> float:
+def _compute_age_days(file: Path) -> float:
     return (time.time() - file.stat().st_mtime) / 86_400

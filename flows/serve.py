@@ -16,7 +16,7 @@ from flows.served import LOCK, SERVED
 from flows.server import Server, find_or_start, set_environment
 from tasks.params import load_params
 from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
-from tasks.process.lock import holding
+from tasks.process.lock import lock_file
 from training.process.lifeline import set_parent_death_signal
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def _main() -> None:
         signal.signal(number, _stop)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     set_environment()
-    with holding(LOCK, "make serve", refusal="this project is served already: {holder}; end it first"):
+    with lock_file(LOCK, "make serve", refusal="this project is served already: {holder}; end it first"):
         SERVED.unlink(missing_ok=True)
         server = find_or_start(temporary=False)
         try:

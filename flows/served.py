@@ -8,7 +8,7 @@ SERVED = Path(".prefect/server.env")
 LOCK = Path(".prefect/serve.lock")
 
 
-def served_environment() -> dict[str, str]:
+def read_served_environment() -> dict[str, str]:
     """Return the environment in which Prefect talks to the server of `make serve`; empty if that does not run.
 
     A file that a killed one has left is not used: somebody else may listen there by now.
@@ -17,13 +17,13 @@ def served_environment() -> dict[str, str]:
         with LOCK.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _content()
+        return _read_variables()
     except OSError:
         pass
     return {}
 
 
-def _content() -> dict[str, str]:
+def _read_variables() -> dict[str, str]:
     try:
         lines = SERVED.read_text(encoding="utf-8").splitlines()
     except OSError:  # it is only just starting

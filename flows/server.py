@@ -19,10 +19,10 @@ import urllib.request
 from pathlib import Path
 
 from flows.database import set_damaged_aside
-from flows.served import SERVED, served_environment
+from flows.served import SERVED, read_served_environment
 from tasks.process.failure import ConfigurationError, ResourceError
 from tasks.process.logs import switch_off_telemetry
-from tasks.services.own_site import OwnSite, make_private_folder, new_credentials, write_private
+from tasks.services.own_site import OwnSite, make_credentials, make_private_folder, write_private
 from training.process.lifeline import set_parent_death_signal
 
 HOME = SERVED.parent
@@ -50,7 +50,7 @@ class Server:
     def wait_until_ready(self) -> None:
         """Return once the server answers. Raises ResourceError if it ends, or takes longer than three minutes."""
         deadline = time.monotonic() + _STARTUP_SECONDS
-        while not _answers(self.url):
+        while not _is_reachable(self.url):
             if self._process is None:
                 raise ResourceError(f"no Prefect server answers at {self.url}; start it, or unset PREFECT_API_URL")
             if not self.is_running:
@@ -81,9 +81,9 @@ def set_environment() -> None:
     os.environ["PREFECT_PLUGINS_ENABLED"] = "false"
 
 
-def is_to_be_had() -> bool:
+def is_available() -> bool:
     """Return True if a server runs already that a comparison would be recorded by: yours, or that of `make serve`."""
-    return bool(os.environ.get("PREFECT_API_URL") or served_environment())
+    return bool(os.environ.get("PREFECT_API_URL") or read_served_environment())
 
 
 def find_or_start(*, temporary: bool) -> Server:
@@ -95,17 +95,17 @@ def find_or_start(*, temporary: bool) -> Server:
     """
     set_environment()
     if url := os.environ.get("PREFECT_API_URL"):
-        if not temporary or _answers(url.rstrip("/")):
+        if not temporary or _is_reachable(url.rstrip("/")):
             return Server(url.rstrip("/"))
         sys.stderr.write("ddp-compare: no Prefect server answers at PREFECT_API_URL; this run is recorded here alone\n")
-    served = served_environment()
-    if temporary and served and _answers(served["PREFECT_API_URL"]):
+    served = read_served_environment()
+    if temporary and served and _is_reachable(served["PREFECT_API_URL"]):
         os.environ.update(served)
         return Server(served["PREFECT_API_URL"])
-    return _start(("127.0.0.1", 0) if temporary else _address_in_settings(), temporary=temporary)
+    return _start(("127.0.0.1", 0) if temporary else _read_address(), temporary=temporary)
 
 
-def _address_in_settings() -> tuple[str, int]:
+def _read_address() -> tuple[str, int]:
     """Return where `make serve` listens: `api.url` of prefect.toml, with another port if the environment says so."""
     settings = tomllib.loads(Path("prefect.toml").read_text(encoding="utf-8"))
     parts = urllib.parse.urlsplit(str(settings["api"]["url"]))
@@ -132,7 +132,7 @@ def _start(address: tuple[str, int], *, temporary: bool) -> Server:
     LOG.parent.mkdir(parents=True, exist_ok=True)
     with listening, LOG.open("wb") as log:
         origin = "http://{}:{}".format(*listening.getsockname())
-        access = {"PREFECT_API_URL": f"{origin}/api", "PREFECT_API_AUTH_STRING": new_credentials()}
+        access = {"PREFECT_API_URL": f"{origin}/api", "PREFECT_API_AUTH_STRING": make_credentials()}
         os.environ.update(access)
         command = [sys.executable, "-m", "flows.server", "--socket", str(listening.fileno())]
         process = subprocess.Popen(
@@ -156,7 +156,7 @@ def _start(address: tuple[str, int], *, temporary: bool) -> Server:
     return Server(access["PREFECT_API_URL"], process)
 
 
-def _answers(url: str) -> bool:
+def _is_reachable(url: str) -> bool:
     with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(f"{url}/health", timeout=5):
         return True
     return False

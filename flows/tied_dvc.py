@@ -17,7 +17,7 @@ from training.process.lifeline import set_parent_death_signal
 def _main() -> int:
     parent, *arguments = sys.argv[1:]
     set_parent_death_signal(signal.SIGKILL, parent=int(parent))
-    signal.signal(signal.SIGTERM, _end_unless_a_command_runs)
+    signal.signal(signal.SIGTERM, _end_if_idle)
     from dvc.cli import main
 
     # Eight stages would say eight times how to add dvc.lock to git.
@@ -25,7 +25,7 @@ def _main() -> int:
     return int(main(arguments))
 
 
-def _end_unless_a_command_runs(number: int, _frame: FrameType | None) -> None:
+def _end_if_idle(number: int, _frame: FrameType | None) -> None:
     if not psutil.Process().children():
         sys.exit(128 + number)
 

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.data.builtin.corpus import package_versions
-from tasks.data.sources.commits import commit_of
-from tasks.data.sources.image_models import stored_image_model
-from tasks.data.sources.image_rows import facts_of_images, stored_images
-from tasks.data.sources.models import stored_model
-from tasks.data.sources.row_policy import in_words
-from tasks.data.sources.row_store import place_rows, stored_rows
+from tasks.data.builtin.corpus import read_package_versions
+from tasks.data.sources.commits import pin_commit
+from tasks.data.sources.image_models import store_image_model
+from tasks.data.sources.image_rows import collect_image_facts, store_images
+from tasks.data.sources.models import store_model
+from tasks.data.sources.row_policy import describe_faults
+from tasks.data.sources.row_store import place_rows, store_rows
 from tasks.inputs.snapshot import Snapshot
 from tasks.params import Params
-from tasks.params.source_digest import digest_of_source
+from tasks.params.source_digest import digest_source
 from tasks.params.sources import DatasetParams, Source
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.process.logs import configure_logging
@@ -36,8 +36,8 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> No
     if dataset.holds_images:
         _download_images(params, raw, source_digest=source_digest)
         return
-    commit = _commit(dataset, "dataset")
-    stored = stored_rows(dataset, params.num_rows_needed, commit=commit)
+    commit = _find_commit(dataset, "dataset")
+    stored = store_rows(dataset, params.num_rows_needed, commit=commit)
     _require_unchanged(dataset, source_digest, stored.source_digest)
     _clear(raw)
     facts = place_rows(stored, params.num_rows_needed, heldout=params.heldout, target=raw / "rows.parquet")
@@ -51,8 +51,8 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> No
         text_column=dataset.text_column,
         **facts,
         license="the open-source licence of each package" if is_builtin else stored.license,
-        label=_label(dataset, facts.get("class_names", [])),
-        packages=package_versions() if is_builtin else {},
+        label=_make_label(dataset, facts.get("class_names", [])),
+        packages=read_package_versions() if is_builtin else {},
         source_digest=stored.source_digest,
     )
     _finish(manifest, raw)
@@ -61,9 +61,9 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> No
 def _download_images(params: Params, raw: Path, *, source_digest: str | None) -> None:
     """Fill `raw` with the rows.parquet of a data set of images, all of them, and manifest.json."""
     dataset = params.dataset
-    stored = stored_images(dataset)
+    stored = store_images(dataset)
     _require_unchanged(dataset, source_digest, stored.source_digest)
-    facts = facts_of_images(stored, params.num_rows_needed, heldout=params.heldout, source=dataset.source)
+    facts = collect_image_facts(stored, params.num_rows_needed, heldout=params.heldout, source=dataset.source)
     _clear(raw)
     link_file(stored.file, raw / "rows.parquet")
     name = "scikit-learn's digits (built-in)" if dataset.kind == "builtin" else Path(dataset.location).name
@@ -95,7 +95,7 @@ def _finish(manifest: RawManifest, raw: Path) -> None:
     manifest.write(raw)
     _log.info("%s: %d rows, %s", manifest.source, manifest.num_rows, manifest.label)
     if manifest.quarantined:
-        _log.warning("%s: left out of every slice: %s", manifest.source, in_words(manifest.quarantined))
+        _log.warning("%s: left out of every slice: %s", manifest.source, describe_faults(manifest.quarantined))
     if manifest.num_duplicate_rows:
         _log.warning(
             "%s: %d rows repeat an earlier row; %d held-out rows also stand outside the held-out slice",
@@ -109,18 +109,18 @@ def download_model(params: Params, base_model: Path, *, class_names: Sequence[st
     It tells these classes apart, if there are any.
     """
     if params.dataset.holds_images:
-        stored = stored_image_model(params.model, class_names=class_names)
+        stored = store_image_model(params.model, class_names=class_names)
     else:
-        stored = stored_model(params.model, commit=_commit(params.model, "model"), class_names=class_names)
+        stored = store_model(params.model, commit=_find_commit(params.model, "model"), class_names=class_names)
     _clear(base_model)
     link_folder(stored, base_model)
 
 
-def _commit(source: Any, kind: Any) -> str | None:
-    return commit_of(source.location, source.revision, kind=kind) if source.kind == "hub" else None
+def _find_commit(source: Any, kind: Any) -> str | None:
+    return pin_commit(source.location, source.revision, kind=kind) if source.kind == "hub" else None
 
 
-def _label(dataset: DatasetParams, class_names: Sequence[str]) -> str:
+def _make_label(dataset: DatasetParams, class_names: Sequence[str]) -> str:
     classes = f", {len(class_names)} classes of column {dataset.label}" if class_names else ""
     if dataset.kind == "builtin":
         return f"docstrings of the installed packages (built-in){classes}"
@@ -148,7 +148,7 @@ def _main() -> None:
     download_model(params, arguments.base_model, class_names=RawManifest.read(arguments.raw).class_names)
     for source, was in ((params.dataset, begun.dataset), (params.model, begun.model)):
         if was is not None:
-            _require_unchanged(source, was.digest, digest_of_source(Path(source.location)) or "")
+            _require_unchanged(source, was.digest, digest_source(Path(source.location)) or "")
     snapshot.require_unchanged()
 
 

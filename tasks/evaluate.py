@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.equivalence.reference.first_step import first_step
+from tasks.equivalence.reference.first_step import compute_first_step
 from tasks.evaluating.continuations import continue_rows
-from tasks.evaluating.sums import sums_over
-from tasks.gates.statistics import perplexity
-from tasks.inputs.damage import damaged, require_digest, require_whole
-from tasks.inputs.meaning import meanings_below
+from tasks.evaluating.sums import compute_sums
+from tasks.gates.statistics import compute_perplexity
+from tasks.inputs.damage import remove_damaged, require_digest, require_whole
+from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot
 from tasks.params import Params
 from tasks.params.choices import has_labels
@@ -41,8 +41,8 @@ from tasks.records.fingerprint import CodeFile
 from tasks.records.run import RunFile
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
-from tasks.store.kept import keep, keeping, read_kept
-from training.process.files import digest_of_json
+from tasks.store.kept import fill_folder, keep, read_kept
+from training.process.files import digest_json
 from training.state.receipt import RECEIPT
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ Found = TypeVar("Found", FoundFile, FirstStepFile)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class ModelToEvaluate:
     """One model to be evaluated."""
 
     name: str
@@ -71,7 +71,7 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class HeldoutRows:
     """The held-out rows, and how they are read."""
 
     folder: Path
@@ -86,42 +86,42 @@ class Rows:
     snapshot: Snapshot = field(default_factory=lambda: Snapshot(None))
 
 
-def subjects_of(params: Params, *, base_model: Path, runs: Path) -> list[Subject]:
+def list_subjects(params: Params, *, base_model: Path, runs: Path) -> list[ModelToEvaluate]:
     """Return the base model and every cell's last checkpoint.
 
     Raises DataError (exit code 3) if one is missing or is not, byte for byte, what its manifest or receipt says.
     """
     require_whole(base_model)
-    base = Subject(name="base", checkpoint=None, weights_digest=BaseModelManifest.read(base_model).digest)
+    base = ModelToEvaluate(name="base", checkpoint=None, weights_digest=BaseModelManifest.read(base_model).digest)
     return [
-        base, *(_subject(cell, runs / cell / RunFile.read(runs / cell).final_checkpoint) for cell in params.cells)
+        base, *(_make_subject(cell, runs / cell / RunFile.read(runs / cell).final_checkpoint) for cell in params.cells)
     ]  # fmt: skip
 
 
-def subjects_of_epochs(params: Params, *, runs: Path) -> list[Subject]:
+def list_epoch_subjects(params: Params, *, runs: Path) -> list[ModelToEvaluate]:
     """Return every cell's checkpoint after every segment, in order; raises DataError as above."""
     subjects = []
     for cell in params.cells:
         for part in RunFile.read(runs / cell).segments:
             file = runs / cell / part.folder / f"{params.model.name}_{part.range}-epoch-{part.epoch}.pt"
-            subjects.append(_subject(cell, file, segment=(part.range, part.epoch)))
+            subjects.append(_make_subject(cell, file, segment=(part.range, part.epoch)))
     return subjects
 
 
-def _subject(cell: str, file: Path, *, segment: tuple[str, int] | None = None) -> Subject:
+def _make_subject(cell: str, file: Path, *, segment: tuple[str, int] | None = None) -> ModelToEvaluate:
     promised = _read_receipt(file.parent / RECEIPT).get("files", {}).get(file.name, {}).get("sha256")
     digest = require_digest(file, promised)
-    return Subject(name=cell, checkpoint=file, weights_digest=digest, segment=segment)
+    return ModelToEvaluate(name=cell, checkpoint=file, weights_digest=digest, segment=segment)
 
 
-def evaluate(subject: Subject, rows: Rows) -> FoundFile:
+def evaluate(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile:
     """Return the model's loss (nats per label, every label counted once) and what else its workload measures.
 
     Where that is nothing: perplexity, and samples if the model can write.
     """
     import torch
 
-    from training.model.weights import parameter_checksum
+    from training.model.weights import compute_parameter_checksum
     from training.workloads import find_workload
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -130,12 +130,12 @@ def evaluate(subject: Subject, rows: Rows) -> FoundFile:
     started = time.perf_counter()
     try:
         model = workload.load_model(rows.base_model, checkpoint=subject.checkpoint).to(device).eval()
-        checksum = parameter_checksum(model)
+        checksum = compute_parameter_checksum(model)
         source: Any = workload.open_slice(rows.folder)
     except (OSError, ValueError) as error:
         raise DataError(f"{subject.name}: {error}") from None
     with torch.inference_mode():
-        sums, counts = sums_over(
+        sums, counts = compute_sums(
             source, model, workload, seq_len=rows.seq_len, vocab_size=rows.vocab_size,
             what=f"evaluating {subject.title}",
         )  # fmt: skip
@@ -153,24 +153,24 @@ def evaluate(subject: Subject, rows: Rows) -> FoundFile:
     _log.info("%s on %d %ss, in fp32 on %s, %.1f s", what, counts["num_tokens"], workload.UNIT, device, seconds)
     more: dict[str, Any] = {**accuracies, **counts}
     if not workload.HAS_LABELS:
-        more = {"perplexity": perplexity(loss), "num_tokens": counts["num_tokens"], "samples": samples}
+        more = {"perplexity": compute_perplexity(loss), "num_tokens": counts["num_tokens"], "samples": samples}
     return FoundFile(loss=loss, parameter_checksum=checksum, **more)
 
 
-def _evaluate_or_reuse(subject: Subject, rows: Rows, *, code: str) -> FoundFile:
+def _evaluate_or_reuse(subject: ModelToEvaluate, rows: HeldoutRows, *, code: str) -> FoundFile:
     depends_on = {
         "base_model": BaseModelManifest.read(rows.base_model).digest,
         "weights": subject.weights_digest,
         "rows": SliceManifest.read(rows.folder).digest,
         "seq_len": rows.seq_len,
         "workload": rows.workload,
-        "code": [code, meanings_below("tasks.evaluate")],
+        "code": [code, collect_meanings("tasks.evaluate")],
     }
     what = f"{subject.title}: evaluated"
-    return _kept_or_new(what, FoundFile, depends_on, lambda: evaluate(subject, rows), rows.snapshot)
+    return _reuse_or_make(what, FoundFile, depends_on, lambda: evaluate(subject, rows), rows.snapshot)
 
 
-def _first_step_or_reuse(
+def _evaluate_first_step(
     params: Params, snapshot: Snapshot, *, slices: Path, base_model: Path, code: str
 ) -> FirstStepFile:
     """Return the base model's loss on the rows of step 1; see tasks/equivalence/reference/first_step.py."""
@@ -181,7 +181,7 @@ def _first_step_or_reuse(
         "range": part,
         "order": [train.seed, train.global_batch_size, train.micro_batch_size, train.seq_len, train.augment],
         "workload": params.workload,
-        "code": [code, meanings_below("tasks.equivalence.reference.first_step")],
+        "code": [code, collect_meanings("tasks.equivalence.reference.first_step")],
     }
 
     def compute() -> FirstStepFile:
@@ -190,28 +190,34 @@ def _first_step_or_reuse(
         require_whole(slices / part)
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        return first_step(params, slices=slices, base_model=base_model, device=device)
+        return compute_first_step(params, slices=slices, base_model=base_model, device=device)
 
-    return _kept_or_new("base: loss of step 1 computed", FirstStepFile, depends_on, compute, snapshot)
+    return _reuse_or_make("base: loss of step 1 computed", FirstStepFile, depends_on, compute, snapshot)
 
 
-def _kept_or_new(
+def _reuse_or_make(
     what: str, kind: type[Found], depends_on: dict[str, Any], make: Callable[[], Found], snapshot: Snapshot
 ) -> Found:
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
-    folder = _STORE / digest_of_json({**depends_on, "versions": versions})
+    folder = _STORE / digest_json({**depends_on, "versions": versions})
     if kept := read_kept(folder, kind):
         _log.info("%s before, on these rows and with this code", what)
         return kept
     found = make()
     snapshot.require_unchanged()
-    with keeping(folder) as new:
+    with fill_folder(folder) as new:
         keep(found, new)
     return found
 
 
-def _summary(
-    params: Params, rows: Rows, subjects: list[Subject], *, runs: Path, code: str, first_step: FirstStepFile
+def _make_summary(
+    params: Params,
+    rows: HeldoutRows,
+    subjects: list[ModelToEvaluate],
+    *,
+    runs: Path,
+    code: str,
+    first_step: FirstStepFile,
 ) -> EvaluationFile:
     """Return every model's figures, and their samples side by side or, where rows have classes, every epoch's."""
     found = {subject.name: _evaluate_or_reuse(subject, rows, code=code) for subject in subjects}
@@ -236,18 +242,18 @@ def _summary(
             for subject in subjects
         },
         samples=samples,
-        epochs=_epochs(params, rows, runs=runs, code=code) if has_labels(rows.workload) else {},
+        epochs=_evaluate_epochs(params, rows, runs=runs, code=code) if has_labels(rows.workload) else {},
     )
 
 
-def _checkpoint_of(subject: Subject, runs: Path) -> str | None:
+def _checkpoint_of(subject: ModelToEvaluate, runs: Path) -> str | None:
     return None if subject.checkpoint is None else str(subject.checkpoint.relative_to(runs / subject.name))
 
 
-def _epochs(params: Params, rows: Rows, *, runs: Path, code: str) -> dict[str, list[EvaluatedEpoch]]:
+def _evaluate_epochs(params: Params, rows: HeldoutRows, *, runs: Path, code: str) -> dict[str, list[EvaluatedEpoch]]:
     """Return the figures of every cell's checkpoint after each of its segments, in the order of training."""
     found: dict[str, list[EvaluatedEpoch]] = {}
-    for subject in subjects_of_epochs(params, runs=runs):
+    for subject in list_epoch_subjects(params, runs=runs):
         assert subject.segment is not None
         part, epoch = subject.segment
         figures = _evaluate_or_reuse(subject, rows, code=code).figures()
@@ -266,7 +272,7 @@ def _main() -> None:
     snapshot = Snapshot.read(arguments.inputs)
     params = snapshot.load_params()
     manifest = SlicesManifest.read(arguments.slices)
-    rows = Rows(
+    rows = HeldoutRows(
         folder=arguments.slices / str(params.heldout),
         seq_len=params.train.seq_len,
         vocab_size=manifest.vocab_size,
@@ -276,10 +282,10 @@ def _main() -> None:
         snapshot=snapshot,
     )
     require_whole(rows.folder)
-    subjects = subjects_of(params, base_model=arguments.base_model, runs=arguments.runs)
+    subjects = list_subjects(params, base_model=arguments.base_model, runs=arguments.runs)
     code = CodeFile.read(arguments.code).digest
-    first = _first_step_or_reuse(params, snapshot, slices=arguments.slices, base_model=arguments.base_model, code=code)
-    evaluation = _summary(params, rows, subjects, runs=arguments.runs, code=code, first_step=first)
+    first = _evaluate_first_step(params, snapshot, slices=arguments.slices, base_model=arguments.base_model, code=code)
+    evaluation = _make_summary(params, rows, subjects, runs=arguments.runs, code=code, first_step=first)
     snapshot.require_unchanged()
     evaluation.write(arguments.evaluation)
 
@@ -290,7 +296,7 @@ def _read_receipt(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{path}: {error}; delete it and run `dvc repro`, which makes it anew") from None
     except ValueError as error:
-        raise damaged(path, f"is damaged ({error})") from None
+        raise remove_damaged(path, f"is damaged ({error})") from None
     return value
 
 

@@ -9,11 +9,11 @@ import os
 import shutil
 from pathlib import Path
 
-from tasks.inputs.meaning import digest_wherever, keep_meanings, meanings_below
-from tasks.inputs.snapshot import stages_of, values_of
-from tasks.machine.facts import machine_facts
+from tasks.inputs.meaning import collect_meanings, digest_meaning, keep_meanings
+from tasks.inputs.snapshot import read_stages, select_values
+from tasks.machine.facts import collect_machine_facts
 from tasks.params import Params, load_params
-from tasks.params.source_digest import digest_of_source
+from tasks.params.source_digest import digest_source
 from tasks.params.sources import Source
 from tasks.process.failure import exit_with_one_line
 from tasks.process.logs import configure_logging
@@ -31,32 +31,32 @@ TRIAL = "DDP_COMPARE_TRIAL"
 """Environment variable: any text that was not used before has the stage `measure` measure the speed again."""
 
 
-def digest_of_code(folder: Path) -> str:
+def digest_code(folder: Path) -> str:
     """Return the sha256 of what the folder's Python files mean, but for those that no training runs.
 
     Two versions that differ in comments, docstrings, layout or the places of files have the same digest. The digest
     holds for one version of Python, whose grammar decides what a syntax tree is; that version is part of the machine's
     facts.
     """
-    return digest_wherever(set(folder.rglob("*.py")) - set((folder / "probing").rglob("*.py")), top=folder.parent)
+    return digest_meaning(set(folder.rglob("*.py")) - set((folder / "probing").rglob("*.py")), top=folder.parent)
 
 
 def write_snapshots(folder: Path, params: Params) -> None:
     """Write NAME.json for every other stage of dvc.yaml: what it may work on in this run (tasks/inputs/snapshot.py)."""
     shutil.rmtree(folder, ignore_errors=True)
-    for stage in stages_of(params):
+    for stage in read_stages(params):
         module = stage.name.partition("@")[0]
         if module == "fingerprint":
             continue
         ranks, without = _RUN_BY_RANKS.get(module, ((), ()))
         InputsFile(
-            params=values_of(params, stage.params),
-            code=meanings_below(f"tasks.{module}", *ranks, without=without),
+            params=select_values(params, stage.params),
+            code=collect_meanings(f"tasks.{module}", *ranks, without=without),
             deps=stage.deps,
         ).write(folder / f"{stage.name}.json")
 
 
-def trial_of(path: Path) -> str | None:
+def read_trial(path: Path) -> str | None:
     """Return the trial that is asked for now, else the one in the file, None before there was any.
 
     Kept, so that the next run finds nothing changed. Raises DataError for a damaged file.
@@ -68,7 +68,7 @@ def trial_of(path: Path) -> str | None:
 
 
 def _source_digest(source: Source) -> SourceDigest | None:
-    return SourceDigest(digest=digest_of_source(Path(source.location))) if source.kind == "path" else None
+    return SourceDigest(digest=digest_source(Path(source.location))) if source.kind == "path" else None
 
 
 def _main() -> None:
@@ -82,12 +82,12 @@ def _main() -> None:
     arguments = parser.parse_args()
     configure_logging()
     params = load_params()
-    CodeFile(digest=digest_of_code(_TRAINING)).write(arguments.code)
-    MachineFile.model_validate(machine_facts()).write(arguments.machine)
+    CodeFile(digest=digest_code(_TRAINING)).write(arguments.code)
+    MachineFile.model_validate(collect_machine_facts()).write(arguments.machine)
     SourcesFile(model=_source_digest(params.model), dataset=_source_digest(params.dataset)).write(arguments.sources)
     note_comparison(params)
     write_json(arguments.optional, params.optional_sections)
-    TrialFile(trial=trial_of(arguments.trial)).write(arguments.trial)
+    TrialFile(trial=read_trial(arguments.trial)).write(arguments.trial)
     write_snapshots(arguments.stages, params)
     keep_meanings()
 

@@ -15,35 +15,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.equivalence.certificate import Subject, certified_as, certify, stopped
+from tasks.equivalence.certificate import Subject, certify, make_certificate_config, make_stop_error
 from tasks.equivalence.differences import MARGIN
 from tasks.equivalence.twins import train_twins
 from tasks.equivalence.updates import NUM_ORDERS
 from tasks.inputs.damage import require_whole
-from tasks.inputs.meaning import meanings_below
+from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot
 from tasks.measuring.planning import plan_session
 from tasks.measuring.sample import Sample, take_sample
 from tasks.measuring.session import measure_cells
-from tasks.measuring.timed_ranges import timed_ranges
+from tasks.measuring.timed_ranges import select_timed_ranges
 from tasks.params import Params
 from tasks.params.train import NOT_CONTENT
 from tasks.process.disk import require_room
 from tasks.process.failure import exit_with_one_line
-from tasks.process.lock import machine_lock
+from tasks.process.lock import lock_machine
 from tasks.process.logs import configure_logging
-from tasks.process.progress import counting
+from tasks.process.progress import show_progress
 from tasks.process.stopping import stop_on_signals
-from tasks.ranks.cell_ranks import choose_device, nodes_of, told_to_ranks
+from tasks.ranks.cell_ranks import choose_device, find_nodes, make_ranks_config
 from tasks.records.certificate import CertificateFile, CertifiedFile
 from tasks.records.fingerprint import CodeFile, MachineFile, TrialFile
 from tasks.records.measurement import MeasurementFile
 from tasks.records.slices import SliceManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.records.twins import Twins
-from tasks.store.kept import keep, keeping, kept_manifest
+from tasks.store.kept import fill_folder, find_manifest, keep
 from training.config import read_config
-from training.process.files import digest_of_json, write_json
+from training.process.files import digest_json, write_json
 from training.registry import has_file
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Inputs:
     sample: Sample
     """The rows that the certificate is made on."""
     rows: list[Path]
-    """The ranges whose steps are timed (tasks/measuring/timed_ranges.py)."""
+    """The ranges whose steps are timed (tasks/measuring/select_timed_ranges.py)."""
     slices: Path
     """Folder with all ranges."""
     rows_digests: Mapping[str, str]
@@ -87,7 +87,7 @@ class Inputs:
 
     def key(self, cell: str) -> str:
         """Return the digest of everything that the cell's certificate depends on."""
-        return digest_of_json(
+        return digest_json(
             {
                 "cell": cell,
                 "spread": self.params.cells[cell].model_dump(),
@@ -96,7 +96,7 @@ class Inputs:
                 "base_model": self.base_model.digest,
                 "sample": self.sample.digest,
                 "code": self.code_digest,
-                "sources": meanings_below(*_CERTIFYING, without=_STARTING),
+                "sources": collect_meanings(*_CERTIFYING, without=_STARTING),
                 "machine": self.machine.digest,
             }
         )
@@ -107,9 +107,9 @@ class Inputs:
         has_reference = has_file("tasks.equivalence.reference", self.params.workload)
         return len(self.params.cells) > 1 and self.params.measure.twin_seconds > 0 and has_reference
 
-    def twins_key(self) -> str:
+    def compute_twins_key(self) -> str:
         """Return the digest of everything that the twins depend on."""
-        return digest_of_json(
+        return digest_json(
             {
                 "cells": {cell: spread.model_dump() for cell, spread in self.params.cells.items()},
                 "train": self.params.train.model_dump(exclude=set(NOT_CONTENT) - {"epochs"}),
@@ -118,14 +118,14 @@ class Inputs:
                 "base_model": self.base_model.digest,
                 "rows": dict(self.rows_digests),
                 "code": self.code_digest,
-                "sources": meanings_below(*_TWINNING, without=_STARTING),
+                "sources": collect_meanings(*_TWINNING, without=_STARTING),
                 "machine": self.machine.digest,
             }
         )
 
-    def speed_key(self) -> str:
+    def compute_speed_key(self) -> str:
         """Return the digest of everything that the speed of the cells depends on."""
-        return digest_of_json(
+        return digest_json(
             {
                 "cells": {cell: spread.model_dump() for cell, spread in self.params.cells.items()},
                 "train": self.params.train.model_dump(exclude=set(NOT_CONTENT)),
@@ -134,19 +134,19 @@ class Inputs:
                 "base_model": self.base_model.digest,
                 "rows": {part.name: self.rows_digests[part.name] for part in self.rows},
                 "code": self.code_digest,
-                "sources": meanings_below(*_TIMING, without=_STARTING),
+                "sources": collect_meanings(*_TIMING, without=_STARTING),
                 "machine": self.machine.digest,
                 "trial": self.trial,
             }
         )
 
 
-def num_updates(num_parameters: int) -> int:
+def count_updates(num_parameters: int) -> int:
     """Return how many updates are certified of a model of this size, all of which wait on disk to be compared."""
     return _NUM_STEPS if _NUM_STEPS * _BYTES_PER_UPDATE * num_parameters <= _MOST_BYTES else _FEWEST_STEPS
 
 
-def cells_to_certify(params: Params) -> list[str]:
+def list_cells_to_certify(params: Params) -> list[str]:
     """Return the cells that spread an update; a plain process without a wrapper is what they are held against."""
     return [cell for cell, spread in params.cells.items() if spread.strategy != "single"]
 
@@ -155,19 +155,19 @@ def _main() -> None:
     arguments = _parse_arguments()
     configure_logging()
     inputs = _read_inputs(arguments)
-    cells = cells_to_certify(inputs.params)
-    missing = [cell for cell in cells if kept_manifest(_STORE / inputs.key(cell)) is None]
+    cells = list_cells_to_certify(inputs.params)
+    missing = [cell for cell in cells if find_manifest(_STORE / inputs.key(cell)) is None]
     _log.info("update equivalence: %d of %d cells are certified already", len(cells) - len(missing), len(cells))
-    speed_key = inputs.speed_key()
+    speed_key = inputs.compute_speed_key()
     is_wanted = inputs.params.measure.speed
-    is_measured = not is_wanted or kept_manifest(_STORE / speed_key) is not None
+    is_measured = not is_wanted or find_manifest(_STORE / speed_key) is not None
     if is_wanted:
         _log.info("speed: %s", "measured already" if is_measured else "to be measured")
-    has_twins = not inputs.needs_twins or kept_manifest(_STORE / inputs.twins_key()) is not None
+    has_twins = not inputs.needs_twins or find_manifest(_STORE / inputs.compute_twins_key()) is not None
     if missing or not has_twins or not is_measured:
         for folder in (inputs.model_dir, *(inputs.slices / name for name in inputs.rows_digests)):
             require_whole(folder)
-        with machine_lock("measuring"), stop_on_signals() as stop:
+        with lock_machine("measuring"), stop_on_signals() as stop:
             for leftover in _STORE.glob("*.partial"):
                 shutil.rmtree(leftover)
             for cell in missing:
@@ -189,7 +189,7 @@ def _main() -> None:
         cells=found,
     ).write(arguments.measurements)
     if inputs.needs_twins:
-        Twins.read(_STORE / inputs.twins_key()).write(arguments.measurements)
+        Twins.read(_STORE / inputs.compute_twins_key()).write(arguments.measurements)
     if is_wanted:
         MeasurementFile.read(_STORE / speed_key).write(arguments.measurements)
 
@@ -198,21 +198,21 @@ def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
     """Make the cell's certificate and keep it; gradients and weights are dropped, logs of a failed launch stay."""
     params, sample = inputs.params, inputs.sample
     device = choose_device(cell, params, inputs.machine.model_dump())
-    with keeping((_STORE / inputs.key(cell)).resolve()) as folder:
+    with fill_folder((_STORE / inputs.key(cell)).resolve()) as folder:
         work = folder / "ranks"
         num_bytes = _BYTES_PER_UPDATE * inputs.base_model.num_parameters
         # Beside the updates, the checkpoint: weights and two moments.
         require_room(folder, num_bytes, num=sample.num_steps + 2, what="certified update")
         sample.write(folder / "sample")
-        told = told_to_ranks(cell, params, device=device, base_model=inputs.model_dir, work=work)
+        told = make_ranks_config(cell, params, device=device, base_model=inputs.model_dir, work=work)
         segment = {"range": sample.range, "epoch": 1, "fingerprint": inputs.key(cell)}
         config = {
-            **certified_as(told),
+            **make_certificate_config(told),
             "segments": [{**segment, "slice_dir": str(folder / "sample")}],
             "log_every_steps": 1,
         }
         subject = Subject(
-            config=config, launcher=params.cells[cell].launcher, nodes=nodes_of(cell, params),
+            config=config, launcher=params.cells[cell].launcher, nodes=find_nodes(cell, params),
             num_steps=sample.num_steps, stop=stop,
         )  # fmt: skip
         certificate = certify(subject)
@@ -224,27 +224,30 @@ def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
 
 def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
     """Train the first steps of the baseline a few times and keep the losses."""
-    params, key = inputs.params, inputs.twins_key()
+    params, key = inputs.params, inputs.compute_twins_key()
     segments = [
         {"range": name, "epoch": epoch, "fingerprint": key, "slice_dir": str((inputs.slices / name).resolve())}
         for name in map(str, params.ranges)
         for epoch in range(1, params.train.epochs + 1)
     ]
-    with keeping((_STORE / key).resolve()) as folder, counting("twins of the baseline, steps", None) as advance:
+    with (
+        fill_folder((_STORE / key).resolve()) as folder,
+        show_progress("twins of the baseline, steps", None) as advance,
+    ):
         told = {}
         for cell in params.cells:
             device = choose_device(cell, params, inputs.machine.model_dump())
-            config = told_to_ranks(cell, params, device=device, base_model=inputs.model_dir, work=folder / "ranks")
+            config = make_ranks_config(cell, params, device=device, base_model=inputs.model_dir, work=folder / "ranks")
             write_json(folder / "config.json", {**config, "segments": segments})
             told[cell] = read_config(folder / "config.json")
 
-        def on_step() -> None:
+        def count_step() -> None:
             advance(1)
             if stop.is_set():
-                raise stopped()
+                raise make_stop_error()
 
         baseline = told.pop(params.baseline)
-        twins = train_twins(baseline, told, max_seconds=params.measure.twin_seconds, on_step=on_step)
+        twins = train_twins(baseline, told, max_seconds=params.measure.twin_seconds, on_step=count_step)
         (folder / "config.json").unlink()
         inputs.snapshot.require_unchanged()
         keep(twins, folder)
@@ -252,7 +255,7 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
 
 def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
     """Measure the cells against each other and keep what was found."""
-    with keeping((_STORE / key).resolve()) as folder:
+    with fill_folder((_STORE / key).resolve()) as folder:
         work = folder / "ranks"
         session = plan_session(
             inputs.params, machine=inputs.machine.model_dump(), base_model=inputs.model_dir, rows=inputs.rows, work=work
@@ -269,7 +272,7 @@ def _read_inputs(arguments: argparse.Namespace) -> Inputs:
     ranges = [str(part) for part in params.ranges]
     is_weak = params.measure.scaling == "weak"
     least = params.train.global_batch_size * (max(one.world_size for one in params.cells.values()) if is_weak else 1)
-    timed = timed_ranges(arguments.slices, ranges, seq_len=params.train.seq_len, least_rows=least)
+    timed = select_timed_ranges(arguments.slices, ranges, seq_len=params.train.seq_len, least_rows=least)
     return Inputs(
         snapshot=snapshot,
         slices=arguments.slices,
@@ -284,7 +287,7 @@ def _read_inputs(arguments: argparse.Namespace) -> Inputs:
         sample=take_sample(
             arguments.slices,
             ranges[0],
-            num_steps=num_updates(base_model.num_parameters),
+            num_steps=count_updates(base_model.num_parameters),
             batch_size=params.train.global_batch_size,
         ),
     )

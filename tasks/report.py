@@ -15,7 +15,7 @@ from tasks.records.outputs import Outputs, read_outputs
 from tasks.reporting import data_files, drawing
 from tasks.reporting.collect import collect_results
 from tasks.reporting.document import make_document
-from tasks.reporting.history_file import with_history
+from tasks.reporting.history_file import add_history
 from tasks.reporting.html import render_html
 from tasks.reporting.markdown import render_markdown
 from tasks.reporting.results import Results, read_results, write_results
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 def make_report(outputs: Outputs, reports: Path) -> Results:
     """Check the gates, write all files of the report, and return what results.json holds."""
-    results = with_history(collect_results(outputs), outputs, reports / "history.csv")
+    results = add_history(collect_results(outputs), outputs, reports / "history.csv")
     write_report(results, reports)
     data_files.write_metrics(reports / "metrics.json", results)
     data_files.write_epochs(reports / "epochs.csv", results)
@@ -39,7 +39,7 @@ def make_report(outputs: Outputs, reports: Path) -> Results:
 
 def write_report(results: Results, reports: Path) -> None:
     """Write what people read: index.html, report.md and charts/; the same bytes for the same results."""
-    svgs = {name: drawing.draw_svg(name, chart, results) for name, chart in drawing.charts_of(results).items()}
+    svgs = {name: drawing.draw_svg(name, chart, results) for name, chart in drawing.select_charts(results).items()}
     for name, svg in svgs.items():
         data_files.write_text(reports / "charts" / f"{name}.svg", svg)
     for file in (reports / "charts").iterdir():

@@ -18,19 +18,19 @@ import pyarrow.parquet as pq
 
 from tasks.data.linked_slices import link_slices
 from tasks.data.slicing.tokens import RowTokenizer, load_tokenizer
-from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, in_words
+from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, describe_faults
 from tasks.inputs.snapshot import Snapshot
 from tasks.params import Params
 from tasks.params.choices import has_labels
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.process.logs import configure_logging
-from tasks.process.progress import counting
+from tasks.process.progress import show_progress
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import RawManifest
-from tasks.store.kept import keeping, kept_manifest
-from training.process.files import digest_of_file, digest_of_json
-from training.registry import file_named, has_file
+from tasks.store.kept import fill_folder, find_manifest
+from training.process.files import digest_file, digest_json
+from training.registry import has_file, import_file
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def check_extent(params: Params, num_rows: int) -> None:
                 )
 
 
-def stored_slice(
+def store_slice(
     part: RowRange, rows: Path, tokenizer: RowTokenizer, *, workload: str, class_names: Sequence[str] = ()
 ) -> Path:
     """Return the folder of the slice's arrays and manifest, tokenised only if it is not stored whole yet.
@@ -65,11 +65,11 @@ def stored_slice(
     `class_names`: the classes that rows may have, in the order of their numbers; none where rows have no class.
     Raises DataError if no row of it is left to train on.
     """
-    key = digest_of_json(
+    key = digest_json(
         {
             "format": _FORMAT,
             "range": str(part),
-            "rows": _digest_of_rows(rows, part),
+            "rows": _digest_rows(rows, part),
             "tokenizer": tokenizer.digest,
             "vocab_size": tokenizer.vocab_size,
             "workload": workload,
@@ -78,14 +78,14 @@ def stored_slice(
         }
     )
     folder = _STORE / key[:32]
-    if kept_manifest(folder) is not None:
+    if find_manifest(folder) is not None:
         _log.info("slice %s: reused, its rows and the tokenizer are unchanged", part)
         return folder
-    with keeping(folder) as partial:
+    with fill_folder(folder) as partial:
         manifest = _tokenise(part, rows, tokenizer, class_names, partial)
     _log.info("slice %s: tokenised %d rows, %d tokens", part, manifest.num_rows, manifest.num_tokens)
     if manifest.quarantined:
-        _log.warning("slice %s: left out %s", part, in_words(manifest.quarantined))
+        _log.warning("slice %s: left out %s", part, describe_faults(manifest.quarantined))
     return folder
 
 
@@ -100,9 +100,12 @@ def _tokenise(
     lengths, row_ids, labels = array("q"), array("q"), array("q")
     numbers = {name: number for number, name in enumerate(class_names)}
     counts: Counter[str] = Counter()
-    with (folder / "tokens.npy").open("wb") as file, counting(f"slice {part}: rows", part.end - part.start) as advance:
+    with (
+        (folder / "tokens.npy").open("wb") as file,
+        show_progress(f"slice {part}: rows", part.end - part.start) as advance,
+    ):
         _write_header(file, 0)
-        for first, batch in _rows(rows, part):
+        for first, batch in _read_rows(rows, part):
             kept = {row_id: row for row_id, row in enumerate(batch, start=first) if row.fault not in QUARANTINED}
             texts = [row.text for row in kept.values()]
             arrays = tokenizer.rows(texts, row_ids=list(kept))
@@ -111,7 +114,7 @@ def _tokenise(
             row_ids.extend(kept)
             labels.extend(numbers[row.label] for row in kept.values() if row.label is not None)
             counts.update(row.fault for row in batch if row.fault is not None)
-            counts[_SPECIAL] += sum(map(tokenizer.names_special_token, texts))
+            counts[_SPECIAL] += sum(map(tokenizer.has_special_token, texts))
             advance(len(batch))
         # numpy pads the header so that a longer length fits in the same place.
         file.seek(0)
@@ -124,7 +127,7 @@ def _tokenise(
     np.save(folder / "row_ids.npy", np.frombuffer(row_ids, dtype=np.int64))
     if class_names:
         np.save(folder / "labels.npy", np.frombuffer(labels, dtype=np.int64))
-    files = {file.name: digest_of_file(file) for file in sorted(folder.glob("*.npy"))}
+    files = {file.name: digest_file(file) for file in sorted(folder.glob("*.npy"))}
     manifest = SliceManifest(
         range=str(part),
         num_rows=len(lengths),
@@ -133,7 +136,7 @@ def _tokenise(
         num_cut_rows=counts[CUT],
         num_special_token_rows=counts[_SPECIAL],
         class_names=list(class_names),
-        digest=digest_of_json(files),
+        digest=digest_json(files),
         files=files,
     )
     manifest.write(folder)
@@ -145,7 +148,7 @@ def _write_header(file: Any, num_tokens: int) -> None:
     np.lib.format.write_array_header_1_0(file, header)
 
 
-def _rows(rows: Path, part: RowRange) -> Iterator[tuple[int, list[Row]]]:
+def _read_rows(rows: Path, part: RowRange) -> Iterator[tuple[int, list[Row]]]:
     """Yield (first row id, rows) in batches, reading only the row groups that the slice touches."""
     with pq.ParquetFile(rows) as file:
         first = 0
@@ -161,9 +164,9 @@ def _rows(rows: Path, part: RowRange) -> Iterator[tuple[int, list[Row]]]:
             first += num_rows
 
 
-def _digest_of_rows(rows: Path, part: RowRange) -> str:
+def _digest_rows(rows: Path, part: RowRange) -> str:
     digest = hashlib.sha256()
-    for _, batch in _rows(rows, part):
+    for _, batch in _read_rows(rows, part):
         for row in batch:
             digest.update(row.text.encode() + b"\0" + (row.fault or "").encode() + b"\0")
             if row.label is not None:
@@ -182,7 +185,7 @@ def _main() -> None:
     snapshot = Snapshot.read(arguments.inputs)
     params = snapshot.load_params()
     if has_file("tasks.data.slicing", params.workload):
-        own = file_named("tasks.data.slicing", params.workload)
+        own = import_file("tasks.data.slicing", params.workload)
         own.write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)
     else:
         write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)
@@ -199,7 +202,7 @@ def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -
         class_names = RawManifest.read(raw).class_names
     parts = [*params.ranges, params.heldout]
     stored = {
-        str(part): stored_slice(part, rows, tokenizer, workload=params.workload, class_names=class_names)
+        str(part): store_slice(part, rows, tokenizer, workload=params.workload, class_names=class_names)
         for part in parts
     }
     SlicesManifest(

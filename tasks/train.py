@@ -15,14 +15,14 @@ from typing import Any
 from tasks.inputs.damage import require_whole
 from tasks.inputs.snapshot import Snapshot
 from tasks.params import Params
-from tasks.params.choices import unit_of
+from tasks.params.choices import read_unit
 from tasks.params.train import NOT_CONTENT
 from tasks.process.disk import require_room, require_writable
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
-from tasks.process.lock import machine_lock
+from tasks.process.lock import lock_machine
 from tasks.process.logs import configure_logging
 from tasks.process.stopping import stop_on_signals
-from tasks.ranks.cell_ranks import choose_device, nodes_of, told_to_ranks
+from tasks.ranks.cell_ranks import choose_device, find_nodes, make_ranks_config
 from tasks.ranks.live import TrainingProgress
 from tasks.ranks.memory import run_within_memory
 from tasks.records.facts import SliceFacts
@@ -32,8 +32,8 @@ from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.services.tracker import follow_cell
 from tasks.store.links import link_folder
-from training.process.files import digest_of_json
-from training.state.receipt import problem_with, set_aside
+from training.process.files import digest_json
+from training.state.receipt import find_problem, set_aside
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _PARTIALS_KEPT = 2
 """As many as training/state/checkpoint.py keeps where it saves at an interval."""
 
 
-def segments_of(
+def plan_segments(
     cell: str, params: Params, *, slices: Mapping[str, SliceFacts], base_model: str, code: str, machine: str
 ) -> list[dict[str, Any]]:
     """Return the cell's segments in order, each with the fingerprint of everything its content depends on.
@@ -58,7 +58,7 @@ def segments_of(
     segments = []
     for part in params.ranges:
         for epoch in range(1, params.train.epochs + 1):
-            fingerprint = digest_of_json(
+            fingerprint = digest_json(
                 {
                     "cell": cell,
                     "spread": spread,
@@ -81,7 +81,7 @@ def segments_of(
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellRun:
+class CellTraining:
     """One cell to be trained: what it is made from and where its work lives."""
 
     params: Params
@@ -97,15 +97,15 @@ class CellRun:
     work: Path
     """The folder outside DVC that keeps finished segments and partial checkpoints."""
 
-    def segment_folder(self, segment: dict[str, Any]) -> Path:
+    def locate_segment(self, segment: dict[str, Any]) -> Path:
         """Return where the finished segment stands, or will."""
         return self.work / "segments" / str(segment["fingerprint"])
 
     def problem_with(self, segment: dict[str, Any]) -> str | None:
         """Return None if the segment is finished and every byte of it is what its receipt says, else why not."""
-        return problem_with(self.segment_folder(segment), fingerprint=segment["fingerprint"])
+        return find_problem(self.locate_segment(segment), fingerprint=segment["fingerprint"])
 
-    def missing(self) -> list[dict[str, Any]]:
+    def list_missing(self) -> list[dict[str, Any]]:
         """Return the segments that are still to be trained."""
         return [part for part in self.segments if self.problem_with(part) is not None]
 
@@ -114,7 +114,7 @@ class CellRun:
         """Size of a checkpoint: weights and the two moments of AdamW, in fp32."""
         return self.base_model.num_parameters * _CHECKPOINT_BYTES_PER_PARAMETER
 
-    def most_checkpoints(self, missing: list[dict[str, Any]]) -> int:
+    def count_max_checkpoints(self, missing: list[dict[str, Any]]) -> int:
         """Return how many checkpoints this run adds at most at one time: the last is written beside partial ones."""
         return len(missing) + (_PARTIALS_KEPT if self.params.train.checkpoint_every_steps else 1)
 
@@ -138,7 +138,7 @@ class CellRun:
 
     def config(self, *, base_model: Path, slices: Path) -> dict[str, Any]:
         """Return what the ranks are told (training/config.py)."""
-        told = told_to_ranks(self.cell, self.params, device=self.device, base_model=base_model, work=self.work)
+        told = make_ranks_config(self.cell, self.params, device=self.device, base_model=base_model, work=self.work)
         return {
             **told,
             "segments": [
@@ -153,7 +153,7 @@ def _main() -> None:
     configure_logging()
     snapshot = Snapshot.read(arguments.inputs)
     run = _describe(arguments, snapshot.load_params())
-    missing = run.missing()
+    missing = run.list_missing()
     _log.info(
         "%s: %d of %d segments are finished already%s",
         run.cell, len(run.segments) - len(missing), len(run.segments), "" if missing else "; nothing to train",
@@ -161,24 +161,24 @@ def _main() -> None:
     if missing:
         require_writable(run.work, arguments.run.parent)
         _require_whole(run, missing, arguments)
-        require_room(run.work, run.checkpoint_bytes, num=run.most_checkpoints(missing), what="checkpoint")
+        require_room(run.work, run.checkpoint_bytes, num=run.count_max_checkpoints(missing), what="checkpoint")
         with (
-            machine_lock(f"training of cell {run.cell}"),
+            lock_machine(f"training of cell {run.cell}"),
             follow_cell(run.params, run.facts(), slices=arguments.slices, machine=arguments.machine) as follower,
         ):
             config = run.config(base_model=arguments.base_model, slices=arguments.slices)
             _train(run, config, follower, total_steps=sum(part["num_steps"] for part in missing))
-            follower.replay([run.segment_folder(part) for part in run.segments])
+            follower.replay([run.locate_segment(part) for part in run.segments])
     try:
         snapshot.require_unchanged()
     except DataError as error:
         for part in missing:
-            set_aside(run.segment_folder(part), str(error))
+            set_aside(run.locate_segment(part), str(error))
         raise
     _assemble(run, arguments.run)
 
 
-def _require_whole(run: CellRun, missing: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+def _require_whole(run: CellTraining, missing: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """Read what is going to be trained on; raises DataError for a file that is not what its manifest says."""
     require_whole(arguments.base_model, digest=run.base_model.digest)
     slices = SlicesManifest.read(arguments.slices).slices
@@ -186,20 +186,20 @@ def _require_whole(run: CellRun, missing: list[dict[str, Any]], arguments: argpa
         require_whole(arguments.slices / name, digest=slices[name].digest)
 
 
-def _describe(arguments: argparse.Namespace, params: Params) -> CellRun:
+def _describe(arguments: argparse.Namespace, params: Params) -> CellTraining:
     cell = arguments.cell
     if cell not in params.cells:
         raise ConfigurationError(f"cell {cell!r} is not in params.yaml; allowed: {', '.join(params.cells)}")
     code, machine = CodeFile.read(arguments.code).digest, MachineFile.read(arguments.machine)
     base_model = BaseModelManifest.read(arguments.base_model)
-    return CellRun(
+    return CellTraining(
         params=params,
         cell=cell,
         device=choose_device(cell, params, machine.model_dump()),
         base_model=base_model,
         code_digest=code,
         machine_digest=machine.digest,
-        segments=segments_of(
+        segments=plan_segments(
             cell, params, slices=SlicesManifest.read(arguments.slices).slices, base_model=base_model.digest,
             code=code, machine=machine.digest,
         ),
@@ -207,9 +207,9 @@ def _describe(arguments: argparse.Namespace, params: Params) -> CellRun:
     )  # fmt: skip
 
 
-def _train(run: CellRun, config: dict[str, Any], follower: Any, *, total_steps: int) -> None:
+def _train(run: CellTraining, config: dict[str, Any], follower: Any, *, total_steps: int) -> None:
     """Have the ranks train; what they finished or saved stays in the work folder, however that ends."""
-    with TrainingProgress(run.cell, total_steps=total_steps, unit=unit_of(run.params.workload)) as progress:
+    with TrainingProgress(run.cell, total_steps=total_steps, unit=read_unit(run.params.workload)) as progress:
 
         def follow(events: list[dict[str, Any]]) -> None:
             progress.show(events)
@@ -218,16 +218,16 @@ def _train(run: CellRun, config: dict[str, Any], follower: Any, *, total_steps: 
         with stop_on_signals() as stop:
             run_within_memory(
                 config, launcher=run.params.cells[run.cell].launcher, stop=stop, follow=follow,
-                watchdog_seconds=run.params.train.watchdog_seconds, nodes=nodes_of(run.cell, run.params),
+                watchdog_seconds=run.params.train.watchdog_seconds, nodes=find_nodes(run.cell, run.params),
             )  # fmt: skip
 
 
-def _assemble(run: CellRun, output: Path) -> None:
+def _assemble(run: CellTraining, output: Path) -> None:
     """Link the finished segments into the output under their semantic names and write run.json."""
     shutil.rmtree(output, ignore_errors=True)
     segments = []
     for part in run.segments:
-        source = run.segment_folder(part)
+        source = run.locate_segment(part)
         if problem := run.problem_with(part):
             raise DataError(f"{run.cell}: the segment in {source} is unusable: {problem}; run again")
         folder = f"segments/{part['range']}-epoch-{part['epoch']}"

@@ -16,17 +16,17 @@ from typing import Any
 
 from tasks.inputs.snapshot import Snapshot
 from tasks.params import Params
-from tasks.params.choices import has_labels, unit_of
+from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.process.logs import configure_logging
 from tasks.records.run import RunFile
-from tasks.reporting.model_card import card_text, metrics_of
+from tasks.reporting.model_card import collect_metrics, render_model_card
 from tasks.reporting.results import Results, read_results
 from tasks.services import hub
 from tasks.services.manifest import MANIFEST, write_manifest
 from tasks.store.links import link_file
 from training.process.failure import BadCheckpointError
-from training.process.files import digest_of_file, write_json
+from training.process.files import digest_file, write_json
 from training.state.receipt import RECEIPT
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Sources:
     """Folder with the finished report."""
 
 
-def published_cell(params: Params, runs: Path) -> str:
+def select_published_cell(params: Params, runs: Path) -> str:
     """Return the cell whose weights are published: the last one of params.yaml that has been trained."""
     for cell in reversed(params.cells):
         if RunFile.path_in(runs / cell).is_file():
@@ -61,7 +61,7 @@ def stage_publication(params: Params, sources: Sources, staged: Path) -> dict[st
 
     Raises DataError if a part is missing or is not what its receipt says.
     """
-    cell = published_cell(params, sources.runs)
+    cell = select_published_cell(params, sources.runs)
     run = sources.runs / cell
     facts = RunFile.read(run)
     results = read_results(sources.reports / "results.json")
@@ -70,18 +70,18 @@ def stage_publication(params: Params, sources: Sources, staged: Path) -> dict[st
     _log.info("cell %s: publishing %s", cell, facts.final_checkpoint)
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
-    receipts = _link_checkpoints(run, facts, _wanted(params, facts), staged)
+    receipts = _link_checkpoints(run, facts, _select_checkpoints(params, facts), staged)
     _write_model(params.workload, sources.base_model, run / facts.final_checkpoint, staged)
     _link_tokenizer(sources.base_model, staged)
     _link_report(sources.reports, staged)
-    card = _card(params, results, cell, [Path(path).name for path in receipts])
+    card = _make_card(params, results, cell, [Path(path).name for path in receipts])
     (staged / "README.md").write_text(card, encoding="utf-8")
     manifest = write_manifest(staged, {"comparison": params.name, "cell": cell, "final": facts.final_checkpoint})
     _require_as_trained(manifest, receipts)
     return manifest
 
 
-def _wanted(params: Params, facts: RunFile) -> list[str]:
+def _select_checkpoints(params: Params, facts: RunFile) -> list[str]:
     """Return the file names of the checkpoints that are published beside the final weights."""
     if params.upload.checkpoints == "last":
         return [Path(facts.final_checkpoint).name]
@@ -106,7 +106,7 @@ def _link_checkpoints(run: Path, facts: RunFile, wanted: list[str], staged: Path
                 link_file(file, staged / "checkpoints" / file.name)
                 receipts[f"checkpoints/{file.name}"] = sha256
             elif file == final:
-                _require_equal(file.name, digest_of_file(file), sha256)
+                _require_equal(file.name, digest_file(file), sha256)
     missing = [name for name in wanted if f"checkpoints/{name}" not in receipts]
     if missing:
         raise DataError(f"{run / 'run.json'}: no checkpoint {missing[0]} of upload.checkpoints; run `dvc repro`")
@@ -162,29 +162,29 @@ def _link_report(reports: Path, staged: Path) -> None:
         link_file(file, staged / "report" / file.relative_to(reports))
 
 
-def _card(params: Params, results: Results, cell: str, checkpoints: list[str]) -> str:
+def _make_card(params: Params, results: Results, cell: str, checkpoints: list[str]) -> str:
     model, dataset = results.comparison.model, results.comparison.dataset
-    return hub.model_card(
-        card_text(results, cell=cell, repo_id=params.upload.repo_id, checkpoints=checkpoints),
+    return hub.make_model_card(
+        render_model_card(results, cell=cell, repo_id=params.upload.repo_id, checkpoints=checkpoints),
         name=f"{params.name}-{cell}",
-        base_model=_hub_id(model.source),
-        dataset=_hub_id(dataset.source),
+        base_model=_find_hub_id(model.source),
+        dataset=_find_hub_id(dataset.source),
         dataset_name=f"{dataset.label}, held-out rows {results.quality.heldout}",
-        license_id=model.license if _hub_id(model.source) else None,
-        metrics=metrics_of(results, cell),
-        task=_task_of(params.workload),
+        license_id=model.license if _find_hub_id(model.source) else None,
+        metrics=collect_metrics(results, cell),
+        task=_name_task(params.workload),
         tags=["ddp-compare", params.workload],
     )
 
 
-def _task_of(workload: str) -> str:
+def _name_task(workload: str) -> str:
     """Return what the Hub calls what a model of the workload does."""
-    if unit_of(workload) == "image":
+    if read_unit(workload) == "image":
         return "image-classification"
     return "text-classification" if has_labels(workload) else "text-generation"
 
 
-def _hub_id(source: str) -> str | None:
+def _find_hub_id(source: str) -> str | None:
     return source.removeprefix("hub:") if source.startswith("hub:") else None
 
 
@@ -211,11 +211,11 @@ def _list_files(params: Params, manifest: dict[str, Any]) -> None:
     """Print what would be published, one line per file."""
     lines = [f"{facts['num_bytes']:>14,}  {path}" for path, facts in manifest["files"].items()]
     target = params.upload.repo_id or "the Hub, if upload.repo_id were set"
-    lines.append(f"dry run: {_extent(manifest)} would be published to {target}")
+    lines.append(f"dry run: {_describe_extent(manifest)} would be published to {target}")
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _extent(manifest: dict[str, Any]) -> str:
+def _describe_extent(manifest: dict[str, Any]) -> str:
     num_bytes = sum(facts["num_bytes"] for facts in manifest["files"].values())
     return f"{len(manifest['files'])} files ({num_bytes / 1e6:.1f} MB)"
 
@@ -254,7 +254,7 @@ def _main() -> None:
     snapshot.require_unchanged()
     receipt = _publish(params, arguments.staged, manifest["cell"])
     if receipt["status"] == "staged":
-        sys.stdout.write(f"nothing published; {_extent(manifest)} staged in {arguments.staged}\n")
+        sys.stdout.write(f"nothing published; {_describe_extent(manifest)} staged in {arguments.staged}\n")
     write_json(arguments.receipt, {**receipt, "cell": manifest["cell"], "num_files": len(manifest["files"])})
 
 

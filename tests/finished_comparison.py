@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from tasks.records.gate import CellFinding, Gate
 from tasks.reporting.results import Results, write_results
-from training.model.weights import weights_of
-from training.process.files import digest_of_file, write_json
+from training.model.weights import collect_weights
+from training.process.files import digest_file, write_json
 
 SPEEDUP = 1.2345
 """The 2-process cell's speedup, where it is not withheld."""
@@ -77,8 +77,8 @@ def _make_run(folder: Path, cell: str, model: Qwen2ForCausalLM, seed: int) -> No
         segment.mkdir(parents=True)
         names = (f"tiny_qwen2_{part}-epoch-1.pt", "state.pt")
         for name in names:
-            torch.save(weights_of(model), segment / name)
-        facts = {name: {"sha256": digest_of_file(segment / name), "num_bytes": 1} for name in names}
+            torch.save(collect_weights(model), segment / name)
+        facts = {name: {"sha256": digest_file(segment / name), "num_bytes": 1} for name in names}
         write_json(segment / "receipt.json", {"fingerprint": "0", "files": facts})
         segments.append({"range": part, "epoch": 1, "fingerprint": "0", "folder": f"segments/{part}-epoch-1"})
     final = "segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tasks.data.builtin.resnet import write_resnet18
 from tests.tiny import with_manifest
-from training.process.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_file, digest_json, write_json
 
 CLASS_NAMES = ["left", "right", "top"]
 
@@ -60,9 +60,9 @@ def make_image_slice(folder: Path, *, num_rows: int, size: int = 12, first_row: 
     }
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
-    files = {f"{name}.npy": digest_of_file(folder / f"{name}.npy") for name in sorted(arrays)}
+    files = {f"{name}.npy": digest_file(folder / f"{name}.npy") for name in sorted(arrays)}
     about = {"range": f"{first_row}-{first_row + num_rows}", "num_rows": num_rows, "num_tokens": num_rows}
-    write_json(folder / "manifest.json", {**about, "digest": digest_of_json(files), "files": files})
+    write_json(folder / "manifest.json", {**about, "digest": digest_json(files), "files": files})
     return folder
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.emulator import WORKLOAD
 from benchmarks.emulator.device import EmulatedDevice, write_device
-from training.process.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_file, digest_json, write_json
 
 
 def make_tiny_model(
@@ -89,7 +89,7 @@ def make_tiny_workload(workload: str, root: Path) -> tuple[Path, list[Path]]:
 def with_manifest(folder: Path, *, num_parameters: int, model_type: str) -> Path:
     """Describe the files of a model folder in its manifest.json; return the folder."""
     paths = (path for path in sorted(folder.iterdir()) if path.name != "manifest.json")
-    files = {path.name: digest_of_file(path) for path in paths}
+    files = {path.name: digest_file(path) for path in paths}
     write_json(
         folder / "manifest.json",
         {
@@ -101,7 +101,7 @@ def with_manifest(folder: Path, *, num_parameters: int, model_type: str) -> Path
             "num_parameters": num_parameters,
             "model_type": model_type,
             "is_random_weights": True,
-            "digest": digest_of_json(files),
+            "digest": digest_json(files),
             "files": files,
         },
     )
@@ -148,12 +148,12 @@ def write_slice(folder: Path, rows: list[Any], *, first_row: int = 0, labels: li
         arrays["labels"] = np.array(labels, dtype=np.int64)
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
-    files = {f"{name}.npy": digest_of_file(folder / f"{name}.npy") for name in sorted(arrays)}
+    files = {f"{name}.npy": digest_file(folder / f"{name}.npy") for name in sorted(arrays)}
     facts = {
         "range": f"{first_row}-{first_row + len(rows)}",
         "num_rows": len(rows),
         "num_tokens": int(offsets[-1]),
-        "digest": digest_of_json(files),
+        "digest": digest_json(files),
         "files": files,
     }
     write_json(folder / "manifest.json", facts)
@@ -207,7 +207,7 @@ def make_config(
     for folder in slices:
         facts = json.loads((folder / "manifest.json").read_bytes())
         for epoch in range(1, epochs + 1):
-            previous = digest_of_json([content, facts["digest"], facts["range"], epoch, previous])
+            previous = digest_json([content, facts["digest"], facts["range"], epoch, previous])
             segments.append(
                 {"range": facts["range"], "epoch": epoch, "slice_dir": str(folder), "fingerprint": previous}
             )

@@ -28,7 +28,7 @@ from training.process.failure import (
 )
 from training.process.heartbeat import Heartbeat
 from training.process.lifeline import end_with_parent
-from training.process.redaction import formatted, redact_logs, redacted, shortened
+from training.process.redaction import format_traceback, redact, redact_logs, shorten
 from training.process.safe_loading import require_safe_torch
 from training.process.stop_request import StopRequest
 from training.process.unwritten import require_code
@@ -42,7 +42,7 @@ def main() -> int:
     stop = StopRequest()
     end_with_parent()
     _append_to_logs()
-    _number_by_node()
+    _set_global_rank()
     redact_logs()
     parser = argparse.ArgumentParser(prog="training", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see training/config.py")
@@ -69,11 +69,11 @@ def main() -> int:
     try:
         _run(config, events, arguments, stop)
     except Exception as error:
-        return _fail(error, config, events, rank=rank)
+        return _report_failure(error, config, events, rank=rank)
     return 0
 
 
-def _number_by_node() -> None:
+def _set_global_rank() -> None:
     """Number this rank after its machine, where there are several: torchrun goes by their addresses, and rank 0 has to
     be where the stage is that follows its files.
     """
@@ -89,17 +89,17 @@ def _append_to_logs() -> None:
             fcntl.fcntl(stream, fcntl.F_SETFL, fcntl.fcntl(stream, fcntl.F_GETFL) | os.O_APPEND)
 
 
-def _fail(error: Exception, config: TrainingConfig, events: EventStream, *, rank: int) -> int:
+def _report_failure(error: Exception, config: TrainingConfig, events: EventStream, *, rank: int) -> int:
     """Say how this rank failed, to whoever reads it; return the exit code."""
     if not isinstance(error, TrainingError):
-        sys.stderr.write(formatted(error))
+        sys.stderr.write(format_traceback(error))
         if is_out_of_memory(error):
-            error = OutOfMemoryError(f"rank {rank}: out of memory: {' '.join(redacted(str(error)).split())[:300]}")
+            error = OutOfMemoryError(f"rank {rank}: out of memory: {' '.join(redact(str(error)).split())[:300]}")
     if isinstance(error, TrainingError):
         sys.stderr.write(f"training: rank {rank}: {error}\n")
         reason, exit_code = str(error), error.exit_code
     else:
-        words = redacted(shortened(f"{type(error).__name__}: {error}", limit=_MAX_REASON_CHARACTERS))
+        words = redact(shorten(f"{type(error).__name__}: {error}", limit=_MAX_REASON_CHARACTERS))
         reason, exit_code = f"rank {rank}: {words}", EXIT_FAILED
     if isinstance(error, StoppedError):
         events.send("stopped", reason=reason, error=type(error).__name__, exit_code=exit_code)
@@ -119,21 +119,21 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     import torch
 
-    from training.process.distributed import joined_ranks
+    from training.process.distributed import join_ranks
 
     torch.set_num_threads(config.threads_per_rank)
     if arguments.serve is not None:
         from training.probing.timed_blocks import serve
 
         _require_code(config, arguments)
-        with joined_ranks(config) as ranks:
+        with join_ranks(config) as ranks:
             serve(config, ranks, address=arguments.serve)
         return
 
     from training.loop import train
 
     _require_code(config, arguments)
-    with joined_ranks(config) as ranks, heartbeat.counting(ranks.num_collectives):
+    with join_ranks(config) as ranks, heartbeat.keep_count(ranks.count_collectives):
         train(
             config, ranks, stop=stop, events=events,
             keeps_updates=arguments.keep_updates, heartbeat=heartbeat,
@@ -142,11 +142,11 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
 
 def _require_code(config: TrainingConfig, arguments: argparse.Namespace) -> None:
     """Import the rest, what the config names; then refuse code that changed since the ranks were started."""
-    from training.strategies import strategy_file
+    from training.strategies import find_strategy
     from training.workloads import find_workload
 
     find_workload(config.workload)
-    strategy_file(config.strategy)
+    find_strategy(config.strategy)
     if arguments.code is not None:
         require_code(arguments.code)
 

@@ -96,13 +96,13 @@ def read_config(path: Path) -> TrainingConfig:
         raw = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}; needed: the JSON file that the train stage writes") from None
-    config: TrainingConfig = _built(TrainingConfig, raw, where=str(path))
+    config: TrainingConfig = _parse_object(TrainingConfig, raw, where=str(path))
     if not config.segments:
         raise ValueError(f"{path}: segments is empty; allowed: at least one")
     return config
 
 
-def _built(kind: Any, raw: Any, *, where: str) -> Any:
+def _parse_object(kind: Any, raw: Any, *, where: str) -> Any:
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: got {type(raw).__name__}; allowed: an object")
     hints = typing.get_type_hints(kind)
@@ -110,10 +110,10 @@ def _built(kind: Any, raw: Any, *, where: str) -> Any:
     unknown, missing = sorted(raw.keys() - set(names)), [name for name in names if name not in raw]
     if unknown or missing:
         raise ValueError(f"{where}: unknown keys {unknown}, missing keys {missing}; allowed: exactly {names}")
-    return kind(**{name: _converted(hints[name], raw[name], where=f"{where}: {name}") for name in names})
+    return kind(**{name: _parse_value(hints[name], raw[name], where=f"{where}: {name}") for name in names})
 
 
-def _converted(kind: Any, value: Any, *, where: str) -> Any:
+def _parse_value(kind: Any, value: Any, *, where: str) -> Any:
     origin = typing.get_origin(kind)
     if origin is Literal:
         if value not in typing.get_args(kind):
@@ -121,7 +121,7 @@ def _converted(kind: Any, value: Any, *, where: str) -> Any:
         return value
     if origin is tuple and isinstance(value, list):
         item = typing.get_args(kind)[0]
-        return tuple(_built(item, part, where=f"{where}[{index}]") for index, part in enumerate(value))
+        return tuple(_parse_object(item, part, where=f"{where}[{index}]") for index, part in enumerate(value))
     if origin is Mapping and isinstance(value, dict):
         return value
     if kind is Path and isinstance(value, str):

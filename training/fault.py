@@ -20,12 +20,12 @@ import torch
 
 from training.data.batches import MicroBatch
 from training.process.failure import TrainingError
-from training.process.heartbeat import Heartbeat, Section
+from training.process.heartbeat import Heartbeat, StepSection
 from training.step.strategy import Strategy
 from training.workloads import Workload
 
 _FORM = re.compile(r"rank=(\d+),step=(\d+),kind=(\w+)(?::(\d+(?:\.\d+)?))?(?:,section=(\w+))?")
-_SECTIONS = {section.name.lower(): section for section in Section if section is not Section.START}
+_SECTIONS = {section.name.lower(): section for section in StepSection if section is not StepSection.START}
 _SIGNALS = {number.name.lower(): number for number in signal.Signals}
 _NUMBERED = ("slow", "oom")
 _IN_FORWARD = ("nan", "inf", "oom")
@@ -39,7 +39,7 @@ class Fault:
     """In which optimizer step, counted from 1 over the whole run."""
     kind: str
     """A signal that the rank sends itself, or one of KINDS."""
-    section: Section
+    section: StepSection
     """Where in the step it strikes; UPDATE: after the update."""
     number: float = 0.0
     """slow: how many times as long everything takes; oom: samples that memory has room for."""
@@ -74,7 +74,7 @@ def _fail_device() -> NoReturn:
     raise torch.AcceleratorError("CUDA error: device-side assert triggered (planned fault)")
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -85,10 +85,10 @@ KINDS: dict[str, Callable[[], object]] = {
     "raise": _raise,
     "cuda": _fail_device,
     # These come where numbers are made and time passes, and strike nowhere else.
-    "nan": _nothing,
-    "inf": _nothing,
-    "oom": _nothing,
-    "slow": _nothing,
+    "nan": _do_nothing,
+    "inf": _do_nothing,
+    "oom": _do_nothing,
+    "slow": _do_nothing,
 }
 
 
@@ -98,57 +98,57 @@ class Plan:
     def __init__(self, faults: list[Fault]) -> None:
         self._faults = faults
 
-    def build_into_workload(self, workload: Workload, heartbeat: Heartbeat) -> Workload:
+    def inject_into_workload(self, workload: Workload, heartbeat: Heartbeat) -> Workload:
         """Return the workload, with the faults that spoil a micro-batch's loss or gradient."""
         loss_sum = workload.loss_sum
 
-        def spoilt(model: Any, micro_batch: MicroBatch, **more: Any) -> torch.Tensor:
-            return self._spoilt(heartbeat.step, micro_batch, loss_sum(model, micro_batch, **more))
+        def spoil_loss(model: Any, micro_batch: MicroBatch, **more: Any) -> torch.Tensor:
+            return self._spoil_loss(heartbeat.step, micro_batch, loss_sum(model, micro_batch, **more))
 
-        faulty: Any = SimpleNamespace(**{**vars(workload), "loss_sum": spoilt})
+        faulty: Any = SimpleNamespace(**{**vars(workload), "loss_sum": spoil_loss})
         found: Workload = faulty
         return found
 
-    def build_into(self, strategy: Strategy, heartbeat: Heartbeat) -> None:
+    def inject_into_strategy(self, strategy: Strategy, heartbeat: Heartbeat) -> None:
         """Have the faults of all other sections but `data` come when the rank gets there."""
         train_step, enter = strategy.train_step, heartbeat.enter
         slow = [_Slowness(fault) for fault in self._faults if fault.kind == "slow"]
 
-        def entering(section: Section) -> None:
+        def enter_with_faults(section: StepSection) -> None:
             for each in slow:
                 each.delay(heartbeat.step, section)
             enter(section)
-            if section is not Section.UPDATE:
+            if section is not StepSection.UPDATE:
                 self._strike(heartbeat.step, section)
 
-        def training(*arguments: Any, **more: Any) -> Any:
+        def train_with_faults(*arguments: Any, **more: Any) -> Any:
             result = train_step(*arguments, **more)
-            self._strike(heartbeat.step, Section.UPDATE)
+            self._strike(heartbeat.step, StepSection.UPDATE)
             return result
 
-        heartbeat.enter = entering  # type: ignore[method-assign]
-        strategy.on_section = entering
-        strategy.train_step = training  # type: ignore[method-assign]
+        heartbeat.enter = enter_with_faults  # type: ignore[method-assign]
+        strategy.on_section = enter_with_faults
+        strategy.train_step = train_with_faults  # type: ignore[method-assign]
 
-    def build_into_data(self, make: Callable[[int], Any], *, first_step: int) -> Callable[[int], Any]:
+    def inject_into_data(self, make: Callable[[int], Any], *, first_step: int) -> Callable[[int], Any]:
         """Return `make`, which makes the micro-batches of a step of the segment, with the faults of `data`."""
 
-        def making(segment_step: int) -> Any:
-            self._strike(first_step + segment_step - 1, Section.DATA)
+        def make_with_faults(segment_step: int) -> Any:
+            self._strike(first_step + segment_step - 1, StepSection.DATA)
             return make(segment_step)
 
-        return making
+        return make_with_faults
 
-    def _strike(self, step: int, section: Section) -> None:
+    def _strike(self, step: int, section: StepSection) -> None:
         for fault in self._faults:
             if (fault.step, fault.section) == (step, section):
                 fault.strike()
 
-    def _spoilt(self, step: int, micro_batch: MicroBatch, loss_sum: torch.Tensor) -> torch.Tensor:
+    def _spoil_loss(self, step: int, micro_batch: MicroBatch, loss_sum: torch.Tensor) -> torch.Tensor:
         for fault in self._faults:
             if fault.step != step or fault.kind not in _IN_FORWARD:
                 continue
-            if fault.section is Section.BACKWARD:
+            if fault.section is StepSection.BACKWARD:
                 # The loss stays what it is, the gradient does not.
                 loss_sum.register_hook(lambda gradient, fault=fault: _spoil(fault, micro_batch, gradient))
             else:
@@ -169,30 +169,30 @@ class _Slowness:
 
     def __init__(self, fault: Fault) -> None:
         self._fault = fault
-        self._before = Section.START
+        self._before = StepSection.START
         self._wall = self._cpu = 0.0
 
-    def delay(self, step: int, section: Section) -> None:
+    def delay(self, step: int, section: StepSection) -> None:
         if step >= self._fault.step:
             spent = 0.0
-            if section is Section.UPDATE:
+            if section is StepSection.UPDATE:
                 spent = time.process_time() - self._cpu
-            elif self._before in (Section.FORWARD, Section.BACKWARD):
+            elif self._before in (StepSection.FORWARD, StepSection.BACKWARD):
                 spent = time.perf_counter() - self._wall
             time.sleep((self._fault.number - 1) * spent)
         self._before, self._wall, self._cpu = section, time.perf_counter(), time.process_time()
 
 
-def planned_faults(rank: int) -> Plan | None:
+def read_planned_faults(rank: int) -> Plan | None:
     """Return what the environment plans for this rank, if anything; TrainingError for anything but the form above."""
     text = os.environ.get("FAULT")
     if not text:
         return None
-    faults = [fault for part in text.split(";") for number, fault in [_parsed(part, text)] if number == rank]
+    faults = [fault for part in text.split(";") for number, fault in [_parse_fault(part, text)] if number == rank]
     return Plan(faults) if faults else None
 
 
-def _parsed(part: str, text: str) -> tuple[int, Fault]:
+def _parse_fault(part: str, text: str) -> tuple[int, Fault]:
     """Return rank and fault."""
     match = _FORM.fullmatch(part.strip())
     kind = match[3] if match else ""

@@ -10,16 +10,16 @@ from training.process.events import EventStream
 from training.process.failure import EXIT_INTERRUPTED, StoppedError
 from training.process.heartbeat import Heartbeat
 from training.process.stop_request import StopRequest
-from training.record.segment import now
+from training.record.segment import tell_utc_time
 from training.state.checkpoint import CheckpointStore
 from training.state.update_keeper import UpdateKeeper
 from training.step.strategy import Strategy
-from training.strategies import strategy_file
+from training.strategies import find_strategy
 from training.workloads import Workload, find_workload
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class TrainingLaunch:
     """One start of the process: everything that is not the work itself."""
 
     config: TrainingConfig
@@ -45,28 +45,28 @@ class Launch:
         return find_workload(self.config.workload)
 
 
-def build_strategy(launch: Launch) -> Strategy:
+def build_strategy(launch: TrainingLaunch) -> Strategy:
     """Return the strategy around the base model."""
     config, workload, faults = launch.config, launch.workload, launch.faults
     model = workload.load_model(config.model_dir)
     if faults is not None:
-        workload = faults.build_into_workload(workload, launch.heartbeat)
-    strategy = strategy_file(config.strategy).build(model, workload, config, launch.ranks)
+        workload = faults.inject_into_workload(workload, launch.heartbeat)
+    strategy = find_strategy(config.strategy).build(model, workload, config, launch.ranks)
     strategy.on_section = launch.heartbeat.enter
     if faults is not None:
-        faults.build_into(strategy, launch.heartbeat)
+        faults.inject_into_strategy(strategy, launch.heartbeat)
     if launch.keeps_updates:
         strategy.on_gradient = UpdateKeeper(config.work_dir, launch.ranks, strategy)
     return strategy
 
 
-def say_launched(launch: Launch, num_steps: int) -> None:
+def send_launch_event(launch: TrainingLaunch, num_steps: int) -> None:
     """Send the first event."""
     config, ranks = launch.config, launch.ranks
     launch.events.send(
         "launch_started",
         cell=config.cell,
-        started_at=now(),
+        started_at=tell_utc_time(),
         pid=os.getpid(),
         world_size=ranks.world_size,
         device=config.device,
@@ -76,14 +76,14 @@ def say_launched(launch: Launch, num_steps: int) -> None:
     )
 
 
-def stop_if_asked(launch: Launch, *, before_step: int) -> None:
+def stop_if_asked(launch: TrainingLaunch, *, before_step: int) -> None:
     """Raise StoppedError, on all ranks alike, if one was told to stop before there is anything to save."""
     code = launch.ranks.highest(launch.stop.exit_code)
     if code:
-        raise stopped(code, before_step=before_step)
+        raise make_stopped_error(code, before_step=before_step)
 
 
-def stopped(exit_code: int, *, before_step: int) -> StoppedError:
+def make_stopped_error(exit_code: int, *, before_step: int) -> StoppedError:
     """Return the error that ends a launch which was told to stop."""
     asked = "SIGINT" if exit_code == EXIT_INTERRUPTED else "SIGTERM"
     return StoppedError(f"stopped by {asked} before step {before_step}; all before it is saved", exit_code=exit_code)

@@ -12,27 +12,27 @@ import torch
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
-from training.data.plan import SegmentPlan, micro_batch_of, micro_batches_for, plan_of
-from training.data.prefetch import prefetched
+from training.data.plan import SegmentPlan, make_micro_batch, make_micro_batches, make_segment_plan
+from training.data.prefetch import prefetch_micro_batches
 from training.data.rows import Rows
-from training.fault import planned_faults
-from training.launch import Launch, build_strategy, say_launched, stop_if_asked, stopped
+from training.fault import read_planned_faults
+from training.launch import TrainingLaunch, build_strategy, make_stopped_error, send_launch_event, stop_if_asked
 from training.process.distributed import Ranks
 from training.process.events import EventStream
 from training.process.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
-from training.process.heartbeat import Heartbeat, Section
-from training.process.ownership import own_device
+from training.process.heartbeat import Heartbeat, StepSection
+from training.process.ownership import collect_device_facts
 from training.process.stop_request import StopRequest
-from training.record.segment import SegmentRecord, now
+from training.record.segment import SegmentRecord, tell_utc_time
 from training.record.segment_facts import Counters, SegmentFacts
-from training.record.setting import setting_of
+from training.record.setting import gather_setting
 from training.record.window import Window
 from training.state.broadcast import broadcast_checkpoint
 from training.state.checkpoint import CheckpointStore
 from training.step.divergence import DivergenceRule
-from training.step.schedule import learning_rate_at
+from training.step.schedule import compute_learning_rate
 from training.step.strategy import Strategy
-from training.workloads import training_rows
+from training.workloads import open_training_rows
 
 _log = logging.getLogger(__name__)
 
@@ -57,15 +57,15 @@ def train(
     store = CheckpointStore(
         config.work_dir, model_name=config.model_name, world_size=ranks.world_size, exact=config.exact, events=events
     )
-    launch = Launch(
+    launch = TrainingLaunch(
         config=config, ranks=ranks, stop=stop, events=events, store=store, keeps_updates=keeps_updates,
-        faults=planned_faults(ranks.rank), heartbeat=heartbeat or Heartbeat(),
+        faults=read_planned_faults(ranks.rank), heartbeat=heartbeat or Heartbeat(),
     )  # fmt: skip
     if ranks.is_first:
         store.clear_unfinished()
     sizes = [len(launch.workload.open_slice(segment.slice_dir)) for segment in config.segments]
     num_steps = [-(-size // config.global_batch_size) for size in sizes]
-    say_launched(launch, sum(num_steps))
+    send_launch_event(launch, sum(num_steps))
 
     strategy: Strategy | None = None
     stands_after = -1
@@ -74,7 +74,7 @@ def train(
     """segment.json of the predecessor."""
     for index, segment in enumerate(config.segments):
         start_checksum = facts["parameter_checksums"][0] if facts else None
-        finished = ranks.first_says(partial(store.finished, segment, start_checksum=start_checksum))
+        finished = ranks.ask_first_rank(partial(store.find_finished, segment, start_checksum=start_checksum))
         if finished is not None:
             events.send("segment_reused", **finished)
             _log.info("%s epoch %d: reused, its receipt verifies", segment.range, segment.epoch)
@@ -84,8 +84,8 @@ def train(
             drift: list[str] = []
             if stands_after != index - 1:
                 before = config.segments[index - 1]
-                broadcast_checkpoint(store.finished_folder(before), ranks, fingerprint=before.fingerprint)
-                drift = store.version_drift(store.finished_folder(before))
+                broadcast_checkpoint(store.locate_finished(before), ranks, fingerprint=before.fingerprint)
+                drift = store.version_drift(store.locate_finished(before))
                 store.load_finished(before, strategy, facts)
             start = strategy.digest()
             record = SegmentRecord(
@@ -94,7 +94,7 @@ def train(
                 num_steps=num_steps[index],
                 # Of what it does begin with, for a gate to hold against what it should begin with.
                 counters=Counters(
-                    started_at=now(),
+                    started_at=tell_utc_time(),
                     start_checksum=start.parameters[0],
                     start_optimizer_checksum=start.optimizer[0],
                 ),
@@ -108,17 +108,17 @@ def train(
     events.send("launch_finished", seconds=time.perf_counter() - started)
 
 
-def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[str, Any]:
+def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord) -> dict[str, Any]:
     """Train one segment from wherever its record stands to its end; return its segment.json."""
     config, ranks, segment, heartbeat = launch.config, launch.ranks, record.segment, launch.heartbeat
-    source = training_rows(launch.workload, config, segment)
-    plan = plan_of(source, config, segment)
+    source = open_training_rows(launch.workload, config, segment)
+    plan = make_segment_plan(source, config, segment)
 
     def make(segment_step: int) -> list[MicroBatch]:
         run_step = record.first_step + segment_step - 1
         step = plan.step(segment_step)
         return list(
-            micro_batches_for(
+            make_micro_batches(
                 source, step, rank=strategy.data_rank, world_size=strategy.data_world_size,
                 seq_len=config.seq_len, seed=(config.seed, run_step),
             )
@@ -129,7 +129,7 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         _warm_up(launch, strategy, plan, source)
     made: Callable[[int], list[MicroBatch]] = make
     if launch.faults is not None:
-        made = launch.faults.build_into_data(make, first_step=record.first_step)
+        made = launch.faults.inject_into_data(make, first_step=record.first_step)
     divergence = DivergenceRule()
     for line in record.earlier_lines:
         divergence.take(line["step"], line["loss"])
@@ -138,17 +138,17 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
     record.mark_exchanges(ranks)
     window = Window(ranks)
     heartbeat.on_enter = window.pace.enter
-    for segment_step, micro_batches, data_wait_seconds in prefetched(
+    for segment_step, micro_batches, data_wait_seconds in prefetch_micro_batches(
         made, steps, ranks.device, on_wait=lambda segment_step: heartbeat.begin(segment_step + to_run_step)
     ):
         step = segment_step + to_run_step
         planned = plan.step(segment_step)
-        learning_rate = learning_rate_at(
+        learning_rate = compute_learning_rate(
             segment_step, plan.num_steps,
             peak=config.learning_rate, schedule=config.schedule, warmup_steps=config.warmup_steps,
         )  # fmt: skip
 
-        with window.computing():
+        with window.time_computation():
             result = strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=learning_rate)
 
         record.consume(step, strategy.data_rank, micro_batches if strategy.counts_rows else [], result)
@@ -160,16 +160,16 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         is_checkpoint = config.checkpoint_every_steps > 0 and segment_step % config.checkpoint_every_steps == 0
         is_log_point = is_last or is_checkpoint or segment_step % config.log_every_steps == 0
         if not is_log_point and segment_step % steps_between_stop_checks == 0:
-            heartbeat.enter(Section.COLLECTIVE)
-            with window.computing():
+            heartbeat.enter(StepSection.COLLECTIVE)
+            with window.time_computation():
                 is_log_point = ranks.highest(launch.stop.exit_code) > 0
         if not is_log_point:
             continue
 
         # ---------------------------------------------------- log point: the clock stands still from here on
-        heartbeat.enter(Section.COLLECTIVE)
-        with _naming_culprits(ranks, strategy, micro_batches, step=step, num_targets=planned.num_targets):
-            facts = window.close(forgives_overflow=strategy.forgives_overflow)
+        heartbeat.enter(StepSection.COLLECTIVE)
+        with _name_culprits(ranks, strategy, micro_batches, step=step, num_targets=planned.num_targets):
+            facts = window.close(forgives_overflow=strategy.may_overflow)
         for line in record.add(facts):
             launch.events.send(**line)
             divergence.take(line["step"], line["loss"])
@@ -181,7 +181,7 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
         if not is_last and (is_checkpoint or stop_code):
             _save_partial(launch, strategy, record)
         if not is_last and stop_code:
-            raise stopped(stop_code, before_step=step + 1)
+            raise make_stopped_error(stop_code, before_step=step + 1)
         window.open()
         # ---------------------------------------------------- the clock runs again
 
@@ -190,20 +190,20 @@ def train_segment(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
     return facts_of_segment
 
 
-def _warm_up(launch: Launch, strategy: Strategy, plan: SegmentPlan, source: Rows) -> None:
+def _warm_up(launch: TrainingLaunch, strategy: Strategy, plan: SegmentPlan, source: Rows) -> None:
     """Warm up with the micro-batch of the segment's longest row: if there is too little memory, it shows right away."""
     config, started = launch.config, time.perf_counter()
     place = int(np.argmax(plan.lengths[plan.order]))
     longest = plan.step(place // config.global_batch_size + 1)
-    micro_batch = micro_batch_of(source, longest, 0, seq_len=config.seq_len, seed=(config.seed, 0))
+    micro_batch = make_micro_batch(source, longest, 0, seq_len=config.seq_len, seed=(config.seed, 0))
     strategy.warm_up(micro_batch.to(launch.ranks.device))
-    launch.heartbeat.needs_patience(
+    launch.heartbeat.set_patience(
         warm_up_seconds=time.perf_counter() - started, checkpoint_bytes=strategy.num_checkpoint_bytes
     )
 
 
 @contextlib.contextmanager
-def _naming_culprits(
+def _name_culprits(
     ranks: Ranks, strategy: Strategy, micro_batches: list[MicroBatch], *, step: int, num_targets: int
 ) -> Iterator[None]:
     """Have a gradient of this step that is not finite say where it comes from: after the exchange it is all ranks'.
@@ -221,21 +221,21 @@ def _naming_culprits(
         raise DivergedError(f"{error}; it comes from {origin}") from None
 
 
-def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord, *, version_drift: list[str]) -> None:
+def _resume(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord, *, version_drift: list[str]) -> None:
     """Restore the segment's newest partial checkpoint, if there is one."""
     store, segment, ranks = launch.store, record.segment, launch.ranks
     checksum = record.counters.start_checksum
 
-    def newest() -> str | None:
-        folder = store.newest_partial(segment, start_checksum=checksum)
+    def find_newest() -> str | None:
+        folder = store.find_newest_partial(segment, start_checksum=checksum)
         return str(folder.relative_to(launch.config.work_dir)) if folder else None
 
-    if found := ranks.first_says(newest):
+    if found := ranks.ask_first_rank(find_newest):
         folder = launch.config.work_dir / found
         broadcast_checkpoint(folder, ranks, fingerprint=segment.fingerprint)
         version_drift = store.version_drift(folder)
         store.load_partial(folder, strategy, record)
-    setting = setting_of(launch.config, ranks, strategy.module)
+    setting = gather_setting(launch.config, ranks, strategy.module)
     record.note_launch(micro_batch_size=launch.config.micro_batch_size, version_drift=version_drift, setting=setting)
     done = record.counters.num_steps
     launch.stop.listen()
@@ -253,9 +253,9 @@ def _resume(launch: Launch, strategy: Strategy, record: SegmentRecord, *, versio
         torch.cuda.reset_peak_memory_stats(ranks.device)
 
 
-def _save_partial(launch: Launch, strategy: Strategy, record: SegmentRecord) -> None:
+def _save_partial(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord) -> None:
     ranks, started = launch.ranks, time.perf_counter()
-    launch.heartbeat.enter(Section.CHECKPOINT)
+    launch.heartbeat.enter(StepSection.CHECKPOINT)
     record.note_span()
     _note_peak_memory(ranks, record)
     record.file_away(ranks, everything=True)
@@ -271,10 +271,10 @@ def _save_partial(launch: Launch, strategy: Strategy, record: SegmentRecord) -> 
     )
 
 
-def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[str, Any]:
+def _finish(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord) -> dict[str, Any]:
     """Prove that all copies of the state are the same, then save the segment; return its segment.json."""
     ranks, started = launch.ranks, time.perf_counter()
-    launch.heartbeat.enter(Section.CHECKPOINT)
+    launch.heartbeat.enter(StepSection.CHECKPOINT)
     _note_peak_memory(ranks, record)
     end = strategy.digest()
     for what, found in (("parameters", end.parameters), ("optimizer states", end.optimizer)):
@@ -284,7 +284,7 @@ def _finish(launch: Launch, strategy: Strategy, record: SegmentRecord) -> dict[s
                 f"{', '.join(found)}); nothing was saved"
             )
     record.file_away(ranks, everything=True)
-    devices = ranks.gather_json(own_device(ranks.device))
+    devices = ranks.gather_json(collect_device_facts(ranks.device))
     earlier_seconds = record.counters.checkpoint_seconds
 
     def summarise() -> SegmentFacts:

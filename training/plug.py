@@ -34,7 +34,7 @@ class Hardware(Protocol):
         """Return what exchanges a bucket of gradients, or takes its time without an exchange; None: as DDP does."""
         ...
 
-    def before_update(self, model: nn.Module) -> Callable[..., None] | None:
+    def make_update_hook(self, model: nn.Module) -> Callable[..., None] | None:
         """Return what an optimizer is to call before each of its steps; None: nothing."""
         ...
 
@@ -50,7 +50,7 @@ class Hardware(Protocol):
         """Return how many bytes the link takes each byte of gradient for."""
         ...
 
-    def link_seconds(self, model_dir: Path, *, world_size: int) -> Callable[[int], float] | None:
+    def compute_link_seconds(self, model_dir: Path, *, world_size: int) -> Callable[[int], float] | None:
         """Return the seconds of an all-reduce by its bytes, which are then slept for; None: one has to be made."""
         ...
 
@@ -64,7 +64,7 @@ class _Machine:
     def gradient_hook(self, model: nn.Module, *, communicates: bool) -> GradientHook | None:
         return None
 
-    def before_update(self, model: nn.Module) -> Callable[..., None] | None:
+    def make_update_hook(self, model: nn.Module) -> Callable[..., None] | None:
         return None
 
     def begin(self, model: nn.Module) -> None:
@@ -76,14 +76,14 @@ class _Machine:
     def bytes_per_real_byte(self, model: nn.Module) -> float:
         return 1.0
 
-    def link_seconds(self, model_dir: Path, *, world_size: int) -> Callable[[int], float] | None:
+    def compute_link_seconds(self, model_dir: Path, *, world_size: int) -> Callable[[int], float] | None:
         return None
 
 
 _MACHINE = _Machine()
 
 
-def hardware_of(workload: Workload) -> Hardware:
+def select_hardware(workload: Workload) -> Hardware:
     """Return what the workload's models run on."""
     found: Hardware = getattr(workload, "hardware", _MACHINE)
     return found

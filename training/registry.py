@@ -5,7 +5,7 @@ import importlib.util
 from typing import Any
 
 
-def file_named(package: str, name: str) -> Any:
+def import_file(package: str, name: str) -> Any:
     """Return the module of a package's file; ModuleNotFoundError if there is none.
 
     What it offers is what the package's Protocol says, to which tests/architecture/test_seams.py holds every file.

@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds
 from benchmarks.emulator.measuring import emulated_params, measure_device
 from tasks.process.failure import ConfigurationError, exit_with_one_line
-from tasks.process.lock import machine_lock
+from tasks.process.lock import lock_machine
 from tasks.process.logs import configure_logging
 from tasks.process.stopping import stop_on_signals
 from tasks.records.gate import Standing
@@ -48,7 +48,7 @@ def _main() -> None:
         num_micro_batches=_NUM_MICRO_BATCHES,
         measure={"max_seconds": arguments.seconds, "block_seconds": 0.1, "advice": False},
     )
-    with machine_lock("emulating"), tempfile.TemporaryDirectory() as scratch, stop_on_signals() as stop:
+    with lock_machine("emulating"), tempfile.TemporaryDirectory() as scratch, stop_on_signals() as stop:
         measurement = measure_device(_DEVICE, params, folder=Path(scratch), stop=stop)
     console = Console()
     for table in (_scaling(measurement), _losses(measurement)):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.process.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_file, digest_json, write_json
 
 _MODEL_TYPE = "emulated"
 _MIB, _GIB = 2**20, 2**30
@@ -93,7 +93,7 @@ class EmulatedDevice:
         """Bytes of gradient that one real byte of it stands for."""
         return self.gradient_mib_per_layer * _MIB / (4 * self.parameters_per_layer)
 
-    def link_seconds(self, num_bytes: float, world_size: int) -> float:
+    def compute_link_seconds(self, num_bytes: float, world_size: int) -> float:
         """Return the seconds of an all-reduce of so many emulated bytes: latency + 2(N-1)/N * bytes / bandwidth.
 
         0 on one rank. Source of the ring's term: Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms.
@@ -156,7 +156,7 @@ def _converted(name: str, kind: Any, value: Any) -> Any:
 def write_device(folder: Path, device: EmulatedDevice) -> Path:
     """Write the device as a model folder, config.json and manifest.json; return the folder."""
     write_json(folder / "config.json", {"model_type": _MODEL_TYPE, **dataclasses.asdict(device)})
-    files = {"config.json": digest_of_file(folder / "config.json")}
+    files = {"config.json": digest_file(folder / "config.json")}
     write_json(
         folder / "manifest.json",
         {
@@ -168,7 +168,7 @@ def write_device(folder: Path, device: EmulatedDevice) -> Path:
             "num_parameters": device.num_layers * device.parameters_per_layer,
             "model_type": _MODEL_TYPE,
             "is_random_weights": True,
-            "digest": digest_of_json(files),
+            "digest": digest_json(files),
             "files": files,
         },
     )
@@ -206,7 +206,7 @@ def expected_step_seconds(
             backward += device.wrapper_ms / 1e3
         num_bytes = num_layers * device.gradient_mib_per_layer * _MIB
         if is_wrapped and communicates:
-            link_free_at = max(link_free_at, backward) + device.link_seconds(num_bytes, world_size)
+            link_free_at = max(link_free_at, backward) + device.compute_link_seconds(num_bytes, world_size)
     computed = early + max(backward, link_free_at) + device.optimizer_ms / 1e3
     # The loader works one step ahead, beside everything else.
     return max(computed, num_micro_batches * device.data_ms / 1e3)

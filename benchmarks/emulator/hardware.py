@@ -37,7 +37,7 @@ class EmulatedHardware:
 
         return exchange
 
-    def before_update(self, model: nn.Module) -> Callable[..., None]:
+    def make_update_hook(self, model: nn.Module) -> Callable[..., None]:
         """Return what takes the time of an update."""
         rank = _emulated(model).rank
         return lambda *_: rank.update()
@@ -56,9 +56,9 @@ class EmulatedHardware:
         """Return how many bytes the device's description has for each real byte of gradient."""
         return _emulated(model).device.bytes_per_real_byte
 
-    def link_seconds(self, model_dir: Path, *, world_size: int) -> Callable[[int], float]:
+    def compute_link_seconds(self, model_dir: Path, *, world_size: int) -> Callable[[int], float]:
         """Return the seconds of an all-reduce by its emulated bytes."""
-        return partial(read_device(model_dir).link_seconds, world_size=world_size)
+        return partial(read_device(model_dir).compute_link_seconds, world_size=world_size)
 
 
 def _emulated(model: nn.Module) -> EmulatedModel:

@@ -13,11 +13,11 @@ from benchmarks.emulator import WORKLOAD
 from benchmarks.emulator.device import EmulatedDevice, write_device
 from tasks.measuring.planning import plan_session
 from tasks.measuring.session import measure_cells
-from tasks.measuring.workers import Workers, working
+from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
-from tasks.ranks.cell_ranks import told_to_ranks
+from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.records.measurement import MeasurementFile
-from training.process.files import digest_of_json, write_json
+from training.process.files import digest_json, write_json
 
 _NUM_STEPS = 16
 _ROW_LENGTH = 8
@@ -91,14 +91,14 @@ def emulated_ranks(
     segment = {"range": rows.name, "epoch": 1, "fingerprint": "emulated", "slice_dir": str(rows)}
     configs = {
         cell: {
-            **told_to_ranks(cell, params, device="cpu", base_model=model_dir, work=folder / cell),
+            **make_ranks_config(cell, params, device="cpu", base_model=model_dir, work=folder / cell),
             "segments": [segment],
             "workload": WORKLOAD,
         }
         for cell in params.cells
     }
     launchers = {cell: spread.launcher for cell, spread in params.cells.items()}
-    with working(configs, launchers=launchers, stop=stop or threading.Event()) as workers:
+    with open_workers(configs, launchers=launchers, stop=stop or threading.Event()) as workers:
         yield workers
 
 
@@ -113,5 +113,5 @@ def _write_rows(folder: Path, params: Params) -> Path:
     }
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
-    write_json(folder / "manifest.json", {"digest": digest_of_json({"num_rows": num_rows, "length": _ROW_LENGTH})})
+    write_json(folder / "manifest.json", {"digest": digest_json({"num_rows": num_rows, "length": _ROW_LENGTH})})
     return folder

@@ -55,9 +55,9 @@ class EmulatedRank:
         self._is_first_of_step = True
         self._exchanged_at = 0.0
 
-    def link_seconds(self, num_bytes: float, world_size: int) -> float:
+    def compute_link_seconds(self, num_bytes: float, world_size: int) -> float:
         """Return the seconds of an all-reduce of so many emulated bytes; see EmulatedDevice."""
-        return self.device.link_seconds(num_bytes, world_size)
+        return self.device.compute_link_seconds(num_bytes, world_size)
 
     @property
     def at(self) -> float:
@@ -156,7 +156,7 @@ class EmulatedLink:
         with the latest of the ranks, and the latest of such sums is the sum from the latest ones.
         """
         num_bytes = buffer.numel() * buffer.element_size() * self._rank.device.bytes_per_real_byte
-        seconds = self._rank.link_seconds(num_bytes, dist.get_world_size(group))
+        seconds = self._rank.compute_link_seconds(num_bytes, dist.get_world_size(group))
         self._free_at = max(self._free_at, self._rank.at) + self._times.around(seconds * 1e3)
         averaged: Future[Tensor] = Future()
         self._thread.submit(self._exchange, buffer, group, self._free_at, averaged)

@@ -17,11 +17,20 @@ from benchmarks.emulator.hardware import EmulatedHardware
 from benchmarks.emulator.model import EmulatedModel
 from benchmarks.emulator.rank import EmulatedLoader
 from training.config import SegmentConfig, TrainingConfig
-from training.data.batches import IGNORED_LABEL, MicroBatch, Slice, dummy_micro_batch, open_slice
+from training.data.batches import IGNORED_LABEL, MicroBatch, Slice, make_dummy_micro_batch, open_slice
 from training.model.weights import load_weights
 from training.plug import Hardware
 
-__all__ = ["UNIT", "augmented", "dummy_micro_batch", "hardware", "has_dropout", "load_model", "loss_sum", "open_slice"]
+__all__ = [
+    "UNIT",
+    "augment_rows",
+    "hardware",
+    "has_dropout",
+    "load_model",
+    "loss_sum",
+    "make_dummy_micro_batch",
+    "open_slice",
+]
 
 UNIT = "token"
 HAS_LABELS = False
@@ -44,7 +53,7 @@ class _LoadedRows(Slice):
         return micro_batch
 
 
-def augmented(rows: Slice, config: TrainingConfig, segment: SegmentConfig) -> Slice:
+def augment_rows(rows: Slice, config: TrainingConfig, segment: SegmentConfig) -> Slice:
     """Return the rows as a training loads them."""
     kept = {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
     return _LoadedRows(**kept, loader=EmulatedLoader(read_device(config.model_dir)))
@@ -97,6 +106,6 @@ def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
     return False
 
 
-def tied_weight(model: nn.Module) -> nn.Parameter | None:
+def find_tied_weight(model: nn.Module) -> nn.Parameter | None:
     """Return None: there is no embedding."""
     return None

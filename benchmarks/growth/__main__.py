@@ -28,7 +28,7 @@ from benchmarks.throughput.rows import (
     place_qwen2_tokenizer,
 )
 from tasks.records.sources import BaseModelManifest
-from training.process.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_file, digest_json, write_json
 
 _PROJECT = Path(__file__).resolve().parent.parent.parent
 _LABELS = {
@@ -60,9 +60,9 @@ Points = dict[str, dict[int, dict[str, float]]]
 
 def short_texts(num_rows: int) -> Iterator[str]:
     """Yield short texts without end of the built-in corpus: its sentences over and over, each with a number."""
-    from tasks.data.builtin.corpus import corpus_rows
+    from tasks.data.builtin.corpus import read_corpus
 
-    sentences = [row[start : start + 80] for row in itertools.islice(corpus_rows(), 500) for start in (0, 80)]
+    sentences = [row[start : start + 80] for row in itertools.islice(read_corpus(), 500) for start in (0, 80)]
     sentences = [text.strip() for text in sentences if text.strip()]
     for number in range(num_rows):
         yield f"{number} {sentences[number % len(sentences)]}"
@@ -81,12 +81,12 @@ def write_texts(file: Path, num_rows: int) -> None:
 
 def ready(work: Path, num_rows: int) -> None:
     """Place what the parts begin with: texts, the built-in model, what a training is told."""
-    from tasks.data.builtin.corpus import corpus_rows
+    from tasks.data.builtin.corpus import read_corpus
     from tasks.data.builtin.tiny_model import NUM_TOKENIZER_ROWS, write_tiny_qwen2
 
     work.mkdir(parents=True, exist_ok=True)
     write_texts(rows_file(work), num_rows)
-    write_tiny_qwen2(work / "model", itertools.islice(corpus_rows(), NUM_TOKENIZER_ROWS))
+    write_tiny_qwen2(work / "model", itertools.islice(read_corpus(), NUM_TOKENIZER_ROWS))
     _write_manifest(work / "model")
     setup = Setup(
         name="growth", model_dir=work / "model", slice_dir=work / "slice", num_rows=num_rows, world_size=1,
@@ -96,10 +96,10 @@ def ready(work: Path, num_rows: int) -> None:
 
 
 def _write_manifest(model: Path) -> None:
-    files = {file.name: digest_of_file(file) for file in model.iterdir()}
+    files = {file.name: digest_file(file) for file in model.iterdir()}
     BaseModelManifest(
         source="builtin:tiny-qwen2", kind="builtin", revision=None, commit=None, label="", num_parameters=0,
-        model_type="qwen2", is_random_weights=True, digest=digest_of_json(files), files=files,
+        model_type="qwen2", is_random_weights=True, digest=digest_json(files), files=files,
     ).write(model)  # fmt: skip
 
 

@@ -26,26 +26,26 @@ def rows_file(work: Path) -> Path:
 
 def _download(work: Path, num_rows: int) -> Callable[[], object]:
     """Read a local source into the store, then place what is asked for: the stage `download` without the model."""
-    from tasks.data.sources.row_store import place_rows, stored_rows
+    from tasks.data.sources.row_store import place_rows, store_rows
     from tasks.params.sources import DatasetParams, RowRange
 
     params = DatasetParams(source=f"path:{rows_file(work)}")
     heldout = RowRange(start=num_rows - num_rows // 100, end=num_rows)
     target = work / "rows.parquet"
-    return lambda: place_rows(stored_rows(params, num_rows), num_rows, heldout=heldout, target=target)
+    return lambda: place_rows(store_rows(params, num_rows), num_rows, heldout=heldout, target=target)
 
 
 def _slice(work: Path, num_rows: int) -> Callable[[], object]:
     """Tokenise the placed rows: the stage `slice`."""
     from tasks.data.slicing.tokens import load_tokenizer
     from tasks.params.sources import RowRange
-    from tasks.slice import stored_slice
+    from tasks.slice import store_slice
 
     tokenizer = load_tokenizer(work / "model")
     part = RowRange(start=0, end=num_rows)
 
     def run() -> None:
-        folder = stored_slice(part, work / "rows.parquet", tokenizer, workload="causal_lm")
+        folder = store_slice(part, work / "rows.parquet", tokenizer, workload="causal_lm")
         (work / "slice").symlink_to(folder.resolve())
 
     return run
@@ -72,21 +72,21 @@ def _step(work: Path, num_rows: int) -> Callable[[], object]:
     import torch
 
     from training.config import read_config
-    from training.data.plan import micro_batches_for
-    from training.process.distributed import joined_ranks
+    from training.data.plan import make_micro_batches
+    from training.process.distributed import join_ranks
     from training.strategies import single
     from training.workloads import causal_lm
 
     torch.set_num_threads(1)
     config = read_config(work / "training.json")
     source, plan, _ = _plan(work, num_rows)()  # type: ignore[misc]
-    with joined_ranks(config) as ranks:
+    with join_ranks(config) as ranks:
         strategy = single.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
     numbers = np.linspace(1, plan.num_steps, _NUM_TIMED_STEPS).astype(int).tolist()
 
     def one(number: int) -> None:
         step = plan.step(number)
-        parts = list(micro_batches_for(source, step, rank=0, world_size=1, seq_len=SEQ_LEN, seed=(1, number)))
+        parts = list(make_micro_batches(source, step, rank=0, world_size=1, seq_len=SEQ_LEN, seed=(1, number)))
         strategy.train_step(parts, num_targets=step.num_targets, learning_rate=0.0)
 
     one(1)
@@ -96,10 +96,10 @@ def _step(work: Path, num_rows: int) -> Callable[[], object]:
 def _record_of(work: Path, num_steps: int) -> Any:
     """Return the empty record of a segment of so many steps."""
     from training.config import read_config
-    from training.record.segment import SegmentRecord, now
+    from training.record.segment import SegmentRecord, tell_utc_time
     from training.record.segment_facts import Counters
 
-    counters = Counters(started_at=now(), start_checksum="")
+    counters = Counters(started_at=tell_utc_time(), start_checksum="")
     segment = read_config(work / "training.json").segments[0]
     return SegmentRecord(segment=segment, first_step=1, num_steps=num_steps, counters=counters, folder=work)
 
@@ -122,13 +122,13 @@ def _enter(work: Path, num_rows: int) -> Callable[[], Any]:
 
     from training.config import read_config
     from training.data.batches import open_slice
-    from training.process.distributed import joined_ranks
+    from training.process.distributed import join_ranks
     from training.step.strategy import StepResult
 
     source, record = open_slice(work / "slice"), _record_of(work, -(-num_rows // ROWS_PER_STEP))
     parts = [source.collate(range(start, start + 4), seq_len=SEQ_LEN) for start in range(0, ROWS_PER_STEP, 4)]
     result = StepResult(torch.zeros(()), torch.zeros(()))
-    with joined_ranks(read_config(work / "training.json")) as ranks:
+    with join_ranks(read_config(work / "training.json")) as ranks:
         ranks_here = ranks
 
     def run() -> Any:
@@ -147,8 +147,8 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
     import torch
 
     from training.config import read_config
-    from training.data.plan import micro_batches_for
-    from training.process.distributed import joined_ranks
+    from training.data.plan import make_micro_batches
+    from training.process.distributed import join_ranks
     from training.process.events import EventStream
     from training.record.window import Window
     from training.step.divergence import DivergenceRule
@@ -156,10 +156,10 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
 
     source, _, planned = _plan(work, num_steps)()  # type: ignore[misc]
     record, divergence = _record_of(work, num_steps), DivergenceRule()
-    parts = list(micro_batches_for(source, planned, rank=0, world_size=1, seq_len=SEQ_LEN, seed=(1, 1)))
+    parts = list(make_micro_batches(source, planned, rank=0, world_size=1, seq_len=SEQ_LEN, seed=(1, 1)))
     result = StepResult(torch.ones(()), torch.ones(()))
     events = EventStream(work / "log_points.jsonl", rank=0)
-    with joined_ranks(read_config(work / "training.json")) as ranks:
+    with join_ranks(read_config(work / "training.json")) as ranks:
         window = Window(ranks)
 
     def run() -> None:
@@ -178,14 +178,14 @@ def _log_points(work: Path, num_steps: int) -> Callable[[], object]:
 def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
     """Save a finished epoch: weights, optimizer, ledger, step lines, durably."""
     from training.config import read_config
-    from training.process.distributed import joined_ranks
+    from training.process.distributed import join_ranks
     from training.process.events import EventStream
     from training.state.checkpoint import CheckpointStore
     from training.strategies import single
     from training.workloads import causal_lm
 
     config = read_config(work / "training.json")
-    with joined_ranks(config) as ranks:
+    with join_ranks(config) as ranks:
         strategy = single.build(causal_lm.load_model(work / "model"), causal_lm, config, ranks)
     record = _enter(work, num_rows)()
     events = EventStream(work / "events.jsonl", rank=0)

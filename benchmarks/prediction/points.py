@@ -12,10 +12,10 @@ import numpy as np
 from benchmarks.emulator.device import EmulatedDevice, write_device
 from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from benchmarks.prediction.configurations import Configuration
-from tasks.measuring.arms import Cell, as_trained, copies, data_arms, silent
+from tasks.measuring.arms import Cell, make_copies_arm, make_data_arms, make_silent_arm, make_trained_arm
 from tasks.measuring.blocks import Bench, Trials
-from tasks.measuring.interleaving import rounds
-from tasks.measuring.intervals import ratio_of_medians
+from tasks.measuring.interleaving import generate_rounds
+from tasks.measuring.intervals import bootstrap_median_ratio
 from tasks.measuring.predicting import Probed, probe_cells, sweep_link
 from tasks.measuring.prediction import ModelError, predict
 from tasks.measuring.probe import Probe
@@ -48,7 +48,7 @@ class Tried:
     def points(self, model_error: ModelError | None) -> list["Point"]:
         """Return what is foretold beside what was measured: for four ranks with their link known and without."""
         told = [(self.probe, size) for size in self.measured]
-        told += [(self.probe.without_link_only(), size) for size in sorted(self.probe.link_only)]
+        told += [(self.probe.drop_link_only(), size) for size in sorted(self.probe.link_only)]
         return [
             Point(
                 configuration=self.configuration.name,
@@ -173,8 +173,10 @@ def try_configuration(
     ]
     bench = Bench(workers, seed=_SEED)
     baseline, pair, four = cells
-    probing = [arm for cell in (baseline, pair) for arm in (copies(cell), *data_arms(cell, has_copy=True))]
-    bench.build([*map(as_trained, cells), *probing, silent(pair)])
+    probing = [
+        arm for cell in (baseline, pair) for arm in (make_copies_arm(cell), *make_data_arms(cell, has_copy=True))
+    ]
+    bench.build([*map(make_trained_arm, cells), *probing, make_silent_arm(pair)])
     probed = Probed(
         baseline=baseline, cells=[pair], has_copy=True, is_weak=False,
         bytes_per_real_byte=device.bytes_per_real_byte, ranks_per_machine=None,
@@ -189,12 +191,12 @@ def try_configuration(
 
 def _measured(bench: Bench, cells: Sequence[Cell], *, num_rounds: int) -> dict[int, Estimate]:
     """Return the speedups over the first cell, all taking turns."""
-    arms, trials = [as_trained(cell) for cell in cells], Trials()
-    order = rounds([arm.name for arm in arms], seed=_SEED)
+    arms, trials = [make_trained_arm(cell) for cell in cells], Trials()
+    order = generate_rounds([arm.name for arm in arms], seed=_SEED)
     for _ in range(num_rounds):
         bench.run_round(arms, order, trials)
-    alone = trials.by_round(arms[0].name)
+    alone = trials.list_by_round(arms[0].name)
     return {
-        cell.world_size: Estimate(**ratio_of_medians(alone, trials.by_round(arm.name), seed=_SEED).as_json())
+        cell.world_size: Estimate(**bootstrap_median_ratio(alone, trials.list_by_round(arm.name), seed=_SEED).as_json())
         for cell, arm in zip(cells[1:], arms[1:], strict=True)
     }

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.throughput.groups import Setup
-from tasks.equivalence.updates import hold_against_one_process, judge
-from tasks.ranks.one_machine import Launch
+from tasks.equivalence.updates import compare_with_one_process, judge
+from tasks.ranks.one_machine import RanksHere
 from training.config import read_config
 from training.process.files import write_json
 
@@ -29,7 +29,7 @@ def certify_two_ranks(setup: Setup, work: Path) -> dict[str, Any]:
     write_json(work / "config.json", told)
     _train(work, threads=setup.threads)
     config = read_config(work / "config.json")
-    updates, problems = hold_against_one_process(config, on_update=_nothing)
+    updates, problems = compare_with_one_process(config, on_update=_nothing)
     verdict, problem = judge(updates, problems)
     compared = {
         "gradient": [update.gradient for update in updates if update.gradient],
@@ -55,7 +55,7 @@ def _first_rows(rows: Path, folder: Path) -> Path:
 
 
 def _train(work: Path, *, threads: int) -> None:
-    launch = Launch(
+    launch = RanksHere(
         work / "config.json", world_size=2, threads_per_rank=threads, log_folder=work / "logs",
         arguments=["--keep-updates"],
     )  # fmt: skip
@@ -64,7 +64,7 @@ def _train(work: Path, *, threads: int) -> None:
         while launch.is_running and time.monotonic() < deadline:
             time.sleep(0.1)
         if launch.is_running or launch.exit_code() != 0:
-            raise RuntimeError(f"the two ranks did not end well: {launch.explanation()}")
+            raise RuntimeError(f"the two ranks did not end well: {launch.explain_end()}")
     finally:
         launch.stop(grace_seconds=0.0)
 

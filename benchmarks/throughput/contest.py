@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.throughput.groups import Blocks, Setup, groups
 from benchmarks.throughput.trying import best_of, settings_of, tried_settings, use_what_fits, worth_trying
-from tasks.measuring.interleaving import MIN_ROUNDS, Stopping, rounds, trial
-from tasks.measuring.intervals import Interval, ratio_of_medians
+from tasks.measuring.interleaving import MIN_ROUNDS, Stopping, average_blocks, generate_rounds
+from tasks.measuring.intervals import Interval, bootstrap_median_ratio
 
 OURS = "ours"
 LOSS_TOLERANCE = 1e-4
@@ -112,17 +112,20 @@ def contest(
 
     def look(confidence: float) -> dict[str, Interval]:
         others = [peer for peer in peers if peer != OURS]
-        return {peer: ratio_of_medians(values[peer], values[OURS], seed=seed, confidence=confidence) for peer in others}
+        return {
+            peer: bootstrap_median_ratio(values[peer], values[OURS], seed=seed, confidence=confidence)
+            for peer in others
+        }
 
     with groups(setup, peers, work / "running") as running:
         for peer in peers:
             best[peer] = chosen[peer]
             chosen[peer] = use_what_fits(running[peer], best[peer], tried.get(peer, []), say=say)
-        started, num_rounds, order = time.perf_counter(), 0, rounds(peers, seed=seed)
+        started, num_rounds, order = time.perf_counter(), 0, generate_rounds(peers, seed=seed)
         while True:
             names = next(order)
             seconds = [running[name].run(blocks[name]) for name in names]
-            for peer, value in trial(names, seconds).items():
+            for peer, value in average_blocks(names, seconds).items():
                 values[peer].append(value)
                 cpu_values[peer].append(sum(blocks[peer].cpu_seconds[-2:]))
             num_rounds += 1
@@ -148,7 +151,7 @@ def contest(
 def against_ours(values: Mapping[str, list[float]], *, seed: int, confidence: float = 0.95) -> dict[str, Interval]:
     """Return each peer's seconds / ours, from one value per round."""
     return {
-        peer: ratio_of_medians(found, values[OURS], seed=seed, confidence=confidence)
+        peer: bootstrap_median_ratio(found, values[OURS], seed=seed, confidence=confidence)
         for peer, found in values.items()
         if peer != OURS
     }

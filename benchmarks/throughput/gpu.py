@@ -23,8 +23,8 @@ from benchmarks.throughput.contest import OURS, Found, contest
 from benchmarks.throughput.groups import Setup
 from benchmarks.throughput.rows import write_random_model
 from benchmarks.throughput.targets import PEERS, Judged, shown
-from tasks.machine.gpu_peaks import peak_tflops
-from tasks.measuring.model_flops import model_shape
+from tasks.machine.gpu_peaks import find_peak_tflops
+from tasks.measuring.model_flops import find_model_shape
 
 _LEAST_TOKENS_PER_SECOND = 125_000
 _LEAST_MFU = 0.40
@@ -116,11 +116,11 @@ def mfu_of(
 
     Operations of the documents alone: causal, no padding. Nothing is guessed for a GPU that is not in the table.
     """
-    peak = peak_tflops(gpu, "bf16") if gpu else None
-    shape, _ = model_shape(config)
+    peak = find_peak_tflops(gpu, "bf16") if gpu else None
+    shape, _ = find_model_shape(config)
     if peak is None or shape is None:
         return None
-    return shape.flops_per_document_token(lengths) * tokens_per_second / (peak * 1e12)
+    return shape.count_document_token_flops(lengths) * tokens_per_second / (peak * 1e12)
 
 
 def judged(found: Found, mfu: float | None, certificate: dict[str, Any] | None) -> list[Judged]:

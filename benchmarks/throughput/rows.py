@@ -66,10 +66,10 @@ def token_rows(data: Path | None, num_rows: int) -> TokenRows:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if data is None:
-            from tasks.data.builtin.corpus import corpus_rows
+            from tasks.data.builtin.corpus import read_corpus
             from tasks.data.builtin.tiny_model import NUM_TOKENIZER_ROWS, write_tiny_qwen2
 
-            texts = list(itertools.islice(corpus_rows(), max(num_rows, NUM_TOKENIZER_ROWS)))
+            texts = list(itertools.islice(read_corpus(), max(num_rows, NUM_TOKENIZER_ROWS)))
             write_tiny_qwen2(folder, texts[:NUM_TOKENIZER_ROWS])
             label = "built-in documentation text with the built-in tokenizer"
         else:

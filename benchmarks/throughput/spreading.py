@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.throughput.groups import Setup
 from tasks.measuring.arms import Arm
 from tasks.measuring.blocks import Bench, Trials
-from tasks.measuring.interleaving import MIN_ROUNDS, Stopping, rounds
-from tasks.measuring.intervals import Interval, ratio_of_medians
-from tasks.measuring.workers import working
+from tasks.measuring.interleaving import MIN_ROUNDS, Stopping, generate_rounds
+from tasks.measuring.intervals import Interval, bootstrap_median_ratio
+from tasks.measuring.workers import open_workers
 from training.process.files import write_json
 
 MIN_ACCUMULATION = 8
@@ -70,13 +70,15 @@ def spread(
         "one": {**told, "cell": "one", "work_dir": str(work / "one"), "world_size": 1, "strategy": "single"},
         "two": {**told, "cell": "two", "work_dir": str(work / "two"), "world_size": 2, "strategy": "ddp"},
     }
-    trials, order = Trials(), rounds([arm.name for arm in arms], seed=seed)
+    trials, order = Trials(), generate_rounds([arm.name for arm in arms], seed=seed)
     stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)
 
     def ratio(one: str, other: str, confidence: float = 0.95) -> Interval:
-        return ratio_of_medians(trials.by_round(one), trials.by_round(other), seed=seed, confidence=confidence)
+        return bootstrap_median_ratio(
+            trials.list_by_round(one), trials.list_by_round(other), seed=seed, confidence=confidence
+        )
 
-    with working(configs, launchers=dict.fromkeys(configs, "torchrun"), stop=threading.Event()) as workers:
+    with open_workers(configs, launchers=dict.fromkeys(configs, "torchrun"), stop=threading.Event()) as workers:
         bench = Bench(workers, seed=seed)
         bench.build(arms)
         bench.steps_per_block = setup.steps_per_block

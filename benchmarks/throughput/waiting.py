@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.throughput.groups import Setup
-from tasks.ranks.one_machine import Launch
+from tasks.ranks.one_machine import RanksHere
 from training.process.files import write_json
 
 _STEPS = 20
@@ -38,7 +38,7 @@ def waited_for_data(setup: Setup, work: Path, *, overrides: Mapping[str, Any], n
     Raises RuntimeError with the ranks' last words if it does not get that far.
     """
     write_json(work / "config.json", {**setup.training(work), **overrides})
-    launch = Launch(
+    launch = RanksHere(
         work / "config.json", world_size=setup.world_size, threads_per_rank=setup.threads, log_folder=work / "logs"
     )
     deadline = time.monotonic() + _TIMEOUT
@@ -47,7 +47,7 @@ def waited_for_data(setup: Setup, work: Path, *, overrides: Mapping[str, Any], n
             time.sleep(0.1)
         steps = _steps(work)
         if len(steps) < num_steps:
-            raise RuntimeError(f"{len(steps)} steps instead of {num_steps}: {launch.explanation()}")
+            raise RuntimeError(f"{len(steps)} steps instead of {num_steps}: {launch.explain_end()}")
     finally:
         launch.stop(grace_seconds=0.0)
     return Waited(

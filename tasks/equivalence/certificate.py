@@ -22,18 +22,18 @@ from tasks.equivalence.updates import (
     LARGEST_WEIGHTS_TOLERANCE,
     Compared,
     Update,
-    exchanged_as,
-    hold_against_one_process,
+    compare_with_one_process,
+    get_exchange_dtype,
     judge,
-    kept_updates,
+    list_kept_updates,
 )
 from tasks.process.failure import DistributedError, PreemptedError
-from tasks.process.progress import counting
+from tasks.process.progress import show_progress
 from tasks.ranks.cell_ranks import run_ranks
 from tasks.ranks.launchers import Nodes
 from tasks.records.certificate import CertifiedFile, OfEach
 from training.config import read_config
-from training.registry import file_named, has_file
+from training.registry import has_file, import_file
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Subject:
     """Set once the stage is asked to stop."""
 
 
-def certified_as(config: dict[str, Any]) -> dict[str, Any]:
+def make_certificate_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return what the ranks are told for the certificate: in fp32 where 16 bit would compare kernels, not updates.
 
     Compiled layers, and packed rows on a GPU, run in other kernels than those of the one process. In 16 bit these round
@@ -81,16 +81,16 @@ def certify(subject: Subject) -> CertifiedFile:
         why = f"the workload {config['workload']} has no second computation ({where})"
         return CertifiedFile(**facts, verdict="not checked", problem=why, seconds=time.perf_counter() - started)
     with (
-        counting(f"equivalence of {config['cell']}, updates", 2 * subject.num_steps) as advance,
+        show_progress(f"equivalence of {config['cell']}, updates", 2 * subject.num_steps) as advance,
         ThreadPoolExecutor(max_workers=1) as thread,
     ):
         # Seconds of imports, while the launcher takes seconds as well.
-        thread.submit(file_named, "tasks.equivalence.reference", config["workload"])
+        thread.submit(import_file, "tasks.equivalence.reference", config["workload"])
         refusal = _run_ranks(subject, advance)
         told = read_config(Path(config["work_dir"]) / "config.json")
-        updates, problems = hold_against_one_process(told, on_update=partial(_go_on, subject, advance))
-    verdict, problem = judge(updates, [refusal] if refusal else problems, exchange=exchanged_as(config))
-    gradient, weights = _worst(updates, "gradient"), _worst(updates, "weights")
+        updates, problems = compare_with_one_process(told, on_update=partial(_advance_or_stop, subject, advance))
+    verdict, problem = judge(updates, [refusal] if refusal else problems, exchange=get_exchange_dtype(config))
+    gradient, weights = _select_worst(updates, "gradient"), _select_worst(updates, "weights")
     certificate = CertifiedFile(
         **facts,
         gradient=gradient.found if gradient else None,
@@ -110,10 +110,10 @@ def certify(subject: Subject) -> CertifiedFile:
     return certificate
 
 
-def _go_on(subject: Subject, advance: Callable[[int], None]) -> None:
+def _advance_or_stop(subject: Subject, advance: Callable[[int], None]) -> None:
     advance(1)
     if subject.stop.is_set():
-        raise stopped()
+        raise make_stop_error()
 
 
 def _run_ranks(subject: Subject, advance: Callable[[int], None]) -> str | None:
@@ -130,21 +130,21 @@ def _run_ranks(subject: Subject, advance: Callable[[int], None]) -> str | None:
             arguments=["--keep-updates"], watchdog_seconds=_SECONDS_TO_WRITE_AN_UPDATE,
         )  # fmt: skip
     except PreemptedError:
-        raise stopped() from None
+        raise make_stop_error() from None
     except DistributedError:
         # Ranks that found themselves apart are no broken machine: they are what the certificate is about.
-        if last.get("error") != "RanksDisagreeError" or not kept_updates(Path(subject.config["work_dir"])):
+        if last.get("error") != "RanksDisagreeError" or not list_kept_updates(Path(subject.config["work_dir"])):
             raise
         return str(last["reason"])
     return None
 
 
-def stopped() -> PreemptedError:
+def make_stop_error() -> PreemptedError:
     """Return what ends a stage that was asked to stop."""
     return PreemptedError("measuring was stopped; cells that are certified are kept, the next run does the others")
 
 
-def _worst(updates: list[Update], kind: str) -> Compared | None:
+def _select_worst(updates: list[Update], kind: str) -> Compared | None:
     """Return what was found where the difference is the largest beside what is allowed."""
     parts = [part for update in updates if (part := getattr(update, kind)) is not None]
     telling = [part for part in parts if part.tolerance <= LARGEST_WEIGHTS_TOLERANCE] or parts

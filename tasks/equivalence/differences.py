@@ -14,7 +14,7 @@ FP32_EPS = 2.0**-23
 """Gradients are added, and weights kept, in fp32 whatever the precision of forward and backward."""
 
 
-def difference(
+def compute_difference(
     found: Mapping[str, "Tensor"], expected: Mapping[str, "Tensor"], *, since: Mapping[str, "Tensor"] | None = None
 ) -> Difference:
     """Return how far `found` is from `expected`, over its names; relative to `expected`, or to what it changed `since`.
@@ -51,7 +51,7 @@ the L2 norm of all elements 2^-15.5.
 """
 
 
-def tolerance(noise_floor: float, rounding: float = FP32_EPS) -> float:
+def compute_tolerance(noise_floor: float, rounding: float = FP32_EPS) -> float:
     """Return the relative L2 difference that a right trainer stays below, given that of re-ordered sums.
 
     MARGIN x the floor; and MARGIN x `rounding`, that of fp32, where the floor is smaller than that, as it is where
@@ -64,14 +64,14 @@ _ROUNDINGS = 4
 """Of every weight in an update: decay and step, in two kernels that need not be the same."""
 
 
-def rounding_of_update(after: Mapping[str, "Tensor"], *, since: Mapping[str, "Tensor"]) -> float:
+def compute_update_rounding(after: Mapping[str, "Tensor"], *, since: Mapping[str, "Tensor"]) -> float:
     """Return what rounding every weight once in fp32 comes to, relative to what the update changed in them (L2)."""
     norm = sum(float((part.double() ** 2).sum()) for part in after.values())
     change = sum(float(((part.double() - since[name].double()) ** 2).sum()) for name, part in after.items())
     return FP32_EPS / 2 * (norm / change) ** 0.5 if change else 0.0
 
 
-def tolerance_of_update(noise_floor: float) -> float:
+def compute_update_tolerance(noise_floor: float) -> float:
     """Return the difference that a right update with the same gradient stays below, relative to what it changes.
 
     A few roundings of the weights, and MARGIN x the rounding of what is added to them.

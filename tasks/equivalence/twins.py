@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tasks.equivalence.differences import FP32_EPS, MARGIN
 from tasks.records.twins import Twin, Twins
-from tasks.strategies import exchanged_as
+from tasks.strategies import get_exchange_dtype
 from training.config import TrainingConfig
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -60,7 +60,7 @@ def train_twins(
     spent, though not before a few steps; the others make as many.
     """
     started = time.perf_counter()
-    runs = _runs(baseline, others)
+    runs = _list_runs(baseline, others)
     first = _train(runs[0], on_step, seconds=max_seconds / _FEWEST_RUNS)
     twins, num_steps = [Twin(order=runs[0].name, losses=first)], len(first)
     for run in runs[1:]:
@@ -72,40 +72,40 @@ def train_twins(
     return Twins(twins=twins, seconds=time.perf_counter() - started)
 
 
-def _runs(baseline: TrainingConfig, others: Mapping[str, TrainingConfig]) -> list[_Run]:
-    from tasks.equivalence.reference.update import as_ranks, shuffled_by
+def _list_runs(baseline: TrainingConfig, others: Mapping[str, TrainingConfig]) -> list[_Run]:
+    from tasks.equivalence.reference.update import make_rank_order, shuffle_with_seed
 
-    runs = [_Run(name=f"as {baseline.cell} adds", config=baseline, order=as_ranks(baseline))]
-    seen = {_adding(baseline)}
+    runs = [_Run(name=f"as {baseline.cell} adds", config=baseline, order=make_rank_order(baseline))]
+    seen = {_make_order_key(baseline)}
     for cell, told in sorted(others.items(), key=lambda item: -item[1].world_size)[:_MOST_CELLS]:
-        if _adding(told) not in seen:
-            seen.add(_adding(told))
+        if _make_order_key(told) not in seen:
+            seen.add(_make_order_key(told))
             config = dataclasses.replace(
                 baseline, strategy=told.strategy, world_size=told.world_size, options=told.options
             )
-            runs.append(_Run(name=f"as {cell} adds", config=config, order=as_ranks(config)))
+            runs.append(_Run(name=f"as {cell} adds", config=config, order=make_rank_order(config)))
     num_random = _MOST_RUNS - len(runs)
     return runs + [
-        _Run(name=f"at random, {seed}", config=baseline, order=partial(shuffled_by, seed), seed=seed)
+        _Run(name=f"at random, {seed}", config=baseline, order=partial(shuffle_with_seed, seed), seed=seed)
         for seed in range(1, num_random + 1)
     ]
 
 
-def _adding(config: TrainingConfig) -> str:
+def _make_order_key(config: TrainingConfig) -> str:
     """Return what the order and the rounding of sums depend on."""
-    return json.dumps([config.world_size, exchanged_as(config.strategy, config.options)])
+    return json.dumps([config.world_size, get_exchange_dtype(config.strategy, config.options)])
 
 
-def _rounded(gradient: Mapping[str, "Tensor"], *, seed: int) -> dict[str, "Tensor"]:
+def _round_coarsely(gradient: Mapping[str, "Tensor"], *, seed: int) -> dict[str, "Tensor"]:
     """Return the gradient, each element off by up to as many roundings of fp32 as the certificate lets pass."""
     import torch
 
-    def coarse(part: "Tensor") -> "Tensor":
+    def add_noise(part: "Tensor") -> "Tensor":
         draw = torch.Generator(part.device).manual_seed(seed)
         noise = torch.rand(part.shape, generator=draw, device=part.device)
         return part * (1 + (2 * noise - 1) * MARGIN * FP32_EPS)
 
-    return {name: coarse(part) for name, part in gradient.items()}
+    return {name: add_noise(part) for name, part in gradient.items()}
 
 
 def _train(
@@ -121,7 +121,9 @@ def _train(
             break
         found = process.gradient(number, run.order)
         (gradient,) = found.by_order
-        process.apply(gradient if run.seed is None else _rounded(gradient, seed=run.seed * 1_000_003 + number), number)
+        process.apply(
+            gradient if run.seed is None else _round_coarsely(gradient, seed=run.seed * 1_000_003 + number), number
+        )
         losses.append(found.loss)
         on_step()
     return losses

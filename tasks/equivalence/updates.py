@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from tasks import strategies
 from tasks.equivalence.differences import (
     EXCHANGE_EPS,
-    difference,
-    rounding_of_update,
-    tolerance,
-    tolerance_of_update,
+    compute_difference,
+    compute_tolerance,
+    compute_update_rounding,
+    compute_update_tolerance,
 )
 from tasks.process.failure import DataError
 from tasks.records.certificate import Compared, Update
@@ -35,7 +35,7 @@ NUM_ORDERS = 2
 """Other orders in which one process adds the gradients up, for the noise floor."""
 
 
-def hold_against_one_process(
+def compare_with_one_process(
     config: TrainingConfig, *, on_update: Callable[[], None]
 ) -> tuple[list[Update], list[str]]:
     """Return what was found of each update that the ranks left in their work folder, and what is wrong beside that."""
@@ -45,7 +45,7 @@ def hold_against_one_process(
 
     process = OneProcess(config)
     try:
-        updates, problems = _hold(config, process, on_update)
+        updates, problems = _compare_updates(config, process, on_update)
     except ValueError as error:
         updates, problems = [], [f"what the ranks left is not of this model: {error}"]
     if config.device == "cuda":
@@ -56,25 +56,25 @@ def hold_against_one_process(
     return updates, problems
 
 
-def _hold(
+def _compare_updates(
     config: TrainingConfig, process: "OneProcess", on_update: Callable[[], None]
 ) -> tuple[list[Update], list[str]]:
-    files = kept_updates(config.work_dir)
+    files = list_kept_updates(config.work_dir)
     ends = sorted(config.work_dir.glob(f"segments/*/{config.model_name}_*.pt"))
     updates: list[Update] = []
     problems: list[str] = []
     if ends and len(files) != process.num_steps:
         problems.append(f"the ranks made {len(files)} updates, one process {process.num_steps}")
-    states = _states(files, ends[0] if ends else None)
+    states = _load_states(files, ends[0] if ends else None)
     for number, (kept, after) in zip(range(1, process.num_steps + 1), states, strict=False):
-        if number == 1 and not difference(kept["weights"], process.start_weights).is_bitwise_equal:
+        if number == 1 and not compute_difference(kept["weights"], process.start_weights).is_bitwise_equal:
             problems.append("the ranks begin with other weights than the base model's")
-        problems += _disagreements(kept, number)
+        problems += _list_disagreements(kept, number)
         process.begin_at(kept["weights"])
-        gradient, problem = _gradient_of(config, process, kept["gradient"], number)
+        gradient, problem = _compare_gradient(config, process, kept["gradient"], number)
         process.apply(kept["gradient"], number)
         # Where no update is made, the weights have to be those from before it.
-        weights = _compared_weights(after, process.weights, kept["weights"]) if after else None
+        weights = _compare_weights(after, process.weights, kept["weights"]) if after else None
         if problem is None and gradient is None and weights is not None and not weights.found.is_bitwise_equal:
             problem = f"update {number}: the gradient is not finite, and yet the weights changed"
         problems += [problem] if problem else []
@@ -83,7 +83,9 @@ def _hold(
     return updates, problems
 
 
-def _states(files: Sequence[Path], end: Path | None) -> Iterator[tuple[dict[str, Any], dict[str, "Tensor"] | None]]:
+def _load_states(
+    files: Sequence[Path], end: Path | None
+) -> Iterator[tuple[dict[str, Any], dict[str, "Tensor"] | None]]:
     """Yield what each update began with, and the weights after it; None where the ranks left none."""
     from training.model.weights import load_tensors
 
@@ -95,7 +97,7 @@ def _states(files: Sequence[Path], end: Path | None) -> Iterator[tuple[dict[str,
     yield kept, load_tensors(end) if end else None
 
 
-def _disagreements(kept: dict[str, Any], number: int) -> list[str]:
+def _list_disagreements(kept: dict[str, Any], number: int) -> list[str]:
     """Return what is not the same on all ranks."""
     names = {"weight_checksums": "the weights before it are", "gradient_checksums": "the reduced gradient is"}
     return [
@@ -105,45 +107,47 @@ def _disagreements(kept: dict[str, Any], number: int) -> list[str]:
     ]
 
 
-def _gradient_of(
+def _compare_gradient(
     config: TrainingConfig, process: "OneProcess", found: dict[str, "Tensor"], number: int
 ) -> tuple[Compared | None, str | None]:
     """Return the ranks' gradient against the one process's at the same weights, and why there is no such comparison."""
-    from tasks.equivalence.reference.update import as_ranks, is_all_finite, other_orders
+    from tasks.equivalence.reference.update import is_all_finite, make_other_orders, make_rank_order
 
-    orders = other_orders(config)
+    orders = make_other_orders(config)
     assert len(orders) == NUM_ORDERS
     expected, *others = (
         {name: part.cpu() for name, part in one.items()}
-        for one in process.gradient(number, as_ranks(config), *orders).by_order
+        for one in process.gradient(number, make_rank_order(config), *orders).by_order
     )
     finite = {"the ranks": is_all_finite(found), "one process": is_all_finite(expected)}
     if not all(finite.values()):
         where = " and ".join(name for name, is_finite in finite.items() if not is_finite)
         problem = f"update {number}: the gradient is not finite in {where} alone" if any(finite.values()) else None
         return None, problem
-    floor = max(difference(other, expected).relative_l2 for other in others)
-    rounding = EXCHANGE_EPS[exchanged_as(vars(config))]
-    return Compared(found=difference(found, expected), noise_floor=floor, tolerance=tolerance(floor, rounding)), None
+    floor = max(compute_difference(other, expected).relative_l2 for other in others)
+    rounding = EXCHANGE_EPS[get_exchange_dtype(vars(config))]
+    return Compared(
+        found=compute_difference(found, expected), noise_floor=floor, tolerance=compute_tolerance(floor, rounding)
+    ), None
 
 
-def _compared_weights(
+def _compare_weights(
     found: dict[str, "Tensor"], expected: dict[str, "Tensor"], before: dict[str, "Tensor"]
 ) -> Compared:
     expected = {name: part.cpu() for name, part in expected.items()}
-    found_difference = difference(found, expected, since=before)
-    floor = rounding_of_update(expected, since=before)
-    return Compared(found=found_difference, noise_floor=floor, tolerance=tolerance_of_update(floor))
+    found_difference = compute_difference(found, expected, since=before)
+    floor = compute_update_rounding(expected, since=before)
+    return Compared(found=found_difference, noise_floor=floor, tolerance=compute_update_tolerance(floor))
 
 
-def kept_updates(work: Path) -> list[Path]:
+def list_kept_updates(work: Path) -> list[Path]:
     """Return the files of what each update of the ranks began with, in their order."""
     return sorted((work / UPDATES_FOLDER).glob("step-*.pt"))
 
 
-def exchanged_as(config: Mapping[str, Any]) -> str:
+def get_exchange_dtype(config: Mapping[str, Any]) -> str:
     """Return the dtype in which gradients are exchanged; none: fp32."""
-    return strategies.exchanged_as(config["strategy"], config["options"])
+    return strategies.get_exchange_dtype(config["strategy"], config["options"])
 
 
 def judge(updates: list[Update], problems: list[str], *, exchange: str = "none") -> tuple[Verdict, str | None]:

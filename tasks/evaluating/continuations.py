@@ -13,7 +13,7 @@ _PROMPT_TOKENS = 24
 _CONTINUATION_TOKENS = 40
 
 
-def rows_to_continue(lengths: np.ndarray) -> list[tuple[int, int]]:
+def select_rows(lengths: np.ndarray) -> list[tuple[int, int]]:
     """Return (row, tokens of its prompt) of the first rows that are long enough to show a continuation of."""
     wanted = _PROMPT_TOKENS + _CONTINUATION_TOKENS // 2
     order = sorted(np.flatnonzero(lengths >= 2).tolist(), key=lambda row: (bool(lengths[row] < wanted), row))
@@ -36,7 +36,7 @@ def continue_rows(model: Any, source: "Slice", *, base_model: Path, eos_token_id
         pad_token_id=eos_token_id,
     )
     samples = []
-    for row, num_prompt in rows_to_continue(np.diff(source.offsets)):
+    for row, num_prompt in select_rows(np.diff(source.offsets)):
         tokens = source.row(row, num_prompt + _CONTINUATION_TOKENS).tolist()
         prompt = torch.tensor([tokens[:num_prompt]], device=model.device)
         written = model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt))[0, num_prompt:].tolist()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tasks.process.failure import DataError
-from tasks.process.progress import counting
+from tasks.process.progress import show_progress
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from torch import nn
@@ -18,7 +18,7 @@ _LOGITS_BYTES = {"cpu": 2**30, "cuda": 6 * 2**30}
 """Memory for the logits of a batch: with a vocabulary of 152,000 they, not the model, fill it."""
 
 
-def batches_of(lengths: np.ndarray, *, max_tokens: int) -> list[list[int]]:
+def make_batches(lengths: np.ndarray, *, max_tokens: int) -> list[list[int]]:
     """Return all rows, longest first, in batches of at most `max_tokens` with padding; a longer row stands alone."""
     batches: list[list[int]] = []
     for row in np.argsort(-lengths, kind="stable").tolist():
@@ -30,7 +30,7 @@ def batches_of(lengths: np.ndarray, *, max_tokens: int) -> list[list[int]]:
     return batches
 
 
-def sums_over(
+def compute_sums(
     source: "Rows", model: "nn.Module", workload: Any, *, seq_len: int, vocab_size: int | None, what: str
 ) -> tuple[dict[str, float], dict[str, int]]:
     """Return the sums over all rows of the loss and of what else the workload measures; and what was counted.
@@ -45,10 +45,10 @@ def sums_over(
         max_tokens = min(max_tokens, _LOGITS_BYTES[device.type] // (3 * 4 * vocab_size))
     sums: dict[str, float] = {}
     counts = {"num_tokens": 0, "num_targets": 0}
-    with counting(what, len(source)) as advance:
-        for batch in batches_of(lengths, max_tokens=max_tokens):
+    with show_progress(what, len(source)) as advance:
+        for batch in make_batches(lengths, max_tokens=max_tokens):
             micro_batch = source.collate(batch, seq_len=seq_len).to(device)
-            for name, value in _measured(workload, model, micro_batch).items():
+            for name, value in _compute_metrics(workload, model, micro_batch).items():
                 sums[name] = sums.get(name, 0.0) + value
             for name in counts:
                 counts[name] += getattr(micro_batch, name)
@@ -60,5 +60,5 @@ def sums_over(
     return sums, counts
 
 
-def _measured(workload: Any, model: "nn.Module", micro_batch: "MicroBatch") -> dict[str, float]:
+def _compute_metrics(workload: Any, model: "nn.Module", micro_batch: "MicroBatch") -> dict[str, float]:
     return {name: float(value) for name, value in workload.metrics(model, micro_batch).items()}

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from tasks.params import Params
 from tasks.process import wording
-from tasks.records.gate import Finding, finding
-from tasks.records.ledger import digest_of_steps
+from tasks.records.gate import Finding, make_finding
+from tasks.records.ledger import digest_steps
 from tasks.records.outputs import Outputs, SliceOutputs
 
 _SAMPLES_AT_ONCE = 2**16
 
 
-def steps_as_asked_for(outputs: Outputs, cell: str) -> Finding:
+def check_steps(outputs: Outputs, cell: str) -> Finding:
     """Check the rows and the learning rate of every step of the cell against a second computation of them."""
     params, run = outputs.params, outputs.runs[cell]
     problems, first_step, num_steps = [], 1, 0
@@ -28,11 +28,11 @@ def steps_as_asked_for(outputs: Outputs, cell: str) -> Finding:
         part = slices.get(facts.range)
         if part is None:
             continue
-        expected = digest_of_steps(_placed_rows(params, part, facts.range, facts.epoch, first_step=first_step))
+        expected = digest_steps(_order_rows(params, part, facts.range, facts.epoch, first_step=first_step))
         if segment.ledger.steps_digest != expected:
             problems.append(f"{segment.title}: its rows are not in the order of seed {params.train.seed}")
         rates = segment.read_steps().learning_rate
-        wanted = learning_rates(params, num_steps=facts.num_steps)
+        wanted = compute_learning_rates(params, num_steps=facts.num_steps)
         differing = np.flatnonzero(~np.isclose(rates, wanted, rtol=1e-9, atol=0.0))
         if differing.size:
             at = int(differing[0])
@@ -41,15 +41,15 @@ def steps_as_asked_for(outputs: Outputs, cell: str) -> Finding:
             )
         first_step += facts.num_steps
         num_steps += facts.num_steps
-    return finding(
+    return make_finding(
         problems,
-        otherwise=f"{cell}: the rows of each of {wording.counted(num_steps, 'step')} are in the order of seed "
+        otherwise=f"{cell}: the rows of each of {wording.format_plural(num_steps, 'step')} are in the order of seed "
         f"{params.train.seed}, and its learning rate is that of the {params.train.schedule} schedule",
         numbers={"steps": num_steps},
     )
 
 
-def learning_rates(params: Params, *, num_steps: int) -> NDArray[np.float64]:
+def compute_learning_rates(params: Params, *, num_steps: int) -> NDArray[np.float64]:
     """Return the learning rate of each step of a segment: (num_steps,).
 
     Even warm-up to the peak, then from the peak to 0, which the step after the last would have.
@@ -62,7 +62,7 @@ def learning_rates(params: Params, *, num_steps: int) -> NDArray[np.float64]:
     return train.learning_rate * np.where(step <= train.warmup_steps, warming, shares[train.schedule])
 
 
-def _placed_rows(
+def _order_rows(
     params: Params, part: SliceOutputs, name: str, epoch: int, *, first_step: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Yield (steps, row ids) of a pass over a range, some at a time."""

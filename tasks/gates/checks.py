@@ -29,87 +29,87 @@ _CHECKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
     (
         "Update equivalence",
         "Does an update of N ranks equal that of one process?",
-        equivalence.update_equivalence,
+        equivalence.check_update_equivalence,
     ),
     (
         "Gradients were synchronised",
         "Did the ranks exchange the whole gradient exactly once per optimizer step?",
-        synchronisation.gradients_synchronised,
+        synchronisation.check_synchronisation,
     ),
     (
         "Same parameters on all ranks",
         "Do all ranks of a cell hold the same weights, and the same state of the optimizer?",
-        correctness.same_parameters,
+        correctness.check_same_parameters,
     ),
     (
         "No break between segments",
         "Did all cells start from the same weights, and each segment from those the one before ended with?",
-        correctness.segments_continue,
+        correctness.check_segment_continuity,
     ),
     (
         "Starts from the base model",
         "Is the loss of the first step the base model's own on the same rows?",
-        correctness.starts_from_base_model,
+        correctness.check_base_model_start,
     ),
     (
         "Loss curves coincide",
         "Does every cell's loss follow the baseline's, step by step?",
-        loss_curves.loss_curves_coincide,
+        loss_curves.check_loss_curves,
     ),
     (
         "Evaluated what was trained",
         "Are the weights that were evaluated the very ones that the ranks ended with?",
-        heldout.evaluated_what_was_trained,
+        heldout.check_evaluated_weights,
     ),
     (
         "Steps are those asked for",
         "Did each step learn from the rows, and at the rate, that params.yaml asks for?",
-        asked_for.steps_as_asked_for,
+        asked_for.check_steps,
     ),
     (
         "Same work in every cell",
         "Do all cells share start weights, code, machine, global batch and learning-rate policy?",
-        comparability.same_setting,
+        comparability.check_same_setting,
     ),
     (
         "Same rows in the same steps",
         "Did each optimizer step learn from the same rows in every cell?",
-        comparability.same_rows_per_step,
+        comparability.check_rows_per_step,
     ),
     (
         "Every sample exactly once",
         "Was each row of each range learned from once per epoch, none left out, none twice?",
-        comparability.every_sample_once,
+        comparability.check_every_sample_once,
     ),
     (
         "Held-out rows were held out",
         "Is no row that was learned from among those that the loss is looked at on afterwards?",
-        heldout.heldout_rows_unseen,
+        heldout.check_heldout_rows,
     ),
     (
         "Equal tokens",
         "Did every cell learn from as many tokens as the ranges hold?",
-        comparability.equal_tokens,
+        comparability.check_equal_tokens,
     ),
     (
         "Not data-bound",
         "Did the ranks compute, rather than wait for data?",
-        comparability.not_data_bound,
+        comparability.check_data_wait,
     ),
     (
         "Only steps were timed",
         "Did the clock run for the optimizer steps, and for nothing else?",
-        clock.only_steps_timed,
+        clock.check_clock,
     ),
     (
         "Every rank has a device of its own",
         "Are there as many GPUs (or CPU cores) as the ranks need?",
-        own_device.own_device,
+        own_device.check_own_device,
     ),
     (
         "Speedup is plausible",
         "Is no cell faster than its number of ranks can make it?",
-        comparability.speedup_is_plausible,
+        comparability.check_plausible_speedup,
     ),
 ]
 
@@ -117,17 +117,17 @@ _CHECKS_OF_BLOCKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]
     (
         "Timed blocks did the work",
         "Did every timed block learn from the training's rows, with its loss, gradient and exchanges?",
-        work_of_blocks.blocks_do_the_work,
+        work_of_blocks.check_block_work,
     ),
     (
         "Timed rows are typical",
         "Do the timed rows have as many tokens as those of the whole training?",
-        rows_of_blocks.timed_rows_are_typical,
+        rows_of_blocks.check_timed_rows,
     ),
     (
         "Training bears out the blocks",
         "Do the blocks give the published speedup, and does the whole training bear it out?",
-        blocks_and_training.training_bears_out_blocks,
+        blocks_and_training.check_blocks_against_training,
     ),
 ]
 """Where the speedup was measured in blocks."""
@@ -153,42 +153,42 @@ def check_gates(outputs: Outputs) -> list[Gate]:
         found = {cell: check(outputs, cell) for cell in outputs.runs}
         findings = [CellFinding(cell=cell, **asdict(one)) for cell, one in found.items() if one is not None]
         gates.append(Gate(name=name, question=question, findings=findings))
-    return [_with_true_figures_that_are_true(gate, gates, outputs.params.baseline) for gate in gates]
+    return [_drop_untrue_figures(gate, gates, outputs.params.baseline) for gate in gates]
 
 
-def _with_true_figures_that_are_true(gate: Gate, gates: Sequence[Gate], baseline: str) -> Gate:
+def _drop_untrue_figures(gate: Gate, gates: Sequence[Gate], baseline: str) -> Gate:
     """Return the gate without the figures per unit of work that another gate leaves nothing of."""
     findings = [
         found
-        if {one.name for one in failed_gates(gates, (baseline, found.cell))} <= _SPARE_THROUGHPUT
+        if {one.name for one in select_failed_gates(gates, (baseline, found.cell))} <= _SPARE_THROUGHPUT
         else found.model_copy(update={"true_figure": None})
         for found in gate.findings
     ]
     return gate.model_copy(update={"findings": findings})
 
 
-def failed_gates(gates: Sequence[Gate], cells: Sequence[str]) -> list[Gate]:
+def select_failed_gates(gates: Sequence[Gate], cells: Sequence[str]) -> list[Gate]:
     """Return the gates that failed for one of the cells."""
     return [gate for gate in gates if any(one.cell in cells and one.verdict == "failed" for one in gate.findings)]
 
 
-def standings(gates: Sequence[Gate], world_sizes: Mapping[str, int]) -> dict[str, Standing]:
+def compute_standings(gates: Sequence[Gate], world_sizes: Mapping[str, int]) -> dict[str, Standing]:
     """Return cell -> what the gates leave of its speedup; `world_sizes` has all cells, the baseline first."""
-    return {cell: _standing(gates, world_sizes, cell) for cell in world_sizes}
+    return {cell: _compute_standing(gates, world_sizes, cell) for cell in world_sizes}
 
 
-def _standing(gates: Sequence[Gate], world_sizes: Mapping[str, int], cell: str) -> Standing:
+def _compute_standing(gates: Sequence[Gate], world_sizes: Mapping[str, int], cell: str) -> Standing:
     concerned = list(dict.fromkeys((cell, next(iter(world_sizes)))))
-    found = {(gate.name, at): one for at in concerned for gate in gates if (one := gate.of(at))}
+    found = {(gate.name, at): one for at in concerned for gate in gates if (one := gate.find_cell_finding(at))}
     failed = [key for key, one in found.items() if one.verdict == "failed"]
     if failed:
-        return _by("withheld", failed, found)
+        return _make_standing("withheld", failed, found)
     needed = [(name, at) for at in concerned if world_sizes[at] > 1 for name in _PROOFS]
     unchecked = [key for key in needed if key not in found or found[key].verdict != "passed"]
-    return _by("unproven", unchecked, found) if unchecked else Standing(state="proven")
+    return _make_standing("unproven", unchecked, found) if unchecked else Standing(state="proven")
 
 
-def _by(
+def _make_standing(
     state: Literal["unproven", "withheld"],
     keys: Sequence[tuple[str, str]],
     found: Mapping[tuple[str, str], CellFinding],

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.process import wording
-from tasks.records.gate import Finding, finding
+from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs, RunOutputs, Steps
 
 _OTHER_SHARE = 0.05
@@ -28,59 +28,64 @@ Over the same comparisons the slowest step took 5.2 times the median at most; sh
 """
 
 
-def only_steps_timed(outputs: Outputs, cell: str) -> Finding:
+def check_clock(outputs: Outputs, cell: str) -> Finding:
     """Check the clock of the steps against a clock that never stopped, and look for steps that took far too long."""
     run = outputs.runs[cell]
-    problems = (_while_no_step_ran(run) or _slow_step(run.steps), _sum_problem(run))
-    seconds, idle = _total(run, "train_seconds"), _total(run, "other_seconds")
-    return finding(
+    problems = (_find_idle_problem(run) or _find_slow_step(run.steps), _find_sum_problem(run))
+    seconds, idle = _sum_facts(run, "train_seconds"), _sum_facts(run, "other_seconds")
+    return make_finding(
         [f"{cell}: {problem}" for problem in problems if problem],
-        otherwise=f"{cell}: in {wording.small_percent(abs(idle) / seconds)} of the step time no step ran, the slowest "
-        f"took {_slowest_multiple(run.steps):.1f} times the median; steps, log points and checkpoints add up to the "
+        otherwise=f"{cell}: in {wording.format_small_percent(abs(idle) / seconds)} of the step time no step ran, the "
+        "slowest "
+        f"took {_compute_slowest_multiple(run.steps):.1f} times the median; steps, log points and checkpoints add up "
+        "to the "
         "wall clock's seconds",
         numbers={
             "train_seconds": seconds,
             "seconds_without_a_step": idle,
-            "timed_and_not_timed_seconds": _accounted_seconds(run),
-            "wall_clock_seconds": _total(run, "span_seconds"),
-            "slowest_step_in_medians": _slowest_multiple(run.steps),
+            "timed_and_not_timed_seconds": _sum_accounted_seconds(run),
+            "wall_clock_seconds": _sum_facts(run, "span_seconds"),
+            "slowest_step_in_medians": _compute_slowest_multiple(run.steps),
             "most_share_without_a_step": _OTHER_SHARE,
             "most_medians": _SLOW_MULTIPLE,
         },
     )
 
 
-def _while_no_step_ran(run: RunOutputs) -> str | None:
+def _find_idle_problem(run: RunOutputs) -> str | None:
     """Return what is wrong if the clock also ran while no step did, or stood still while one did."""
     steps, others = run.steps, run.steps.other_seconds
-    allowed = _OTHER_SHARE * _total(run, "train_seconds")
+    allowed = _OTHER_SHARE * _sum_facts(run, "train_seconds")
     too_long = np.maximum(others - _LOOP_SECONDS, 0.0)
     if too_long.sum() > allowed:
         at = int(np.argmax(others))
         return (
-            f"the clock ran for {wording.seconds(_total(run, 'other_seconds'))} of "
-            f"{wording.seconds(_total(run, 'train_seconds'))} while no step did, most at step {steps.step[at]} with "
-            f"{wording.seconds(float(others[at]))}: something else, such as a checkpoint, an upload or a wait, was "
+            f"the clock ran for {wording.format_seconds(_sum_facts(run, 'other_seconds'))} of "
+            f"{wording.format_seconds(_sum_facts(run, 'train_seconds'))} while no step did, most at step "
+            f"{steps.step[at]} with "
+            f"{wording.format_seconds(float(others[at]))}: something else, such as a checkpoint, an upload or a wait, "
+            "was "
             "timed"
         )
     if -np.minimum(others, 0.0).sum() > allowed:
         at = int(np.argmin(others))
         return (
-            f"the clock stood still for {wording.seconds(-float(np.minimum(others, 0.0).sum()))} while steps ran, most "
-            f"at step {steps.step[at]} with {wording.seconds(-float(others[at]))}"
+            f"the clock stood still for {wording.format_seconds(-float(np.minimum(others, 0.0).sum()))} while steps "
+            "ran, most "
+            f"at step {steps.step[at]} with {wording.format_seconds(-float(others[at]))}"
         )
     return None
 
 
-def _sum_problem(run: RunOutputs) -> str | None:
+def _find_sum_problem(run: RunOutputs) -> str | None:
     """Return what is wrong if seconds were counted twice, or not at all."""
-    accounted, span = _accounted_seconds(run), _total(run, "span_seconds")
+    accounted, span = _sum_accounted_seconds(run), _sum_facts(run, "span_seconds")
     is_exact = run.facts.world_size == 1 and accounted > span
-    skew = 0.0 if is_exact else _SKEW_SECONDS * _total(run, "num_steps")
-    if abs(accounted - span) <= _SUM_SHARE * _total(run, "train_seconds") + skew:
+    skew = 0.0 if is_exact else _SKEW_SECONDS * _sum_facts(run, "num_steps")
+    if abs(accounted - span) <= _SUM_SHARE * _sum_facts(run, "train_seconds") + skew:
         return None
     parts = ", ".join(
-        f"{what} {wording.seconds(_total(run, name))}"
+        f"{what} {wording.format_seconds(_sum_facts(run, name))}"
         for what, name in (
             ("steps", "train_seconds"),
             ("checkpoints", "checkpoint_seconds"),
@@ -92,37 +97,38 @@ def _sum_problem(run: RunOutputs) -> str | None:
         if accounted > span
         else "part of the training was not timed at all"
     )
-    sums = f"add up to {wording.seconds(accounted)}, yet the wall clock passed {wording.seconds(span)}"
+    sums = f"add up to {wording.format_seconds(accounted)}, yet the wall clock passed {wording.format_seconds(span)}"
     return f"{parts} {sums}: {meaning}"
 
 
-def _slow_step(steps: Steps) -> str | None:
+def _find_slow_step(steps: Steps) -> str | None:
     """Return what is wrong if steps took far longer than the others, and longer per position too."""
     median = float(np.median(steps.seconds))
-    is_slow = _multiples(steps) > _SLOW_MULTIPLE
+    is_slow = _compute_multiples(steps) > _SLOW_MULTIPLE
     if (steps.seconds - median)[is_slow].sum() <= _SLOW_SHARE * steps.seconds.sum():
         return None
     at = int(np.argmax(np.where(is_slow, steps.seconds, 0.0)))
     return (
-        f"step {steps.step[at]} took {wording.seconds(float(steps.seconds[at]))} among steps of "
-        f"{wording.seconds(median)} ({wording.counted(int(is_slow.sum()), 'step')} of over {_SLOW_MULTIPLE:g} times "
+        f"step {steps.step[at]} took {wording.format_seconds(float(steps.seconds[at]))} among steps of "
+        f"{wording.format_seconds(median)} ({wording.format_plural(int(is_slow.sum()), 'step')} of over "
+        f"{_SLOW_MULTIPLE:g} times "
         f"the median): something else ran while the clock did. {wording.TRAIN_AGAIN}"
     )
 
 
-def _slowest_multiple(steps: Steps) -> float:
-    return float(_multiples(steps).max())
+def _compute_slowest_multiple(steps: Steps) -> float:
+    return float(_compute_multiples(steps).max())
 
 
-def _multiples(steps: Steps) -> NDArray[np.float64]:
+def _compute_multiples(steps: Steps) -> NDArray[np.float64]:
     """Return how many times the median each step took, absolutely or per position, whichever is less."""
     per_position = steps.seconds / np.maximum(steps.num_positions, 1)
     return np.minimum(steps.seconds / np.median(steps.seconds), per_position / np.median(per_position))
 
 
-def _accounted_seconds(run: RunOutputs) -> float:
-    return sum(_total(run, name) for name in ("train_seconds", "checkpoint_seconds", "log_seconds"))
+def _sum_accounted_seconds(run: RunOutputs) -> float:
+    return sum(_sum_facts(run, name) for name in ("train_seconds", "checkpoint_seconds", "log_seconds"))
 
 
-def _total(run: RunOutputs, name: str) -> float:
+def _sum_facts(run: RunOutputs, name: str) -> float:
     return float(sum(getattr(segment.facts, name) for segment in run.segments))

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tasks.gates.measured import arm_of, efficiency, waits_for_data
-from tasks.gates.setting import setting_problems
-from tasks.params.choices import unit_of
+from tasks.gates.measured import compute_efficiency, find_data_wait, select_arm
+from tasks.gates.setting import find_setting_problems
+from tasks.params.choices import read_unit
 from tasks.process import wording
-from tasks.records.gate import Finding, finding
+from tasks.records.gate import Finding, make_finding
 from tasks.records.ledger import compare_rows, compare_steps
 from tasks.records.measurement import DATA_BOUND_SHARE
 from tasks.records.outputs import Outputs, RunOutputs
@@ -23,7 +23,7 @@ the most that can be. The rest is for the noise of one run, of which a few perce
 """
 
 
-def same_setting(outputs: Outputs, cell: str) -> Finding | None:
+def check_same_setting(outputs: Outputs, cell: str) -> Finding | None:
     """Check start weights, code, machine, global batch and the learning rate of every step against the baseline."""
     if not outputs.others:
         return None
@@ -38,9 +38,9 @@ def same_setting(outputs: Outputs, cell: str) -> Finding | None:
     for what, fact, expected in facts:
         if fact(run.facts) != expected:
             problems.append(f"{cell}: {what} {fact(run.facts)}, expected {expected}")
-    problems += _step_problems(cell, run, first, baseline)
-    problems += setting_problems(outputs, cell)
-    return finding(
+    problems += _find_step_problems(cell, run, first, baseline)
+    problems += find_setting_problems(outputs, cell)
+    return make_finding(
         problems,
         otherwise=f"{cell}: start weights {outputs.base_model.digest[:12]}, code {baseline.facts.code_digest[:12]}, "
         f"machine {outputs.machine.digest[:12]}, {baseline.facts.global_batch_size} samples per step and the learning "
@@ -53,7 +53,7 @@ def same_setting(outputs: Outputs, cell: str) -> Finding | None:
     )
 
 
-def _step_problems(cell: str, run: RunOutputs, first: str, baseline: RunOutputs) -> list[str]:
+def _find_step_problems(cell: str, run: RunOutputs, first: str, baseline: RunOutputs) -> list[str]:
     if len(run.steps.step) != len(baseline.steps.step):
         return [f"{cell}: {len(run.steps.step)} optimizer steps, {first} {len(baseline.steps.step)}"]
     for what, mine, its in (
@@ -67,7 +67,7 @@ def _step_problems(cell: str, run: RunOutputs, first: str, baseline: RunOutputs)
     return []
 
 
-def same_rows_per_step(outputs: Outputs, cell: str) -> Finding | None:
+def check_rows_per_step(outputs: Outputs, cell: str) -> Finding | None:
     """Check in the work ledgers that each optimizer step learned from the same rows as the baseline's."""
     if cell == outputs.params.baseline:
         return None
@@ -88,20 +88,22 @@ def same_rows_per_step(outputs: Outputs, cell: str) -> Finding | None:
         else:
             found = f"other rows from step {other.first_step} on (first: row {other.first_row})"
         problems.append(f"{cell} {key[0]} epoch {key[1]}: {found}")
-    return finding(
+    return make_finding(
         problems,
         otherwise=f"{cell}: the rows of each of {num_steps:,} steps are the baseline's",
         numbers={"steps_compared": num_steps, "samples_in_other_steps": num_others},
     )
 
 
-def every_sample_once(outputs: Outputs, cell: str) -> Finding:
+def check_every_sample_once(outputs: Outputs, cell: str) -> Finding:
     """Check in the work ledgers that each segment learned from each row of its range exactly once."""
     problems, run = [], outputs.runs[cell]
     num_samples = num_left_out = num_repeated = num_foreign = 0
     found = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
     if found != outputs.segments:
-        problems.append(f"{cell}: trained {_listed(found)}, asked for {_listed(outputs.segments)}")
+        problems.append(
+            f"{cell}: trained {_describe_segments(found)}, asked for {_describe_segments(outputs.segments)}"
+        )
     for segment in run.segments:
         name, ledger = segment.facts.range, segment.ledger
         if name not in outputs.row_digests:
@@ -118,7 +120,7 @@ def every_sample_once(outputs: Outputs, cell: str) -> Finding:
             f"left out and {other.num_repeated} used more than once; {other.num_foreign} rows of no such range "
             f"({ledger.num_samples} samples in all)"
         )
-    return finding(
+    return make_finding(
         problems,
         otherwise=f"{cell}: {num_samples:,} samples in the work ledgers, every row of every range once per epoch",
         numbers={
@@ -130,15 +132,15 @@ def every_sample_once(outputs: Outputs, cell: str) -> Finding:
     )
 
 
-def _listed(segments: list[tuple[str, int]]) -> str:
+def _describe_segments(segments: list[tuple[str, int]]) -> str:
     shown = ", ".join(f"{part} epoch {epoch}" for part, epoch in segments[:6])
     return f"{shown}, ... ({len(segments)} segments)" if len(segments) > 6 else shown
 
 
-def equal_tokens(outputs: Outputs, cell: str) -> Finding:
+def check_equal_tokens(outputs: Outputs, cell: str) -> Finding:
     """Check the tokens that each segment learned from against what its range holds, and so against the other cells."""
     expected_in_all = sum(outputs.units_of_ranges.values()) * outputs.params.train.epochs
-    unit, problems = unit_of(outputs.params.workload), []
+    unit, problems = read_unit(outputs.params.workload), []
     for segment in outputs.runs[cell].segments:
         facts, counted = segment.facts, segment.ledger.num_tokens
         expected = outputs.units_of_ranges.get(facts.range)
@@ -147,27 +149,27 @@ def equal_tokens(outputs: Outputs, cell: str) -> Finding:
                 f"{cell} {facts.range} epoch {facts.epoch}: {counted:,} {unit}s in the ledger and "
                 f"{facts.num_tokens:,} reported, the range holds {expected:,}"
             )
-    total = _num_tokens(outputs.runs[cell])
+    total = _count_tokens(outputs.runs[cell])
     if not problems and total != expected_in_all:
         problems.append(f"{cell}: {total:,} {unit}s in all, {expected_in_all:,} expected")
-    found = finding(
+    found = make_finding(
         problems,
         otherwise=f"{cell}: {expected_in_all:,} {unit}s, as many as the ranges hold",
         numbers={"tokens": total, "expected": expected_in_all},
     )
-    return dataclasses.replace(found, true_figure=_per_token(outputs, cell) if problems else None)
+    return dataclasses.replace(found, true_figure=_describe_speedup_per_token(outputs, cell) if problems else None)
 
 
-def _per_token(outputs: Outputs, cell: str) -> str | None:
+def _describe_speedup_per_token(outputs: Outputs, cell: str) -> str | None:
     """Return what the speedup is per token learned from, where the cell did another amount of work.
 
     None where not even that can be believed.
     """
     first, baseline, run = outputs.params.baseline, outputs.baseline, outputs.runs[cell]
-    mine, its = _num_tokens(run), _num_tokens(baseline)
+    mine, its = _count_tokens(run), _count_tokens(baseline)
     if not its or mine == its:
         return None
-    efficiency = mine / _rank_seconds(run) / (its / _rank_seconds(baseline))
+    efficiency = mine / _sum_rank_seconds(run) / (its / _sum_rank_seconds(baseline))
     if efficiency > _MOST_EFFICIENCY:
         return None
     return (
@@ -176,68 +178,71 @@ def _per_token(outputs: Outputs, cell: str) -> str | None:
     )
 
 
-def _num_tokens(run: RunOutputs) -> int:
+def _count_tokens(run: RunOutputs) -> int:
     return sum(segment.ledger.num_tokens for segment in run.segments)
 
 
-def _rank_seconds(run: RunOutputs) -> float:
+def _sum_rank_seconds(run: RunOutputs) -> float:
     """Return the seconds of the optimizer steps times the number of ranks."""
     return run.facts.world_size * sum(segment.facts.train_seconds for segment in run.segments)
 
 
-def not_data_bound(outputs: Outputs, cell: str) -> Finding:
+def check_data_wait(outputs: Outputs, cell: str) -> Finding:
     """Check that the cell waited for data only in a small share of its steps, trained and measured ones."""
     segments, measurement = outputs.runs[cell].segments, outputs.measurement
     seconds = sum(segment.facts.train_seconds for segment in segments)
     share = sum(segment.facts.data_wait_seconds for segment in segments) / seconds
-    most = f"at most {wording.percent(DATA_BOUND_SHARE)} allowed"
-    waited = f"{cell} waited for data in {wording.small_percent(share)} of its step time"
+    most = f"at most {wording.format_percent(DATA_BOUND_SHARE)} allowed"
+    waited = f"{cell} waited for data in {wording.format_small_percent(share)} of its step time"
     problems = [] if share <= DATA_BOUND_SHARE else [f"{waited}, {most}"]
     measured = None
     if measurement is not None:
-        measured = arm_of(measurement, cell).data_wait_share
-        found = waits_for_data(measurement, cell, baseline=outputs.params.baseline)
+        measured = select_arm(measurement, cell).data_wait_share
+        found = find_data_wait(measurement, cell, baseline=outputs.params.baseline)
         problems += [f"{found}, {most}"] if found else []
-    return finding(
+    return make_finding(
         problems,
-        otherwise=waited if measured is None else f"{waited}, and in {wording.small_percent(measured)} when measured",
+        otherwise=waited
+        if measured is None
+        else f"{waited}, and in {wording.format_small_percent(measured)} when measured",
         numbers={"data_wait_share": share, "measured_data_wait_share": measured, "most_allowed": DATA_BOUND_SHARE},
     )
 
 
-def speedup_is_plausible(outputs: Outputs, cell: str) -> Finding | None:
+def check_plausible_speedup(outputs: Outputs, cell: str) -> Finding | None:
     """Check that the cell needed not much less of its ranks' time than the baseline: above linear is not possible."""
     first = outputs.params.baseline
     if cell == first:
         return None
-    taken, of_first = _rank_seconds(outputs.runs[cell]), _rank_seconds(outputs.baseline)
+    taken, of_first = _sum_rank_seconds(outputs.runs[cell]), _sum_rank_seconds(outputs.baseline)
     problem = (
-        f"{cell} took {wording.seconds(taken)} of its ranks' time (train seconds x ranks), {first} "
-        f"{wording.seconds(of_first)}: a parallel efficiency of {of_first / taken:.2f}, above "
+        f"{cell} took {wording.format_seconds(taken)} of its ranks' time (train seconds x ranks), {first} "
+        f"{wording.format_seconds(of_first)}: a parallel efficiency of {of_first / taken:.2f}, above "
         f"{_MOST_EFFICIENCY:g} is not possible; {first} probably shared the machine with something else or did more "
         f"work. {wording.TRAIN_AGAIN}"
     )
-    return finding(
-        [problem] * (of_first > _MOST_EFFICIENCY * taken) + _implausible_by_measurement(outputs, cell),
+    return make_finding(
+        [problem] * (of_first > _MOST_EFFICIENCY * taken) + _find_implausible_speedup(outputs, cell),
         # No efficiency here: another gate may have withheld it.
-        otherwise=f"time of all ranks together (train seconds x ranks): {first} {wording.seconds(of_first)}, {cell} "
-        f"{wording.seconds(taken)}; at least {wording.seconds(of_first / _MOST_EFFICIENCY)} is believed",
+        otherwise=f"time of all ranks together (train seconds x ranks): {first} {wording.format_seconds(of_first)}, "
+        f"{cell} "
+        f"{wording.format_seconds(taken)}; at least {wording.format_seconds(of_first / _MOST_EFFICIENCY)} is believed",
         numbers={"rank_seconds": taken, "least_believed": of_first / _MOST_EFFICIENCY},
     )
 
 
-def _implausible_by_measurement(outputs: Outputs, cell: str) -> list[str]:
+def _find_implausible_speedup(outputs: Outputs, cell: str) -> list[str]:
     """Return what is wrong with the speedup that the stage `measure` found."""
-    speedup = None if outputs.measurement is None else arm_of(outputs.measurement, cell).speedup
+    speedup = None if outputs.measurement is None else select_arm(outputs.measurement, cell).speedup
     if speedup is None:
         return []
     base, size = outputs.baseline.facts.world_size, outputs.runs[cell].facts.world_size
-    reached = efficiency(speedup, size, base).value
+    reached = compute_efficiency(speedup, size, base).value
     if reached <= _MOST_EFFICIENCY:
         return []
     return [
-        f"{cell} was measured {wording.ratio(speedup.value)} as fast as {outputs.params.baseline}, on "
-        f"{wording.counted(size, 'rank')} against {base}: a parallel efficiency of {reached:.2f}, "
+        f"{cell} was measured {wording.format_ratio(speedup.value)} as fast as {outputs.params.baseline}, on "
+        f"{wording.format_plural(size, 'rank')} against {base}: a parallel efficiency of {reached:.2f}, "
         f"above {_MOST_EFFICIENCY:g} is not possible. "
         "Measure again on an idle machine: dvc repro -f -s measure, then make compare"
     ]

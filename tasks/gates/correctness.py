@@ -2,11 +2,11 @@
 
 import itertools
 
-from tasks.params.choices import unit_of
+from tasks.params.choices import read_unit
 from tasks.process import wording
-from tasks.records.gate import Finding, finding, not_checked
+from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs
-from tasks.strategies import profile_of
+from tasks.strategies import find_profile
 
 _START_TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-3}
 """Relative difference allowed between the loss at step 1 and the base model's.
@@ -19,13 +19,13 @@ Against that stand a mean of the micro-batches' means, the mildest wrong loss th
 """
 
 
-def same_parameters(outputs: Outputs, cell: str) -> Finding | None:
+def check_same_parameters(outputs: Outputs, cell: str) -> Finding | None:
     """Check that the checksums of parameters and optimizer of all ranks agree at the end of every segment."""
     run, problems, most_different = outputs.runs[cell], [], 0
-    profile, world_size = profile_of(run.facts.strategy), run.facts.world_size
+    profile, world_size = find_profile(run.facts.strategy), run.facts.world_size
     if profile is None:
-        return not_checked(f"{cell}: how its strategy {run.facts.strategy} shares the state is not known")
-    copies = profile.num_copies(world_size)
+        return make_unchecked_finding(f"{cell}: how its strategy {run.facts.strategy} shares the state is not known")
+    copies = profile.count_copies(world_size)
     of_what = "ranks" if copies == world_size else "copies of the state"
     for segment in run.segments:
         facts = segment.facts
@@ -38,18 +38,18 @@ def same_parameters(outputs: Outputs, cell: str) -> Finding | None:
                 problems.append(f"{segment.title}: {different} different checksums{what} on {len(checksums)} ranks")
     if world_size == 1 and not problems:
         return None
-    ends = f"at the end of {wording.counted(len(run.segments), 'segment')}"
+    ends = f"at the end of {wording.format_plural(len(run.segments), 'segment')}"
     are_equal = f"the checksums of all parameters and of the optimizer are equal on all {of_what} {ends}"
     if copies == 1 < world_size:
         are_equal = f"its {world_size} ranks hold one copy of the state between them, gathered and checked {ends}"
-    return finding(
+    return make_finding(
         problems,
         otherwise=f"{cell}: {are_equal}",
         numbers={"segments_compared": len(run.segments), "most_different_checksums": most_different},
     )
 
 
-def segments_continue(outputs: Outputs, cell: str) -> Finding:
+def check_segment_continuity(outputs: Outputs, cell: str) -> Finding:
     """Check that each segment started with the state that the one before it ended with, the first as the baseline."""
     segments, problems = outputs.runs[cell].segments, []
     start, expected = (part.facts.start_checksum for part in (segments[0], outputs.baseline.segments[0]))
@@ -61,15 +61,16 @@ def segments_continue(outputs: Outputs, cell: str) -> Finding:
             problems.append(f"{segment.title}: started with other weights than {before.title} ended with")
         elif facts.start_optimizer_checksum not in its.optimizer_checksums:
             problems.append(f"{segment.title}: started with another optimizer state than {before.title} ended with")
-    return finding(
+    return make_finding(
         problems,
-        otherwise=f"{cell}: started from weights {start[:12]}; {wording.counted(len(segments) - 1, 'later segment')} "
+        otherwise=f"{cell}: started from weights {start[:12]}; "
+        f"{wording.format_plural(len(segments) - 1, 'later segment')} "
         "went on from the weights and the optimizer of the one before",
         numbers={"later_segments_compared": len(segments) - 1, "breaks": len(problems)},
     )
 
 
-def starts_from_base_model(outputs: Outputs, cell: str) -> Finding:
+def check_base_model_start(outputs: Outputs, cell: str) -> Finding:
     """Check a cell's start weights, and its loss at step 1 against the base model's on the very rows of that step.
 
     The stage `evaluate` computes that loss without the code of the ranks.
@@ -80,11 +81,11 @@ def starts_from_base_model(outputs: Outputs, cell: str) -> Finding:
     if start != expected:
         problems.append(f"{cell}: started from weights {start[:12]}, the base model's are {expected[:12]}")
     if first.loss is None and not problems:
-        return not_checked(f"{cell}: the start weights are the base model's, but {first.why_no_loss}")
+        return make_unchecked_finding(f"{cell}: the start weights are the base model's, but {first.why_no_loss}")
     if first.loss is None:
-        return finding(problems, otherwise="", numbers={})
+        return make_finding(problems, otherwise="", numbers={})
     tolerance = _START_TOLERANCE[precision]
-    unit = unit_of(outputs.params.workload)
+    unit = read_unit(outputs.params.workload)
     counted = "" if unit == "image" else f" ({first.num_tokens:,} tokens)"
     where = f"the {first.num_rows:,} rows{counted} of step 1"
     loss = float(run.steps.loss[0])
@@ -94,10 +95,10 @@ def starts_from_base_model(outputs: Outputs, cell: str) -> Finding:
             f"{cell}: loss {loss:.6f} at step 1, the base model has {first.loss:.6f} on {where}: "
             f"{loss / first.loss:.6g} times as much, at most {tolerance:.0e} apart allowed in {precision}"
         )
-    return finding(
+    return make_finding(
         problems,
         otherwise=f"{cell}: start weights {expected[:12]}, the base model's; loss at step 1: {loss:.6f} "
-        f"({wording.difference(difference)} apart); base model on {where}, in fp32: {first.loss:.6f} (at most "
+        f"({wording.format_difference(difference)} apart); base model on {where}, in fp32: {first.loss:.6f} (at most "
         f"{tolerance:.0e} apart allowed in {precision})",
         numbers={
             "base_model_loss": first.loss,

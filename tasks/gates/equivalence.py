@@ -1,10 +1,10 @@
 """Does an update of N ranks equal that of one? The certificate of the stage `measure`, as a gate and for the report."""
 
-from tasks.gates.measured import arm_of
+from tasks.gates.measured import select_arm
 from tasks.process import wording
 from tasks.records.certificate import CertifiedCell
 from tasks.records.facts import Record
-from tasks.records.gate import Finding, Verdict, finding, not_checked
+from tasks.records.gate import Finding, Verdict, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs
 
 
@@ -33,17 +33,17 @@ class Equivalence(Record):
     """Of the cell."""
 
 
-def update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
+def check_update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
     """Check the certificate of a cell that spreads an update over ranks."""
     facts, certificate = outputs.runs[cell].facts, outputs.certificate
     if facts.strategy == "single":
         return None
     if certificate is None:
-        return not_checked(f"{cell}: there is no certificate.json; the stage measure makes it")
+        return make_unchecked_finding(f"{cell}: there is no certificate.json; the stage measure makes it")
     one = next((one for one in certificate.cells if one.cell == cell), None)
     if one is None:
-        return not_checked(f"{cell} has no certificate")
-    parts = _parts(one)
+        return make_unchecked_finding(f"{cell} has no certificate")
+    parts = _list_parts(one)
     problems = [f"{cell}: {one.problem}"] if one.verdict == "failed" else []
     problems += [
         f"{cell}: the {part.compared} {part.relative_l2:.1e} apart, {part.tolerance:.1e} allowed"
@@ -56,17 +56,18 @@ def update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
         if getattr(facts, name) != getattr(certificate, name):
             what = name.removesuffix("_digest").replace("_", " ")
             gaps.append(f"{cell} was trained with another {what} than the one that the certificate is of")
-    timed = outputs.measurement and arm_of(outputs.measurement, cell).global_batch_size
+    timed = outputs.measurement and select_arm(outputs.measurement, cell).global_batch_size
     if timed and timed != facts.global_batch_size:
         gaps.append(
             f"{cell} was timed on steps of {timed} samples (weak scaling), which are another training than the one of "
             f"{facts.global_batch_size} that the certificate is of"
         )
     if gaps and not problems:
-        return not_checked("; ".join(gaps))
-    return finding(
+        return make_unchecked_finding("; ".join(gaps))
+    return make_finding(
         problems,
-        otherwise=f"{_in_words(one, outputs.params.train.precision)}. Each update began from the same state on both "
+        otherwise=f"{_describe_certificate(one, outputs.params.train.precision)}. Each update began from the same "
+        "state on both "
         f"sides; allowed is {certificate.margin:g} times what "
         "re-ordering the sums alone makes, at least that many fp32 roundings",
         numbers={
@@ -77,13 +78,13 @@ def update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
     )
 
 
-def equivalences(outputs: Outputs) -> list[Equivalence]:
+def list_equivalences(outputs: Outputs) -> list[Equivalence]:
     """Return what the certificates compared, cell by cell; [] without any."""
     cells = outputs.certificate.cells if outputs.certificate else []
-    return [part for one in cells if one.cell in outputs.runs for part in _parts(one)]
+    return [part for one in cells if one.cell in outputs.runs for part in _list_parts(one)]
 
 
-def _parts(one: CertifiedCell) -> list[Equivalence]:
+def _list_parts(one: CertifiedCell) -> list[Equivalence]:
     """Return what was compared of a cell: gradient and weights, as far as there is something."""
     parts = []
     for what in ("gradient", "weights"):
@@ -108,13 +109,13 @@ def _parts(one: CertifiedCell) -> list[Equivalence]:
     return parts
 
 
-def _in_words(one: CertifiedCell, precision: str) -> str:
+def _describe_certificate(one: CertifiedCell, precision: str) -> str:
     places = {"gradient": f"of {one.num_steps} updates", "weights": "as each update changed them"}
     parts = [
         f"{part.compared} {places[part.compared]} "
         f"{'bitwise equal' if part.is_bitwise_equal else f'at most {part.relative_l2:.1e} apart'} "
-        f"(noise floor {wording.difference(part.noise_floor)}, {part.tolerance:.1e} allowed)"
-        for part in _parts(one)
+        f"(noise floor {wording.format_difference(part.noise_floor)}, {part.tolerance:.1e} allowed)"
+        for part in _list_parts(one)
     ]
     where = ""
     if one.precision not in (None, precision):

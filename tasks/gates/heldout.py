@@ -3,11 +3,11 @@
 import numpy as np
 
 from tasks.process import wording
-from tasks.records.gate import Finding, finding
+from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs
 
 
-def heldout_rows_unseen(outputs: Outputs, cell: str) -> Finding:
+def check_heldout_rows(outputs: Outputs, cell: str) -> Finding:
     """Check that no row the cell learned from is among the held-out ones."""
     held_out = np.concatenate([np.zeros(0, np.int64), *outputs.slices[str(outputs.params.heldout)].row_ids()])
     problems, num_samples, num_seen = [], 0, 0
@@ -18,15 +18,15 @@ def heldout_rows_unseen(outputs: Outputs, cell: str) -> Finding:
             in_segment += int(np.isin(part.row_id, held_out).sum())
         num_seen += in_segment
         if in_segment:
-            problems.append(f"{segment.title}: learned {wording.counted(in_segment, 'time')} from a held-out row")
-    return finding(
+            problems.append(f"{segment.title}: learned {wording.format_plural(in_segment, 'time')} from a held-out row")
+    return make_finding(
         problems,
         otherwise=f"{cell}: none of {num_samples:,} samples learned from is one of the {held_out.size:,} held-out rows",
         numbers={"samples": num_samples, "held_out_samples": num_seen},
     )
 
 
-def evaluated_what_was_trained(outputs: Outputs, cell: str) -> Finding:
+def check_evaluated_weights(outputs: Outputs, cell: str) -> Finding:
     """Check that each checkpoint, as loaded to be evaluated, holds the very weights that the ranks ended with."""
     trained = {
         (segment.facts.range, segment.facts.epoch): segment.facts.parameter_checksums[0]
@@ -41,9 +41,9 @@ def evaluated_what_was_trained(outputs: Outputs, cell: str) -> Finding:
         for (part, epoch), checksum in evaluated
         if checksum != trained.get((part, epoch))
     ]
-    return finding(
+    return make_finding(
         problems,
-        otherwise=f"{cell}: {wording.counted(len(evaluated), 'evaluation')}, the last of weights "
+        otherwise=f"{cell}: {wording.format_plural(len(evaluated), 'evaluation')}, the last of weights "
         f"{evaluated[0][1][:12]}: as the ranks ended with them",
         numbers={"evaluations": len(evaluated)},
     )

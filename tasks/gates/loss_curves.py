@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.gates.statistics import relative_differences
+from tasks.gates.statistics import compute_relative_differences
 from tasks.process import wording
-from tasks.records.gate import Finding, finding
+from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs
 from tasks.records.twins import Twins
-from tasks.strategies import exchanged_as
+from tasks.strategies import get_exchange_dtype
 
 MULTIPLE = 10.0
 """How many times as far as the twins a cell may part from the baseline on any step."""
@@ -45,7 +45,7 @@ class Allowed:
     """Relative difference of the held-out loss at the end."""
 
 
-def loss_curves_coincide(outputs: Outputs, cell: str) -> Finding | None:
+def check_loss_curves(outputs: Outputs, cell: str) -> Finding | None:
     """Check that the cell's loss follows the baseline's as closely as right trainings of the work do each other's.
 
     Nothing is said of the baseline, which the others are held against.
@@ -55,19 +55,20 @@ def loss_curves_coincide(outputs: Outputs, cell: str) -> Finding | None:
     own, expected = outputs.runs[cell].steps.loss, outputs.baseline.steps.loss
     if len(own) != len(expected):
         problem = f"{cell}: {len(own)} optimizer steps against {len(expected)}"
-        return finding([problem], otherwise="", numbers={"steps": len(own), "largest_relative_difference": None})
-    precision = _precision_of_updates(outputs, cell)
-    allowed = allowed_by(outputs.twins, precision=precision, num_steps=len(own))
+        return make_finding([problem], otherwise="", numbers={"steps": len(own), "largest_relative_difference": None})
+    precision = _select_update_precision(outputs, cell)
+    allowed = compute_tolerances(outputs.twins, precision=precision, num_steps=len(own))
     models = outputs.evaluation.models
     heldout = abs(models[cell].loss / models[outputs.params.baseline].loss - 1)
-    problems = [f"{cell}: {problem}" for problem in differences(own, expected, allowed)]
+    problems = [f"{cell}: {problem}" for problem in list_differences(own, expected, allowed)]
     if not heldout <= allowed.heldout:
         problems.append(f"{cell}: held-out loss differs by {heldout:.1e}, at most {allowed.heldout:.0e} allowed")
-    largest, reach = float(relative_differences(own, expected).max()), len(allowed.by_step)
-    return finding(
+    largest, reach = float(compute_relative_differences(own, expected).max()), len(allowed.by_step)
+    return make_finding(
         problems,
         otherwise=f"largest relative difference of {cell}'s loss against {outputs.params.baseline} over "
-        f"{wording.counted(len(own), 'step')}: {wording.difference(largest)}; {_in_words(allowed, len(own))}",
+        f"{wording.format_plural(len(own), 'step')}: {wording.format_difference(largest)}; "
+        f"{_describe_tolerances(allowed, len(own))}",
         numbers={
             "steps": len(own),
             "largest_relative_difference": largest,
@@ -80,7 +81,7 @@ def loss_curves_coincide(outputs: Outputs, cell: str) -> Finding | None:
     )
 
 
-def allowed_by(twins: Twins | None, *, precision: str, num_steps: int) -> Allowed:
+def compute_tolerances(twins: Twins | None, *, precision: str, num_steps: int) -> Allowed:
     """Return what the twins' differences allow, in a training of so many steps."""
     floor = _FLOOR[precision]
     if twins is None:
@@ -89,12 +90,12 @@ def allowed_by(twins: Twins | None, *, precision: str, num_steps: int) -> Allowe
     widest = twins.widest[:num_steps]
     covered = len(widest)
     # Chaos sets in a few steps sooner in one pair than in another: what a step is allowed is what comes a little later.
-    later = [min(step + _steps_later(step), covered) for step in range(1, covered + 1)]
+    later = [min(step + _compute_lookahead(step), covered) for step in range(1, covered + 1)]
     reach = covered
     if covered < num_steps:
-        reach = sum(step + _steps_later(step) <= covered for step in range(1, covered + 1))
+        reach = sum(step + _compute_lookahead(step) <= covered for step in range(1, covered + 1))
     scatter = _MULTIPLE_OF_SCATTER * float(widest[-1])
-    by_window = _widest_windows(twins.differences[:, :covered], reach)
+    by_window = _compute_widest_windows(twins.differences[:, :covered], reach)
     return Allowed(
         by_step=np.maximum(MULTIPLE * widest[np.array(later) - 1], floor)[:reach],
         by_window=np.maximum(_MULTIPLE_OF_WINDOW * by_window, floor),
@@ -103,9 +104,9 @@ def allowed_by(twins: Twins | None, *, precision: str, num_steps: int) -> Allowe
     )
 
 
-def differences(own: NDArray[np.float64], expected: NDArray[np.float64], allowed: Allowed) -> list[str]:
+def list_differences(own: NDArray[np.float64], expected: NDArray[np.float64], allowed: Allowed) -> list[str]:
     """Return where the losses are farther apart than allowed: the first step, window or late window, in words."""
-    apart, reach = relative_differences(own, expected), len(allowed.by_step)
+    apart, reach = compute_relative_differences(own, expected), len(allowed.by_step)
     wrong = np.flatnonzero(~(apart[:reach] <= allowed.by_step))
     if wrong.size:
         first = wrong[0]
@@ -113,14 +114,14 @@ def differences(own: NDArray[np.float64], expected: NDArray[np.float64], allowed
             f"loss differs by {apart[first]:.1e} at step {first + 1}, at most {allowed.by_step[first]:.0e} allowed: "
             f"{MULTIPLE:g} times what re-ordered sums grow to"
         ]
-    for (start, end), bound in zip(_windows(0, reach, _WINDOW), allowed.by_window, strict=True):
-        found = _root_mean_square(apart[start:end])
+    for (start, end), bound in zip(_make_windows(0, reach, _WINDOW), allowed.by_window, strict=True):
+        found = _compute_rms(apart[start:end])
         if not found <= bound:
             return [
                 f"loss differs by {found:.1e} (root mean square) in steps {start + 1} to {end}, at most {bound:.0e} "
                 f"allowed: {_MULTIPLE_OF_WINDOW:g} times what re-ordered sums grow to"
             ]
-    for start, end in _windows(reach, len(own), _LATE_WINDOW):
+    for start, end in _make_windows(reach, len(own), _LATE_WINDOW):
         found = float(abs(own[start:end].sum() / expected[start:end].sum() - 1))
         if not found <= allowed.late:
             return [
@@ -129,11 +130,11 @@ def differences(own: NDArray[np.float64], expected: NDArray[np.float64], allowed
     return []
 
 
-def _steps_later(step: int) -> int:
+def _compute_lookahead(step: int) -> int:
     return max(2, step // 2)
 
 
-def _windows(start: int, end: int, length: int) -> list[tuple[int, int]]:
+def _make_windows(start: int, end: int, length: int) -> list[tuple[int, int]]:
     """Return windows of so many steps from `start` to `end`; a short last one is added to the one before."""
     if end <= start:
         return []
@@ -141,39 +142,40 @@ def _windows(start: int, end: int, length: int) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], end], strict=True))
 
 
-def _widest_windows(apart: NDArray[np.float64], reach: int) -> NDArray[np.float64]:
+def _compute_widest_windows(apart: NDArray[np.float64], reach: int) -> NDArray[np.float64]:
     """Return for each window of the steps within reach how far the twins part in it, or in one a little later."""
     found = [
         max(
-            _root_mean_square(pair[start + later : end + later])
+            _compute_rms(pair[start + later : end + later])
             for pair in apart
-            for later in range(_steps_later(end) + 1)
+            for later in range(_compute_lookahead(end) + 1)
             if start + later < apart.shape[1]
         )
-        for start, end in _windows(0, reach, _WINDOW)
+        for start, end in _make_windows(0, reach, _WINDOW)
     ]
     return np.maximum.accumulate(np.array(found)) if found else np.zeros(0)
 
 
-def _root_mean_square(values: NDArray[np.float64]) -> float:
+def _compute_rms(values: NDArray[np.float64]) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def _precision_of_updates(outputs: Outputs, cell: str) -> str:
+def _select_update_precision(outputs: Outputs, cell: str) -> str:
     """Return the precision of forward and backward, or of an exchange of gradients in 16 bit, as in either cell."""
     compared = (outputs.params.cells[name] for name in (cell, outputs.params.baseline))
-    hooks = [exchanged_as(one.strategy, one.options) for one in compared]
+    hooks = [get_exchange_dtype(one.strategy, one.options) for one in compared]
     exchanged = next((hook for hook in hooks if hook != "none"), "fp32")
     own = outputs.params.train.precision
     return own if own != "fp32" else exchanged
 
 
-def _in_words(allowed: Allowed, num_steps: int) -> str:
+def _describe_tolerances(allowed: Allowed, num_steps: int) -> str:
     reach = len(allowed.by_step)
     words = []
     if reach:
         words.append(
-            f"on each of the first {wording.counted(reach, 'step')} {MULTIPLE:g} times what re-ordered sums grow to is "
+            f"on each of the first {wording.format_plural(reach, 'step')} {MULTIPLE:g} times what re-ordered sums grow "
+            "to is "
             f"allowed ({allowed.by_step[0]:.0e} to {allowed.by_step[-1]:.0e})"
         )
     if reach < num_steps:

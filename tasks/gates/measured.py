@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence
 
 from tasks.gates import statistics
-from tasks.process.wording import listed, percent, small_percent
-from tasks.records.measurement import DATA_BOUND_SHARE, ArmSpeed, Estimate, Measurement, Part, Waterfall
+from tasks.process.wording import format_percent, format_small_percent, join_names
+from tasks.records.measurement import DATA_BOUND_SHARE, ArmSpeed, Estimate, LostPart, Measurement, Waterfall
 
 DATA_WAIT = "data wait"
 """Name of the part of a waterfall that is waiting for data."""
@@ -12,15 +12,15 @@ _AGAINST_THE_BASELINE = (DATA_WAIT, "host-to-device copy", "optimizer", "fixed")
 """Parts of which only what does not shrink with the ranks is a loss, so that the baseline is in them."""
 
 
-def without_cells(measurement: Measurement, cells: Collection[str]) -> Measurement:
+def withhold_cells(measurement: Measurement, cells: Collection[str]) -> Measurement:
     """Return what failed gates of these cells leave of the measurement: nothing that compares one of them or rests on
     it.
 
     The prediction rests on all cells, a change on the cell that it was tried on.
     """
-    left, left_out = without_comparison(measurement, cells), list(measurement.left_out)
+    left, left_out = withhold_comparison(measurement, cells), list(measurement.left_out)
     if measurement.prediction is not None:
-        left_out.append(f"The prediction is withheld: it rests on {_whose(measurement, cells)}.")
+        left_out.append(f"The prediction is withheld: it rests on {_describe_withheld(measurement, cells)}.")
     advice = measurement.advice
     tried = [one.cell for one in advice.tried] if advice is not None else []
     if advice is not None and set(tried) & set(cells):
@@ -28,17 +28,18 @@ def without_cells(measurement: Measurement, cells: Collection[str]) -> Measureme
         combined = None if advice.combined is None or advice.combined.cell in cells else advice.combined
         advice = advice.model_copy(update={"tried": kept, "combined": combined}) if kept else None
         left_out.append(
-            f"Advice is withheld where changes were tried on {_whose(measurement, set(cells) & set(tried))}."
+            "Advice is withheld where changes were tried on "
+            f"{_describe_withheld(measurement, set(cells) & set(tried))}."
         )
     return left.model_copy(update={"advice": advice, "left_out": left_out})
 
 
-def _whose(measurement: Measurement, cells: Collection[str]) -> str:
-    named = listed([arm.cell for arm in cells_of(measurement) if arm.cell in cells])
+def _describe_withheld(measurement: Measurement, cells: Collection[str]) -> str:
+    named = join_names([arm.cell for arm in select_cell_arms(measurement) if arm.cell in cells])
     return f"{named}, whose speedup is withheld"
 
 
-def without_comparison(measurement: Measurement, cells: Collection[str]) -> Measurement:
+def withhold_comparison(measurement: Measurement, cells: Collection[str]) -> Measurement:
     """Return the measurement without whatever compares one of these cells with the baseline.
 
     Seconds of each arm and of the parts that are of one cell alone, the noise, the machine and what a change does to
@@ -67,59 +68,62 @@ def without_comparison(measurement: Measurement, cells: Collection[str]) -> Meas
     )
 
 
-def cells_of(measurement: Measurement) -> list[ArmSpeed]:
+def select_cell_arms(measurement: Measurement) -> list[ArmSpeed]:
     """Return the arms that are cells, the baseline first: all but the baseline in a wrapper."""
     return [arm for arm in measurement.arms if not arm.is_wrapped_baseline]
 
 
-def arm_of(measurement: Measurement, cell: str) -> ArmSpeed:
+def select_arm(measurement: Measurement, cell: str) -> ArmSpeed:
     """Return the arm of a cell as it is trained. Raises StopIteration for an unknown cell."""
-    return next(arm for arm in cells_of(measurement) if arm.cell == cell)
+    return next(arm for arm in select_cell_arms(measurement) if arm.cell == cell)
 
 
-def efficiency(speedup: Estimate, world_size: int, baseline_world_size: int) -> Estimate:
+def compute_efficiency(speedup: Estimate, world_size: int, baseline_world_size: int) -> Estimate:
     """Return the parallel efficiency that belongs to a speedup; its interval is the speedup's, divided likewise."""
     ends = (speedup.value, speedup.low, speedup.high)
-    value, low, high = (statistics.parallel_efficiency(end, world_size, baseline_world_size) for end in ends)
+    value, low, high = (statistics.compute_parallel_efficiency(end, world_size, baseline_world_size) for end in ends)
     return Estimate(value=value, low=low, high=high)
 
 
-def largest_part(waterfall: Waterfall) -> Part | None:
+def find_largest_part(waterfall: Waterfall) -> LostPart | None:
     """Return the part that costs most, if any costs something."""
     parts = [part for part in waterfall.parts if part.seconds.value > 0]
     return max(parts, key=lambda part: part.seconds.value, default=None)
 
 
-def waits_for_data(measurement: Measurement, cell: str, *, baseline: str) -> str | None:
+def find_data_wait(measurement: Measurement, cell: str, *, baseline: str) -> str | None:
     """Return what is wrong if the cell was data-bound in the measured blocks."""
-    share = arm_of(measurement, cell).data_wait_share
+    share = select_arm(measurement, cell).data_wait_share
     if share is not None and share > DATA_BOUND_SHARE:
-        return f"{cell} waited for data in {small_percent(share)} of its measured blocks"
+        return f"{cell} waited for data in {format_small_percent(share)} of its measured blocks"
     waterfall = next((one for one in measurement.waterfalls if one.cell == cell and one.is_data_bound), None)
     if waterfall is None:
         return None
     lost = next((part.seconds.value for part in waterfall.parts if part.name == DATA_WAIT), 0.0)
     if lost / waterfall.measured_seconds > DATA_BOUND_SHARE:
         return (
-            f"{cell} loses {small_percent(lost / waterfall.measured_seconds)} of its measured step to waiting for data"
+            f"{cell} loses {format_small_percent(lost / waterfall.measured_seconds)} of its measured step to waiting "
+            "for data"
         )
-    return f"{cell} or {baseline} waited for data in more than {percent(DATA_BOUND_SHARE)} of its measured blocks"
+    return (
+        f"{cell} or {baseline} waited for data in more than {format_percent(DATA_BOUND_SHARE)} of its measured blocks"
+    )
 
 
-def too_wide(measurement: Measurement) -> list[ArmSpeed]:
+def select_imprecise_arms(measurement: Measurement) -> list[ArmSpeed]:
     """Return the cells whose speedup has a wider interval than was asked for."""
     return [
         arm
-        for arm in cells_of(measurement)
+        for arm in select_cell_arms(measurement)
         if arm.speedup is not None and arm.speedup.relative_half_width > measurement.half_width_asked
     ]
 
 
-def ends_of(estimates: Sequence[Estimate | None]) -> list[float]:
+def list_interval_ends(estimates: Sequence[Estimate | None]) -> list[float]:
     """Return every figure and both ends of its interval: what an axis has to hold."""
     return [end for one in estimates if one is not None for end in (one.low, one.value, one.high)]
 
 
-def left_out(measurement: Measurement, what: str) -> str | None:
+def explain_omission(measurement: Measurement, what: str) -> str | None:
     """Return the sentence that says why there is nothing of this kind, if there is one."""
     return next((sentence for sentence in measurement.left_out if what in sentence.lower()), None)

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from tasks.process import wording
-from tasks.records.gate import Finding, finding
+from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs
 from training.record.segment_facts import RankDevice
 
 
-def own_device(outputs: Outputs, cell: str) -> Finding:
+def check_own_device(outputs: Outputs, cell: str) -> Finding:
     """Check that no rank of the cell shares a GPU or, on the CPU, a core with another: in training, and in blocks."""
     facts = outputs.runs[cell].facts
     # Of several nodes, each with as many ranks, the one that has least.
@@ -33,20 +33,20 @@ def own_device(outputs: Outputs, cell: str) -> Finding:
     shared: dict[str, str] = {}
     for where, devices in told.items():
         for first in range(0, len(devices), ranks):
-            problem = _shared(devices[first : first + ranks], first=first, threads=facts.threads_per_rank)
+            problem = _find_shared_device(devices[first : first + ranks], first=first, threads=facts.threads_per_rank)
             if problem:
                 shared.setdefault(problem, where)
     problems += [f"{where}: {problem}" for problem, where in shared.items()]
     num_asked = sum(len(devices) == facts.world_size for devices in told.values())
-    seen = f"; by what the ranks said of themselves {wording.counted(num_asked, 'time')}, none shared one"
-    return finding(
+    seen = f"; by what the ranks said of themselves {wording.format_plural(num_asked, 'time')}, none shared one"
+    return make_finding(
         problems,
         otherwise=f"{cell} {needed} of {there} {what}{seen if num_asked else ''}",
         numbers={"needed": needed, "there": there, "times_asked": num_asked},
     )
 
 
-def _shared(devices: Sequence[RankDevice], *, first: int, threads: int) -> str | None:
+def _find_shared_device(devices: Sequence[RankDevice], *, first: int, threads: int) -> str | None:
     """Return what the ranks of one node share; `first`: the number of the first of them."""
     uuids = [one.gpu_uuid for one in devices if one.gpu_uuid is not None]
     for uuid in uuids:
@@ -64,12 +64,14 @@ def _shared(devices: Sequence[RankDevice], *, first: int, threads: int) -> str |
         if threads * len(within) > len(cores):
             which = f"rank{'s' if len(within) > 1 else ''} {', '.join(within)}"
             return (
-                f"{which} with {wording.counted(threads, 'thread')} each may use {wording.counted(len(cores), 'core')}"
+                f"{which} with {wording.format_plural(threads, 'thread')} each may use "
+                f"{wording.format_plural(len(cores), 'core')}"
             )
     quota = min((one.cpu_quota for one in devices if one.cpu_quota is not None), default=None)
     if quota is not None and quota < threads * len(devices):
         return (
-            f"{wording.counted(len(devices), 'rank')} with {wording.counted(threads, 'thread')} each may use the time "
+            f"{wording.format_plural(len(devices), 'rank')} with {wording.format_plural(threads, 'thread')} each may "
+            "use the time "
             f"of {quota:g} cores (quota of their control group)"
         )
     return None

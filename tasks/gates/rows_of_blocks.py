@@ -2,9 +2,9 @@
 
 import math
 
-from tasks.params.choices import unit_of
+from tasks.params.choices import read_unit
 from tasks.process import wording
-from tasks.records.gate import Finding, finding, not_checked
+from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs
 
 _SHARE_APART = 0.10
@@ -13,7 +13,7 @@ _DEVIATIONS = 4
 """Standard errors that blocks of so few steps may be off by, beside that."""
 
 
-def timed_rows_are_typical(outputs: Outputs, cell: str) -> Finding | None:
+def check_timed_rows(outputs: Outputs, cell: str) -> Finding | None:
     """Check the tokens per sample in a cell's timed blocks against those of its whole training."""
     measurement = outputs.measurement
     if measurement is None:
@@ -22,8 +22,8 @@ def timed_rows_are_typical(outputs: Outputs, cell: str) -> Finding | None:
         block for arm in measurement.blocks if arm.cell == cell and arm.kind == "as trained" for block in arm.blocks
     ]
     if not timed:
-        return not_checked(f"{cell}: its timed blocks left no record")
-    run, unit = outputs.runs[cell], unit_of(outputs.params.workload)
+        return make_unchecked_finding(f"{cell}: its timed blocks left no record")
+    run, unit = outputs.runs[cell], read_unit(outputs.params.workload)
     facts = [segment.facts for segment in run.segments]
     trained = sum(one.num_tokens for one in facts) / sum(one.num_samples for one in facts)
     tokens = sum(block.num_tokens for block in timed) / sum(block.num_samples for block in timed)
@@ -35,13 +35,13 @@ def timed_rows_are_typical(outputs: Outputs, cell: str) -> Finding | None:
     apart = tokens / trained - 1
     ranges = ", ".join(dict.fromkeys(block.range for block in timed))
     told = (
-        f"{cell}: {tokens:.1f} {unit}s per sample in {wording.counted(num_different, 'step')} of {ranges}, "
+        f"{cell}: {tokens:.1f} {unit}s per sample in {wording.format_plural(num_different, 'step')} of {ranges}, "
         f"{trained:.1f} in the whole training"
     )
-    return finding(
+    return make_finding(
         [
-            f"{told}: {wording.percent(abs(apart))} {'more' if apart > 0 else 'fewer'}, at most "
-            f"{wording.percent(allowed)} allowed; the speedup is of other rows than were trained on"
+            f"{told}: {wording.format_percent(abs(apart))} {'more' if apart > 0 else 'fewer'}, at most "
+            f"{wording.format_percent(allowed)} allowed; the speedup is of other rows than were trained on"
         ]
         * (not abs(apart) <= allowed),
         otherwise=told,

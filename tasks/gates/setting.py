@@ -13,26 +13,30 @@ _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
 """Keys of `train` that become another value on the way: halved where memory ran out, or the device's default."""
 
 
-def setting_problems(outputs: Outputs, cell: str) -> list[str]:
+def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
     """Return in what the cell's records differ from params.yaml, from the baseline's records or among its ranks."""
     run, first = outputs.runs[cell], outputs.params.baseline
     asked = {**outputs.params.train.model_dump(mode="json"), "workload": outputs.params.workload}
     recorded = {**run.facts.train, "workload": run.facts.workload}
-    problems = _apart(recorded, asked, f"{cell}: the record has", "params.yaml")
-    reference = next((setting for _, setting in _settings(outputs.baseline)), None)
-    for where, setting in _settings(run):
+    problems = _compare_values(recorded, asked, f"{cell}: the record has", "params.yaml")
+    reference = next((setting for _, setting in _list_settings(outputs.baseline)), None)
+    for where, setting in _list_settings(run):
         if setting is None or reference is None:
             problems.append(f"{where}: nothing was recorded of what it trained with")
             continue
         used = {name: value for name, value in setting["train"].items() if name in run.facts.train}
         kept = {name: run.facts.train[name] for name in used if name not in NOT_CONTENT | _RESOLVED}
-        problems += _apart({name: used[name] for name in kept}, kept, f"{where}: the ranks used", "the cell's run.json")
-        problems += _apart(_values(setting), _values(reference), f"{where}: the ranks used", first)
+        problems += _compare_values(
+            {name: used[name] for name in kept}, kept, f"{where}: the ranks used", "the cell's run.json"
+        )
+        problems += _compare_values(
+            _flatten_setting(setting), _flatten_setting(reference), f"{where}: the ranks used", first
+        )
         problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
     return [f"{problem}. {wording.TRAIN_AGAIN}" for problem in dict.fromkeys(problems)]
 
 
-def _settings(run: RunOutputs) -> Iterator[tuple[str, dict[str, Any] | None]]:
+def _list_settings(run: RunOutputs) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """Yield (segment, what its ranks ran with), None for one without a record."""
     for segment in run.segments:
         if not segment.facts.settings:
@@ -41,7 +45,7 @@ def _settings(run: RunOutputs) -> Iterator[tuple[str, dict[str, Any] | None]]:
             yield segment.title, setting
 
 
-def _values(setting: dict[str, Any] | None) -> dict[str, Any]:
+def _flatten_setting(setting: dict[str, Any] | None) -> dict[str, Any]:
     """Return `section.name` -> value of everything in which cells must not differ."""
     values: dict[str, Any] = {}
     for section, content in (setting or {}).items():
@@ -54,7 +58,7 @@ def _values(setting: dict[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name.removeprefix("train.") not in NOT_CONTENT | _RESOLVED}
 
 
-def _apart(found: dict[str, Any], expected: dict[str, Any], who: str, whose: str) -> list[str]:
+def _compare_values(found: dict[str, Any], expected: dict[str, Any], who: str, whose: str) -> list[str]:
     return [
         f"{who} {name} {found.get(name)}, {whose} {expected.get(name)}"
         for name in sorted({*found, *expected})

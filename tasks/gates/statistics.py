@@ -9,14 +9,14 @@ NOISE_OF_ONE_RUN = 0.05
 """Relative difference below which two single runs are not told apart; a rule of thumb, not measured."""
 
 
-def speedup(baseline_seconds: float, seconds: float) -> float:
+def compute_speedup(baseline_seconds: float, seconds: float) -> float:
     """Return how many times faster the same work was done; below 1.0 is slower."""
     if baseline_seconds <= 0 or seconds <= 0:
         raise ValueError(f"seconds must be above 0; got {baseline_seconds} and {seconds}")
     return baseline_seconds / seconds
 
 
-def parallel_efficiency(ratio: float, world_size: int, baseline_world_size: int = 1) -> float:
+def compute_parallel_efficiency(ratio: float, world_size: int, baseline_world_size: int = 1) -> float:
     """Return the share of linear speedup that was reached; 1.0 is linear.
 
     Above 1.0 is possible (caches), but first suspect unequal work between the two cells.
@@ -27,7 +27,7 @@ def parallel_efficiency(ratio: float, world_size: int, baseline_world_size: int 
     return ratio * baseline_world_size / world_size
 
 
-def karp_flatt(ratio: float, world_size: int) -> float | None:
+def compute_karp_flatt(ratio: float, world_size: int) -> float | None:
     """Return the experimentally determined serial fraction; None for one rank, where it is not defined.
 
     Below 0 says that the baseline is unfair. Source: Karp and Flatt 1990, CACM 33(5).
@@ -37,7 +37,7 @@ def karp_flatt(ratio: float, world_size: int) -> float | None:
     return (1 / ratio - 1 / world_size) / (1 - 1 / world_size)
 
 
-def perplexity(loss: float) -> float | None:
+def compute_perplexity(loss: float) -> float | None:
     """Return exp(loss), or None where that is too large for a float."""
     try:
         return math.exp(loss)
@@ -45,14 +45,14 @@ def perplexity(loss: float) -> float | None:
         return None
 
 
-def relative_differences(values: NDArray[np.float64], baseline: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_relative_differences(values: NDArray[np.float64], baseline: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return |value - baseline| / |baseline|, element by element; 0 where both are 0."""
     difference = np.abs(values - baseline)
     scale = np.abs(baseline)
     return np.divide(difference, scale, out=np.where(difference == 0, 0.0, np.inf), where=scale > 0)
 
 
-def thinned(
+def thin_out_losses(
     steps: NDArray[np.int64], losses: NDArray[np.float64], *, max_points: int
 ) -> tuple[int, list[int], list[float]]:
     """Return (steps per point, last step of each point, mean loss of each point), at most `max_points` points."""

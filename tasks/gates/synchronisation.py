@@ -6,31 +6,31 @@ What has to be is worked out from the cell and the model (tasks/strategies/), ap
 from typing import NamedTuple
 
 from tasks.process import wording
-from tasks.records.gate import Finding, Numbers, finding, not_checked
+from tasks.records.gate import Finding, Numbers, make_finding, make_unchecked_finding
 from tasks.records.outputs import Outputs, RunOutputs, SegmentOutputs
-from tasks.strategies import Profile, Work, profile_of, total_of
+from tasks.strategies import Profile, Work, find_profile, sum_expected
 
 _BYTES_PER_GRADIENT = 4
 
 
-def gradients_synchronised(outputs: Outputs, cell: str) -> Finding | None:
+def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
     """Check kinds, numbers and bytes of the exchanges of every segment against what its strategy has to exchange."""
     run = outputs.runs[cell]
-    profile = profile_of(run.facts.strategy)
+    profile = find_profile(run.facts.strategy)
     if profile is None:
-        return not_checked(
+        return make_unchecked_finding(
             f"{cell}: what the strategy {run.facts.strategy} has to exchange is not known "
             f"(tasks/strategies/{run.facts.strategy}.py)"
         )
     problems: dict[str, list[SegmentOutputs]] = {}
     for segment in run.segments:
-        found = _problem_with(segment, profile, outputs, cell)
+        found = _find_problem(segment, profile, outputs, cell)
         if found:
             problems.setdefault(found, []).append(segment)
     if run.facts.world_size == 1 and not problems:
         return None
     first = run.segments[0]
-    works = [_work_of(segment, outputs, cell) for segment in run.segments]
+    works = [_make_segment_work(segment, outputs, cell) for segment in run.segments]
     whole = Work(
         **{
             **vars(works[0]),
@@ -38,15 +38,15 @@ def gradients_synchronised(outputs: Outputs, cell: str) -> Finding | None:
             "num_rounds": (sum(work.num_rounds[0] for work in works), sum(work.num_rounds[1] for work in works)),
         }
     )
-    return finding(
-        [_told(what, segments) for what, segments in problems.items()],
-        otherwise=f"per optimizer step {cell} {profile.told(_traffic_of(run), whole)}; the gradient has "
-        f"{_mib(whole.gradient_bytes)}",
-        numbers=_numbers(run, profile, _work_of(first, outputs, cell)),
+    return make_finding(
+        [_describe_problem(what, segments) for what, segments in problems.items()],
+        otherwise=f"per optimizer step {cell} {profile.told(_sum_traffic(run), whole)}; the gradient has "
+        f"{_format_mib(whole.gradient_bytes)}",
+        numbers=_collect_numbers(run, profile, _make_segment_work(first, outputs, cell)),
     )
 
 
-def work_of(
+def make_work(
     outputs: Outputs, cell: str, segment: SegmentOutputs, *, num_steps: int, num_rounds: tuple[int, int]
 ) -> Work:
     """Return what so many steps of a segment are to its strategy."""
@@ -61,19 +61,19 @@ def work_of(
     )
 
 
-def _work_of(segment: SegmentOutputs, outputs: Outputs, cell: str) -> Work:
+def _make_segment_work(segment: SegmentOutputs, outputs: Outputs, cell: str) -> Work:
     steps, accumulated = segment.facts.num_steps, outputs.runs[cell].facts.grad_accum_steps
     # The last step of a segment may have fewer micro-batches, at least one.
-    return work_of(
+    return make_work(
         outputs, cell, segment, num_steps=steps, num_rounds=((steps - 1) * accumulated + 1, steps * accumulated)
     )
 
 
-def _problem_with(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> str | None:
-    work, traffic = _work_of(segment, outputs, cell), segment.facts.traffic
+def _find_problem(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> str | None:
+    work, traffic = _make_segment_work(segment, outputs, cell), segment.facts.traffic
     if found := profile.problem_with(traffic, work):
         return found
-    expected = profile.expected_traffic(work) if work.world_size > 1 else {}
+    expected = profile.compute_expected_traffic(work) if work.world_size > 1 else {}
     for kind, counted in traffic.items():
         if kind not in expected and counted.number:
             return f"{counted.number} collectives of the kind {kind}, of which its strategy has none"
@@ -87,43 +87,44 @@ def _problem_with(segment: SegmentOutputs, profile: Profile, outputs: Outputs, c
                 f"{counted_bytes:,} bytes in collectives of the kind {kind}, {num_bytes.least:,} to "
                 f"{num_bytes.most:,} are needed"
             )
-    return _problem_with_record(segment, profile, outputs, cell)
+    return _find_record_problem(segment, profile, outputs, cell)
 
 
-def _problem_with_record(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> str | None:
+def _find_record_problem(segment: SegmentOutputs, profile: Profile, outputs: Outputs, cell: str) -> str | None:
     """Return what torch's own record of the last steps' collectives says against what the steps counted."""
     recorded = segment.facts.recorded_exchanges
     if recorded is None or outputs.runs[cell].facts.world_size == 1:
         return None
     if recorded.number != recorded.counted_number:
         return (
-            f"torch recorded {recorded.number} exchanges in the last {wording.counted(recorded.num_steps, 'step')}, "
+            f"torch recorded {recorded.number} exchanges in the last "
+            f"{wording.format_plural(recorded.num_steps, 'step')}, "
             f"{recorded.counted_number} were counted"
         )
     accumulated = outputs.runs[cell].facts.grad_accum_steps
     most_rounds = recorded.num_steps * accumulated
     least_rounds = most_rounds - accumulated + 1
-    expected = total_of(
-        profile.expected_traffic(
-            work_of(
+    expected = sum_expected(
+        profile.compute_expected_traffic(
+            make_work(
                 outputs, cell, segment, num_steps=recorded.num_steps, num_rounds=(least_rounds, most_rounds)
             )
         )
     ).num_bytes  # fmt: skip
     if not expected.has(recorded.num_bytes):
         return (
-            f"the exchanges of the last {wording.counted(recorded.num_steps, 'step')} were given "
+            f"the exchanges of the last {wording.format_plural(recorded.num_steps, 'step')} were given "
             f"{recorded.num_bytes:,} bytes by torch's record, {expected.least:,} are needed"
         )
     if recorded.num_bytes != recorded.counted_bytes:
         return (
-            f"the exchanges of the last {wording.counted(recorded.num_steps, 'step')} were given "
+            f"the exchanges of the last {wording.format_plural(recorded.num_steps, 'step')} were given "
             f"{recorded.num_bytes:,} bytes by torch's record, {recorded.counted_bytes:,} were counted"
         )
     return None
 
 
-def _traffic_of(run: RunOutputs) -> dict[str, "_Sum"]:
+def _sum_traffic(run: RunOutputs) -> dict[str, "_Sum"]:
     total: dict[str, _Sum] = {}
     for segment in run.segments:
         for kind, counted in segment.facts.traffic.items():
@@ -139,21 +140,21 @@ class _Sum(NamedTuple):
     num_bytes: int
 
 
-def _numbers(run: RunOutputs, profile: Profile, work: Work) -> Numbers:
+def _collect_numbers(run: RunOutputs, profile: Profile, work: Work) -> Numbers:
     steps = sum(segment.facts.num_steps for segment in run.segments)
     found: dict[str, float] = {"gradient_bytes": work.gradient_bytes, **profile.numbers(work)}
-    for kind, counted in _traffic_of(run).items():
+    for kind, counted in _sum_traffic(run).items():
         found[f"{kind}s_per_step"] = counted.number / steps
         found[f"{kind}_bytes_per_step"] = counted.num_bytes / steps
     return found
 
 
-def _told(what: str, segments: list[SegmentOutputs]) -> str:
+def _describe_problem(what: str, segments: list[SegmentOutputs]) -> str:
     """Return a problem once, with the first segment that has it and the number of others."""
     others = len(segments) - 1
-    more = f" and {wording.counted(others, 'other segment')}" if others else ""
+    more = f" and {wording.format_plural(others, 'other segment')}" if others else ""
     return f"{segments[0].title}{more}: {what}"
 
 
-def _mib(num_bytes: int) -> str:
-    return f"{wording.three_digits(num_bytes / 2**20)} MiB"
+def _format_mib(num_bytes: int) -> str:
+    return f"{wording.format_three_digits(num_bytes / 2**20)} MiB"

@@ -10,13 +10,13 @@ from functools import cached_property
 
 import numpy as np
 
-from tasks.gates.synchronisation import work_of
+from tasks.gates.synchronisation import make_work
 from tasks.process import wording
-from tasks.records.gate import Finding, finding, not_checked
+from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.measurement import ArmBlocks, BlockWork, MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
-from tasks.strategies import Expected, Work, exchanged_as, profile_of, total_of
-from training.data.row_digest import digest_of_rows
+from tasks.strategies import Expected, Work, find_profile, get_exchange_dtype, sum_expected
+from training.data.row_digest import digest_rows
 
 _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3, "fp16": 1e-3}
 """Relative difference allowed between the losses of two arms on the same rows.
@@ -32,27 +32,27 @@ _POSITIONS_OF_A_DUMMY = 64
 """A rank without a micro-batch runs one of so few positions at most."""
 
 
-def blocks_do_the_work(outputs: Outputs, cell: str) -> Finding | None:
+def check_block_work(outputs: Outputs, cell: str) -> Finding | None:
     """Check rows, tokens, losses, gradients and exchanges of every timed block that the cell's ranks ran."""
     measurement = outputs.measurement
     if measurement is None:
         return None
     mine = [arm for arm in measurement.blocks if arm.cell == cell]
     if not mine:
-        return not_checked(f"{cell}: its timed blocks left no record of what they did")
+        return make_unchecked_finding(f"{cell}: its timed blocks left no record of what they did")
     judge = _Judge(outputs, measurement, cell)
     problems: dict[tuple[str, str], list[str]] = {}
     for arm in mine:
         for block in arm.blocks:
-            for kind, told in judge.problems(arm, block):
+            for kind, told in judge.find_problems(arm, block):
                 problems.setdefault((arm.arm, kind), []).append(told)
     num_blocks = sum(len(arm.blocks) for arm in mine)
-    return finding(
+    return make_finding(
         [
             f"{arm}: {found[0]}{f' (and so in {len(found) - 1} other blocks)' if len(found) > 1 else ''}"
             for (arm, _), found in problems.items()
         ],
-        otherwise=f"{cell}: {wording.counted(num_blocks, 'block')}: {judge.what_was_held}",
+        otherwise=f"{cell}: {wording.format_plural(num_blocks, 'block')}: {judge.what_was_held}",
         numbers={
             "blocks": num_blocks,
             "blocks_with_a_problem": len({told for found in problems.values() for told in found}),
@@ -93,7 +93,7 @@ class _Judge:
         if self.is_as_trained:
             return (
                 "each step had the rows and tokens that the training gave it, the loss "
-                f"({wording.difference(self.largest_loss_difference)} apart) and gradient of "
+                f"({wording.format_difference(self.largest_loss_difference)} apart) and gradient of "
                 f"{self.outputs.params.baseline} on them, and exchanged what a step of the training does"
             )
         return (
@@ -101,7 +101,7 @@ class _Judge:
             "held to it, no rows and losses"
         )
 
-    def problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[tuple[str, str]]:
+    def find_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[tuple[str, str]]:
         """Yield (kind of problem, what it is) of a block."""
         if arm.kind == "update":
             if block.num_samples:
@@ -111,27 +111,28 @@ class _Judge:
             if its is not None and its.rows_of_first_rank != block.rows:
                 yield "rows", f"turn {block.turn} had other rows than the first rank has beside the others"
         else:
-            yield from self._of_rows(block)
+            yield from self._find_row_problems(block)
         if arm.kind != "update":
-            yield from self._of_gradient(arm, block)
-        yield from self._of_exchanges(arm, block)
+            yield from self._find_gradient_problems(arm, block)
+        yield from self._find_exchange_problems(arm, block)
 
-    def _of_rows(self, block: BlockWork) -> Iterator[tuple[str, str]]:
+    def _find_row_problems(self, block: BlockWork) -> Iterator[tuple[str, str]]:
         if not self.is_as_trained:
             if block.num_samples != self.batch * len(block.steps):
                 yield "rows", f"{block.num_samples} samples in {len(block.steps)} steps of {self.batch}"
             return
-        rows, tokens = self._trained(block)
+        rows, tokens = self._digest_trained_rows(block)
         if rows != block.rows or tokens != block.num_tokens:
             yield (
                 "rows",
                 (
                     f"turn {block.turn} had {block.num_samples} samples with {block.num_tokens:,} tokens, not the "
-                    f"rows of these {wording.counted(len(block.steps), 'step')} of the training ({tokens:,} tokens)"
+                    f"rows of these {wording.format_plural(len(block.steps), 'step')} of the training ({tokens:,} "
+                    "tokens)"
                 ),
             )
 
-    def _of_gradient(self, arm: ArmBlocks, block: BlockWork) -> Iterator[tuple[str, str]]:
+    def _find_gradient_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[tuple[str, str]]:
         precision = self.outputs.params.train.precision
         if block.loss_sum is None:
             yield "loss", f"turn {block.turn} had a loss that is not finite"
@@ -172,7 +173,7 @@ class _Judge:
                 ),
             )
         if arm.kind in _SAME_GRADIENT and block.grad_norm_sum and its.grad_norm_sum:
-            exchanged = exchanged_as(self.run.facts.strategy, self.options)
+            exchanged = get_exchange_dtype(self.run.facts.strategy, self.options)
             coarser = precision if precision != "fp32" or exchanged == "none" else exchanged
             apart, most_apart = abs(block.grad_norm_sum / its.grad_norm_sum - 1), _NORM_TOLERANCE[coarser]
             if not apart <= most_apart:
@@ -184,14 +185,14 @@ class _Judge:
                     ),
                 )
 
-    def _of_exchanges(self, arm: ArmBlocks, block: BlockWork) -> Iterator[tuple[str, str]]:
+    def _find_exchange_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[tuple[str, str]]:
         steps, world_size = len(block.steps), self.run.facts.world_size
         exchanges = arm.kind == "wrapped" or (arm.kind in _SAME_GRADIENT and self.run.facts.strategy != "single")
         if not exchanges:
             if any(block.num_exchanges):
                 yield "exchanges", f"turn {block.turn} exchanged gradients {sum(block.num_exchanges)} times, 0 expected"
             return
-        expected = self._expected(steps, is_wrapped=arm.kind == "wrapped")
+        expected = self._compute_expected(steps, is_wrapped=arm.kind == "wrapped")
         if expected is None:
             return
         if arm.kind != "wrapped" and not all(map(expected.number.has, block.num_exchanges)):
@@ -214,7 +215,7 @@ class _Judge:
                 ),
             )
 
-    def _expected(self, num_steps: int, *, is_wrapped: bool) -> Expected | None:
+    def _compute_expected(self, num_steps: int, *, is_wrapped: bool) -> Expected | None:
         """Return what a rank has to exchange in so many full steps, laid out as in the training; None: not known.
 
         The baseline inside a wrapper is a step of ddp with one bucket.
@@ -225,34 +226,34 @@ class _Judge:
                 world_size=1, num_steps=num_steps, num_rounds=(num_steps, num_steps), gradient_bytes=gradient_bytes,
                 exchange={"bucket_bytes": [gradient_bytes]},
             )  # fmt: skip
-            profile = profile_of("ddp")
+            profile = find_profile("ddp")
         else:
-            rounds = num_steps * self._rounds(self.batch)
-            work = work_of(
+            rounds = num_steps * self._count_rounds(self.batch)
+            work = make_work(
                 self.outputs, self.cell, self.run.segments[0], num_steps=num_steps, num_rounds=(rounds, rounds)
             )
-            profile = profile_of(self.run.facts.strategy)
-        return None if profile is None else total_of(profile.expected_traffic(work))
+            profile = find_profile(self.run.facts.strategy)
+        return None if profile is None else sum_expected(profile.compute_expected_traffic(work))
 
-    def _rounds(self, num_samples: int) -> int:
+    def _count_rounds(self, num_samples: int) -> int:
         """Return how often each rank runs a micro-batch, or a dummy, in a step of so many samples."""
         num_micro_batches = -(-num_samples // self.run.facts.micro_batch_size)
         return -(-num_micro_batches // self.run.facts.world_size)
 
     @cached_property
     def _baseline_by_turn(self) -> dict[int, BlockWork]:
-        return _by_turn(self.measurement, self.outputs.params.baseline)
+        return _index_by_turn(self.measurement, self.outputs.params.baseline)
 
     @cached_property
     def _own_by_turn(self) -> dict[int, BlockWork]:
-        return _by_turn(self.measurement, self.cell)
+        return _index_by_turn(self.measurement, self.cell)
 
-    def _trained(self, block: BlockWork) -> tuple[str, int]:
+    def _digest_trained_rows(self, block: BlockWork) -> tuple[str, int]:
         """Return digest and tokens of the rows that the training had in these steps of the range's first epoch."""
         steps = self._ledgers.get(block.range, {})
         none = (np.zeros(0, dtype=np.int64), 0)
         rows = [[steps.get(step, none)[0]] for step in block.steps]
-        return f"{digest_of_rows(rows):016x}", sum(steps.get(step, none)[1] for step in block.steps)
+        return f"{digest_rows(rows):016x}", sum(steps.get(step, none)[1] for step in block.steps)
 
     @cached_property
     def _ledgers(self) -> dict[str, dict[int, tuple[np.ndarray, int]]]:
@@ -281,7 +282,7 @@ class _Judge:
         return found
 
 
-def _by_turn(measurement: MeasurementFile, cell: str) -> dict[int, BlockWork]:
+def _index_by_turn(measurement: MeasurementFile, cell: str) -> dict[int, BlockWork]:
     """Return turn -> the block of the cell as it is trained; of its two in the A/A run, either."""
     arms = [arm for arm in measurement.blocks if arm.cell == cell and arm.kind == "as trained"]
     return {block.turn: block for arm in arms for block in arm.blocks}

@@ -12,7 +12,7 @@ from typing import Any
 
 from tasks.process.failure import DataError
 from tasks.store.kept import MANIFEST
-from training.process.files import digest_of_file, digest_of_json
+from training.process.files import digest_file, digest_json
 
 _LOCK = Path("dvc.lock")
 
@@ -27,26 +27,26 @@ def require_whole(folder: Path, *, digest: str | None = None) -> None:
     try:
         manifest: dict[str, Any] = json.loads(manifest_file.read_bytes())
         files: Mapping[str, str] = manifest["files"]
-        is_sound = manifest["digest"] == digest_of_json(files) and digest in (None, manifest["digest"])
+        is_sound = manifest["digest"] == digest_json(files) and digest in (None, manifest["digest"])
     except (OSError, ValueError, KeyError, TypeError):
         is_sound = False
     if not is_sound:
-        raise damaged(manifest_file, "is missing or not what was written")
+        raise remove_damaged(manifest_file, "is missing or not what was written")
     for name, wanted in files.items():
         require_digest(folder / name, wanted)
 
 
 def require_digest(file: Path, wanted: str | None) -> str:
     """Return the file's sha256, which is the wanted one; raises DataError as above."""
-    found = digest_of_file(file) if file.is_file() else "nothing"
+    found = digest_file(file) if file.is_file() else "nothing"
     if found != wanted:
-        raise damaged(file, f"is damaged: its sha256 is {found[:12]}, {str(wanted)[:12]} was written")
+        raise remove_damaged(file, f"is damaged: its sha256 is {found[:12]}, {str(wanted)[:12]} was written")
     return found
 
 
-def damaged(file: Path, what: str) -> DataError:
+def remove_damaged(file: Path, what: str) -> DataError:
     """Return the error for a damaged file of a stage's output, after it was taken out of use."""
-    copy = _cached_copy(file)
+    copy = _find_cached_copy(file)
     for place in (file, copy):
         if place is not None:
             place.unlink(missing_ok=True)
@@ -54,7 +54,7 @@ def damaged(file: Path, what: str) -> DataError:
     return DataError(f"{file}: {what}; {removed}: run again (make compare), which makes it anew")
 
 
-def _cached_copy(file: Path) -> Path | None:
+def _find_cached_copy(file: Path) -> Path | None:
     """Return the file of DVC's cache that stands for this one, if it is damaged too.
 
     It is looked up in dvc.lock, since what the damaged file holds no longer says what it was.
@@ -70,7 +70,7 @@ def _cached_copy(file: Path) -> Path | None:
             return None
         for stage in YAML(typ="safe").load(_LOCK)["stages"].values():
             for out in stage.get("outs", []):
-                name = _name_below(file, Path(out["path"]))
+                name = _find_relative_name(file, Path(out["path"]))
                 md5 = out.get("md5") if name is not None else None
                 if md5 and name != ".":
                     listing = Path(cache.oid_to_path(md5))
@@ -78,15 +78,15 @@ def _cached_copy(file: Path) -> Path | None:
                     md5 = next((part["md5"] for part in entries if part["relpath"] == name), None)
                 if md5:
                     copy = Path(cache.oid_to_path(md5))
-                    return copy if copy.is_file() and _md5(copy) != md5 else None
+                    return copy if copy.is_file() and _compute_md5(copy) != md5 else None
     return None
 
 
-def _name_below(file: Path, output: Path) -> str | None:
+def _find_relative_name(file: Path, output: Path) -> str | None:
     file, output = file.absolute(), output.absolute()
     return file.relative_to(output).as_posix() if file.is_relative_to(output) else None
 
 
-def _md5(file: Path) -> str:
+def _compute_md5(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

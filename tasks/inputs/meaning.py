@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from training.process.files import digest_of_json, write_json
+from training.process.files import digest_json, write_json
 
 PROJECT = Path(__file__).resolve().parents[2]
 _STORE = Path(".work/meaning.json")
@@ -18,7 +18,7 @@ _PACKAGES = ("tasks", "training")
 _OWN_PLACE = re.compile(r"(tasks|training)([./]\w+)*(\.py)?")
 _FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
 _IMPORTERS = ("import_module", "find_spec")
-_FINDERS = ("file_named", "has_file")
+_FINDERS = ("import_file", "has_file")
 """Of training/registry.py: their first argument is a package, any file of which may be meant."""
 
 NOT_CONTENT = frozenset(
@@ -47,11 +47,11 @@ NOT_CONTENT = frozenset(
 """Modules whose change leaves every output what it is; what they import is looked at only if others import it too."""
 
 
-def meanings_below(*modules: str, without: Sequence[str] = (), project: Path = PROJECT) -> dict[str, str]:
+def collect_meanings(*modules: str, without: Sequence[str] = (), project: Path = PROJECT) -> dict[str, str]:
     """Return path -> digest of meaning of these modules and of all that they may import of tasks/ and training/.
 
     Modules are followed wherever they stand in the source, also where a name is put together
-    (f"tasks.data.slicing.{...}", file_named("tasks.data.slicing", ...): all of that folder).
+    (f"tasks.data.slicing.{...}", import_file("tasks.data.slicing", ...): all of that folder).
     A data file beside a module counts, by its bytes, if the module has its name. What is named in
     `without`, modules or folders, is not followed.
     """
@@ -63,7 +63,7 @@ def meanings_below(*modules: str, without: Sequence[str] = (), project: Path = P
         if module in seen or module in left_out or module.startswith(folders):
             continue
         seen.add(module)
-        file = _file_of(module, project)
+        file = _find_file(module, project)
         if file is None:
             continue
         waiting.append(module.rpartition(".")[0])
@@ -76,21 +76,21 @@ def meanings_below(*modules: str, without: Sequence[str] = (), project: Path = P
             elif name.partition(".")[0] in _PACKAGES:
                 waiting.append(name)
             elif (beside := file.parent / name).is_file():
-                found[beside.relative_to(project).as_posix()] = _sha256(beside.read_bytes())
+                found[beside.relative_to(project).as_posix()] = _compute_sha256(beside.read_bytes())
     return dict(sorted(found.items()))
 
 
-def meanings_of(paths: Iterable[str], *, project: Path = PROJECT) -> dict[str, str]:
+def compute_meanings(paths: Iterable[str], *, project: Path = PROJECT) -> dict[str, str]:
     """Return path -> digest of meaning, or of the bytes of what is no Python; nothing for a file that is not there."""
     files = {path: project / path for path in paths}
     return {
-        path: read_source(file).meaning if file.suffix == ".py" else _sha256(file.read_bytes())
+        path: read_source(file).meaning if file.suffix == ".py" else _compute_sha256(file.read_bytes())
         for path, file in files.items()
         if file.is_file()
     }
 
 
-def digest_wherever(files: Iterable[Path], *, top: Path = PROJECT) -> str:
+def digest_meaning(files: Iterable[Path], *, top: Path = PROJECT) -> str:
     """Return the sha256 of what Python files below `top` mean together, whichever folder each of them stands in.
 
     A file that has moved, and whatever imports it from where it is now, mean what they meant before. In place of a
@@ -100,9 +100,9 @@ def digest_wherever(files: Iterable[Path], *, top: Path = PROJECT) -> str:
     own = {file: f"{file.stem} {read_source(file).elsewhere}" for file in files}
     means = []
     for file in own:
-        named = {_file_of(name, top) for name in read_source(file).named}
+        named = {_find_file(name, top) for name in read_source(file).named}
         means.append([own[file], *sorted(own[other] for other in named if other in own)])
-    return digest_of_json(sorted(means))
+    return digest_json(sorted(means))
 
 
 class Source(NamedTuple):
@@ -123,21 +123,21 @@ def read_source(file: Path) -> Source:
     machine's facts. What was found stays in .work/ under the digest of the bytes: a syntax tree takes its time.
     """
     content = file.read_bytes()
-    key = _sha256(content)
+    key = _compute_sha256(content)
     if key not in _known:
-        if (found := _kept().get(key)) is None:
+        if (found := _read_kept().get(key)) is None:
             tree = ast.parse(content)
             _drop_docstrings(tree)
-            meaning, named = _digest_of(tree), sorted(set(_names_in(tree)))
+            meaning, named = _digest_tree(tree), sorted(set(_collect_names(tree)))
             _drop_places(tree)
-            found = Source(meaning, named, _digest_of(tree))
+            found = Source(meaning, named, _digest_tree(tree))
         _known[key] = found
     return _known[key]
 
 
 def keep_meanings() -> None:
     """Write down what this process knows of source files, for the next one, unless that stands there already."""
-    if _known != _kept():
+    if _known != _read_kept():
         write_json(_STORE, {"python": platform.python_version(), "files": _known})
 
 
@@ -146,7 +146,7 @@ _known: dict[str, Source] = {}
 
 
 @functools.cache
-def _kept() -> dict[str, Source]:
+def _read_kept() -> dict[str, Source]:
     try:
         kept = json.loads(_STORE.read_bytes())
         files = kept["files"] if kept["python"] == platform.python_version() else {}
@@ -155,16 +155,16 @@ def _kept() -> dict[str, Source]:
         return {}
 
 
-def _sha256(content: bytes) -> str:
+def _compute_sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _file_of(module: str, project: Path) -> Path | None:
+def _find_file(module: str, project: Path) -> Path | None:
     place = project / module.replace(".", "/")
     return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if module and file.is_file()), None)
 
 
-def _names_in(node: ast.AST) -> Iterator[str]:
+def _collect_names(node: ast.AST) -> Iterator[str]:
     """Yield modules that the code imports, `package.*` for any of a package, and what may be a file's name."""
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
@@ -185,7 +185,7 @@ def _names_in(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _FILE_NAME.fullmatch(node.value):
         yield node.value
     for part in ast.iter_child_nodes(node):
-        yield from _names_in(part)
+        yield from _collect_names(part)
 
 
 def _drop_docstrings(tree: ast.AST) -> None:
@@ -207,8 +207,8 @@ def _drop_places(tree: ast.AST) -> None:
             node.value = ""
 
 
-def _digest_of(tree: ast.AST) -> str:
-    return _sha256(ast.dump(tree, include_attributes=False).encode())
+def _digest_tree(tree: ast.AST) -> str:
+    return _compute_sha256(ast.dump(tree, include_attributes=False).encode())
 
 
 def _is_bare_string(node: ast.AST) -> bool:

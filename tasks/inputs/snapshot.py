@@ -13,7 +13,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tasks.inputs.meaning import PROJECT, meanings_of
+from tasks.inputs.meaning import PROJECT, compute_meanings
 from tasks.params import Params, load_params
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.ranks.code import checks
@@ -24,7 +24,7 @@ _PIPELINE = Path("dvc.yaml")
 _ABSENT = "nothing"
 
 
-def values_of(params: Params, keys: list[str]) -> dict[str, Any]:
+def select_values(params: Params, keys: list[str]) -> dict[str, Any]:
     """Return key -> value, as JSON and with defaults, for keys such as `train` or `model.name`."""
     sections = params.model_dump(mode="json")
     values = {}
@@ -46,18 +46,18 @@ class Stage:
     deps: list[str]
 
 
-def stages_of(params: Params) -> Iterator[Stage]:
+def read_stages(params: Params) -> Iterator[Stage]:
     """Yield the stages of dvc.yaml, those that are one per cell for each cell."""
     for name, entry in YAML(typ="safe").load(_PIPELINE)["stages"].items():
         for cell in params.cells if "foreach" in entry else [None]:
             found = entry if cell is None else entry["do"]
-            asked = [key for part in found.get("params", []) for key in _keys_of(part)]
+            asked = [key for part in found.get("params", []) for key in _list_keys(part)]
             named = (asked, found.get("deps", []))
             keys, deps = ([part.replace("${key}", str(cell)) for part in parts] for parts in named)
             yield Stage(name if cell is None else f"{name}@{cell}", keys, deps)
 
 
-def _keys_of(part: str | dict[str, list[str]]) -> list[str]:
+def _list_keys(part: str | dict[str, list[str]]) -> list[str]:
     """Return the keys that an entry of `params` names, whichever file DVC reads them in."""
     return [part] if isinstance(part, str) else [key for keys in part.values() for key in keys]
 
@@ -82,7 +82,7 @@ class Snapshot:
         if file is None:
             return cls(None)
         inputs = InputsFile.read(file)
-        snapshot = cls(file, inputs.params, inputs.code, inputs.deps, _seen(inputs.deps))
+        snapshot = cls(file, inputs.params, inputs.code, inputs.deps, _stat_files(inputs.deps))
         checks.append(snapshot.require_code)
         return snapshot
 
@@ -103,28 +103,30 @@ class Snapshot:
         # Not the sources under `path:`, which may be gone by now: what was read of them stands in the outputs.
         self._require_params(load_params(looks_at_data=False))
         self.require_code()
-        now = _seen(self.deps)
+        now = _stat_files(self.deps)
         if changed := sorted(str(path) for path in {*self.seen, *now} if now.get(path) != self.seen.get(path)):
-            raise DataError(f"{_first(changed)} changed while this run was going; {_REMEDY}")
+            raise DataError(f"{_describe_changes(changed)} changed while this run was going; {_REMEDY}")
 
     def _require_params(self, params: Params) -> None:
-        now, then = (dict(_leaves(values)) for values in (values_of(params, list(self.params)), self.params))
+        now, then = (dict(_walk_leaves(values)) for values in (select_values(params, list(self.params)), self.params))
         changes = [
-            f"{key} {_shown(then.get(key, _ABSENT))} -> {_shown(now.get(key, _ABSENT))}"
+            f"{key} {_describe_value(then.get(key, _ABSENT))} -> {_describe_value(now.get(key, _ABSENT))}"
             for key in {**then, **now}
             if then.get(key, _ABSENT) != now.get(key, _ABSENT)
         ]
         if changes:
-            raise ConfigurationError(f"params.yaml changed while this run was going: {_first(changes)}; {_REMEDY}")
+            raise ConfigurationError(
+                f"params.yaml changed while this run was going: {_describe_changes(changes)}; {_REMEDY}"
+            )
 
     def require_code(self) -> None:
         """Raise ConfigurationError unless the code on disk means what it meant when the run began."""
-        now = meanings_of(self.code, project=PROJECT)
+        now = compute_meanings(self.code, project=PROJECT)
         if changed := [path for path, meaning in self.code.items() if now.get(path) != meaning]:
-            raise ConfigurationError(f"{_first(changed)} changed while this run was going; {_REMEDY}")
+            raise ConfigurationError(f"{_describe_changes(changed)} changed while this run was going; {_REMEDY}")
 
 
-def _seen(places: list[str]) -> dict[Path, tuple[int, int, int]]:
+def _stat_files(places: list[str]) -> dict[Path, tuple[int, int, int]]:
     """Return file -> modification time, size and inode of all files below the places."""
     found = {}
     for place in map(Path, places):
@@ -135,19 +137,19 @@ def _seen(places: list[str]) -> dict[Path, tuple[int, int, int]]:
     return found
 
 
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def _walk_leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (key, value) of everything in mappings of mappings; a list is one value."""
     if isinstance(value, dict) and value:
         for name, part in value.items():
-            yield from _leaves(part, f"{key}.{name}" if key else name)
+            yield from _walk_leaves(part, f"{key}.{name}" if key else name)
     else:
         yield key, value
 
 
-def _shown(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     text = value if value is _ABSENT else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _first(changes: list[str]) -> str:
+def _describe_changes(changes: list[str]) -> str:
     return changes[0] if len(changes) == 1 else f"{changes[0]} and {len(changes) - 1} more"

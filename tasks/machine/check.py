@@ -37,6 +37,6 @@ class Check:
         return asdict(self)
 
 
-def counted(number: int, noun: str) -> str:
+def format_plural(number: int, noun: str) -> str:
     """Return the number with its noun: 1 rank, 2 ranks."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -8,29 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from tasks.machine.gpus import open_gpus
-from training.process.files import digest_of_json
+from training.process.files import digest_json
 
 _PACKAGES = ("torch", "torchvision", "transformers", "numpy", "safetensors")
 
 
-def machine_facts() -> dict[str, Any]:
+def collect_machine_facts() -> dict[str, Any]:
     """Return GPUs, driver, CPU and versions, and under `digest` the sha256 of them all."""
-    gpus, driver = _gpus()
+    gpus, driver = _collect_gpu_facts()
     facts: dict[str, Any] = {
         "gpus": gpus,
         "num_gpus": len(gpus),
         "driver": driver,
-        "cpu": _cpu_name(),
+        "cpu": _read_cpu_name(),
         "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "os": platform.system(),
         "architecture": platform.machine(),
         "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
-    return {"digest": digest_of_json(facts), **facts}
+    return {"digest": digest_json(facts), **facts}
 
 
-def _gpus() -> tuple[list[dict[str, Any]], str | None]:
+def _collect_gpu_facts() -> tuple[list[dict[str, Any]], str | None]:
     """Return the NVIDIA GPUs that a process started from here may use, and the driver's version."""
     import pynvml
 
@@ -45,7 +45,7 @@ def _gpus() -> tuple[list[dict[str, Any]], str | None]:
         return facts, opened.driver
 
 
-def _cpu_name() -> str:
+def _read_cpu_name() -> str:
     if sys.platform == "linux":
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

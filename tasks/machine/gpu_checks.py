@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import psutil
 
-from tasks.machine.check import Check, counted
-from tasks.machine.gpu_facts import SWITCHED_OFF, GpuFacts, LinkFacts, read_gpu, read_link
+from tasks.machine.check import Check, format_plural
+from tasks.machine.gpu_facts import SWITCHED_OFF, GpuMoment, LinkFacts, read_gpu, read_link
 from tasks.machine.gpus import open_gpus
 from tasks.machine.host_checks import BYTES_PER_PARAMETER, SPARE_MEMORY
-from tasks.machine.host_facts import our_processes
+from tasks.machine.host_facts import list_our_pids
 
 LARGEST_UTILISATION = 0.05
 """Share of the time in which kernels of others may run: the same 5 % as for the CPUs."""
@@ -27,7 +27,7 @@ _GB_PER_SECOND_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.5
 """By generation of PCIe, one direction; PCI-SIG's transfer rates x line code."""
 
 
-def gpu_checks(world_sizes: Sequence[int], *, num_parameters: int | None = None) -> list[Check]:
+def check_gpus(world_sizes: Sequence[int], *, num_parameters: int | None = None) -> list[Check]:
     """Return all checks of the GPUs that cells of these sizes will use."""
     import pynvml
 
@@ -47,7 +47,7 @@ def gpu_checks(world_sizes: Sequence[int], *, num_parameters: int | None = None)
 
 
 def judge_gpus(
-    gpus: Sequence[GpuFacts],
+    gpus: Sequence[GpuMoment],
     links: Sequence[LinkFacts],
     *,
     world_sizes: Sequence[int],
@@ -64,18 +64,18 @@ def judge_gpus(
     ]
 
 
-def check_others(gpus: Sequence[GpuFacts]) -> Check:
+def check_others(gpus: Sequence[GpuMoment]) -> Check:
     """Judge what others do on the GPUs."""
     name = "other processes on the GPUs"
     if all(gpu.processes is None and gpu.utilisation is None for gpu in gpus):
         return Check.not_checked(name, "the driver shows neither processes nor utilisation")
-    ours, found, warned = our_processes(), [], False
+    ours, found, warned = list_our_pids(), [], False
     for gpu in gpus:
         others = [process for process in gpu.processes or () if process.pid not in ours]
         used = gpu.memory_used_gib or 0.0
         words = ["no other process" if gpu.processes is not None else "processes not shown"]
         if others:
-            words = [_process_words(process.pid, process.memory_gib) for process in others]
+            words = [_describe_process(process.pid, process.memory_gib) for process in others]
         elif used > LARGEST_UNEXPLAINED_GIB:
             words = [f"{used:.1f} GiB in use by processes that cannot be seen from here"]
         warned |= bool(others) or used > LARGEST_UNEXPLAINED_GIB
@@ -89,13 +89,13 @@ def check_others(gpus: Sequence[GpuFacts]) -> Check:
     return Check.warning(name, text, remedy="end these processes, or leave their GPUs out with CUDA_VISIBLE_DEVICES")
 
 
-def check_alike(gpus: Sequence[GpuFacts]) -> Check:
+def check_alike(gpus: Sequence[GpuMoment]) -> Check:
     """Judge whether all GPUs are of one kind and set alike, since the slowest sets the pace."""
     name = "GPUs of one kind"
     kinds = [(gpu.name, gpu.sm_clock_max_mhz, gpu.power_limit_watts, gpu.memory_total_gib) for gpu in gpus]
     described = [
-        f"{gpu.name} ({_number(gpu.sm_clock_max_mhz)} MHz, {_number(gpu.power_limit_watts)} W, "
-        f"{_number(gpu.memory_total_gib)} GiB at most)"
+        f"{gpu.name} ({_format_number(gpu.sm_clock_max_mhz)} MHz, {_format_number(gpu.power_limit_watts)} W, "
+        f"{_format_number(gpu.memory_total_gib)} GiB at most)"
         for gpu in gpus
     ]
     if len(set(kinds)) == 1:
@@ -104,7 +104,7 @@ def check_alike(gpus: Sequence[GpuFacts]) -> Check:
     return Check.warning(name, found, remedy="choose GPUs of one kind with CUDA_VISIBLE_DEVICES and set them alike")
 
 
-def check_links(gpus: Sequence[GpuFacts], links: Sequence[LinkFacts]) -> Check:
+def check_links(gpus: Sequence[GpuMoment], links: Sequence[LinkFacts]) -> Check:
     """Judge the ways between the GPUs: all alike, and none switched off.
 
     A machine without NVLink or peer to peer is fit to measure: what it costs is a result.
@@ -132,7 +132,7 @@ def check_links(gpus: Sequence[GpuFacts], links: Sequence[LinkFacts]) -> Check:
     return Check.ok(name, found)
 
 
-def check_pcie(gpus: Sequence[GpuFacts]) -> Check:
+def check_pcie(gpus: Sequence[GpuMoment]) -> Check:
     """Judge each GPU's PCIe link against what it and its slot can do together."""
     name = "PCIe links"
     if all(gpu.pcie_width is None or gpu.pcie_width_max is None for gpu in gpus):
@@ -140,8 +140,8 @@ def check_pcie(gpus: Sequence[GpuFacts]) -> Check:
     found, warned = [], False
     for gpu in gpus:
         words = (
-            f"GPU {gpu.index}: {_link_words(gpu.pcie_generation, gpu.pcie_width)} of "
-            f"{_link_words(gpu.pcie_generation_max, gpu.pcie_width_max)}"
+            f"GPU {gpu.index}: {_describe_link(gpu.pcie_generation, gpu.pcie_width)} of "
+            f"{_describe_link(gpu.pcie_generation_max, gpu.pcie_width_max)}"
         )
         is_narrow = _is_below(gpu.pcie_width, gpu.pcie_width_max)
         is_slow = _is_below(gpu.pcie_generation, gpu.pcie_generation_max)
@@ -158,19 +158,19 @@ def check_pcie(gpus: Sequence[GpuFacts]) -> Check:
     )
 
 
-def check_clocks(gpus: Sequence[GpuFacts]) -> Check:
+def check_clocks(gpus: Sequence[GpuMoment]) -> Check:
     """Judge whether something holds the GPUs' clocks down."""
     name = "GPU clocks"
     if all(gpu.slowdowns is None and gpu.power_limit_watts is None for gpu in gpus):
         return Check.not_checked(name, "the driver shows neither reasons for slowing down nor power limits")
     found, remedies = [], []
     for gpu in gpus:
-        words = [f"{_number(gpu.sm_clock_mhz)} of {_number(gpu.sm_clock_max_mhz)} MHz"]
+        words = [f"{_format_number(gpu.sm_clock_mhz)} of {_format_number(gpu.sm_clock_max_mhz)} MHz"]
         if gpu.temperature_celsius is not None:
             words.append(f"{gpu.temperature_celsius} degrees Celsius")
         limit, usual = gpu.power_limit_watts, gpu.power_limit_default_watts
         if limit is not None:
-            words.append(f"power limit {limit:.0f} of {_number(usual)} W")
+            words.append(f"power limit {limit:.0f} of {_format_number(usual)} W")
         words += gpu.slowdowns or ()
         if gpu.slowdowns or (gpu.temperature_celsius or 0) >= HOTTEST_AT_REST_CELSIUS:
             remedies.append("let the GPU cool down and look at its cooling and power supply")
@@ -183,7 +183,7 @@ def check_clocks(gpus: Sequence[GpuFacts]) -> Check:
     return Check.warning(name, text, remedy="; ".join(dict.fromkeys(remedies)))
 
 
-def check_memory(gpus: Sequence[GpuFacts], *, world_sizes: Sequence[int], num_parameters: int | None = None) -> Check:
+def check_memory(gpus: Sequence[GpuMoment], *, world_sizes: Sequence[int], num_parameters: int | None = None) -> Check:
     """Judge whether the ranks of all cells fit on the GPUs, one rank of every cell that reaches so far."""
     name = "free GPU memory"
     per_rank = GIB_PER_CONTEXT + BYTES_PER_PARAMETER * (num_parameters or 0) / 2**30
@@ -198,7 +198,7 @@ def check_memory(gpus: Sequence[GpuFacts], *, world_sizes: Sequence[int], num_pa
         free, needed = gpu.memory_total_gib - gpu.memory_used_gib, num_ranks * per_rank * (1 + SPARE_MEMORY)
         warned |= free < needed
         found.append(
-            f"GPU {gpu.index}: {free:.1f} GiB free, {counted(num_ranks, 'rank')} side by side "
+            f"GPU {gpu.index}: {free:.1f} GiB free, {format_plural(num_ranks, 'rank')} side by side "
             f"need about {needed:.1f} GiB"
         )
     text = "; ".join(found) + ("" if num_parameters else " without their models")
@@ -209,16 +209,16 @@ def check_memory(gpus: Sequence[GpuFacts], *, world_sizes: Sequence[int], num_pa
     return Check.warning(name, text, remedy="end other programs on the GPU, or measure fewer cells at once")
 
 
-def _process_words(pid: int, memory_gib: float | None) -> str:
+def _describe_process(pid: int, memory_gib: float | None) -> str:
     try:
         name = psutil.Process(pid).name()
     except psutil.Error:
         name = "a process outside this container"
-    return f"{name} (pid {pid}, {_number(memory_gib)} GiB)"
+    return f"{name} (pid {pid}, {_format_number(memory_gib)} GiB)"
 
 
-def _link_words(generation: int | None, width: int | None) -> str:
-    words = f"generation {_number(generation)} x{_number(width)}"
+def _describe_link(generation: int | None, width: int | None) -> str:
+    words = f"generation {_format_number(generation)} x{_format_number(width)}"
     per_lane = _GB_PER_SECOND_PER_LANE.get(generation or 0)
     return f"{words} ({per_lane * width:.1f} GB/s)" if per_lane and width else words
 
@@ -227,5 +227,5 @@ def _is_below(value: int | None, highest: int | None) -> bool:
     return value is not None and highest is not None and value < highest
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "?" if value is None else f"{value:.4g}"

@@ -35,7 +35,7 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuFacts:
+class GpuMoment:
     """One GPU at one moment."""
 
     index: int
@@ -89,38 +89,38 @@ class LinkFacts:
         return ", ".join(["PCIe " + self.path if self.path else "PCIe", self.peer or "peer to peer unknown"])
 
 
-def read_gpu(handle: Any, index: int) -> GpuFacts:
+def read_gpu(handle: Any, index: int) -> GpuMoment:
     """Return what NVML says of the GPU behind an NVML handle."""
     import pynvml as nvml
 
-    total, used = memory_gib(handle)
-    processes = asked(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    links = [asked(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
+    total, used = read_memory_gib(handle)
+    processes = ask_nvml(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    links = [ask_nvml(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
     known = [state for state in links if state is not None]
-    limit = asked(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    default_limit = asked(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
-    utilisation = asked(nvml.nvmlDeviceGetUtilizationRates, handle)
-    reasons = asked(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    limit = ask_nvml(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    default_limit = ask_nvml(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    utilisation = ask_nvml(nvml.nvmlDeviceGetUtilizationRates, handle)
+    reasons = ask_nvml(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if reasons is None:  # the name that drivers before 535 know
-        reasons = asked(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-    return GpuFacts(
+        reasons = ask_nvml(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    return GpuMoment(
         index=index,
-        name=asked(nvml.nvmlDeviceGetName, handle) or "unnamed GPU",
+        name=ask_nvml(nvml.nvmlDeviceGetName, handle) or "unnamed GPU",
         utilisation=None if utilisation is None else utilisation.gpu / 100,
-        processes=None if processes is None else tuple(_process(one) for one in processes),
+        processes=None if processes is None else tuple(_make_process(one) for one in processes),
         memory_total_gib=total,
         memory_used_gib=used,
-        pcie_generation=asked(nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        pcie_generation_max=asked(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        pcie_width=asked(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        pcie_width_max=asked(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        performance_state=asked(nvml.nvmlDeviceGetPerformanceState, handle),
-        sm_clock_mhz=asked(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-        sm_clock_max_mhz=asked(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-        slowdowns=None if reasons is None else slowdowns_of(reasons),
+        pcie_generation=ask_nvml(nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        pcie_generation_max=ask_nvml(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        pcie_width=ask_nvml(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        pcie_width_max=ask_nvml(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        performance_state=ask_nvml(nvml.nvmlDeviceGetPerformanceState, handle),
+        sm_clock_mhz=ask_nvml(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        sm_clock_max_mhz=ask_nvml(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+        slowdowns=None if reasons is None else describe_slowdowns(reasons),
         power_limit_watts=None if limit is None else limit / 1000,
         power_limit_default_watts=None if default_limit is None else default_limit / 1000,
-        temperature_celsius=asked(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        temperature_celsius=ask_nvml(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
         nvlinks_active=sum(known) if known else None,
         nvlinks=len(known) if known else None,
     )
@@ -130,9 +130,9 @@ def read_link(first: Any, second: Any, *, indices: tuple[int, int]) -> LinkFacts
     """Return what NVML says of the way between two GPUs."""
     import pynvml as nvml
 
-    nvlink = asked(nvml.nvmlDeviceGetP2PStatus, first, second, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    peer = asked(nvml.nvmlDeviceGetP2PStatus, first, second, nvml.NVML_P2P_CAPS_INDEX_READ)
-    level = asked(nvml.nvmlDeviceGetTopologyCommonAncestor, first, second)
+    nvlink = ask_nvml(nvml.nvmlDeviceGetP2PStatus, first, second, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    peer = ask_nvml(nvml.nvmlDeviceGetP2PStatus, first, second, nvml.NVML_P2P_CAPS_INDEX_READ)
+    level = ask_nvml(nvml.nvmlDeviceGetTopologyCommonAncestor, first, second)
     return LinkFacts(
         first=indices[0],
         second=indices[1],
@@ -142,7 +142,7 @@ def read_link(first: Any, second: Any, *, indices: tuple[int, int]) -> LinkFacts
     )
 
 
-def slowdowns_of(reasons: int) -> tuple[str, ...]:
+def describe_slowdowns(reasons: int) -> tuple[str, ...]:
     """Return the words for NVML's bits of reasons for which a clock is held down, those that cost speed."""
     import pynvml as nvml
 
@@ -155,21 +155,21 @@ def slowdowns_of(reasons: int) -> tuple[str, ...]:
     return tuple(text for bit, text in words.items() if reasons & bit)
 
 
-def memory_gib(handle: Any) -> tuple[float | None, float | None]:
+def read_memory_gib(handle: Any) -> tuple[float | None, float | None]:
     """Return total and used memory, GiB; without the driver's own share where it tells."""
     import pynvml as nvml
 
-    memory = asked(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
-    memory = memory or asked(nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = ask_nvml(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    memory = memory or ask_nvml(nvml.nvmlDeviceGetMemoryInfo, handle)
     return (None, None) if memory is None else (memory.total / 2**30, memory.used / 2**30)
 
 
-def _process(process: Any) -> GpuProcess:
+def _make_process(process: Any) -> GpuProcess:
     memory = process.usedGpuMemory
     return GpuProcess(pid=process.pid, memory_gib=None if memory is None else memory / 2**30)
 
 
-def asked(question: Callable[..., Any], *arguments: Any) -> Any:
+def ask_nvml(question: Callable[..., Any], *arguments: Any) -> Any:
     """Return NVML's answer; None where this GPU, driver or container gives none."""
     import pynvml
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from tasks.machine.gpu_facts import asked, memory_gib
+from tasks.machine.gpu_facts import ask_nvml, read_memory_gib
 from tasks.machine.gpus import open_gpus
 
 SAMPLE_SECONDS = 0.1
@@ -124,7 +124,7 @@ class GpuMeter:
             seconds = time.perf_counter() - span.started_at
             with self._lock:
                 figures = tuple(
-                    figures_of(readings, index=index, name=gpu.name)
+                    compute_gpu_figures(readings, index=index, name=gpu.name)
                     for index, (gpu, readings) in enumerate(zip(self._gpus, self._readings, strict=True))
                 )
             span.figures = MeterFigures(seconds=seconds, gpus=figures, problem=self._problem)
@@ -149,7 +149,7 @@ class Span:
 
 
 @contextlib.contextmanager
-def gpu_meter(num_gpus: int | None = None) -> Iterator[GpuMeter]:
+def open_gpu_meter(num_gpus: int | None = None) -> Iterator[GpuMeter]:
     """Open a meter over the first `num_gpus` GPUs that ranks may use, or all of them.
 
     Without a driver, or with one that does not answer, its spans have no GPUs and say why.
@@ -176,15 +176,15 @@ class NvmlGpu:
 
         self._nvml = pynvml
         self._handle = handle
-        self.name: str = asked(pynvml.nvmlDeviceGetName, handle) or "unnamed GPU"
+        self.name: str = ask_nvml(pynvml.nvmlDeviceGetName, handle) or "unnamed GPU"
 
     def read(self) -> Reading:
         """Return what it says now; None for what it does not tell."""
         at = time.perf_counter()
-        energy_millijoules = asked(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
-        power_milliwatts = asked(self._nvml.nvmlDeviceGetPowerUsage, self._handle)
-        utilisation = asked(self._nvml.nvmlDeviceGetUtilizationRates, self._handle)
-        _, used = memory_gib(self._handle)
+        energy_millijoules = ask_nvml(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        power_milliwatts = ask_nvml(self._nvml.nvmlDeviceGetPowerUsage, self._handle)
+        utilisation = ask_nvml(self._nvml.nvmlDeviceGetUtilizationRates, self._handle)
+        _, used = read_memory_gib(self._handle)
         return Reading(
             at=at,
             utilisation=None if utilisation is None else utilisation.gpu / 100,
@@ -194,16 +194,16 @@ class NvmlGpu:
         )
 
 
-def figures_of(readings: Sequence[Reading], *, index: int, name: str) -> GpuFigures:
+def compute_gpu_figures(readings: Sequence[Reading], *, index: int, name: str) -> GpuFigures:
     """Return what the readings of one GPU come to, the first and the last of them being the ends of the span.
 
     A counter that runs backwards was reset, so that the power is integrated (trapezoidal rule) instead.
     """
     utilisations = [reading.utilisation for reading in readings if reading.utilisation is not None]
     memories = [reading.memory_gib for reading in readings if reading.memory_gib is not None]
-    energy, energy_from = _counted_energy(readings), "counter"
+    energy, energy_from = _count_energy(readings), "counter"
     if energy is None:
-        energy, energy_from = _integrated_power(readings), "integrated power"
+        energy, energy_from = _integrate_power(readings), "integrated power"
     seconds = readings[-1].at - readings[0].at if readings else 0.0
     return GpuFigures(
         index=index,
@@ -217,7 +217,7 @@ def figures_of(readings: Sequence[Reading], *, index: int, name: str) -> GpuFigu
     )
 
 
-def _counted_energy(readings: Sequence[Reading]) -> float | None:
+def _count_energy(readings: Sequence[Reading]) -> float | None:
     """Return what the counter rose by, joules; None without a counter, or with one that was reset."""
     if len(readings) < 2:
         return None
@@ -225,7 +225,7 @@ def _counted_energy(readings: Sequence[Reading]) -> float | None:
     return None if first is None or last is None or last < first else last - first
 
 
-def _integrated_power(readings: Sequence[Reading]) -> float | None:
+def _integrate_power(readings: Sequence[Reading]) -> float | None:
     """Return the integral of the power over the readings that have it, joules; None with fewer than two."""
     known = [(reading.at, reading.power_watts) for reading in readings if reading.power_watts is not None]
     if len(known) < 2:

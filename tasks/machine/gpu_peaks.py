@@ -61,7 +61,7 @@ _VENDOR = re.compile(r"^(NVIDIA|Tesla|GeForce)\s+", re.IGNORECASE)
 _MEMORY_SIZE = re.compile(r"[ -]\d+ ?GB$", re.IGNORECASE)
 
 
-def peak_of(gpu_name: str) -> Peak | None:
+def find_peak(gpu_name: str) -> Peak | None:
     """Return the data sheet's figures for a GPU by the name that NVML gives; None if the name is not exactly known.
 
     A part of a GPU (MIG), a laptop's or a cloud's variant is another GPU, whose figures are not guessed.
@@ -74,9 +74,9 @@ def peak_of(gpu_name: str) -> Peak | None:
     return found[0] if len(found) == 1 else None
 
 
-def peak_tflops(gpu_name: str, precision: str) -> float | None:
+def find_peak_tflops(gpu_name: str, precision: str) -> float | None:
     """Return the dense peak (TFLOP/s) of a GPU at `fp32`, `tf32`, `bf16` or `fp16`; None where it is not known."""
-    peak = peak_of(gpu_name)
+    peak = find_peak(gpu_name)
     if peak is None:
         return None
     figures = {"fp32": peak.fp32, "tf32": peak.tf32, "bf16": peak.bf16, "fp16": peak.fp16}

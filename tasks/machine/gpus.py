@@ -38,7 +38,7 @@ def open_gpus() -> Iterator[OpenGpus]:
     try:
         every = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         choice = os.environ.get("CUDA_VISIBLE_DEVICES")
-        chosen = visible([pynvml.nvmlDeviceGetUUID(handle) for handle in every], choice)
+        chosen = select_visible([pynvml.nvmlDeviceGetUUID(handle) for handle in every], choice)
         problem = None if chosen else f"CUDA_VISIBLE_DEVICES={choice} leaves none of {len(every)} GPUs"
         yield OpenGpus(
             handles=tuple(every[index] for index in chosen),
@@ -49,7 +49,7 @@ def open_gpus() -> Iterator[OpenGpus]:
         pynvml.nvmlShutdown()
 
 
-def visible(uuids: Sequence[str], choice: str | None) -> list[int]:
+def select_visible(uuids: Sequence[str], choice: str | None) -> list[int]:
     """Return the positions that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA stops at the first unknown entry."""
     if choice is None:
         return list(range(len(uuids)))

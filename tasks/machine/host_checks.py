@@ -5,16 +5,16 @@ from pathlib import Path
 
 import psutil
 
-from tasks.machine.check import Check, counted
+from tasks.machine.check import Check, format_plural
 from tasks.machine.host_facts import (
     CpuFrequency,
     Load,
-    cpu_frequency,
-    cpu_quota,
-    free_memory_bytes,
+    count_physical_cores,
     is_virtual_machine,
-    num_physical_cores,
-    usable_cpus,
+    list_usable_cpus,
+    read_cpu_frequency,
+    read_cpu_quota,
+    read_free_memory_bytes,
     watch_load,
 )
 from tasks.params import Params
@@ -42,13 +42,13 @@ _SELF_RULED_DRIVERS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 """Drivers under which `powersave` is only the name of the ordinary mode."""
 
 
-def host_checks(
+def check_host(
     params: Params, *, cells: Iterable[str], device: str, folder: Path, num_parameters: int | None = None
 ) -> list[Check]:
     """Return all checks of the host; takes LOAD_SECONDS and little more."""
-    names, cpus = list(cells), usable_cpus()
-    physical = num_physical_cores(cpus)
-    before = cpu_frequency(cpus)
+    names, cpus = list(cells), list_usable_cpus()
+    physical = count_physical_cores(cpus)
+    before = read_cpu_frequency(cpus)
     load = watch_load(LOAD_SECONDS)
     num_ranks = sum(params.cells[cell].ranks_per_node for cell in names)
     return [
@@ -61,12 +61,12 @@ def host_checks(
                 device=device,
                 num_cpus=len(cpus),
                 num_physical=physical,
-                quota=cpu_quota(),
+                quota=read_cpu_quota(),
             )
             for cell in names
         ),
         check_siblings(len(cpus), physical, is_virtual=is_virtual_machine()),
-        check_frequency(before, cpu_frequency(cpus), is_on_battery=_is_on_battery()),
+        check_frequency(before, read_cpu_frequency(cpus), is_on_battery=_is_on_battery()),
         check_memory(num_ranks, device=device, num_parameters=num_parameters),
         check_disk(folder),
     ]
@@ -111,9 +111,9 @@ def check_cores(
     name = f"cores for {cell}"
     threads, loaders = world_size * threads_per_rank, world_size * LOADER_THREADS_PER_RANK
     needed = threads + (loaders if device == "cuda" else 0)
-    limits = [(float(num_cpus), f"{counted(num_cpus, 'CPU')} may be used")]
+    limits = [(float(num_cpus), f"{format_plural(num_cpus, 'CPU')} may be used")]
     if num_physical is not None:
-        limits.append((float(num_physical), f"of {counted(num_physical, 'physical core')}"))
+        limits.append((float(num_physical), f"of {format_plural(num_physical, 'physical core')}"))
     if quota is not None:
         limits.append((quota, f"the control group allows the time of {quota:.4g}"))
     found = (
@@ -125,9 +125,13 @@ def check_cores(
         return Check.ok(name, found)
     fitting = int(cores // world_size) - (LOADER_THREADS_PER_RANK if device == "cuda" else 0)
     if fitting >= 1:
-        remedy = f"set train.threads_per_rank to {fitting}, or use a machine with {counted(needed, 'physical core')}"
+        remedy = (
+            f"set train.threads_per_rank to {fitting}, or use a machine with {format_plural(needed, 'physical core')}"
+        )
     else:
-        remedy = f"use a machine with {counted(needed, 'physical core')}; here {cell} cannot show what they would give"
+        remedy = (
+            f"use a machine with {format_plural(needed, 'physical core')}; here {cell} cannot show what they would give"
+        )
     return Check.warning(name, found, remedy=remedy)
 
 
@@ -137,14 +141,15 @@ def check_siblings(num_cpus: int, num_physical: int | None, *, is_virtual: bool)
     if num_physical is None:
         return Check.not_checked(name, "the kernel does not show which CPUs share a physical core")
     if num_physical < num_cpus:  # check_cores says whether that matters
-        return Check.ok(name, f"{num_cpus} CPUs are hyper-threads of {counted(num_physical, 'physical core')}")
+        return Check.ok(name, f"{num_cpus} CPUs are hyper-threads of {format_plural(num_physical, 'physical core')}")
     if is_virtual:
         return Check.not_checked(
             name,
-            f"{counted(num_cpus, 'CPU')} of a virtual machine: whether they share physical cores does not show from "
+            f"{format_plural(num_cpus, 'CPU')} of a virtual machine: whether they share physical cores does not show "
+            "from "
             "inside; how much copies slow each other down has to be measured",
         )
-    return Check.ok(name, f"{counted(num_cpus, 'CPU')}, each a physical core")
+    return Check.ok(name, f"{format_plural(num_cpus, 'CPU')}, each a physical core")
 
 
 def check_frequency(before: CpuFrequency, after: CpuFrequency, *, is_on_battery: bool) -> Check:
@@ -175,10 +180,10 @@ def check_frequency(before: CpuFrequency, after: CpuFrequency, *, is_on_battery:
 def check_memory(num_ranks: int, *, device: str, num_parameters: int | None) -> Check:
     """Judge whether the ranks of all cells fit into memory side by side, as they wait for their turns."""
     name = "free memory"
-    free, whose = free_memory_bytes()
+    free, whose = read_free_memory_bytes()
     model = BYTES_PER_PARAMETER * (num_parameters or 0) if device == "cpu" else 0
     needed_gib = num_ranks * (GIB_PER_RANK + model / 2**30) * (1 + SPARE_MEMORY)
-    ranks = counted(num_ranks, "rank")
+    ranks = format_plural(num_ranks, "rank")
     found = f"{free / 2**30:.1f} GiB {whose} are free, {ranks} side by side need about {needed_gib:.1f} GiB"
     if device == "cpu" and num_parameters is None:
         found += " without their models"

@@ -53,19 +53,19 @@ class CpuFrequency:
     """Times that the CPUs were slowed down by heat since the machine started; None where it is not counted."""
 
 
-def usable_cpus() -> list[int]:
+def list_usable_cpus() -> list[int]:
     """Return the logical CPUs that this process and its children may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
-def num_physical_cores(cpus: list[int], *, root: Path = _ROOT) -> int | None:
+def count_physical_cores(cpus: list[int], *, root: Path = _ROOT) -> int | None:
     """Return how many physical cores the logical CPUs belong to; None where the kernel does not say."""
     cores = set()
     for cpu in cpus:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-        siblings = _text(topology / "core_cpus_list") or _text(topology / "thread_siblings_list")
+        siblings = _read_text(topology / "core_cpus_list") or _read_text(topology / "thread_siblings_list")
         if siblings is None:
             return None
         cores.add(siblings)
@@ -74,51 +74,57 @@ def num_physical_cores(cpus: list[int], *, root: Path = _ROOT) -> int | None:
 
 def is_virtual_machine(*, root: Path = _ROOT) -> bool:
     """Return True if the CPU says that it runs under a hypervisor."""
-    words = (_text(root / "proc/cpuinfo") or "").split()
+    words = (_read_text(root / "proc/cpuinfo") or "").split()
     return "hypervisor" in words
 
 
-def cpu_quota(*, root: Path = _ROOT) -> float | None:
+def read_cpu_quota(*, root: Path = _ROOT) -> float | None:
     """Return the cores' worth of CPU time that the control groups of this process allow; None if all."""
     quotas = []
-    for folder in _cgroups("cpu", root):
-        quota, _, period = (_text(folder / "cpu.max") or "").partition(" ")  # version 2
+    for folder in _list_cgroups("cpu", root):
+        quota, _, period = (_read_text(folder / "cpu.max") or "").partition(" ")  # version 2
         if not period:
-            quota, period = _text(folder / "cpu.cfs_quota_us") or "", _text(folder / "cpu.cfs_period_us") or ""
+            quota, period = (
+                _read_text(folder / "cpu.cfs_quota_us") or "",
+                _read_text(folder / "cpu.cfs_period_us") or "",
+            )
         if quota.isdigit() and period.isdigit():  # unlimited is "max" or -1
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
 
 
-def free_memory_bytes(*, root: Path = _ROOT) -> tuple[int, str]:
+def read_free_memory_bytes(*, root: Path = _ROOT) -> tuple[int, str]:
     """Return the memory that can still be had without swapping, and whose limit that is."""
     free = [(psutil.virtual_memory().available, "of the machine")]
-    for folder in _cgroups("memory", root):
+    for folder in _list_cgroups("memory", root):
         for limit_name, usage_name, cache_name in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            limit, usage = _text(folder / limit_name) or "", _text(folder / usage_name) or ""
+            limit, usage = _read_text(folder / limit_name) or "", _read_text(folder / usage_name) or ""
             if limit.isdigit() and usage.isdigit():
-                cache = _table(folder / "memory.stat").get(cache_name, 0)  # given back when it is needed
+                cache = _read_table(folder / "memory.stat").get(cache_name, 0)  # given back when it is needed
                 free.append((int(limit) - int(usage) + cache, "of the control group"))
     return min(free)
 
 
-def cpu_frequency(cpus: list[int], *, root: Path = _ROOT) -> CpuFrequency:
+def read_cpu_frequency(cpus: list[int], *, root: Path = _ROOT) -> CpuFrequency:
     """Return what the kernel says of governor, cap and throttling."""
     governors, caps, throttled = set(), [], []
     driver = None
     for cpu in cpus:
         folder = root / f"sys/devices/system/cpu/cpu{cpu}"
         scaling = folder / "cpufreq"
-        driver = driver or _text(scaling / "scaling_driver")
-        if governor := _text(scaling / "scaling_governor"):
+        driver = driver or _read_text(scaling / "scaling_driver")
+        if governor := _read_text(scaling / "scaling_governor"):
             governors.add(governor)
-        highest, hardware = _text(scaling / "scaling_max_freq") or "", _text(scaling / "cpuinfo_max_freq") or ""
+        highest, hardware = (
+            _read_text(scaling / "scaling_max_freq") or "",
+            _read_text(scaling / "cpuinfo_max_freq") or "",
+        )
         if highest.isdigit() and hardware.isdigit() and int(hardware):
             caps.append(int(highest) / int(hardware))
-        if (count := _text(folder / "thermal_throttle/core_throttle_count") or "").isdigit():
+        if (count := _read_text(folder / "thermal_throttle/core_throttle_count") or "").isdigit():
             throttled.append(int(count))
     return CpuFrequency(
         governors=tuple(sorted(governors)),
@@ -130,15 +136,15 @@ def cpu_frequency(cpus: list[int], *, root: Path = _ROOT) -> CpuFrequency:
 
 def watch_load(seconds: float) -> Load | None:
     """Return who used the CPUs during so many seconds; None where the kernel does not count their time."""
-    cpus = usable_cpus()
-    before, processes_before, started = _cpu_seconds(cpus), _process_seconds(), time.perf_counter()
+    cpus = list_usable_cpus()
+    before, processes_before, started = _read_cpu_seconds(cpus), _read_process_seconds(), time.perf_counter()
     time.sleep(seconds)
-    after, processes_after, ended = _cpu_seconds(cpus), _process_seconds(), time.perf_counter()
+    after, processes_after, ended = _read_cpu_seconds(cpus), _read_process_seconds(), time.perf_counter()
     if before is None or after is None or sum(after.values()) <= sum(before.values()):
         return None
     elapsed = ended - started
     cores = {kind: (after[kind] - before[kind]) / elapsed for kind in after}
-    ours = our_processes()
+    ours = list_our_pids()
     used = {
         pid: (seconds_used - processes_before.get(pid, (name, 0.0))[1], name)
         for pid, (name, seconds_used) in processes_after.items()
@@ -156,7 +162,7 @@ def watch_load(seconds: float) -> Load | None:
     )
 
 
-def our_processes() -> set[int]:
+def list_our_pids() -> set[int]:
     """Return the pids of this process, its descendants and the processes that it descends from."""
     me = psutil.Process()
     try:
@@ -165,7 +171,7 @@ def our_processes() -> set[int]:
         return {me.pid}
 
 
-def _cpu_seconds(cpus: list[int]) -> dict[str, float] | None:
+def _read_cpu_seconds(cpus: list[int]) -> dict[str, float] | None:
     """Return the seconds of each kind, added over the CPUs; None where they are not counted."""
     try:
         per_cpu = psutil.cpu_times(percpu=True)
@@ -175,7 +181,7 @@ def _cpu_seconds(cpus: list[int]) -> dict[str, float] | None:
     return {kind: sum(getattr(times, kind, 0.0) for times in watched) for kind in (*_BUSY, "idle", "iowait")}
 
 
-def _process_seconds() -> Mapping[int, tuple[str, float]]:
+def _read_process_seconds() -> Mapping[int, tuple[str, float]]:
     """Return name and CPU seconds so far of every process that we may see."""
     found = {}
     for process in psutil.process_iter(["name", "cpu_times"]):
@@ -185,10 +191,10 @@ def _process_seconds() -> Mapping[int, tuple[str, float]]:
     return found
 
 
-def _cgroups(controller: str, root: Path) -> list[Path]:
+def _list_cgroups(controller: str, root: Path) -> list[Path]:
     """Return the folders of the control groups that this process is in, for version 1 and 2, innermost first."""
     folders = []
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in (_read_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -198,13 +204,13 @@ def _cgroups(controller: str, root: Path) -> list[Path]:
     return folders
 
 
-def _table(file: Path) -> dict[str, int]:
+def _read_table(file: Path) -> dict[str, int]:
     """Return the numbers of a file of `name number` lines."""
-    pairs = (line.split() for line in (_text(file) or "").splitlines())
+    pairs = (line.split() for line in (_read_text(file) or "").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def _text(file: Path) -> str | None:
+def _read_text(file: Path) -> str | None:
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):

@@ -1,6 +1,6 @@
 """Whether this machine is fit to measure on right now, and what to change if it is not.
 
-What is looked at and from where on it is too much stands in host_checks.py and gpu_checks.py.
+What is looked at and from where on it is too much stands in check_host.py and check_gpus.py.
 """
 
 import logging
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.machine.check import Check
-from tasks.machine.gpu_checks import gpu_checks
-from tasks.machine.host_checks import host_checks
+from tasks.machine.gpu_checks import check_gpus
+from tasks.machine.host_checks import check_host
 from tasks.params import Params
 
 _log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ FIT = "fit to measure"
 UNFIT = "not fit to measure"
 
 
-def preflight(
+def run_preflight(
     params: Params,
     machine: dict[str, Any],
     *,
@@ -34,9 +34,9 @@ def preflight(
     "cpu" or "cuda", `folder` is where they will write. Without `num_parameters` memory is judged without the model.
     Run it before the ranks start: they belong to this process and would not count as load.
     """
-    checks = host_checks(params, cells=cells, device=device, folder=folder, num_parameters=num_parameters)
+    checks = check_host(params, cells=cells, device=device, folder=folder, num_parameters=num_parameters)
     if device == "cuda":
-        checks += gpu_checks([params.cells[cell].ranks_per_node for cell in cells], num_parameters=num_parameters)
+        checks += check_gpus([params.cells[cell].ranks_per_node for cell in cells], num_parameters=num_parameters)
     else:
         checks.append(
             Check.not_checked("GPUs", f"the cells run on the CPU; this machine has {machine['num_gpus']} GPUs")
@@ -44,10 +44,10 @@ def preflight(
     num_nodes = max(params.cells[cell].num_nodes for cell in cells)
     if num_nodes > 1:
         checks.append(Check.not_checked("other nodes", f"all this is of the head, one of {num_nodes} nodes"))
-    return verdict_on(checks)
+    return judge_checks(checks)
 
 
-def verdict_on(checks: Sequence[Check]) -> dict[str, Any]:
+def judge_checks(checks: Sequence[Check]) -> dict[str, Any]:
     """Return the verdict with its checks, ready for JSON, and log it: fit unless a check warns."""
     warnings = [check for check in checks if check.verdict == "warning"]
     unread = [check.name for check in checks if check.verdict == "not checked"]

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from tasks.machine.gpu_peaks import peak_tflops
+from tasks.machine.gpu_peaks import find_peak_tflops
 from tasks.measuring.arms import WRAPPED, Arm
 from tasks.measuring.blocks import Bench, Timed
-from tasks.measuring.intervals import Interval, median_interval
-from tasks.measuring.model_flops import model_shape
-from tasks.measuring.speed import Comparison, Measured
-from tasks.measuring.waterfall import data_wait_share
+from tasks.measuring.intervals import Interval, bootstrap_median
+from tasks.measuring.model_flops import find_model_shape
+from tasks.measuring.speed import Measured, TimedComparison
+from tasks.measuring.waterfall import compute_data_wait_share
 from tasks.records.measurement import ArmSpeed, Estimate
 
 
@@ -37,25 +37,29 @@ class Arithmetic:
 
         Tokens learned from are one fewer per row than tokens fed.
         """
-        peak = peak_tflops(self.gpu_name, self.precision) if self.gpu_name else None
+        peak = find_peak_tflops(self.gpu_name, self.precision) if self.gpu_name else None
         if peak is None or self.lengths is None:
             return None, None
         config: dict[str, Any] = json.loads((self.base_model / "config.json").read_bytes())
-        shape, _ = model_shape(config)
+        shape, _ = find_model_shape(config)
         if shape is None:
             return None, None
         available = peak * 1e12 * world_size
-        per_label = shape.flops_of_documents(self.lengths) / max(sum(self.lengths) - len(self.lengths), 1)
-        palm = shape.flops_per_token(round(positions_per_row)) * positions_per_second
+        per_label = shape.count_document_flops(self.lengths) / max(sum(self.lengths) - len(self.lengths), 1)
+        palm = shape.count_flops_per_token(round(positions_per_row)) * positions_per_second
         return per_label * tokens_per_second / available, palm / available
 
 
-def account(comparison: Comparison, bench: Bench, measured: Measured, arithmetic: Arithmetic) -> list[ArmSpeed]:
+def compute_arm_speeds(
+    comparison: TimedComparison, bench: Bench, measured: Measured, arithmetic: Arithmetic
+) -> list[ArmSpeed]:
     """Return what every arm of the speedups came to."""
-    return [_speed(comparison, bench, measured, arithmetic, arm) for arm in comparison.arms]
+    return [_compute_arm_speed(comparison, bench, measured, arithmetic, arm) for arm in comparison.arms]
 
 
-def _speed(comparison: Comparison, bench: Bench, measured: Measured, arithmetic: Arithmetic, arm: Arm) -> ArmSpeed:
+def _compute_arm_speed(
+    comparison: TimedComparison, bench: Bench, measured: Measured, arithmetic: Arithmetic, arm: Arm
+) -> ArmSpeed:
     trials = measured.trials
     cell = next(cell for cell in comparison.cells if cell.name == arm.cell)
     blocks = trials.blocks[arm.name]
@@ -80,7 +84,7 @@ def _speed(comparison: Comparison, bench: Bench, measured: Measured, arithmetic:
         global_batch_size=cell.global_batch_size,
         num_blocks=len(blocks),
         steps_per_block=blocks[0].step_seconds.shape[1],
-        step_seconds=estimate(median_interval(trials.by_round(arm.name), seed=comparison.seed)),
+        step_seconds=make_estimate(bootstrap_median(trials.list_by_round(arm.name), seed=comparison.seed)),
         step_p50_seconds=np.percentile(steps, 50, axis=1).tolist(),
         step_p95_seconds=np.percentile(steps, 95, axis=1).tolist(),
         tokens_per_second=tokens,
@@ -89,19 +93,19 @@ def _speed(comparison: Comparison, bench: Bench, measured: Measured, arithmetic:
         mfu=mfu,
         mfu_palm=mfu_palm,
         peak_memory_gib=max(memories, default=None),
-        data_wait_share=data_wait_share(trials, arm),
+        data_wait_share=compute_data_wait_share(trials, arm),
         # Only the head's GPUs are asked.
-        **_metered(blocks if cell.num_nodes == 1 else []),
-        speedup=_found(measured.speedups, arm),
-        speedup_over_wrapped=_found(measured.over_wrapped, arm),
+        **_average_gpu_figures(blocks if cell.num_nodes == 1 else []),
+        speedup=_find_estimate(measured.speedups, arm),
+        speedup_over_wrapped=_find_estimate(measured.over_wrapped, arm),
     )
 
 
-def _found(intervals: Mapping[str, Interval], arm: Arm) -> Estimate | None:
-    return estimate(intervals[arm.name]) if arm.name in intervals else None
+def _find_estimate(intervals: Mapping[str, Interval], arm: Arm) -> Estimate | None:
+    return make_estimate(intervals[arm.name]) if arm.name in intervals else None
 
 
-def _metered(blocks: Sequence[Timed]) -> dict[str, float | None]:
+def _average_gpu_figures(blocks: Sequence[Timed]) -> dict[str, float | None]:
     """Return what the GPUs of the arm did in its blocks; None of it without a meter."""
     metered = [block for block in blocks if block.gpus]
     if not metered:
@@ -122,6 +126,6 @@ def _metered(blocks: Sequence[Timed]) -> dict[str, float | None]:
     }
 
 
-def estimate(interval: Interval) -> Estimate:
+def make_estimate(interval: Interval) -> Estimate:
     """Return an interval as the record has it."""
     return Estimate(value=interval.value, low=interval.low, high=interval.high)

@@ -50,53 +50,56 @@ class Cell:
     """Fields of TrainingConfig in which its measured step differs from the trained one: the batch, in weak scaling."""
 
 
-def as_trained(cell: Cell) -> Arm:
+def make_trained_arm(cell: Cell) -> Arm:
     """Return the arm of the cell's own step."""
-    return Arm(name=cell.name, cell=cell.name, variant=_variant(cell))
+    return Arm(name=cell.name, cell=cell.name, variant=_make_variant(cell))
 
 
-def wrapped(baseline: Cell) -> Arm | None:
+def make_wrapped_arm(baseline: Cell) -> Arm | None:
     """Return the arm of the baseline inside a DDP wrapper; None if it has one anyway."""
     if baseline.strategy != "single":
         return None
     return Arm(
-        name=baseline.name + WRAPPED, cell=baseline.name, variant=_variant(baseline, strategy="ddp"), kind="wrapped"
+        name=baseline.name + WRAPPED,
+        cell=baseline.name,
+        variant=_make_variant(baseline, strategy="ddp"),
+        kind="wrapped",
     )
 
 
-def data_arms(cell: Cell, *, has_copy: bool) -> list[Arm]:
+def make_data_arms(cell: Cell, *, has_copy: bool) -> list[Arm]:
     """Return the arms that leave out the wait for data, and then the copy to the device where there is one."""
     places = ["host", "device"] if has_copy else ["device"]
     return [
-        Arm(name=data_name(cell, place), cell=cell.name, variant=_variant(cell), data=place, kind="data")
+        Arm(name=name_data_arm(cell, place), cell=cell.name, variant=_make_variant(cell), data=place, kind="data")
         for place in places
     ]
 
 
-def silent(cell: Cell) -> Arm:
+def make_silent_arm(cell: Cell) -> Arm:
     """Return the arm in which every rank keeps its own gradient."""
-    variant = _variant(cell, communicates=False)
+    variant = _make_variant(cell, communicates=False)
     return Arm(name=f"{cell.name}, no communication", cell=cell.name, variant=variant, data="device", kind="silent")
 
 
-def copies(cell: Cell) -> Arm:
+def make_copies_arm(cell: Cell) -> Arm:
     """Return the arm in which every rank runs its share as one process would, all at once."""
-    variant = _variant(cell, is_independent=True)
+    variant = _make_variant(cell, is_independent=True)
     name = f"{cell.name}, independent copies"
     return Arm(name=name, cell=cell.name, variant=variant, data="device", kind="independent")
 
 
-def spreading_arms(cell: Cell) -> list[Arm]:
+def make_spreading_arms(cell: Cell) -> list[Arm]:
     """Return the arms that leave out what only several ranks have, one thing after another."""
-    alone = replace(copies(cell), name=f"{cell.name}, one copy alone", is_alone=True, kind="alone")
+    alone = replace(make_copies_arm(cell), name=f"{cell.name}, one copy alone", is_alone=True, kind="alone")
     update = replace(alone, name=f"{cell.name}, update only", data="loader", part="update", kind="update")
-    return [silent(cell), copies(cell), alone, update]
+    return [make_silent_arm(cell), make_copies_arm(cell), alone, update]
 
 
-def data_name(cell: Cell, place: str) -> str:
+def name_data_arm(cell: Cell, place: str) -> str:
     """Return the name of the arm whose micro-batches wait at `place`."""
     return f"{cell.name}, data on {place}"
 
 
-def _variant(cell: Cell, **changes: Any) -> dict[str, Any]:
+def _make_variant(cell: Cell, **changes: Any) -> dict[str, Any]:
     return {**changes, **({"overrides": dict(cell.overrides)} if cell.overrides else {})}

@@ -79,12 +79,12 @@ class Trials:
         """Enter a block."""
         self.blocks.setdefault(block.arm, []).append(block)
 
-    def by_round(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[float]:
+    def list_by_round(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[float]:
         """Return a figure of the arm round by round, the mean of its two blocks; by default seconds per step."""
-        figures = self.by_turn(arm, of)
+        figures = self.list_by_turn(arm, of)
         return [(first + second) / 2 for first, second in zip(figures[::2], figures[1::2], strict=True)]
 
-    def by_turn(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[float]:
+    def list_by_turn(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[float]:
         """Return the same block by block; the blocks of two arms at one place ran the same steps, in half a round."""
         return [of(block) for block in self.blocks[arm]]
 
@@ -163,7 +163,7 @@ class Bench:
         self._workers[cell].restart()
         self.build(arms)
 
-    def ddp_timers(self, arm: Arm) -> dict[str, float]:
+    def fetch_ddp_timers(self, arm: Arm) -> dict[str, float]:
         """Return what DDP timed itself on the slowest rank, in seconds; {} if it timed nothing."""
         if not self._holds_all:
             self._hold(arm)
@@ -173,23 +173,23 @@ class Bench:
 
     def calibrate(self, arm: Arm, *, block_seconds: float) -> float:
         """Choose the steps of a block so that one of this arm takes about so long; return its seconds per step."""
-        self.run(arm, self.draw_steps())
-        seconds = self.run(arm, self.draw_steps()).seconds
+        self.run(arm, self.choose_steps())
+        seconds = self.run(arm, self.choose_steps()).seconds
         self.steps_per_block = max(1, min(round(block_seconds / seconds), 10_000))
         return seconds
 
-    def draw_steps(self) -> list[int]:
+    def choose_steps(self) -> list[int]:
         """Return the steps of the next turn: consecutive ones of one range, counted from 1 over all ranges.
 
         Where they begin goes round all ranges, from a random place, so that each is there as often as it has steps.
         """
         self._turn += 1
         self._place = (self._place + _GOLDEN) % 1.0
-        segment, (start,) = self._placed([int(self._place * sum(self._num_steps)) + 1])
+        segment, (start,) = self._locate_steps([int(self._place * sum(self._num_steps)) + 1])
         before, number = sum(self._num_steps[:segment]), self._num_steps[segment]
         return [before + (start - 1 + turn) % number + 1 for turn in range(self.steps_per_block)]
 
-    def _placed(self, steps: Sequence[int]) -> tuple[int, list[int]]:
+    def _locate_steps(self, steps: Sequence[int]) -> tuple[int, list[int]]:
         """Return the range of these steps, from 0, and which of its steps they are."""
         ends = np.cumsum(self._num_steps)
         segment = min(int(np.searchsorted(ends, steps[0])), len(ends) - 1)
@@ -202,7 +202,7 @@ class Bench:
             self._hold(arm)
         group = self._workers[arm.cell]
         ranks = [0] if arm.is_alone else None
-        segment, own = self._placed(steps)
+        segment, own = self._locate_steps(steps)
         block = {"steps": own, "segment": segment, "data": arm.data, "part": arm.part, "is_alone": arm.is_alone}
         asked: dict[str, Any] = {"variant": dict(arm.variant), "block": block, "doing": f"timing {arm.name}"}
         figures = None
@@ -230,6 +230,6 @@ class Bench:
         by_name = {arm.name: arm for arm in arms}
         names = next(order)
         for half in (names[: len(arms)], names[len(arms) :]):
-            steps = self.draw_steps()
+            steps = self.choose_steps()
             for name in half:
                 trials.add(self.run(by_name[name], steps))

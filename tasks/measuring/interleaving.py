@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from tasks.measuring.intervals import Interval, least_trials
+from tasks.measuring.intervals import Interval, count_needed_trials
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ Look = Callable[[float], Mapping[str, Interval]]
 """Confidence -> the interval of each comparison, from all rounds so far."""
 
 
-def rounds(arms: Sequence[str], *, seed: int) -> Iterator[list[str]]:
+def generate_rounds(arms: Sequence[str], *, seed: int) -> Iterator[list[str]]:
     """Yield rounds without end: the arms in random order, then in the reverse of it (B A C C A B).
 
     An arm's two blocks lie symmetrically about the middle of the round, so a drift that is linear within it cancels.
@@ -44,7 +44,7 @@ def rounds(arms: Sequence[str], *, seed: int) -> Iterator[list[str]]:
         yield order + order[::-1]
 
 
-def trial(order: Sequence[str], seconds: Sequence[float]) -> dict[str, float]:
+def average_blocks(order: Sequence[str], seconds: Sequence[float]) -> dict[str, float]:
     """Return the value of each arm in a round: the mean of its blocks; `seconds[i]` belongs to the block `order[i]`."""
     blocks: dict[str, list[float]] = {}
     for arm, block in zip(order, seconds, strict=True):
@@ -71,7 +71,7 @@ class Stopping:
     def __post_init__(self) -> None:
         if not 0 < self.target_half_width < 1:
             raise ValueError(f"target_half_width must lie between 0 and 1; got {self.target_half_width}")
-        least = least_trials(LOOK_CONFIDENCE)
+        least = count_needed_trials(LOOK_CONFIDENCE)
         if self.min_rounds < least:
             raise ValueError(f"min_rounds must be at least {least}, or there is no interval; got {self.min_rounds}")
         self._next_look = self.min_rounds
@@ -96,10 +96,10 @@ class Stopping:
         elif widest <= self.target_half_width:
             self.reason = f"interval narrow enough: +-{widest:.1%} after {num_rounds} rounds".replace("%", " %")
         elif is_spent:
-            self.reason = self._too_wide(num_rounds, seconds, widest)
+            self.reason = self._explain_spent_budget(num_rounds, seconds, widest)
         return not self.reason
 
-    def _too_wide(self, num_rounds: int, seconds: float, widest: float) -> str:
+    def _explain_spent_budget(self, num_rounds: int, seconds: float, widest: float) -> str:
         """Return why the budget ended it, and how many rounds the target asks for: the width falls with their root."""
         spent = f"time budget of {self.max_seconds:.0f} s spent"
         if num_rounds == self.min_rounds and seconds > self.max_seconds:

@@ -53,7 +53,7 @@ class Interval:
         return asdict(self)
 
 
-def paired_bootstrap(
+def bootstrap_statistic(
     arms: Mapping[str, Sequence[float]],
     statistic: Statistic,
     *,
@@ -67,19 +67,19 @@ def paired_bootstrap(
     of the values. For one arm that is its plain median.
     Raises ValueError for arms of different lengths, values that are not above 0, or too few trials for the confidence.
     """
-    values = _checked(arms, confidence)
+    values = _require_values(arms, confidence)
     num_trials = values.shape[1]
     level = np.exp(np.log(values).mean(axis=0))
     rows = dict(zip(arms, values / level, strict=True))
     drawn = np.random.default_rng(seed).integers(0, num_trials, size=(num_draws, num_trials))
-    found = statistic(_medians(rows, level, np.arange(num_trials)[None, :]))
-    draws = statistic(_medians(rows, level, drawn))
-    tail = _tail(confidence, num_trials)
+    found = statistic(_compute_medians(rows, level, np.arange(num_trials)[None, :]))
+    draws = statistic(_compute_medians(rows, level, drawn))
+    tail = _compute_tail(confidence, num_trials)
     low, high = np.quantile(draws, [tail, 1 - tail])
     return Interval(value=float(found[0]), low=float(low), high=float(high))
 
 
-def median_interval(
+def bootstrap_median(
     values: Sequence[float], *, seed: int, confidence: float = 0.95, num_draws: int = NUM_DRAWS
 ) -> Interval:
     """Return the median with its interval, in the unit of the values.
@@ -87,12 +87,12 @@ def median_interval(
     There is no second arm for drift to cancel against: it covers the median of a machine whose rounds are independent,
     and is too short for one that drifts more slowly than a round lasts.
     """
-    return paired_bootstrap(
+    return bootstrap_statistic(
         {"values": values}, lambda of: of["values"], seed=seed, confidence=confidence, num_draws=num_draws
     )
 
 
-def ratio_of_medians(
+def bootstrap_median_ratio(
     numerator: Sequence[float],
     denominator: Sequence[float],
     *,
@@ -105,12 +105,12 @@ def ratio_of_medians(
     Dividing two printed medians gives nearly the same number, not the same: those are not levelled.
     """
     arms = {"numerator": numerator, "denominator": denominator}
-    return paired_bootstrap(
+    return bootstrap_statistic(
         arms, lambda of: of["numerator"] / of["denominator"], seed=seed, confidence=confidence, num_draws=num_draws
     )
 
 
-def least_trials(confidence: float) -> int:
+def count_needed_trials(confidence: float) -> int:
     """Return below how many trials no such interval of a median exists.
 
     From the smallest to the largest of n trials covers the median with probability 1 - 2^(1-n), and no percentile lies
@@ -121,7 +121,7 @@ def least_trials(confidence: float) -> int:
     return math.ceil(1 - math.log2(1 - confidence))
 
 
-def pairs_needed(cv: float, half_width: float) -> int:
+def count_needed_pairs(cv: float, half_width: float) -> int:
     """Return how many pairs bring the 95 % interval of a ratio down to a relative half-width.
 
     `cv` is the standard deviation of a trial / its mean. For normally distributed, unrelated trials and their means:
@@ -133,8 +133,8 @@ def pairs_needed(cv: float, half_width: float) -> int:
     return math.ceil((1.96 * cv * math.sqrt(2) / half_width) ** 2)
 
 
-def _checked(arms: Mapping[str, Sequence[float]], confidence: float) -> NDArray[np.float64]:
-    """Return the values as (num_arms, num_trials) float64; see paired_bootstrap for what is refused."""
+def _require_values(arms: Mapping[str, Sequence[float]], confidence: float) -> NDArray[np.float64]:
+    """Return the values as (num_arms, num_trials) float64; see bootstrap_statistic for what is refused."""
     lengths = {name: len(values) for name, values in arms.items()}
     if len(set(lengths.values())) != 1:
         raise ValueError(f"every arm must have one value per round; got {lengths or 'no arm'}")
@@ -142,35 +142,35 @@ def _checked(arms: Mapping[str, Sequence[float]], confidence: float) -> NDArray[
     if not (np.isfinite(values) & (values > 0)).all():
         wrong = values[~(np.isfinite(values) & (values > 0))][0]
         raise ValueError(f"values must be finite and above 0; got {wrong}")
-    num_trials, least = values.shape[1], least_trials(confidence)
+    num_trials, least = values.shape[1], count_needed_trials(confidence)
     if num_trials < least:
         asked = f"a {100 * confidence:g} % interval of a median"
         raise ValueError(f"{num_trials} trials are too few for {asked}; it needs at least {least}")
     return values
 
 
-def _medians(
+def _compute_medians(
     rows: Mapping[str, NDArray[np.float64]], level: NDArray[np.float64], drawn: NDArray[np.int64]
 ) -> dict[str, NDArray[np.float64]]:
     """Return each arm's median for each row of `drawn`, (num_draws, num_trials) positions of rounds."""
-    scale = _median_of_rows(level[drawn])
-    return {name: _median_of_rows(row[drawn]) * scale for name, row in rows.items()}
+    scale = _compute_row_medians(level[drawn])
+    return {name: _compute_row_medians(row[drawn]) * scale for name, row in rows.items()}
 
 
-def _median_of_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+def _compute_row_medians(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the median of each row. Sorts in place: for short rows several times faster than np.median."""
     rows.sort(axis=1)
     middle = rows.shape[1] // 2
     return rows[:, middle] if rows.shape[1] % 2 else (rows[:, middle - 1] + rows[:, middle]) / 2
 
 
-def _tail(confidence: float, num_trials: int) -> float:
+def _compute_tail(confidence: float, num_trials: int) -> float:
     """Return the share of draws to leave out at each end: Student's quantile, with the n/(n-1) of a variance."""
-    quantile = _student(0.5 + confidence / 2, num_trials - 1) * math.sqrt(num_trials / (num_trials - 1))
+    quantile = _compute_t_quantile(0.5 + confidence / 2, num_trials - 1) * math.sqrt(num_trials / (num_trials - 1))
     return NormalDist().cdf(-quantile)
 
 
-def _student(probability: float, degrees: int) -> float:
+def _compute_t_quantile(probability: float, degrees: int) -> float:
     """Return the quantile of Student's t. Source: Abramowitz and Stegun 1964, 26.7.5; within 0.1 % from 5 degrees."""
     z = NormalDist().inv_cdf(probability)
     terms = (

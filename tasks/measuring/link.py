@@ -33,7 +33,7 @@ class Link:
         self._log_bytes = {n: np.log([point.num_bytes for point in points]) for n, points in sweeps.items()}
         # More bytes never take less time; where noise says so, the larger figure stands.
         self._log_seconds = {n: np.log(np.maximum.accumulate(drawn[n], axis=1)) for n in sweeps}
-        self._terms = _ring(sweeps, drawn)
+        self._terms = _fit_ring(sweeps, drawn)
         self._lone = next(iter(sweeps)) if len(sweeps) == 1 else None
         self._growth = growth
 
@@ -42,17 +42,19 @@ class Link:
         if world_size == 1:
             return np.zeros(len(self._terms))
         if world_size in self._log_seconds:
-            return np.exp(self._at_measured(num_bytes, world_size))
+            return np.exp(self._interpolate_sweep(num_bytes, world_size))
         measured = sorted(self._log_seconds)
         # By how much each sweep is above the ring at this size, which fades from one to the next.
-        above = np.array([self._at_measured(num_bytes, n) - np.log(self._ring_seconds(num_bytes, n)) for n in measured])
+        above = np.array(
+            [self._interpolate_sweep(num_bytes, n) - np.log(self._compute_ring_seconds(num_bytes, n)) for n in measured]
+        )
         position = np.interp(np.log(world_size), np.log(measured), np.arange(len(measured)))
         lower, part = int(position), position - int(position)
         upper = min(lower + 1, len(measured) - 1)
         correction = (1 - part) * above[lower] + part * above[upper]
-        return np.asarray(self._ring_seconds(num_bytes, world_size) * np.exp(correction))
+        return np.asarray(self._compute_ring_seconds(num_bytes, world_size) * np.exp(correction))
 
-    def _at_measured(self, num_bytes: float, world_size: int) -> Draws:
+    def _interpolate_sweep(self, num_bytes: float, world_size: int) -> Draws:
         sizes, seconds = self._log_bytes[world_size], self._log_seconds[world_size]
         size = np.log(num_bytes)
         if size <= sizes[0]:
@@ -63,25 +65,25 @@ class Link:
         part = (size - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1])
         return np.asarray((1 - part) * seconds[:, upper - 1] + part * seconds[:, upper])
 
-    def _ring_seconds(self, num_bytes: float, world_size: int) -> Draws:
-        constant, hops, per_byte = _terms_of(num_bytes, world_size)
+    def _compute_ring_seconds(self, num_bytes: float, world_size: int) -> Draws:
+        constant, hops, per_byte = _compute_terms(num_bytes, world_size)
         once = np.full(len(self._terms), constant)
         if self._lone is not None:
             once = ((world_size - 1) / (self._lone - 1)) ** self._growth
         return np.asarray(self._terms[:, 0] * once + self._terms[:, 1] * hops + self._terms[:, 2] * per_byte)
 
 
-def _terms_of(num_bytes: float, world_size: int) -> np.ndarray:
+def _compute_terms(num_bytes: float, world_size: int) -> np.ndarray:
     """Return what the constant, the seconds per hop and the seconds per byte are multiplied by."""
     return np.array([1.0, world_size - 1, 2 * (world_size - 1) / world_size * num_bytes])
 
 
-def _ring(sweeps: Mapping[int, Sequence[AllReduce]], drawn: Mapping[int, np.ndarray]) -> np.ndarray:
+def _fit_ring(sweeps: Mapping[int, Sequence[AllReduce]], drawn: Mapping[int, np.ndarray]) -> np.ndarray:
     """Return constant, seconds per hop and seconds per byte: (num_draws, 3), none below 0.
 
     Least squares of relative errors. One number of ranks cannot tell constant from hops: all is then in the constant.
     """
-    rows = np.array([_terms_of(point.num_bytes, n) for n, points in sweeps.items() for point in points])
+    rows = np.array([_compute_terms(point.num_bytes, n) for n, points in sweeps.items() for point in points])
     seconds = np.concatenate([drawn[n] for n in sweeps], axis=1)
     weights = 1 / np.median(seconds, axis=0)
     rows, wanted = rows * weights[:, None], seconds * weights

@@ -22,7 +22,7 @@ class ModelShape:
     attention_width: int
     """Heads x size of a head."""
 
-    def flops_per_token(self, seq_len: int) -> float:
+    def count_flops_per_token(self, seq_len: int) -> float:
         """Return the operations per token, forward and backward, by the usual definition.
 
         6 x weights + 12 x layers x width x seq_len, as if every token attended to all seq_len positions, padding
@@ -30,7 +30,7 @@ class ModelShape:
         """
         return 6.0 * self.matmul_weights + self._flops_per_pair * seq_len
 
-    def flops_of_documents(self, lengths: Sequence[int]) -> float:
+    def count_document_flops(self, lengths: Sequence[int]) -> float:
         """Return the operations that the documents need, forward and backward: causal, each on its own, no padding.
 
         `lengths` are tokens fed per document. The token at position p (from 1) attends to p positions, so that a
@@ -39,11 +39,11 @@ class ModelShape:
         num_tokens, num_pairs = sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
         return 6.0 * self.matmul_weights * num_tokens + self._flops_per_pair * num_pairs
 
-    def flops_per_document_token(self, lengths: Sequence[int]) -> float:
+    def count_document_token_flops(self, lengths: Sequence[int]) -> float:
         """Return the operations per token of documents of these lengths; raises ValueError without a token."""
         if sum(lengths) < 1:
             raise ValueError(f"lengths: got {len(lengths)} documents without a token; allowed: at least one token")
-        return self.flops_of_documents(lengths) / sum(lengths)
+        return self.count_document_flops(lengths) / sum(lengths)
 
     @property
     def _flops_per_pair(self) -> float:
@@ -51,7 +51,7 @@ class ModelShape:
         return 12.0 * self.num_layers * self.attention_width
 
 
-def model_shape(config: Mapping[str, Any]) -> tuple[ModelShape | None, str | None]:
+def find_model_shape(config: Mapping[str, Any]) -> tuple[ModelShape | None, str | None]:
     """Return the shape that a transformers config.json describes, or None and why it cannot be said."""
     kind = config.get("model_type")
     if kind not in _KNOWN_TYPES:

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tasks.machine.host_facts import cpu_quota
+from tasks.machine.host_facts import read_cpu_quota
 from tasks.measuring.account import Arithmetic
 from tasks.measuring.arms import Cell
-from tasks.measuring.speed import Comparison
+from tasks.measuring.speed import TimedComparison
 from tasks.params import Params
-from tasks.params.choices import unit_of
+from tasks.params.choices import read_unit
 from tasks.process.failure import DataError
-from tasks.ranks.cell_ranks import choose_device, told_to_ranks
+from tasks.ranks.cell_ranks import choose_device, make_ranks_config
 
 _HALF_WIDTHS = {"cuda": 0.02, "cpu": 0.03}
 
@@ -23,7 +23,7 @@ _HALF_WIDTHS = {"cuda": 0.02, "cpu": 0.03}
 class Session:
     """Everything that a measurement needs."""
 
-    comparison: Comparison
+    comparison: TimedComparison
     """What is measured."""
     params: Params
     """The comparison as asked for."""
@@ -53,9 +53,9 @@ def plan_session(
     devices = {cell: choose_device(cell, params, dict(machine)) for cell in params.cells}
     device = devices[params.baseline]
     is_weak = params.measure.scaling == "weak"
-    cells = [_cell(params, name, is_weak=is_weak) for name in params.cells]
+    cells = [_make_cell(params, name, is_weak=is_weak) for name in params.cells]
     num_rows, lengths = len(np.load(rows[0] / "row_ids.npy", allow_pickle=False)), None
-    if unit_of(params.workload) == "token":
+    if read_unit(params.workload) == "token":
         whole = [np.diff(np.load(part / "offsets.npy", allow_pickle=False)) for part in rows]
         lengths = np.minimum(np.concatenate(whole), params.train.seq_len).tolist()
     largest = max(cell.global_batch_size for cell in cells)
@@ -68,7 +68,7 @@ def plan_session(
         {"range": part.name, "epoch": 1, "fingerprint": "measured", "slice_dir": str(part.resolve())} for part in rows
     ]
     return Session(
-        comparison=Comparison(
+        comparison=TimedComparison(
             cells=cells,
             has_copy=device == "cuda",
             is_weak=is_weak,
@@ -84,7 +84,7 @@ def plan_session(
         work=work,
         configs={
             cell: {
-                **told_to_ranks(cell, params, device=devices[cell], base_model=base_model, work=work / cell),
+                **make_ranks_config(cell, params, device=devices[cell], base_model=base_model, work=work / cell),
                 "segments": segments,
             }
             for cell in params.cells
@@ -96,16 +96,16 @@ def plan_session(
             gpu_name=machine["gpus"][0]["name"] if device == "cuda" else None,
         ),
         device=device,
-        num_devices=machine["num_gpus"] if device == "cuda" else _num_cores(machine) // params.train.threads_per_rank,
+        num_devices=machine["num_gpus"] if device == "cuda" else _count_cores(machine) // params.train.threads_per_rank,
     )
 
 
-def _num_cores(machine: Mapping[str, Any]) -> int:
-    quota = cpu_quota()
+def _count_cores(machine: Mapping[str, Any]) -> int:
+    quota = read_cpu_quota()
     return int(machine["num_cpus"]) if quota is None else min(int(machine["num_cpus"]), int(quota))
 
 
-def _cell(params: Params, name: str, *, is_weak: bool) -> Cell:
+def _make_cell(params: Params, name: str, *, is_weak: bool) -> Cell:
     spread = params.cells[name]
     batch = params.train.global_batch_size
     overrides: dict[str, int] = {}

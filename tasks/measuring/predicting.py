@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tasks.measuring.arms import Arm, Cell, as_trained, copies, data_arms, silent
+from tasks.measuring.arms import Arm, Cell, make_copies_arm, make_data_arms, make_silent_arm, make_trained_arm
 from tasks.measuring.blocks import Bench
-from tasks.measuring.prediction import WORLD_SIZES, as_prediction, read_model_error
-from tasks.measuring.probe import Probe, probe_from
+from tasks.measuring.prediction import WORLD_SIZES, make_prediction, read_model_error
+from tasks.measuring.probe import Probe, make_probe
 from tasks.measuring.workers import Workers
 from tasks.records.measurement import Estimate, Prediction
 from training.probing.parts import probe_buckets
@@ -59,29 +59,35 @@ def probe_cells(
     compute: dict[int, list[dict[str, Any]]] = {cell.world_size: [] for cell in groups}
     copying: dict[int, list[float]] = {cell.world_size: [] for cell in groups}
     wrapper, in_flight = list[float](), list[dict[str, Any]]()
-    facts = workers[largest.name].ask("facts", variant=dict(as_trained(largest).variant), doing="asking for buckets")[0]
+    facts = workers[largest.name].ask(
+        "facts", variant=dict(make_trained_arm(largest).variant), doing="asking for buckets"
+    )[0]
     bucket_bytes = facts["exchange"]["bucket_bytes"]
     exchanged = 0.5 if probed.is_16_bit else 1.0
     # A little of each number of ranks after another, so that what drifts is in all of them.
     for turn in range(_NUM_ROUNDS):
         for cell in groups:
-            compute[cell.world_size].append(_first(workers[cell.name], "probe", cell, num_repeats=_REPEATS_PER_ROUND))
+            compute[cell.world_size].append(
+                _ask_first_rank(workers[cell.name], "probe", cell, num_repeats=_REPEATS_PER_ROUND)
+            )
             if probed.has_copy:
-                difference = _difference(bench, *data_arms(cell, has_copy=True), is_turned=turn % 2 > 0)
+                difference = _measure_difference(bench, *make_data_arms(cell, has_copy=True), is_turned=turn % 2 > 0)
                 copying[cell.world_size].append(difference / compute[cell.world_size][-1]["num_micro_batches"])
-        wrapper.append(_difference(bench, silent(largest), copies(largest), is_turned=turn % 2 > 0))
+        wrapper.append(
+            _measure_difference(bench, make_silent_arm(largest), make_copies_arm(largest), is_turned=turn % 2 > 0)
+        )
         beside = {"num_bytes": round(exchanged * max(bucket_bytes)), "num_repeats": 1}
-        in_flight.append(_first(workers[largest.name], "in_flight", largest, **beside))
+        in_flight.append(_ask_first_rank(workers[largest.name], "in_flight", largest, **beside))
     sweeps = {cell.world_size: sweep_link(workers[cell.name], cell, seconds=seconds) for cell in probed.cells}
     # More ranks get less far in the same time; one that ended far earlier says nothing of large buckets.
-    reach = min(_reach(sweep) for sweep in sweeps.values()) / _SHORTER_REACH
-    sweeps |= {size: sweep for size, sweep in probed.sweeps_beyond_cells.items() if _reach(sweep) >= reach}
-    alone = _joined(compute[1])
-    return probe_from(
-        {1: alone, **{size: _joined(answers) for size, answers in compute.items() if size > 1}},
+    reach = min(_compute_reach(sweep) for sweep in sweeps.values()) / _SHORTER_REACH
+    sweeps |= {size: sweep for size, sweep in probed.sweeps_beyond_cells.items() if _compute_reach(sweep) >= reach}
+    alone = _merge_compute(compute[1])
+    return make_probe(
+        {1: alone, **{size: _merge_compute(answers) for size, answers in compute.items() if size > 1}},
         sweeps,
         buckets=probe_buckets(bucket_bytes, alone["gradients"]),
-        in_flight=_beside(in_flight),
+        in_flight=_merge_in_flight(in_flight),
         wrapper_seconds=wrapper,
         copy_seconds=copying if probed.has_copy else None,
         link_bytes_per_byte=probed.bytes_per_real_byte * exchanged,
@@ -93,7 +99,7 @@ def probe_cells(
 
 def sweep_link(workers: Workers, cell: Cell, *, seconds: float = _SWEEP_SECONDS) -> dict[str, Any]:
     """Return the all-reduce of the ranks' link by size (training/probing/sweep.py), in about so many seconds."""
-    return _first(workers, "sweep", cell, num_repeats=_NUM_ROUNDS * _REPEATS_PER_ROUND, seconds_budget=seconds)
+    return _ask_first_rank(workers, "sweep", cell, num_repeats=_NUM_ROUNDS * _REPEATS_PER_ROUND, seconds_budget=seconds)
 
 
 def predict_cells(
@@ -114,31 +120,33 @@ def predict_cells(
     probe = probe_cells(probed, bench, workers)
     measured = {cell.world_size: speedups[cell.name] for cell in probed.cells if cell.name in speedups}
     sizes = sorted({*WORLD_SIZES, *measured})
-    return as_prediction(probe, measured=measured, seed=seed, model_error=read_model_error(), world_sizes=sizes)
+    return make_prediction(probe, measured=measured, seed=seed, model_error=read_model_error(), world_sizes=sizes)
 
 
-def _reach(sweep: Mapping[str, Any]) -> float:
+def _compute_reach(sweep: Mapping[str, Any]) -> float:
     """Return the bytes of the largest all-reduce of a sweep; 0 if it has none."""
     return max((point["num_bytes"] for point in sweep["points"]), default=0)
 
 
-def _first(workers: Workers, command: str, cell: Cell, **asked: Any) -> dict[str, Any]:
+def _ask_first_rank(workers: Workers, command: str, cell: Cell, **asked: Any) -> dict[str, Any]:
     """Return the first rank's answer, which tells of all ranks; every rank is on its own."""
-    return workers.ask(command, variant=dict(copies(cell).variant), doing=f"measuring for a {command}", **asked)[0]
+    return workers.ask(
+        command, variant=dict(make_copies_arm(cell).variant), doing=f"measuring for a {command}", **asked
+    )[0]
 
 
-def _difference(bench: Bench, one: Arm, other: Arm, *, is_turned: bool) -> float:
+def _measure_difference(bench: Bench, one: Arm, other: Arm, *, is_turned: bool) -> float:
     """Return by how many seconds per step one arm is longer than the other, mean over ranks, from the same steps.
 
     The other runs first if it is turned.
     """
-    steps = bench.draw_steps()
+    steps = bench.choose_steps()
     order = (other, one) if is_turned else (one, other)
     seconds = {arm.name: bench.run(arm, steps).mean_rank_seconds for arm in order}
     return seconds[one.name] - seconds[other.name]
 
 
-def _beside(answers: list[dict[str, Any]]) -> dict[str, Any]:
+def _merge_in_flight(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Return several answers of probe_slowdown_in_flight as one."""
     return {
         name: np.concatenate([np.asarray(answer[name]) for answer in answers], axis=-1)
@@ -146,7 +154,7 @@ def _beside(answers: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _joined(answers: list[dict[str, Any]]) -> dict[str, Any]:
+def _merge_compute(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Return several answers of probe_compute as one with all their repeats."""
     joined = dict(answers[0])
     for name in ("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds", "fixed_seconds"):

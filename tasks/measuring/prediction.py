@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from tasks.measuring.link import Draws, Link
-from tasks.measuring.probe import Probe, Repeats, expected_maximum
-from tasks.process.wording import counted, listed
+from tasks.measuring.probe import Probe, Repeats, compute_expected_maximum
+from tasks.process.wording import format_plural, join_names
 from tasks.records.measurement import Estimate, PredictedCurve, PredictedPoint, Prediction
 
 WORLD_SIZES = (2, 4, 8, 16, 64)
@@ -66,14 +66,14 @@ def predict(
     for world_size in world_sizes:
         work = world_size if probe.scaling == "weak" else 1
         ratios = work * alone / drawn.step_seconds(world_size)
-        spread = ratios[1:] * np.exp(_relative_error(model_error, probe, world_size) * errors)
+        spread = ratios[1:] * np.exp(_select_relative_error(model_error, probe, world_size) * errors)
         low, high = np.percentile(spread, _TAILS).tolist()
         value = float(ratios[0])
         estimates[world_size] = Estimate(value=value, low=min(low, value), high=max(high, value))
     return estimates
 
 
-def as_prediction(
+def make_prediction(
     probe: Probe,
     *,
     measured: Mapping[int, Estimate],
@@ -83,7 +83,7 @@ def as_prediction(
 ) -> Prediction:
     """Return the record for the report: the comparison as it is and after each change; `measured`: speedups."""
     curves = []
-    for lever, changed in [("as it is", probe), *levers(probe)]:
+    for lever, changed in [("as it is", probe), *list_levers(probe)]:
         found = predict(changed, world_sizes, seed=seed, model_error=model_error)
         points = [
             PredictedPoint(
@@ -95,20 +95,20 @@ def as_prediction(
             for world_size, estimate in found.items()
         ]
         curves.append(PredictedCurve(lever=lever, points=points))
-    return Prediction(curves=curves, assumptions=_assumptions(probe, model_error))
+    return Prediction(curves=curves, assumptions=_list_assumptions(probe, model_error))
 
 
-def levers(probe: Probe) -> list[tuple[str, Probe]]:
+def list_levers(probe: Probe) -> list[tuple[str, Probe]]:
     """Return the changes that could help, in plain words, each with the probe as it would then be."""
     changes = [
-        ("twice the micro-batches per step, so twice the global batch", probe.with_accumulation(2)),
-        *([] if probe.is_16_bit else [("gradients exchanged in 16 bits", probe.with_gradient_bytes(0.5))]),
-        ("a link twice as fast", probe.with_link_seconds(0.5)),
+        ("twice the micro-batches per step, so twice the global batch", probe.scale_accumulation(2)),
+        *([] if probe.is_16_bit else [("gradients exchanged in 16 bits", probe.scale_gradient_bytes(0.5))]),
+        ("a link twice as fast", probe.scale_link_seconds(0.5)),
     ]
     at = max(probe.measured_world_sizes)
     # DDP fills a bucket by fp32 bytes, whatever the link then carries.
     carried = 0.5 if probe.is_16_bit else 1.0
-    others = [(mib, probe.with_bucket_bytes(carried * mib * 2**20)) for mib in _BUCKET_MIB]
+    others = [(mib, probe.rebuild_buckets(carried * mib * 2**20)) for mib in _BUCKET_MIB]
     others = [(mib, other) for mib, other in others if other.buckets != probe.buckets]
     if others:
         mib, best = max(others, key=lambda other: predict(other[1], [at], num_draws=1, seed=0)[at].value)
@@ -142,33 +142,37 @@ class _Drawn:
 
     def step_seconds(self, world_size: int) -> Draws:
         """Return the seconds of one optimizer step."""
-        num_micro_batches, work, last = self._probe.share_of(world_size)
-        slower = self._slower(self._contention, world_size)
+        num_micro_batches, work, last = self._probe.compute_busiest_share(world_size)
+        slower = self._compute_contention(self._contention, world_size)
         earlier = (work - last) * slower * (self._forward + self._backward)
-        fixed = _nearest(self._fixed, world_size) + num_micro_batches * _nearest(self._copy, world_size)
-        update = self._optimizer * self._slower(self._update_contention, world_size) + fixed
+        fixed = _select_nearest(self._fixed, world_size) + num_micro_batches * _select_nearest(self._copy, world_size)
+        update = self._optimizer * self._compute_contention(self._update_contention, world_size) + fixed
         forward, backward = last * slower * self._forward, last * slower * self._backward
         if world_size == 1:
             return np.asarray(earlier + forward + backward + update)
-        straggler = math.sqrt(num_micro_batches) * expected_maximum(world_size) * _nearest(self._spread, world_size)
-        return np.asarray(earlier + forward + self._exchanged(backward, world_size) + update + straggler)
+        straggler = (
+            math.sqrt(num_micro_batches)
+            * compute_expected_maximum(world_size)
+            * _select_nearest(self._spread, world_size)
+        )
+        return np.asarray(earlier + forward + self._compute_exchange_seconds(backward, world_size) + update + straggler)
 
-    def _exchanged(self, backward: Draws, world_size: int) -> Draws:
+    def _compute_exchange_seconds(self, backward: Draws, world_size: int) -> Draws:
         """Return the seconds from the beginning of the last backward until the last bucket is through."""
         now = through = np.zeros_like(backward)
         done = 0.0
         for bucket in self._probe.buckets:
-            now = self._computed(now, through, (bucket.ready - done) * backward) + self._per_bucket
+            now = self._advance_computing(now, through, (bucket.ready - done) * backward) + self._per_bucket
             through = np.maximum(now, through) + self._link.seconds(bucket.num_bytes, world_size)
             done = bucket.ready
-        return np.maximum(self._computed(now, through, (1 - done) * backward), through)
+        return np.maximum(self._advance_computing(now, through, (1 - done) * backward), through)
 
-    def _computed(self, now: Draws, through: Draws, work: Draws) -> Draws:
+    def _advance_computing(self, now: Draws, through: Draws, work: Draws) -> Draws:
         """Return when so many seconds of computing are done; until the link is through it goes slower."""
         slowed = np.minimum(work * self._slowdown, np.maximum(through - now, 0.0))
         return np.asarray(now + slowed + work - slowed / self._slowdown)
 
-    def _slower(self, measured: Mapping[int, Draws], world_size: int) -> Draws:
+    def _compute_contention(self, measured: Mapping[int, Draws], world_size: int) -> Draws:
         """Return the contention: per further rank as much as at the nearest numbers measured, never below 1."""
         if world_size == 1 or not measured:
             return np.ones_like(self._forward)
@@ -187,14 +191,14 @@ class _Drawn:
         return np.maximum((1 - part) * table[upper - 1] + part * table[upper], 1.0)
 
 
-def _nearest(measured: Mapping[int, Draws], world_size: int) -> Draws:
+def _select_nearest(measured: Mapping[int, Draws], world_size: int) -> Draws:
     """Return what was measured at the number of ranks next to it, by their ratio; 0 if nothing was."""
     if not measured:
         return np.zeros(1)
     return measured[min(measured, key=lambda n: abs(math.log(n / world_size)))]
 
 
-def _relative_error(model_error: ModelError | None, probe: Probe, world_size: int) -> float:
+def _select_relative_error(model_error: ModelError | None, probe: Probe, world_size: int) -> float:
     if model_error is None or world_size == 1:
         return 0.0
     if not _is_extrapolated(probe, world_size):
@@ -206,8 +210,8 @@ def _is_extrapolated(probe: Probe, world_size: int) -> bool:
     return world_size > max(probe.measured_world_sizes)
 
 
-def _assumptions(probe: Probe, model_error: ModelError | None) -> list[str]:
-    swept = listed([str(world_size) for world_size in sorted(probe.all_reduce)])
+def _list_assumptions(probe: Probe, model_error: ModelError | None) -> list[str]:
+    swept = join_names([str(world_size) for world_size in sorted(probe.all_reduce)])
     if model_error is None:
         error = "The intervals hold the noise of the measurements only: the model's own error has not been calibrated."
     else:
@@ -225,7 +229,7 @@ def _assumptions(probe: Probe, model_error: ModelError | None) -> list[str]:
         contention = f"Contention grows up to {probe.ranks_per_machine} ranks, which share a machine, and no further."
     scaling = "Weak scaling: the batch of each rank stays as it is, except where a change says otherwise."
     if probe.scaling == "strong":
-        busy = counted(len(probe.micro_batches), "rank")
+        busy = format_plural(len(probe.micro_batches), "rank")
         scaling = (
             "Strong scaling: the global batch and its micro-batches' size stay as they are, except where a change says "
             f"otherwise; more than {busy} would find no micro-batch."

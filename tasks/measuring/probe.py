@@ -83,12 +83,12 @@ class Probe:
         """Numbers of ranks whose steps and communication were measured."""
         return sorted(self.all_reduce.keys() - self.link_only)
 
-    def without_link_only(self) -> Self:
+    def drop_link_only(self) -> Self:
         """Return it without the sweeps of numbers of ranks that ran nothing else."""
         swept = {n: points for n, points in self.all_reduce.items() if n not in self.link_only}
         return replace(self, all_reduce=swept, link_only=frozenset())
 
-    def share_of(self, world_size: int) -> tuple[int, float, float]:
+    def compute_busiest_share(self, world_size: int) -> tuple[int, float, float]:
         """Return the busiest rank's part of a step: number of micro-batches, their work, the work of its last one.
 
         Micro-batches are dealt as training/data/plan.py deals them; what does not divide is one more for some.
@@ -102,15 +102,15 @@ class Probe:
         mine = dealt[:, busiest]
         return int((mine > 0).sum()), float(mine.sum()), float(mine[0])
 
-    def with_gradient_bytes(self, factor: float) -> Self:
+    def scale_gradient_bytes(self, factor: float) -> Self:
         """Return it with gradients of other precision."""
 
-        def scaled(parts: tuple[Gradient, ...]) -> tuple[Gradient, ...]:
+        def scale(parts: tuple[Gradient, ...]) -> tuple[Gradient, ...]:
             return tuple(replace(part, num_bytes=part.num_bytes * factor) for part in parts)
 
-        return replace(self, gradients=scaled(self.gradients), buckets=scaled(self.buckets))
+        return replace(self, gradients=scale(self.gradients), buckets=scale(self.buckets))
 
-    def with_link_seconds(self, factor: float) -> Self:
+    def scale_link_seconds(self, factor: float) -> Self:
         """Return it with every all-reduce taking that many times as long."""
         swept = {
             world_size: tuple(replace(part, seconds=tuple(one * factor for one in part.seconds)) for part in points)
@@ -118,21 +118,21 @@ class Probe:
         }
         return replace(self, all_reduce=swept)
 
-    def with_accumulation(self, factor: int) -> Self:
+    def scale_accumulation(self, factor: int) -> Self:
         """Return it with that many times as many micro-batches in a step."""
         return replace(self, micro_batches=tuple(np.repeat(self.micro_batches, factor).tolist()))
 
-    def with_bucket_bytes(self, most: float) -> Self:
+    def rebuild_buckets(self, most: float) -> Self:
         """Return it with buckets that are closed once they hold so many bytes.
 
         A wrapper's cost is per bucket.
         """
-        buckets = in_buckets(self.gradients, most)
+        buckets = make_buckets(self.gradients, most)
         wrapper = tuple(one * len(buckets) / len(self.buckets) for one in self.wrapper_seconds)
         return replace(self, buckets=buckets, wrapper_seconds=wrapper)
 
 
-def expected_maximum(num_normals: int) -> float:
+def compute_expected_maximum(num_normals: int) -> float:
     """Return the expected maximum of so many independent standard normals; 0 of one."""
     most = 10.0
     grid = np.linspace(-most, most, 4001)
@@ -141,7 +141,7 @@ def expected_maximum(num_normals: int) -> float:
     return most - float(np.trapezoid(distribution, grid))
 
 
-def in_buckets(gradients: Sequence[Gradient], most: float) -> tuple[Gradient, ...]:
+def make_buckets(gradients: Sequence[Gradient], most: float) -> tuple[Gradient, ...]:
     """Return the buckets that DDP makes with an explicit `bucket_mib`: each ends with the parameter that fills it."""
     buckets, num_bytes = [], 0.0
     for index, part in enumerate(gradients):
@@ -152,7 +152,7 @@ def in_buckets(gradients: Sequence[Gradient], most: float) -> tuple[Gradient, ..
     return tuple(buckets)
 
 
-def probe_from(
+def make_probe(
     compute: Mapping[int, Mapping[str, Any]],
     sweeps: Mapping[int, Mapping[str, Any]],
     *,
@@ -167,7 +167,7 @@ def probe_from(
 ) -> Probe:
     """Return the probe from what the ranks measured, by number of ranks; `compute` must have that of one rank.
 
-    `compute`: probe_compute's answers; `sweeps`: those of all_reduce_sweep, of at least as many numbers of ranks;
+    `compute`: probe_compute's answers; `sweeps`: those of sweep_all_reduce, of at least as many numbers of ranks;
     `buckets`: probe_buckets' answer; `in_flight`: that of probe_slowdown_in_flight, without repeats where there is
     none. The link carries `link_bytes_per_byte` bytes for each byte of gradient; its sweep is in bytes of the link.
     """
@@ -175,31 +175,35 @@ def probe_from(
     together = {world_size: answer for world_size, answer in compute.items() if world_size > 1}
     forward, backward = (np.asarray(alone[f"{part}_seconds"], dtype=float)[0] for part in ("forward", "backward"))
     return Probe(
-        forward_seconds=_repeats(forward.mean(axis=1)),
-        backward_seconds=_repeats(backward.mean(axis=1)),
-        optimizer_seconds=_repeats(alone["optimizer_seconds"][0]),
-        fixed_seconds={n: _repeats(np.mean(answer["fixed_seconds"], axis=0)) for n, answer in compute.items()},
-        micro_batches=_works(forward + backward),
-        gradients=_gradients(alone["gradients"], link_bytes_per_byte),
-        buckets=_gradients(buckets, link_bytes_per_byte),
+        forward_seconds=_make_repeats(forward.mean(axis=1)),
+        backward_seconds=_make_repeats(backward.mean(axis=1)),
+        optimizer_seconds=_make_repeats(alone["optimizer_seconds"][0]),
+        fixed_seconds={n: _make_repeats(np.mean(answer["fixed_seconds"], axis=0)) for n, answer in compute.items()},
+        micro_batches=_estimate_works(forward + backward),
+        gradients=_make_gradients(alone["gradients"], link_bytes_per_byte),
+        buckets=_make_gradients(buckets, link_bytes_per_byte),
         all_reduce={
             world_size: tuple(
-                AllReduce(num_bytes=point["num_bytes"], seconds=_repeats(point["seconds"])) for point in sweep["points"]
+                AllReduce(num_bytes=point["num_bytes"], seconds=_make_repeats(point["seconds"]))
+                for point in sweep["points"]
             )
             for world_size, sweep in sweeps.items()
         },
         contention={
-            n: _ratios(_computing(answer).mean(axis=2) / _work(answer, alone), _computing(alone))
+            n: _compute_ratios(
+                _sum_forward_backward(answer).mean(axis=2) / _compute_relative_work(answer, alone),
+                _sum_forward_backward(alone),
+            )
             for n, answer in together.items()
         },
         update_contention={
-            n: _ratios(np.asarray(answer["optimizer_seconds"]), np.asarray(alone["optimizer_seconds"]))
+            n: _compute_ratios(np.asarray(answer["optimizer_seconds"]), np.asarray(alone["optimizer_seconds"]))
             for n, answer in together.items()
         },
-        in_flight_slowdown=_slowdown(in_flight),
-        wrapper_seconds=_repeats(wrapper_seconds),
-        copy_seconds={n: _repeats(repeats) for n, repeats in (copy_seconds or {}).items()},
-        spread_seconds={n: _spread(answer) for n, answer in together.items()},
+        in_flight_slowdown=_compute_slowdown(in_flight),
+        wrapper_seconds=_make_repeats(wrapper_seconds),
+        copy_seconds={n: _make_repeats(repeats) for n, repeats in (copy_seconds or {}).items()},
+        spread_seconds={n: _compute_spread(answer) for n, answer in together.items()},
         scaling=scaling,
         ranks_per_machine=ranks_per_machine,
         is_16_bit=is_16_bit,
@@ -207,25 +211,25 @@ def probe_from(
     )
 
 
-def _repeats(values: Any) -> Repeats:
+def _make_repeats(values: Any) -> Repeats:
     return tuple(float(value) for value in values)
 
 
-def _gradients(parts: Sequence[Mapping[str, Any]], factor: float) -> tuple[Gradient, ...]:
+def _make_gradients(parts: Sequence[Mapping[str, Any]], factor: float) -> tuple[Gradient, ...]:
     return tuple(Gradient(num_bytes=part["num_bytes"] * factor, ready=part["ready"]) for part in parts)
 
 
-def _computing(answer: Mapping[str, Any]) -> np.ndarray:
+def _sum_forward_backward(answer: Mapping[str, Any]) -> np.ndarray:
     """Return the seconds of forward and backward: (world_size, num_repeats, num_micro_batches)."""
     return np.asarray(answer["forward_seconds"], dtype=float) + np.asarray(answer["backward_seconds"], dtype=float)
 
 
-def _work(answer: Mapping[str, Any], alone: Mapping[str, Any]) -> float:
+def _compute_relative_work(answer: Mapping[str, Any], alone: Mapping[str, Any]) -> float:
     """Return the positions of a mean micro-batch against those of one rank: in weak scaling rows differ."""
     return float(np.mean(answer["num_positions"]) / np.mean(alone["num_positions"]))
 
 
-def _works(seconds: np.ndarray) -> tuple[float, ...]:
+def _estimate_works(seconds: np.ndarray) -> tuple[float, ...]:
     """Return the micro-batches' work from (num_repeats, num_micro_batches) seconds, in the order of a step.
 
     A step runs its longest micro-batch last. What differs by no more than the repeats do is noise, which the longest of
@@ -238,20 +242,20 @@ def _works(seconds: np.ndarray) -> tuple[float, ...]:
     return tuple((1 + kept * (medians - 1)).tolist())
 
 
-def _ratios(together: np.ndarray, alone: np.ndarray) -> Repeats:
+def _compute_ratios(together: np.ndarray, alone: np.ndarray) -> Repeats:
     """Return, by repeat, the mean over ranks of (world_size, num_repeats) seconds / the median of those alone."""
     whole = alone.mean(axis=2) if alone.ndim == 3 else alone
-    return _repeats(together.mean(axis=0) / np.median(whole))
+    return _make_repeats(together.mean(axis=0) / np.median(whole))
 
 
-def _slowdown(in_flight: Mapping[str, Any] | None) -> Repeats:
+def _compute_slowdown(in_flight: Mapping[str, Any] | None) -> Repeats:
     if in_flight is None or np.size(in_flight["alone_seconds"]) == 0:
         return (1.0,)
     alone = np.asarray(in_flight["alone_seconds"]).mean(axis=0)
-    return _repeats(np.asarray(in_flight["in_flight_seconds"]).mean(axis=0) / alone)
+    return _make_repeats(np.asarray(in_flight["in_flight_seconds"]).mean(axis=0) / alone)
 
 
-def _spread(answer: Mapping[str, Any]) -> Repeats:
+def _compute_spread(answer: Mapping[str, Any]) -> Repeats:
     """Return, by repeat, the standard deviation per micro-batch that makes the latest rank as late as it was.
 
     That a rank has more work than the others in every repeat is no spread.
@@ -261,16 +265,16 @@ def _spread(answer: Mapping[str, Any]) -> Repeats:
     world_size, num_repeats = steps.shape
     if num_repeats < 2:
         return (0.0,)
-    late = _lateness(steps - steps.mean(axis=1, keepdims=True)) * math.sqrt(num_repeats / (num_repeats - 1))
-    return _repeats(late / expected_maximum(world_size) / math.sqrt(answer["num_micro_batches"]))
+    late = _compute_lateness(steps - steps.mean(axis=1, keepdims=True)) * math.sqrt(num_repeats / (num_repeats - 1))
+    return _make_repeats(late / compute_expected_maximum(world_size) / math.sqrt(answer["num_micro_batches"]))
 
 
 def _is_usual(steps: np.ndarray) -> np.ndarray:
     # From medians: one long step would move the means, and with them every other step.
-    late = _lateness(steps - np.median(steps, axis=1, keepdims=True))
+    late = _compute_lateness(steps - np.median(steps, axis=1, keepdims=True))
     return np.asarray(late <= _HICCUP * np.percentile(late, 75))
 
 
-def _lateness(apart: np.ndarray) -> np.ndarray:
+def _compute_lateness(apart: np.ndarray) -> np.ndarray:
     """Return by how much the latest rank is behind the mean of all, step by step."""
     return np.asarray(apart.max(axis=0) - apart.mean(axis=0))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tasks.process.failure import DataError
-from training.process.files import digest_of_json
+from training.process.files import digest_json
 
 _PLAIN = ("tokens", "offsets", "row_ids")
 
@@ -34,7 +34,7 @@ class Sample:
             for name, array in self.arrays.items()
             if name not in _PLAIN
         }
-        return digest_of_json([self.range, self.num_steps, *plain, *([others] if others else [])])
+        return digest_json([self.range, self.num_steps, *plain, *([others] if others else [])])
 
     def facts(self) -> dict[str, Any]:
         """Return range, digest and counts."""

@@ -10,25 +10,25 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from tasks.machine.gpu_meter import gpu_meter
+from tasks.machine.gpu_meter import open_gpu_meter
 from tasks.machine.host_checks import BYTES_PER_PARAMETER, GIB_PER_RANK
-from tasks.machine.host_facts import free_memory_bytes
-from tasks.machine.preflight import preflight
-from tasks.measuring.account import account, estimate
+from tasks.machine.host_facts import read_free_memory_bytes
+from tasks.machine.preflight import run_preflight
+from tasks.measuring.account import compute_arm_speeds, make_estimate
 from tasks.measuring.advice import advise
-from tasks.measuring.arms import Arm, Cell, as_trained
+from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.blocks import Bench
 from tasks.measuring.planning import Session
 from tasks.measuring.predicting import Probed, predict_cells, sweep_link
-from tasks.measuring.speed import Comparison, Measured, measure_speed
-from tasks.measuring.workers import Workers, working
+from tasks.measuring.speed import Measured, TimedComparison, measure_speed
+from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
-from tasks.process.progress import counting
-from tasks.ranks.cell_ranks import nodes_of
+from tasks.process.progress import show_progress
+from tasks.ranks.cell_ranks import find_nodes
 from tasks.records.measurement import Advice, MeasurementFile, Prediction, Preflight
 from tasks.records.sources import BaseModelManifest
-from tasks.strategies import exchanged_as, not_available, profile_of
+from tasks.strategies import find_profile, get_exchange_dtype, list_unavailable
 from training.record.segment_facts import RankDevice
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
     started = time.perf_counter()
     params, machine, comparison = session.params, session.machine, session.comparison
     num_parameters = BaseModelManifest.read(session.arithmetic.base_model).num_parameters
-    found = preflight(
+    found = run_preflight(
         params, dict(machine), cells=list(params.cells), device=session.device, folder=session.work.parent,
         num_parameters=num_parameters,
     )  # fmt: skip
@@ -68,17 +68,21 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
     if not holds_all:
         _log.warning("each variant of a step is built anew at its turn, which takes longer")
     launchers = {cell: spread.launcher for cell, spread in params.cells.items()}
-    nodes = {cell: nodes_of(cell, params) for cell in params.cells}
+    nodes = {cell: find_nodes(cell, params) for cell in params.cells}
     _log.info("starting the ranks of %s, which then wait for their turn", ", ".join(params.cells))
     with contextlib.ExitStack() as stack:
-        meter = stack.enter_context(gpu_meter()) if session.device == "cuda" else None
-        workers = stack.enter_context(working(session.configs, launchers=launchers, nodes=nodes, stop=stop))
+        meter = stack.enter_context(open_gpu_meter()) if session.device == "cuda" else None
+        workers = stack.enter_context(open_workers(session.configs, launchers=launchers, nodes=nodes, stop=stop))
         bench = Bench(workers, seed=params.train.seed, meter=meter, holds_all=holds_all)
-        with counting("measuring, blocks", None) as advance:
+        with show_progress("measuring, blocks", None) as advance:
             measured = measure_speed(session.comparison, bench, advance=advance)
-        arms = account(session.comparison, bench, measured, session.arithmetic)
+        arms = compute_arm_speeds(session.comparison, bench, measured, session.arithmetic)
         devices = {cell: [RankDevice(**one) for one in group.devices] for cell, group in workers.items()}
-        more = _more(session, bench, workers, measured, fits, stop) if holds_all else _Further(left_out=[_NO_ROOM])
+        more = (
+            _predict_and_advise(session, bench, workers, measured, fits, stop)
+            if holds_all
+            else _Further(left_out=[_NO_ROOM])
+        )
     return MeasurementFile(
         scaling=params.measure.scaling,
         preflight=Preflight.model_validate(found),
@@ -94,11 +98,11 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         blocks=measured.blocks,
         ranges=[part.name for part in session.rows],
         rank_devices=devices,
-        left_out=_without_waterfall(comparison) + _not_available(params) + more.left_out,
+        left_out=_explain_no_waterfall(comparison) + _collect_unavailable(params) + more.left_out,
     )
 
 
-def _without_waterfall(comparison: Comparison) -> list[str]:
+def _explain_no_waterfall(comparison: TimedComparison) -> list[str]:
     baseline = comparison.baseline
     if baseline.world_size == 1:
         return []
@@ -108,18 +112,18 @@ def _without_waterfall(comparison: Comparison) -> list[str]:
     ]
 
 
-def _not_available(params: Params) -> list[str]:
+def _collect_unavailable(params: Params) -> list[str]:
     """Return what the strategies of the cells with several ranks do not offer; of two alike it is said once."""
     found = {
         sentence.partition(": ")[2]: sentence
         for name, spread in reversed(params.cells.items())
         if spread.world_size > 1
-        for sentence in not_available(name, spread.strategy, spread.options, is_exact=params.train.exact)
+        for sentence in list_unavailable(name, spread.strategy, spread.options, is_exact=params.train.exact)
     }
     return list(reversed(found.values()))
 
 
-def _more(
+def _predict_and_advise(
     session: Session,
     bench: Bench,
     workers: Mapping[str, Workers],
@@ -159,7 +163,7 @@ def has_room(
     num_devices = len(machine["gpus"]) if device == "cuda" else 1
     num_models = sum(-(-sizes[cell] // num_devices) for cell, _ in variants)
     needed = num_models * num_parameters * BYTES_PER_PARAMETER
-    free = machine["gpus"][0]["memory_gib"] * 2**30 if device == "cuda" else free_memory_bytes()[0]
+    free = machine["gpus"][0]["memory_gib"] * 2**30 if device == "cuda" else read_free_memory_bytes()[0]
     if needed <= _SHARE_OF_MEMORY * free:
         return True
     _log.warning(
@@ -178,8 +182,10 @@ def _predict(
     session: Session, bench: Bench, workers: Mapping[str, Workers], measured: Measured, stop: threading.Event
 ) -> Prediction | None:
     comparison = session.comparison
-    exchanged = [exchanged_as(cell.strategy, session.params.cells[cell.name].options) for cell in comparison.spreading]
-    if any(_why_no_prediction(session.params, cell.name) for cell in comparison.spreading):
+    exchanged = [
+        get_exchange_dtype(cell.strategy, session.params.cells[cell.name].options) for cell in comparison.spreading
+    ]
+    if any(_explain_no_prediction(session.params, cell.name) for cell in comparison.spreading):
         return None
     largest = max(cell.world_size // cell.num_nodes for cell in comparison.cells)
     has_several_machines = any(cell.num_nodes > 1 for cell in comparison.cells)
@@ -189,24 +195,24 @@ def _predict(
         cells=comparison.spreading,
         has_copy=comparison.has_copy,
         is_weak=comparison.is_weak,
-        bytes_per_real_byte=bench.facts(as_trained(baseline))[0]["bytes_per_real_byte"],
+        bytes_per_real_byte=bench.facts(make_trained_arm(baseline))[0]["bytes_per_real_byte"],
         # Ranks may share devices, and then as many as there were do.
         ranks_per_machine=max(num_gpus, largest) if num_gpus or has_several_machines else None,
         is_16_bit=any(one != "none" for one in exchanged),
-        sweeps_beyond_cells={} if has_several_machines else _sweeps_beyond_cells(session, stop),
+        sweeps_beyond_cells={} if has_several_machines else _sweep_beyond_cells(session, stop),
     )
-    speedups = {arm: estimate(interval) for arm, interval in measured.speedups.items()}
+    speedups = {arm: make_estimate(interval) for arm, interval in measured.speedups.items()}
     return predict_cells(probed, bench, workers, speedups, seed=comparison.seed)
 
 
-def _why_no_prediction(params: Params, cell: str) -> str | None:
+def _explain_no_prediction(params: Params, cell: str) -> str | None:
     spread = params.cells[cell]
-    profile = profile_of(spread.strategy)
+    profile = find_profile(spread.strategy)
     assert profile is not None, "a cell with a waterfall has a profile"
-    return profile.why_no_prediction(spread.options, is_exact=params.train.exact)
+    return profile.explain_no_prediction(spread.options, is_exact=params.train.exact)
 
 
-def _sweeps_beyond_cells(session: Session, stop: threading.Event) -> dict[int, dict[str, Any]]:
+def _sweep_beyond_cells(session: Session, stop: threading.Event) -> dict[int, dict[str, Any]]:
     """Return the sweep of the link for each number of ranks beyond the cells' that the machine has devices for.
 
     How an all-reduce grows with the ranks cannot be told from one number of them. A group that fails costs its sweep.
@@ -217,7 +223,7 @@ def _sweeps_beyond_cells(session: Session, stop: threading.Event) -> dict[int, d
     largest = max(spreading, key=lambda cell: cell.world_size)
     sweeps = {}
     for num_ranks in (n for n in _MORE_RANKS if largest.world_size < n <= session.num_devices):
-        if num_ranks * GIB_PER_RANK * 2**30 > _SHARE_OF_MEMORY * free_memory_bytes()[0]:
+        if num_ranks * GIB_PER_RANK * 2**30 > _SHARE_OF_MEMORY * read_free_memory_bytes()[0]:
             _log.warning("the link of %d ranks is not measured: memory has no room for them", num_ranks)
             break
         cell = replace(largest, name=f"link of {num_ranks} ranks", world_size=num_ranks)
@@ -228,7 +234,7 @@ def _sweeps_beyond_cells(session: Session, stop: threading.Event) -> dict[int, d
         launchers = {cell.name: session.params.cells[largest.name].launcher}
         _log.info("measuring the link of %d ranks, for the prediction", num_ranks)
         try:
-            with working({cell.name: config}, launchers=launchers, stop=stop) as workers:
+            with open_workers({cell.name: config}, launchers=launchers, stop=stop) as workers:
                 sweeps[num_ranks] = sweep_link(workers[cell.name], cell)
         except (ResourceError, DistributedError) as error:
             _log.warning("the prediction goes without the link of %d ranks: %s", num_ranks, error)

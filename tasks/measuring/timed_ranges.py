@@ -11,26 +11,26 @@ _SHARE_APART = 0.05
 """Of the mean length, or of the root of the mean square, which attention goes by."""
 
 
-def timed_ranges(slices: Path, ranges: Sequence[str], *, seq_len: int, least_rows: int) -> list[str]:
+def select_timed_ranges(slices: Path, ranges: Sequence[str], *, seq_len: int, least_rows: int) -> list[str]:
     """Return the first range if the rows of all others, cut to `seq_len`, are about as long, else all ranges.
 
     So one more range of the same kind measures nothing again. A range with fewer than `least_rows` makes no full step
     and is left out, unless it is the first. Rows without lengths are all alike.
     """
     first, *others = ranges
-    full = [name for name in others if _num_rows(slices / name) >= least_rows]
+    full = [name for name in others if _count_rows(slices / name) >= least_rows]
     if not (slices / first / "offsets.npy").exists():
         return [first]
-    wanted = _lengths(slices / first, seq_len)
-    apart = [np.abs(_lengths(slices / name, seq_len) / wanted - 1).max() for name in full]
+    wanted = _compute_mean_lengths(slices / first, seq_len)
+    apart = [np.abs(_compute_mean_lengths(slices / name, seq_len) / wanted - 1).max() for name in full]
     return [first, *full] if max(apart, default=0.0) > _SHARE_APART else [first]
 
 
-def _num_rows(folder: Path) -> int:
+def _count_rows(folder: Path) -> int:
     return sum(len(part) for part in read_parts(folder / "row_ids.npy"))
 
 
-def _lengths(folder: Path, seq_len: int) -> np.ndarray:
+def _compute_mean_lengths(folder: Path, seq_len: int) -> np.ndarray:
     """Return the mean length of the rows, and the root of the mean square."""
     sums, before = np.zeros(3), np.zeros(0, dtype=np.int64)
     for part in read_parts(folder / "offsets.npy"):

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from tasks.measuring.arms import Arm, Cell, as_trained, data_name, spreading_arms
+from tasks.measuring.arms import Arm, Cell, make_spreading_arms, make_trained_arm, name_data_arm
 from tasks.measuring.blocks import Trials
-from tasks.measuring.intervals import paired_bootstrap
-from tasks.records.measurement import DATA_BOUND_SHARE, Estimate, Part, Waterfall
+from tasks.measuring.intervals import bootstrap_statistic
+from tasks.records.measurement import DATA_BOUND_SHARE, Estimate, LostPart, Waterfall
 
 COPY, WRAPPER = "host-to-device copy", "DDP overhead"
 
@@ -35,23 +35,23 @@ class _Link:
     lost: Callable[[_Medians], np.ndarray]
 
 
-def waterfall(
+def compute_waterfall(
     trials: Trials, *, baseline: Cell, cell: Cell, has_copy: bool, is_weak: bool, ddp_timers: Mapping[str, float],
     seed: int,
 ) -> Waterfall:  # fmt: skip
     """Return what the cell loses against the ideal, in seconds per step; `ddp_timers`: what DDP timed itself."""
-    figures = _figures(trials, baseline, cell, has_copy=has_copy, is_weak=is_weak)
+    figures = _compute_figures(trials, baseline, cell, has_copy=has_copy, is_weak=is_weak)
     ranks_ratio = cell.world_size / baseline.world_size
     share = 1.0 if is_weak else 1 / ranks_ratio
 
     def estimate(statistic: Callable[[_Medians], np.ndarray]) -> Estimate:
-        interval = paired_bootstrap(figures, statistic, seed=seed)
+        interval = bootstrap_statistic(figures, statistic, seed=seed)
         return Estimate(value=interval.value, low=interval.low, high=interval.high)
 
-    chain = _chain(share, has_copy=has_copy)
+    chain = _make_chain(share, has_copy=has_copy)
     found = [estimate(link.lost) for link in chain]
-    seconds = _losses(found)
-    parts = [Part(name=link.name, seconds=one, how=link.how) for link, one in zip(chain, seconds, strict=True)]
+    seconds = _compute_losses(found)
+    parts = [LostPart(name=link.name, seconds=one, how=link.how) for link, one in zip(chain, seconds, strict=True)]
     measured = estimate(lambda at: at["measured"]).value
     ideal = estimate(lambda at: at["baseline"] * share).value
     # To the nanosecond: what is less is rounding, which would be shown as -0.
@@ -66,14 +66,16 @@ def waterfall(
         unexplained_seconds=unexplained,
         lost_efficiency=1 - ideal / measured,
         unexplained_efficiency=unexplained / measured,
-        ddp_exposed_communication_seconds=_exposed(ddp_timers),
-        verdict=_verdict(cell, parts, largest, measured),
-        is_data_bound=max(data_wait, *(data_wait_share(trials, as_trained(one)) for one in (baseline, cell)))
+        ddp_exposed_communication_seconds=_compute_exposed_seconds(ddp_timers),
+        verdict=_describe_verdict(cell, parts, largest, measured),
+        is_data_bound=max(
+            data_wait, *(compute_data_wait_share(trials, make_trained_arm(one)) for one in (baseline, cell))
+        )
         > DATA_BOUND_SHARE,
     )
 
 
-def _losses(found: Sequence[Estimate]) -> list[Estimate]:
+def _compute_losses(found: Sequence[Estimate]) -> list[Estimate]:
     """Return the parts as losses, none below 0.
 
     Neighbours in the chain share an arm: noise in it makes one part too small and the other too large by as much. Where
@@ -93,44 +95,47 @@ def _losses(found: Sequence[Estimate]) -> list[Estimate]:
     return losses
 
 
-def _figures(trials: Trials, baseline: Cell, cell: Cell, *, has_copy: bool, is_weak: bool) -> dict[str, list[float]]:
+def _compute_figures(
+    trials: Trials, baseline: Cell, cell: Cell, *, has_copy: bool, is_weak: bool
+) -> dict[str, list[float]]:
     """Return, turn by turn, the seconds per step that the chain is made of."""
-    silent, copies, alone, update = (arm.name for arm in spreading_arms(cell))
+    silent, copies, alone, update = (arm.name for arm in make_spreading_arms(cell))
     host = "host" if has_copy else "device"
     # Rows differ in length: the first rank has an even share of the work in the mean of many steps only, or never.
-    share = np.array(trials.by_turn(copies, lambda block: block.first_rank_share))
-    work = _work(trials, baseline, cell) if is_weak else np.ones(1)
+    share = np.array(trials.list_by_turn(copies, lambda block: block.first_rank_share))
+    work = _compute_relative_work(trials, baseline, cell) if is_weak else np.ones(1)
 
-    def of_baseline(arm: str) -> list[float]:
-        return list(np.array(trials.by_turn(arm)) * work)
+    def scale_baseline(arm: str) -> list[float]:
+        return list(np.array(trials.list_by_turn(arm)) * work)
 
-    def of_first(arm: str, share: np.ndarray = share) -> list[float]:
-        return list(np.array(trials.by_turn(arm, lambda block: block.first_rank_seconds)) / share)
+    def scale_first_rank(arm: str, share: np.ndarray = share) -> list[float]:
+        return list(np.array(trials.list_by_turn(arm, lambda block: block.first_rank_seconds)) / share)
 
     return {
-        "baseline": of_baseline(as_trained(baseline).name),
-        "baseline_host": of_baseline(data_name(baseline, host)),
-        "baseline_device": of_baseline(data_name(baseline, "device")),
-        "measured": trials.by_turn(as_trained(cell).name),
-        "host": trials.by_turn(data_name(cell, host)),
-        "device": trials.by_turn(data_name(cell, "device")),
-        "silent_slowest": trials.by_turn(silent, lambda block: block.slowest_rank_seconds),
-        "silent": of_first(silent),
-        "copies": of_first(copies),
-        "alone": of_first(alone),
-        "update": of_first(update, np.ones(1)),
+        "baseline": scale_baseline(make_trained_arm(baseline).name),
+        "baseline_host": scale_baseline(name_data_arm(baseline, host)),
+        "baseline_device": scale_baseline(name_data_arm(baseline, "device")),
+        "measured": trials.list_by_turn(make_trained_arm(cell).name),
+        "host": trials.list_by_turn(name_data_arm(cell, host)),
+        "device": trials.list_by_turn(name_data_arm(cell, "device")),
+        "silent_slowest": trials.list_by_turn(silent, lambda block: block.slowest_rank_seconds),
+        "silent": scale_first_rank(silent),
+        "copies": scale_first_rank(copies),
+        "alone": scale_first_rank(alone),
+        "update": scale_first_rank(update, np.ones(1)),
     }
 
 
-def _work(trials: Trials, baseline: Cell, cell: Cell) -> np.ndarray:
+def _compute_relative_work(trials: Trials, baseline: Cell, cell: Cell) -> np.ndarray:
     """Return, turn by turn, the tokens of a rank of the cell against the baseline's: in weak scaling rows differ."""
     of_cell, of_baseline = (
-        np.array(trials.by_turn(as_trained(one).name, lambda block: block.num_tokens)) for one in (cell, baseline)
+        np.array(trials.list_by_turn(make_trained_arm(one).name, lambda block: block.num_tokens))
+        for one in (cell, baseline)
     )
     return np.asarray(of_cell * baseline.world_size / (of_baseline * cell.world_size))
 
 
-def _chain(share: float, *, has_copy: bool) -> list[_Link]:
+def _make_chain(share: float, *, has_copy: bool) -> list[_Link]:
     """Return the parts; `share`: the ideal step's seconds / the baseline's."""
     copy = _Link(
         name=COPY,
@@ -177,19 +182,19 @@ def _chain(share: float, *, has_copy: bool) -> list[_Link]:
     ]
 
 
-def data_wait_share(trials: Trials, arm: Arm) -> float:
+def compute_data_wait_share(trials: Trials, arm: Arm) -> float:
     """Return the share of an arm's blocks in which it waited for the loader."""
     blocks = trials.blocks[arm.name]
     return sum(block.data_wait_seconds for block in blocks) / sum(block.seconds for block in blocks)
 
 
-def _exposed(timers: Mapping[str, Any]) -> float | None:
+def _compute_exposed_seconds(timers: Mapping[str, Any]) -> float | None:
     if not timers:
         return None
     return float(max(timers["backward_comm"] - timers["backward_compute_comm_overlap"], 0.0))
 
 
-def _verdict(cell: Cell, parts: list[Part], largest: Part, measured: float) -> str:
+def _describe_verdict(cell: Cell, parts: list[LostPart], largest: LostPart, measured: float) -> str:
     clear = [part for part in parts if part.seconds.low > 0]
     if largest not in clear:
         return f"{cell.name}: no single part stands out of the noise"

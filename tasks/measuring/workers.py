@@ -17,8 +17,8 @@ from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any
 
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
-from tasks.ranks.code import code_for_ranks
-from tasks.ranks.launchers import Nodes, launcher_named
+from tasks.ranks.code import make_code_arguments
+from tasks.ranks.launchers import Nodes, load_launcher
 from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
@@ -90,12 +90,12 @@ class Workers:
         self._door.settimeout(_SECONDS_BETWEEN_LOOKS)
         self._lines: dict[int, Connection] = {}
         self._devices: dict[int, dict[str, Any]] = {}
-        self._launch = launcher_named(self._launcher).start(
+        self._launch = load_launcher(self._launcher).start(
             work / "config.json",
             world_size=self.world_size,
             threads_per_rank=config["threads_per_rank"],
             log_folder=work / "logs" / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f"),
-            arguments=["--serve", address, *(code_for_ranks() if self._module == "training" else ())],
+            arguments=["--serve", address, *(make_code_arguments() if self._module == "training" else ())],
             module=self._module,
             nodes=nodes,
         )
@@ -109,7 +109,7 @@ class Workers:
                 line, _ = self._door.accept()
                 line.setblocking(True)
                 connection = Connection(line.detach())
-                said = self._heard(connection, deadline, doing="starting")
+                said = self._hear(connection, deadline, doing="starting")
                 self._lines[said["rank"]] = connection
                 self._devices[said["rank"]] = said.get("device", {})
         self._door.close()
@@ -131,7 +131,7 @@ class Workers:
                 self._lines[rank].send_bytes(message)
             except OSError:
                 self._check(deadline, doing=doing)
-        return [self._heard(self._lines[rank], deadline, doing=doing) for rank in asked]
+        return [self._hear(self._lines[rank], deadline, doing=doing) for rank in asked]
 
     @property
     def devices(self) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ class Workers:
         self._start()
         self.wait_until_ready()
 
-    def _heard(self, line: Connection, deadline: float, *, doing: str) -> dict[str, Any]:
+    def _hear(self, line: Connection, deadline: float, *, doing: str) -> dict[str, Any]:
         while True:
             self._check(deadline, doing=doing)
             try:
@@ -165,13 +165,13 @@ class Workers:
             except (EOFError, OSError):
                 # The rank has hung up; torchrun notices within a second why.
                 self._wait_for_end()
-                raise self._ended(doing) from None
+                raise self._make_end_error(doing) from None
 
     def _check(self, deadline: float, *, doing: str) -> None:
         if self._stop.is_set():
             raise PreemptedError("measuring was stopped; certificates are kept, the next run measures the speed anew")
         if not self._launch.is_running:
-            raise self._ended(doing)
+            raise self._make_end_error(doing)
         if time.monotonic() > deadline:
             raise DistributedError(f"cell {self.cell}: the ranks did not answer in time while {doing}; run again")
 
@@ -180,9 +180,9 @@ class Workers:
         while self._launch.is_running and time.monotonic() < deadline:
             time.sleep(0.05)
 
-    def _ended(self, doing: str) -> DistributedError | ResourceError:
+    def _make_end_error(self, doing: str) -> DistributedError | ResourceError:
         self._launch.stop(grace_seconds=0.0)
-        first, _, words = self._launch.explanation().partition("\n")
+        first, _, words = self._launch.explain_end().partition("\n")
         _log.error("%s\n%s", first, words)
         if any(sign in words.lower() for sign in _OUT_OF_MEMORY):
             return ResourceError(
@@ -190,17 +190,17 @@ class Workers:
                 "smaller micro_batch_size, fewer cells, or measure.speed: false"
             )
         message = f"cell {self.cell}: ended while {doing}: {first}; run again"
-        return RanksEndedError(message, reason=_error_in(words) or first)
+        return RanksEndedError(message, reason=_find_error_line(words) or first)
 
 
-def _error_in(words: str) -> str | None:
+def _find_error_line(words: str) -> str | None:
     """Return the line of a traceback that names the error; None if there is none."""
     named = [line.strip() for line in words.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line.strip())]
     return named[-1] if named else None
 
 
 @contextlib.contextmanager
-def working(
+def open_workers(
     configs: Mapping[str, Mapping[str, Any]],
     *,
     launchers: Mapping[str, str],

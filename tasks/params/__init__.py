@@ -11,13 +11,13 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from tasks.params.cells import CellParams, NodesParams
 from tasks.params.choices import (
     NAME,
-    names_of_files,
+    list_file_names,
+    read_unit,
     require_cell_name,
     require_label,
     require_one_of,
-    unit_of,
 )
-from tasks.params.complaint import first_complaint
+from tasks.params.complaint import describe_first_complaint
 from tasks.params.options import require_exact
 from tasks.params.section import Day, Finite, Section
 from tasks.params.sources import (
@@ -25,14 +25,14 @@ from tasks.params.sources import (
     ModelParams,
     Range,
     check_paths,
+    count_rows_needed,
     is_hub_id,
     require_model_for,
-    rows_needed,
 )
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.params.train import TrainParams
 from tasks.process.failure import ConfigurationError
-from training.process.redaction import redacted
+from training.process.redaction import redact
 
 
 class MeasureParams(Section):
@@ -98,7 +98,7 @@ class TrackingParams(Section):
                 f"experiment: got {self.experiment[:80]!r}; allowed: a name of 1 to 200 printable characters, such as "
                 "ddp-compare"
             )
-        if self.uri is not None and redacted(self.uri) != self.uri:
+        if self.uri is not None and redact(self.uri) != self.uri:
             raise ValueError(
                 "uri: holds a password or a query; allowed: an address without, and MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD in the environment"
@@ -106,7 +106,7 @@ class TrackingParams(Section):
         return self
 
 
-def _checkpoints(value: Any) -> Any:
+def _check_checkpoints(value: Any) -> Any:
     if value in ("last", "all") or (isinstance(value, list) and all(isinstance(name, str) for name in value)):
         return value
     raise ValueError("must be last, all, or a list of file names of checkpoints")
@@ -119,7 +119,7 @@ class UploadParams(Section):
     """OWNER/NAME of the model repository; null: stage the files in reports/hub/ and publish nothing."""
     private: bool = True
     """Whether a repository that has to be created is private."""
-    checkpoints: Annotated[str | list[str], BeforeValidator(_checkpoints)] = "last"
+    checkpoints: Annotated[str | list[str], BeforeValidator(_check_checkpoints)] = "last"
     """Which checkpoints go with the final weights: `last`, `all`, or names such as [qwen2_0.5B_0-5000-epoch-1.pt]."""
 
     @model_validator(mode="after")
@@ -174,7 +174,7 @@ class Params(Section):
     @property
     def num_rows_needed(self) -> int:
         """Rows of the data set up to the end of the last slice that is asked for."""
-        return rows_needed(self.ranges, self.heldout)
+        return count_rows_needed(self.ranges, self.heldout)
 
     @field_validator("name")
     @classmethod
@@ -192,7 +192,7 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        require_one_of("workload", self.workload, names_of_files("training/workloads"))
+        require_one_of("workload", self.workload, list_file_names("training/workloads"))
         self._check_kind_of_rows()
         for index, part in enumerate(self.ranges):
             for other in self.ranges[:index]:
@@ -218,7 +218,7 @@ class Params(Section):
 
     def _check_kind_of_rows(self) -> None:
         """Raise ValueError unless data and training are both of images, or both of texts."""
-        needs_images, train = unit_of(self.workload) == "image", self.train
+        needs_images, train = read_unit(self.workload) == "image", self.train
         if needs_images != self.dataset.holds_images:
             raise ValueError(
                 f"workload: got {self.workload} with dataset.image_size {self.dataset.image_size}; allowed: "
@@ -255,7 +255,7 @@ def load_params(path: Path = Path("params.yaml"), *, looks_at_data: bool = True)
             base = path.resolve().parent
             check_paths(params.model, params.dataset, ranges=params.ranges, heldout=params.heldout, base=base)
     except ValidationError as error:
-        raise ConfigurationError(f"{path}: {first_complaint(error, Params)}") from None
+        raise ConfigurationError(f"{path}: {describe_first_complaint(error, Params)}") from None
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from None
     except OSError as error:

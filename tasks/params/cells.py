@@ -4,7 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tasks.params.choices import names_of_files, require_one_of
+from tasks.params.choices import list_file_names, require_one_of
 from tasks.params.options import require_options
 from tasks.params.section import Finite, Section
 
@@ -27,9 +27,9 @@ class CellParams(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        require_one_of("strategy", self.strategy, names_of_files("training/strategies"))
+        require_one_of("strategy", self.strategy, list_file_names("training/strategies"))
         require_options(self.options, self.strategy)
-        require_one_of("launcher", self.launcher, names_of_files("tasks/ranks/launchers"))
+        require_one_of("launcher", self.launcher, list_file_names("tasks/ranks/launchers"))
         if self.strategy == "single" and self.world_size != 1:
             raise ValueError(f"world_size: got {self.world_size} with strategy single; allowed: 1, or strategy ddp")
         if self.world_size % self.num_nodes:

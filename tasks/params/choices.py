@@ -16,7 +16,7 @@ _RESERVED = ("base", "gates")
 """Beside the cells stand: in evaluation.json and in tables the base model, in metrics.json the gates."""
 
 
-def names_of_files(folder: str) -> list[str]:
+def list_file_names(folder: str) -> list[str]:
     """Return the names that a folder of the project offers: its Python files, without importing them."""
     return sorted(file.stem for file in (_PROJECT / folder).glob("*.py") if not file.stem.startswith("_"))
 
@@ -38,19 +38,19 @@ def require_cell_name(name: str) -> None:
         )
 
 
-def unit_of(workload: str) -> str:
+def read_unit(workload: str) -> str:
     """Return what the workload's throughput counts, token or image: UNIT in its file."""
-    return str(constant_of(f"training/workloads/{workload}.py", "UNIT"))
+    return str(read_constant(f"training/workloads/{workload}.py", "UNIT"))
 
 
 def require_one_of(key: str, value: str, allowed: list[str]) -> None:
     if value not in allowed:
         near = difflib.get_close_matches(value, allowed, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"{key}: got {value[:80]!r}{hint}; allowed: {list_of('', allowed)}")
+        raise ValueError(f"{key}: got {value[:80]!r}{hint}; allowed: {join_choices('', allowed)}")
 
 
-def list_of(prefix: str, names: tuple[str, ...] | list[str]) -> str:
+def join_choices(prefix: str, names: tuple[str, ...] | list[str]) -> str:
     return ", ".join(prefix + name for name in names)
 
 
@@ -66,10 +66,10 @@ def require_label(workload: str, label: str | None) -> None:
 
 def has_labels(workload: str) -> bool:
     """Return whether every row of the workload has a class: HAS_LABELS in its file."""
-    return bool(constant_of(f"training/workloads/{workload}.py", "HAS_LABELS"))
+    return bool(read_constant(f"training/workloads/{workload}.py", "HAS_LABELS"))
 
 
-def constant_of(file: str, name: str) -> Any:
+def read_constant(file: str, name: str) -> Any:
     """Return the literal that a file of the project calls so, without importing it; None if it has no such."""
     tree = ast.parse((_PROJECT / file).read_text(encoding="utf-8"))
     for part in tree.body:

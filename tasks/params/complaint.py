@@ -6,13 +6,13 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from training.process.redaction import shortened
+from training.process.redaction import shorten
 
 _MAX_MESSAGE = 400
 """Characters of a check's own words, which may repeat the value; what is allowed stands last."""
 
 
-def first_complaint(error: ValidationError, schema: type[BaseModel]) -> str:
+def describe_first_complaint(error: ValidationError, schema: type[BaseModel]) -> str:
     """Return the first complaint as `key: got VALUE; allowed: WHAT`, unknown keys before all others.
 
     An unknown key comes first because it is often the cause of a missing one.
@@ -22,28 +22,28 @@ def first_complaint(error: ValidationError, schema: type[BaseModel]) -> str:
     path = [str(part) for part in first["loc"]]
     key = ".".join(part if part.isprintable() else repr(part) for part in path) or "params.yaml"
     if first["type"] == "extra_forbidden":
-        allowed = _allowed_keys(schema, path[:-1])
+        allowed = _list_allowed_keys(schema, path[:-1])
         near = difflib.get_close_matches(path[-1], allowed, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return f"{key[:120]}: unknown key{hint}; allowed: {', '.join(allowed)}"
     if first["type"] == "missing":
         return f"{key}: missing; this key is required"
     if first["type"] == "value_error":
-        message = shortened(str(first["ctx"]["error"]), limit=_MAX_MESSAGE)
+        message = shorten(str(first["ctx"]["error"]), limit=_MAX_MESSAGE)
         # The check of a whole section names the key itself.
         if isinstance(first["input"], dict | BaseModel):
             return f"{key}.{message}" if path else message
-        return f"{key}: got {_shortened(first['input'])}; {message}"
+        return f"{key}: got {_shorten_value(first['input'])}; {message}"
     if first["type"] == "model_type":
-        keys = ", ".join(_allowed_keys(schema, path))
-        return f"{key}: got {_shortened(first['input'])}; allowed: a mapping with the keys {keys}"
+        keys = ", ".join(_list_allowed_keys(schema, path))
+        return f"{key}: got {_shorten_value(first['input'])}; allowed: a mapping with the keys {keys}"
     message = first["msg"].replace("Input should be", "allowed:").replace("a valid integer", "an integer")
     message = message.replace("valid ", "")
     said = message if message.startswith("allowed: ") else f"allowed: {message[:1].lower()}{message[1:]}"
-    return f"{key}: got {_shortened(first['input'])}; {said}"
+    return f"{key}: got {_shorten_value(first['input'])}; {said}"
 
 
-def _allowed_keys(schema: type[BaseModel], path: list[str]) -> list[str]:
+def _list_allowed_keys(schema: type[BaseModel], path: list[str]) -> list[str]:
     """Return the keys of the section at `path`; a mapping of sections has the keys of one of them."""
     section: Any = schema
     for part in path:
@@ -54,6 +54,6 @@ def _allowed_keys(schema: type[BaseModel], path: list[str]) -> list[str]:
     return list(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else []
 
 
-def _shortened(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

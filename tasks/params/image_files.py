@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from tasks.params.source_digest import files_in
+from tasks.params.source_digest import walk_files
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _MAX_CLASS_NAME = 100
@@ -32,7 +32,7 @@ class ImageFile:
         return PurePosixPath(self.name).parent.name
 
 
-def image_files(source: Path) -> list[ImageFile]:
+def list_image_files(source: Path) -> list[ImageFile]:
     """Return the images in the order of the rows: a function of their names alone.
 
     What stands above the class folders, such as train/ and val/, comes one after another by name. Within it images are
@@ -40,7 +40,7 @@ def image_files(source: Path) -> list[ImageFile]:
 
     Raises ValueError if an image is in no class folder, there are fewer than two classes, or the tar is none.
     """
-    found = list(_in_tar(source) if source.is_file() else _in_folder(source))
+    found = list(_list_tar(source) if source.is_file() else _list_folder(source))
     # A name that stands twice in a tar is the later file, as it is when the tar is unpacked.
     files = list({file.name: file for file in found if _is_image(file.name)}.values())
     if not files:
@@ -56,15 +56,15 @@ def image_files(source: Path) -> list[ImageFile]:
         raise ValueError(
             f"all images are of one class, {labels.pop()!r}; allowed: a folder for each of several classes"
         )
-    return sorted(files, key=lambda file: (_above(file), hashlib.sha256(file.name.encode()).digest()))
+    return sorted(files, key=lambda file: (_get_folder_above(file), hashlib.sha256(file.name.encode()).digest()))
 
 
-def _in_folder(source: Path) -> Iterator[ImageFile]:
-    for path in files_in(source):
+def _list_folder(source: Path) -> Iterator[ImageFile]:
+    for path in walk_files(source):
         yield ImageFile(path.relative_to(source).as_posix(), path.stat().st_size, None)
 
 
-def _in_tar(source: Path) -> Iterator[ImageFile]:
+def _list_tar(source: Path) -> Iterator[ImageFile]:
     """Yield the plain files; nothing is unpacked to a disk, so links and devices have no meaning."""
     try:
         # "r:": a compressed one could be a bomb, and images are compressed already.
@@ -82,5 +82,5 @@ def _is_image(name: str) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
-def _above(file: ImageFile) -> str:
+def _get_folder_above(file: ImageFile) -> str:
     return PurePosixPath(file.name).parent.parent.as_posix()

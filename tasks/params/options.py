@@ -6,13 +6,13 @@ Apart from choices.py, which every stage imports: only what checks params.yaml n
 import math
 from typing import Any
 
-from tasks.params.choices import constant_of, require_one_of
-from tasks.strategies import profile_of
+from tasks.params.choices import read_constant, require_one_of
+from tasks.strategies import find_profile
 
 
 def require_options(options: dict[str, Any], strategy: str) -> None:
     """Raise ValueError unless the strategy has these options, each with one of its words or the kind of its default."""
-    known = options_of(strategy)
+    known = read_options(strategy)
     for name, value in options.items():
         require_one_of("options", name, sorted(known))
         default = known[name]
@@ -25,13 +25,13 @@ def require_options(options: dict[str, Any], strategy: str) -> None:
             is_right, allowed = is_number or value is default, "a number above 0"
         if not is_right:
             raise ValueError(f"options.{name}: got {value!r}; allowed: {allowed} (default {default})")
-    if (profile := profile_of(strategy)) is not None:
+    if (profile := find_profile(strategy)) is not None:
         profile.require(options, is_exact=False)
 
 
 def require_exact(cell: str, strategy: str, options: dict[str, Any]) -> None:
     """Raise ValueError if the strategy, or its options, cannot make the weights independent of the number of ranks."""
-    if (profile := profile_of(strategy)) is None:
+    if (profile := find_profile(strategy)) is None:
         return
     try:
         profile.require(options, is_exact=True)
@@ -39,10 +39,10 @@ def require_exact(cell: str, strategy: str, options: dict[str, Any]) -> None:
         raise ValueError(f"{cell}.{error}") from None
 
 
-def options_of(strategy: str) -> dict[str, Any]:
+def read_options(strategy: str) -> dict[str, Any]:
     """Return the options of a strategy with their defaults: the literal OPTIONS in its file, without importing it.
 
     A tuple is a choice of words, of which the first is the default.
     """
-    options: dict[str, Any] = constant_of(f"training/strategies/{strategy}.py", "OPTIONS") or {}
+    options: dict[str, Any] = read_constant(f"training/strategies/{strategy}.py", "OPTIONS") or {}
     return options

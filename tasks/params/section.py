@@ -13,13 +13,13 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
-def _finite(value: float) -> float:
+def _require_finite(value: float) -> float:
     if not math.isfinite(value):
         raise ValueError("must be a finite number")
     return value
 
 
-def _day(value: Any) -> Any:
+def _require_day(value: Any) -> Any:
     try:
         # Without quotes YAML makes a date of it, and DVC refuses a params.yaml that holds one.
         is_day = isinstance(value, str) and datetime.date.fromisoformat(value).isoformat() == value
@@ -30,6 +30,6 @@ def _day(value: Any) -> Any:
     return value
 
 
-Finite = Annotated[float, AfterValidator(_finite)]
-Day = Annotated[str, BeforeValidator(_day)]
+Finite = Annotated[float, AfterValidator(_require_finite)]
+Day = Annotated[str, BeforeValidator(_require_day)]
 """A day as YYYY-MM-DD."""

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-from tasks.params.choices import has_labels, list_of, require_name, unit_of
-from tasks.params.image_files import image_files
+from tasks.params.choices import has_labels, join_choices, read_unit, require_name
+from tasks.params.image_files import list_image_files
 from tasks.params.section import Section
 
 # validate_repo_id of huggingface_hub, without importing it: 1-96 characters, no "--", no "..".
@@ -68,7 +68,7 @@ def _parse_range(value: Any) -> RowRange:
 Range = Annotated[RowRange, BeforeValidator(_parse_range), PlainSerializer(str, return_type=str)]
 
 
-def rows_needed(ranges: list[RowRange], heldout: RowRange) -> int:
+def count_rows_needed(ranges: list[RowRange], heldout: RowRange) -> int:
     """Return the rows of the data set up to the end of the last slice that is asked for."""
     return max(part.end for part in (*ranges, heldout))
 
@@ -93,7 +93,9 @@ class Source(Section):
         location = self.location
         if self.kind == "builtin":
             if location not in builtins:
-                raise ValueError(f"source: no built-in named {location!r}; allowed: {list_of('builtin:', builtins)}")
+                raise ValueError(
+                    f"source: no built-in named {location!r}; allowed: {join_choices('builtin:', builtins)}"
+                )
         elif self.kind == "hub":
             if not is_hub_id(location):
                 raise ValueError(f"source: {location!r} is no Hub id; allowed: OWNER/NAME, at most 96 characters")
@@ -128,11 +130,11 @@ def require_model_for(workload: str, model: ModelParams) -> None:
     """Raise ValueError for a built-in model that does not do what the workload learns."""
     of_texts = [name for name in BUILTIN_MODELS if name not in BUILTIN_IMAGE_MODELS]
     does = [name for name in of_texts if (name in BUILTIN_CLASSIFIERS) == has_labels(workload)]
-    if unit_of(workload) == "image":
+    if read_unit(workload) == "image":
         does = list(BUILTIN_IMAGE_MODELS)
     if model.kind == "builtin" and model.location not in does:
         raise ValueError(
-            f"model.source: got {model.source} with workload {workload}; allowed: {list_of('builtin:', does)}"
+            f"model.source: got {model.source} with workload {workload}; allowed: {join_choices('builtin:', does)}"
         )
 
 
@@ -168,7 +170,7 @@ class DatasetParams(Source):
         if self.label is not None and (not self.label or self.label == self.text_column):
             raise ValueError(f"label: got {self.label!r}; allowed: the name of another column than text_column")
         if self.kind == "builtin" and self.label not in (None, *BUILTIN_LABELS):
-            raise ValueError(f"label: got {self.label[:80]!r}; allowed: {list_of('', BUILTIN_LABELS)}")
+            raise ValueError(f"label: got {self.label[:80]!r}; allowed: {join_choices('', BUILTIN_LABELS)}")
         if self.kind == "hub" or (self.kind == "builtin" and self.location not in BUILTIN_IMAGES):
             if self.holds_images:
                 raise ValueError(f"image_size: got {self.image_size} for texts; allowed: null")
@@ -186,7 +188,7 @@ def check_paths(
     if dataset.kind != "path":
         return
     file = base / dataset.location
-    needed = rows_needed(ranges, heldout)
+    needed = count_rows_needed(ranges, heldout)
     num_rows = _count_images(file, dataset) if dataset.holds_images else _count_texts(file, dataset, enough=needed)
     if num_rows is not None and needed > num_rows:
         key = "heldout" if heldout.end > num_rows else "ranges"
@@ -207,7 +209,7 @@ def _count_images(source: Path, dataset: DatasetParams) -> int | None:
     if source.is_file() and source.stat().st_size > _MAX_TAR_BYTES_TO_COUNT:
         return None
     try:
-        return len(image_files(source))
+        return len(list_image_files(source))
     except ValueError as error:
         raise ValueError(f"dataset.source: {dataset.location}: {error}") from None
 

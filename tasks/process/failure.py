@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from tasks.process.parent import end_with_parent
 from tasks.process.stopping import exit_on_signals, is_stopped_by_hand
-from training.process.redaction import redact_logs, redacted, shortened
+from training.process.redaction import redact, redact_logs, shorten
 from training.process.safe_loading import UnsafeTorchError, require_safe_torch
 
 
@@ -93,7 +93,7 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
         _require_safe_torch()
         command()
     except StageError as error:
-        sys.stderr.write(f"{name}: {_one_line(error)}\n")
+        sys.stderr.write(f"{name}: {_describe_error(error)}\n")
         is_by_hand = isinstance(error, PreemptedError) and is_stopped_by_hand()
         sys.exit(ExitCode.INTERRUPTED if is_by_hand else error.exit_code)
     except PermissionError as error:
@@ -101,7 +101,8 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
         if not error.filename:
             raise
         sys.stderr.write(
-            f"{name}: {_one_line(f'{error.filename}: {whose_it_is(Path(os.fsdecode(error.filename)))}')}\n"
+            f"{name}: "
+            f"{_describe_error(f'{error.filename}: {explain_permission_denied(Path(os.fsdecode(error.filename)))}')}\n"
         )
         sys.exit(ExitCode.RESOURCES)
     except OSError as error:
@@ -115,7 +116,7 @@ def exit_with_one_line(command: Callable[[], None], *, name: str) -> NoReturn:
     sys.exit(ExitCode.OK)
 
 
-def whose_it_is(path: Path) -> str:
+def explain_permission_denied(path: Path) -> str:
     """Return whose a path is that this user may not use, and how to get it: the end of a line that begins with it."""
     there = next((found for found in (path, *path.absolute().parents) if os.access(found, os.F_OK)), Path("/"))
     with contextlib.suppress(KeyError, OSError):
@@ -125,8 +126,8 @@ def whose_it_is(path: Path) -> str:
     return "permission denied; make it writable (`chmod -R u+rwX .`), or move the project"
 
 
-def _one_line(error: Exception | str) -> str:
-    line = redacted(shortened(" ".join(str(error).split()), limit=_MAX_LINE_CHARACTERS))
+def _describe_error(error: Exception | str) -> str:
+    line = redact(shorten(" ".join(str(error).split()), limit=_MAX_LINE_CHARACTERS))
     # What somebody else wrote may hold codes that a terminal obeys.
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)
 

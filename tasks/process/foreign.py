@@ -16,7 +16,7 @@ def is_panic(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def bounded_native(what: str, *, seconds: float, remedy: str) -> Iterator[None]:
+def bound_native_code(what: str, *, seconds: float, remedy: str) -> Iterator[None]:
     """Run native code that nothing but the end of the process can interrupt.
 
     After `seconds` the process ends with one line and the exit code for data; a panic raises DataError, and what the

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from tasks.process.failure import ResourceError, whose_it_is
+from tasks.process.failure import ResourceError, explain_permission_denied
 
 _log = logging.getLogger(__name__)
 
@@ -35,21 +35,21 @@ _MOST_NAMED = 8
 _held: set[str] = set()
 
 
-def lock_name(folder: str | None = None) -> str:
+def make_lock_name(folder: str | None = None) -> str:
     """Return the name of this user's lock in the kernel: another one for each temporary folder, by default ours."""
     digest = hashlib.sha256(os.path.realpath(folder or tempfile.gettempdir()).encode()).hexdigest()[:16]
     return f"\0ddp-compare/{digest}/{os.geteuid()}"
 
 
 @contextlib.contextmanager
-def machine_lock(purpose: str) -> Iterator[None]:
+def lock_machine(purpose: str) -> Iterator[None]:
     """Hold the machine's lock; raises ResourceError (exit code 4) that names the holder if it is of the same user.
 
     Another user's comparison, or whatever has taken our name, costs a warning: nobody can keep others from working. The
     lock is a name in the kernel, not a file, so that there is nothing to remove, to replace or to leave unreadable; it
     is freed when its holder ends, however that ends. `TMPDIR` is part of the name.
     """
-    name = lock_name()
+    name = make_lock_name()
     if name in _held:
         yield
         return
@@ -57,7 +57,7 @@ def machine_lock(purpose: str) -> Iterator[None]:
         who = f"of the user {', '.join(others[:_MOST_NAMED])}"
         _log.warning("%s: another comparison may be training on this machine (%s) and spoil the times", purpose, who)
     with _taken(name, purpose) as door:
-        threading.Thread(target=_introduce, args=(door, _introduction(purpose)), name="lock", daemon=True).start()
+        threading.Thread(target=_introduce, args=(door, _make_introduction(purpose)), name="lock", daemon=True).start()
         _held.add(name)
         try:
             yield
@@ -90,7 +90,7 @@ def _taken(name: str, purpose: str) -> socket.socket:
             door.listen(128)
             return door
         except OSError as error:
-            user, words = _holder_of(name) or (None, "")
+            user, words = _find_holder(name) or (None, "")
             if user == os.geteuid():
                 door.close()
                 raise ResourceError(
@@ -109,11 +109,11 @@ def _introduce(door: socket.socket, introduction: str) -> None:
         while True:
             caller, _ = door.accept()
             with caller, contextlib.suppress(OSError):
-                if _user_of(caller) == os.geteuid():
+                if _get_peer_user(caller) == os.geteuid():
                     caller.sendall(introduction.encode())
 
 
-def _holder_of(name: str) -> tuple[int | None, str] | None:
+def _find_holder(name: str) -> tuple[int | None, str] | None:
     """Return (user id, what the holder says of itself); the id is the kernel's word, None where it has none.
 
     None if nobody has the name. Only to its own user does a holder's word go further than here.
@@ -125,10 +125,10 @@ def _holder_of(name: str) -> tuple[int | None, str] | None:
             # Refused where it has bound the name only just now, or where it does not want to be known.
             with contextlib.suppress(OSError):
                 caller.connect(name)
-                user = _user_of(caller)
+                user = _get_peer_user(caller)
                 words = ""
                 with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                    words = _in_words(caller.recv(4096)) if user == os.geteuid() else ""
+                    words = _describe_holder(caller.recv(4096)) if user == os.geteuid() else ""
                 return user, words
         if not is_taken(name):
             return None
@@ -136,7 +136,7 @@ def _holder_of(name: str) -> tuple[int | None, str] | None:
     return None, ""
 
 
-def _user_of(other: socket.socket) -> int:
+def _get_peer_user(other: socket.socket) -> int:
     """Return the user id of the process at the other end: the kernel's word."""
     _, user, _ = struct.unpack("3i", other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(user)
@@ -151,13 +151,13 @@ def _user_in(name: str) -> str:
         return user
 
 
-def workspace_lock(purpose: str) -> contextlib.AbstractContextManager[None]:
+def lock_workspace(purpose: str) -> contextlib.AbstractContextManager[None]:
     """Hold this folder's lock; raises ResourceError that names the holder if another process runs a comparison here.
 
     The same for a folder that this user may not write into as a whole, as after another user ran a comparison in it.
     """
     _require_writable_below(Path.cwd())
-    return holding(
+    return lock_file(
         WORKSPACE, purpose, refusal="a comparison runs in this folder already: {holder}; wait for it or stop it"
     )
 
@@ -167,11 +167,11 @@ def _require_writable_below(folder: Path) -> None:
     below = (Path(found) for name in _WRITTEN for found, _, _ in os.walk(folder / name))
     for path in (folder, folder / "dvc.lock", folder / "mlflow.db", *below):
         if path.exists() and not os.access(path, os.W_OK):
-            raise ResourceError(f"{path}: {whose_it_is(path)}")
+            raise ResourceError(f"{path}: {explain_permission_denied(path)}")
 
 
 @contextlib.contextmanager
-def holding(path: Path, purpose: str, *, refusal: str) -> Iterator[None]:
+def lock_file(path: Path, purpose: str, *, refusal: str) -> Iterator[None]:
     """Hold the lock of a file; the kernel frees it when its holder ends, however that ends.
 
     Raises ResourceError with the text `refusal`, in which {holder} becomes who has it, or where the file cannot be had.
@@ -186,8 +186,8 @@ def holding(path: Path, purpose: str, *, refusal: str) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ResourceError(refusal.format(holder=_holder(handle))) from None
-        _write(handle, _introduction(purpose))
+            raise ResourceError(refusal.format(holder=_read_holder(handle))) from None
+        _write(handle, _make_introduction(purpose))
         _held.add(str(path))
         try:
             yield
@@ -203,13 +203,13 @@ def _open(path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except PermissionError:
-        raise ResourceError(f"{path}: {whose_it_is(path if path.exists() else path.parent)}") from None
+        raise ResourceError(f"{path}: {explain_permission_denied(path if path.exists() else path.parent)}") from None
     except OSError as error:
         # A link, a folder or a file in the place of one of them, or a disk that takes nothing.
         raise ResourceError(f"{path}: {error.strerror}; remove what stands in its place, then run again") from None
 
 
-def _introduction(purpose: str) -> str:
+def _make_introduction(purpose: str) -> str:
     return json.dumps(
         {
             "pid": os.getpid(),
@@ -221,7 +221,7 @@ def _introduction(purpose: str) -> str:
     )
 
 
-def _in_words(introduction: bytes) -> str:
+def _describe_holder(introduction: bytes) -> str:
     return "{purpose}, pid {pid} on {host}, since {started_at}, in {folder}".format(**json.loads(introduction))
 
 
@@ -231,7 +231,7 @@ def _write(handle: int, text: str) -> None:
         os.pwrite(handle, text.encode(), 0)
 
 
-def _holder(handle: int) -> str:
+def _read_holder(handle: int) -> str:
     """Return who holds the lock; waits a moment for one that has only just got it and has not said so yet."""
     deadline = time.monotonic() + _SECONDS_TO_INTRODUCE
     while time.monotonic() < deadline:
@@ -239,6 +239,6 @@ def _holder(handle: int) -> str:
             introduction = os.pread(handle, 4096, 0)
             facts = json.loads(introduction)
             if facts["host"] != socket.gethostname() or psutil.pid_exists(facts["pid"]):
-                return _in_words(introduction)
+                return _describe_holder(introduction)
         time.sleep(0.02)
     return _SILENT

@@ -27,44 +27,44 @@ def end_with_parent() -> None:
     """
     set_parent_death_signal(signal.SIGTERM)
     starter = os.environ.get(STARTER)
-    if sys.platform == "linux" and starter and int(starter) not in _ancestors():
+    if sys.platform == "linux" and starter and int(starter) not in _walk_ancestors():
         os.kill(os.getpid(), signal.SIGTERM)  # killed before we could ask to be told
-    links = _links_that_matter()
+    links = _list_watched_links()
     if sys.platform == "linux":
         del links[:1]  # a second SIGTERM would cut short what the first began
     if links:
         threading.Thread(target=_watch, args=(links,), name="end-with-parent", daemon=True).start()
 
 
-def _ancestors() -> Iterator[int]:
-    parent = _parent_of(os.getpid())
+def _walk_ancestors() -> Iterator[int]:
+    parent = _find_parent(os.getpid())
     while parent:
         yield parent
-        parent = _parent_of(parent)
+        parent = _find_parent(parent)
 
 
-def _links_that_matter() -> list[tuple[int, int]]:
+def _list_watched_links() -> list[tuple[int, int]]:
     """Return (child, parent) from this process upwards, as far as the parents do nothing but wait for the child."""
     links: list[tuple[int, int]] = []
     child = os.getpid()
-    parent = _parent_of(child)
+    parent = _find_parent(child)
     while parent is not None and parent > 1:
         links.append((child, parent))
-        if not _only_waits(parent):
+        if not _is_only_waiting(parent):
             break
-        child, parent = parent, _parent_of(parent)
+        child, parent = parent, _find_parent(parent)
     return links
 
 
 def _watch(links: list[tuple[int, int]]) -> None:
     # Of a child that is gone itself nothing is known: the link below it tells.
-    while all(_parent_of(child) in (parent, None) for child, parent in links):
+    while all(_find_parent(child) in (parent, None) for child, parent in links):
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _only_waits(pid: int) -> bool:
-    command = _command_of(pid)
+def _is_only_waiting(pid: int) -> bool:
+    command = _read_command(pid)
     return (command in _SHELLS and not _is_interactive(pid)) or (command in _MAKES and not _may_outlive_its_shell(pid))
 
 
@@ -82,7 +82,7 @@ def _has_terminal() -> bool:
     return True
 
 
-def _command_of(pid: int) -> str:
+def _read_command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -98,7 +98,7 @@ def _is_interactive(shell: int) -> bool:
     return not any(part.startswith(b"-") and b"c" in part for part in arguments[1:3])
 
 
-def _parent_of(pid: int) -> int | None:
+def _find_parent(pid: int) -> int | None:
     if pid == os.getpid():
         return os.getppid()
     try:

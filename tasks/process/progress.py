@@ -15,7 +15,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 @contextlib.contextmanager
-def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def show_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Yield a function to call with the number of items done since its last call; `total` None: nobody knows yet."""
     is_terminal = sys.stderr.isatty()
     next_line = time.monotonic() + _SECONDS_BETWEEN_LINES

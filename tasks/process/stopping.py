@@ -14,7 +14,7 @@ from training.process.failure import EXIT_PREEMPTED
 _by_hand = False
 
 
-class StopRequest(threading.Event):
+class StopEvent(threading.Event):
     """An event that takes no lock: a signal handler that sets it may have interrupted the thread that holds one."""
 
     _is_set = False
@@ -40,7 +40,7 @@ def stop_on_signals() -> Iterator[threading.Event]:
 
     Whoever leaves without an exception is answered afterwards as before; a stop that is under way is not disturbed.
     """
-    stop = StopRequest()
+    stop = StopEvent()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
 
     def ask(number: int, _frame: FrameType | None) -> None:
@@ -51,7 +51,7 @@ def stop_on_signals() -> Iterator[threading.Event]:
             _by_hand = True
         stop.set()
 
-    _on_request(ask)
+    _set_handlers(ask)
     signal.signal(signal.SIGINT, ask)
     yield stop
     for number, handler in before.items():
@@ -71,14 +71,14 @@ def exit_on_signals(name: str) -> None:
 
     def leave(_number: int, _frame: FrameType | None) -> NoReturn:
         # Linux tells of a parent's death once for each of its threads.
-        _on_request(signal.SIG_IGN)
+        _set_handlers(signal.SIG_IGN)
         sys.stderr.write(f"{name}: stopped; what is finished is kept, and the next start goes on from there\n")
         sys.exit(EXIT_PREEMPTED)
 
-    _on_request(leave)
+    _set_handlers(leave)
 
 
-def _on_request(act: "signal._HANDLER") -> None:
+def _set_handlers(act: "signal._HANDLER") -> None:
     signal.signal(signal.SIGTERM, act)
     # Under nohup a closed terminal is no request.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:

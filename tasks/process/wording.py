@@ -33,19 +33,19 @@ class Estimated(Protocol):
     def holds_one(self) -> bool: ...
 
 
-def in_unit(text: str, unit: str) -> str:
+def replace_unit(text: str, unit: str) -> str:
     """Return a text of the report's own, which speaks of tokens, in the unit that the comparison counts."""
     if unit == "token":
         return text
     return text.replace("Token", unit.capitalize()).replace("token", unit)
 
 
-def if_known(value: Value | None, shown: Callable[[Value], str]) -> str:
+def format_optional(value: Value | None, shown: Callable[[Value], str]) -> str:
     """Return the value as `shown` shows it, or that it is not available."""
     return NOT_AVAILABLE if value is None else shown(value)
 
 
-def three_digits(value: float) -> str:
+def format_three_digits(value: float) -> str:
     """Return `value` with three significant digits, thousands separated: `0.00381`, `6.40`, `54.0`, `12,300`."""
     if value == 0:
         return "0"
@@ -56,24 +56,24 @@ def three_digits(value: float) -> str:
     return f"{round(value, decimals):,.{max(decimals, 0)}f}"
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """Return a span such as `41.2 s`."""
-    return f"{three_digits(value)} s"
+    return f"{format_three_digits(value)} s"
 
 
-def span(value: float) -> str:
+def format_duration(value: float) -> str:
     """Return a span such as `41.2 s`, or `41.2 ms` below a second."""
-    return seconds(value) if abs(value) >= 1 else f"{three_digits(1000 * value)} ms"
+    return format_seconds(value) if abs(value) >= 1 else f"{format_three_digits(1000 * value)} ms"
 
 
-def span_with_interval(estimate: Estimated) -> str:
+def format_duration_with_interval(estimate: Estimated) -> str:
     """Return a span with its interval, such as `41.2 ms (40.9 to 41.6)`; all three in one unit."""
     factor, unit = (1, "s") if abs(estimate.value) >= 1 else (1000, "ms")
-    value, low, high = (three_digits(factor * end) for end in (estimate.value, estimate.low, estimate.high))
+    value, low, high = (format_three_digits(factor * end) for end in (estimate.value, estimate.low, estimate.high))
     return f"{value} {unit} ({low} to {high})"
 
 
-def interval(estimate: Estimated) -> str:
+def format_interval(estimate: Estimated) -> str:
     """Return the interval of a ratio, such as `1.58x to 1.66x`.
 
     More digits where two would not tell its ends apart, or would show 1 inside that is outside.
@@ -85,77 +85,77 @@ def interval(estimate: Estimated) -> str:
     return f"{low}x to {high}x"
 
 
-def ratio_with_interval(estimate: Estimated | None) -> str:
+def format_ratio_with_interval(estimate: Estimated | None) -> str:
     """Return a ratio such as `1.62x (1.58 to 1.66)`, or that it is withheld."""
     if estimate is None:
         return WITHHELD
-    return f"{ratio(estimate.value)} ({interval(estimate).replace('x', '')})"
+    return f"{format_ratio(estimate.value)} ({format_interval(estimate).replace('x', '')})"
 
 
-def percent_with_interval(estimate: Estimated) -> str:
+def format_percent_with_interval(estimate: Estimated) -> str:
     """Return a share such as `81 % (79 to 83)`."""
-    return f"{percent(estimate.value)} ({100 * estimate.low:.0f} to {100 * estimate.high:.0f})"
+    return f"{format_percent(estimate.value)} ({100 * estimate.low:.0f} to {100 * estimate.high:.0f})"
 
 
-def ratio(value: float | None) -> str:
+def format_ratio(value: float | None) -> str:
     """Return a speedup such as `1.31x`, or that it is withheld."""
     return WITHHELD if value is None else f"{value:.2f}x"
 
 
-def percent(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
     """Return a share such as `65 %`, or that it is withheld."""
     return WITHHELD if value is None else f"{value:.0%}".replace("%", " %")
 
 
-def small_percent(value: float) -> str:
+def format_small_percent(value: float) -> str:
     """Return a share with one decimal, such as `0.4 %`."""
     return f"{value:.1%}".replace("%", " %")
 
 
-def difference(value: float) -> str:
+def format_difference(value: float) -> str:
     """Return a small relative difference such as `3.1e-06`."""
     return "0" if value == 0 else f"{value:.1e}"
 
 
-def usd(value: float) -> str:
+def format_usd(value: float) -> str:
     """Return US dollars with three significant digits, such as `$12.30`, `$0.0142` or `$1,230`."""
-    return f"${value:.2f}" if 1 <= value < 100 else f"${three_digits(value)}"
+    return f"${value:.2f}" if 1 <= value < 100 else f"${format_three_digits(value)}"
 
 
-def gib(value: float) -> str:
+def format_gib(value: float) -> str:
     """Return device memory such as `20.5 GiB`."""
-    return f"{three_digits(value)} GiB"
+    return f"{format_three_digits(value)} GiB"
 
 
-def parameters(number: int) -> str:
+def format_parameters(number: int) -> str:
     """Return the size of a model, such as `1.1 million parameters`."""
     for size, word in ((10**9, "billion"), (10**6, "million")):
         if number >= size:
             return f"{number / size:.1f} {word} parameters"
-    return counted(number, "parameter")
+    return format_plural(number, "parameter")
 
 
-def loss(value: float) -> str:
+def format_loss(value: float) -> str:
     """Return a loss with four decimals."""
     return f"{value:.4f}"
 
 
-def count(value: int) -> str:
+def format_count(value: int) -> str:
     """Return a number of things, thousands separated."""
     return f"{value:,}"
 
 
-def counted(number: int, noun: str) -> str:
+def format_plural(number: int, noun: str) -> str:
     """Return `1 gate`, `2 gates`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def listed(names: list[str]) -> str:
+def join_names(names: list[str]) -> str:
     """Return `a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def readable(text: str) -> str:
+def replace_unprintable(text: str) -> str:
     """Return the text without what no page can show: lone surrogates and control characters."""
     whole = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(

@@ -24,12 +24,12 @@ from tasks.process.failure import (
     ResourceError,
     StageError,
 )
-from tasks.ranks.code import code_for_ranks
-from tasks.ranks.launchers import Launch, Nodes, launcher_named
-from tasks.ranks.live import EventStream
+from tasks.ranks.code import make_code_arguments
+from tasks.ranks.launchers import Launch, Nodes, load_launcher
+from tasks.ranks.live import EventReader
 from tasks.ranks.watchdog import Hang, Watchdog
 from training.config import LOSS_CHUNK_ROWS
-from training.process.failure import FAILURES, recorded_failures
+from training.process.failure import FAILURES, read_failures
 from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def choose_device(cell: str, params: Params, machine: dict[str, Any]) -> str:
     return "cuda"
 
 
-def told_to_ranks(cell: str, params: Params, *, device: str, base_model: Path, work: Path) -> dict[str, Any]:
+def make_ranks_config(cell: str, params: Params, *, device: str, base_model: Path, work: Path) -> dict[str, Any]:
     """Return what the ranks of a cell are told (training/config.py), all but the segments."""
     spread = params.cells[cell]
     return {
@@ -91,7 +91,7 @@ def told_to_ranks(cell: str, params: Params, *, device: str, base_model: Path, w
     }
 
 
-def nodes_of(cell: str, params: Params) -> Nodes | None:
+def find_nodes(cell: str, params: Params) -> Nodes | None:
     """Return the machines that the cell's ranks are on; None for this one alone.
 
     Raises ConfigurationError if nothing says where the others find this one.
@@ -135,15 +135,15 @@ def run_ranks(
     work.mkdir(parents=True, exist_ok=True)
     write_json(work / "config.json", config)
     shutil.rmtree(work / FAILURES, ignore_errors=True)
-    stream = EventStream(work / "steps.jsonl")
+    stream = EventReader(work / "steps.jsonl")
     waits = 0.0 if nodes is None else nodes.wait_seconds
     with Watchdog(world_size=config["world_size"], step_seconds=watchdog_seconds, more_start_seconds=waits) as watchdog:
-        launch = launcher_named(launcher).start(
+        launch = load_launcher(launcher).start(
             work / "config.json",
             world_size=config["world_size"],
             threads_per_rank=config["threads_per_rank"],
-            log_folder=_new_log_folder(work / "logs"),
-            arguments=["--heartbeat", str(watchdog.file), *code_for_ranks(), *arguments],
+            log_folder=_prepare_log_folder(work / "logs"),
+            arguments=["--heartbeat", str(watchdog.file), *make_code_arguments(), *arguments],
             nodes=nodes,
         )
         hang = None
@@ -164,15 +164,15 @@ def run_ranks(
             watchdog.end_ranks()
     follow(stream.read_new())
     if hang is not None and not stop.is_set():
-        raise _hung(cell, hang, launch)
+        raise _make_hang_error(cell, hang, launch)
     if launch.exit_code() != 0:
-        raise _failure(cell, stream.last, launch, work=work, is_stopped=stop.is_set())
+        raise _make_failure_error(cell, stream.last, launch, work=work, is_stopped=stop.is_set())
 
 
-def _hung(cell: str, hang: Hang, launch: Launch) -> StageError:
+def _make_hang_error(cell: str, hang: Hang, launch: Launch) -> StageError:
     for rank in hang.ranks:
         if rank not in hang.stopped:
-            _log.error("the end of what rank %d says of itself, its stacks:\n%s", rank, launch.last_words(rank))
+            _log.error("the end of what rank %d says of itself, its stacks:\n%s", rank, launch.read_last_words(rank))
     return DistributedError(
         f"cell {cell}: {hang}; the stacks of the ranks are in {launch.log_folder}; run again, it goes on from the last "
         "checkpoint"
@@ -183,23 +183,23 @@ def _is_left_over(work: Path) -> bool:
     """Return whether a rank failed a while ago and others still run: they wait for it where no error ends them."""
     if not (work / FAILURES).exists():
         return False
-    failures = recorded_failures(work / FAILURES)
+    failures = read_failures(work / FAILURES)
     return bool(failures) and time.monotonic() - float(failures[0]["at"]) > _SECONDS_FOR_THE_OTHERS
 
 
-def _failure(cell: str, last: dict[str, Any], launch: Launch, *, work: Path, is_stopped: bool) -> StageError:
+def _make_failure_error(cell: str, last: dict[str, Any], launch: Launch, *, work: Path, is_stopped: bool) -> StageError:
     """Return the failure that was first, by the ranks' own words, or else by what launcher and disk say of their end.
 
     A rank that was killed left no words, and those of the others are then about it.
     """
     if is_stopped:
         return PreemptedError(f"cell {cell} was stopped; the next run goes on from the last checkpoint")
-    failures = recorded_failures(work / FAILURES) if launch.killed_rank() is None else []
+    failures = read_failures(work / FAILURES) if launch.find_killed_rank() is None else []
     if not failures and last.get("event") == "stopped":
         failures = [{**last, "rank": 0}]
     if failures:
-        return _reported(cell, failures[0], launch)
-    first, _, words = launch.explanation().partition("\n")
+        return _make_reported_error(cell, failures[0], launch)
+    first, _, words = launch.explain_end().partition("\n")
     # A disk too full for a checkpoint may have been too full for the words that would have said so.
     kind = _KINDS.get(launch.exit_code(), DistributedError)
     _log.error("%s\n%s", first, words)
@@ -209,8 +209,8 @@ def _failure(cell: str, last: dict[str, Any], launch: Launch, *, work: Path, is_
     return kind(f"cell {cell}: {first}; {remedy}, it goes on from the last checkpoint")
 
 
-def _reported(cell: str, failure: dict[str, Any], launch: Launch) -> StageError:
-    first, _, words = launch.explanation(rank=failure["rank"]).partition("\n")
+def _make_reported_error(cell: str, failure: dict[str, Any], launch: Launch) -> StageError:
+    first, _, words = launch.explain_end(rank=failure["rank"]).partition("\n")
     kind = _KINDS.get(failure["exit_code"], DistributedError)
     if failure["error"] == "OutOfMemoryError":
         kind = OutOfMemoryError
@@ -232,7 +232,7 @@ def _is_full(folder: Path) -> bool:
         return error.errno in STORAGE_ERRORS
 
 
-def _new_log_folder(logs: Path) -> Path:
+def _prepare_log_folder(logs: Path) -> Path:
     """Return a fresh folder for this launch's logs, keeping those of the last few launches."""
     if logs.is_dir():
         for old in sorted(logs.iterdir())[: -(_LAUNCHES_KEPT - 1)]:

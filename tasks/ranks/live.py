@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class EventStream:
+class EventReader:
     """The events of a JSON-lines file that another process appends to, each given once and only when whole."""
 
     def __init__(self, path: Path) -> None:

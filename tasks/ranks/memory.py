@@ -22,11 +22,11 @@ def run_within_memory(config: dict[str, Any], **options: Any) -> None:
         try:
             return run_ranks(config, **options)
         except OutOfMemoryError as error:
-            config = _smaller(config, error)
+            config = _halve_micro_batch(config, error)
     return run_ranks(config, **options)
 
 
-def _smaller(config: dict[str, Any], error: OutOfMemoryError) -> dict[str, Any]:
+def _halve_micro_batch(config: dict[str, Any], error: OutOfMemoryError) -> dict[str, Any]:
     """Return the config with at most half the micro-batch; raises OutOfMemoryError where there is none."""
     size, per_rank = config["micro_batch_size"], config["global_batch_size"] // config["world_size"]
     if config["exact"]:

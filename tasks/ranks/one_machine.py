@@ -81,7 +81,7 @@ class FileRendezvous:
         return {STORE: str(self.folder / "ranks"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-class Launch:
+class RanksHere:
     """The ranks of this machine under torchrun.
 
     torchrun leads a session of its own; it is ended by signal to that whole session, and the kernel ends it when this
@@ -155,20 +155,20 @@ class Launch:
     def exit_code(self) -> int:
         """Return 0, or the exit code of the rank that caused the end (negative: the signal that ended it)."""
         code = self._process.wait()
-        cause = self._logs.root_cause()
+        cause = self._logs.find_root_cause()
         return code if code == 0 or cause is None else cause[1]
 
-    def explanation(self, *, rank: int | None = None) -> str:
+    def explain_end(self, *, rank: int | None = None) -> str:
         """Return who caused the end, as RankLogs does."""
-        return self._logs.explanation(rank=rank)
+        return self._logs.explain_end(rank=rank)
 
-    def last_words(self, rank: int) -> str:
+    def read_last_words(self, rank: int) -> str:
         """Return the end of what the rank wrote on its standard error."""
-        return self._logs.last_words(rank)
+        return self._logs.read_last_words(rank)
 
-    def killed_rank(self) -> int | None:
+    def find_killed_rank(self) -> int | None:
         """Return a rank that a signal ended, as RankLogs does."""
-        return self._logs.killed_rank()
+        return self._logs.find_killed_rank()
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

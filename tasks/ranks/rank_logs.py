@@ -21,50 +21,50 @@ class RankLogs:
         """What torchrun itself wrote."""
         return self.folder / "torchrun.log"
 
-    def explanation(self, *, rank: int | None = None) -> str:
+    def explain_end(self, *, rank: int | None = None) -> str:
         """Return the rank that caused the end, its exit code and last words, and where the whole logs are.
 
         `rank` is who did, where that is known; else it is a rank that a signal ended, or that torchrun saw fail first.
         """
-        cause = self.root_cause()
+        cause = self.find_root_cause()
         if rank is not None:
-            cause = (rank, self._endings().get(rank, 0))
+            cause = (rank, self._read_endings().get(rank, 0))
         if cause is None:
-            return f"torchrun ended: {_last_lines(self.file)} (whole log: {self.file})"
+            return f"torchrun ended: {_read_last_lines(self.file)} (whole log: {self.file})"
         rank, code = cause
         ending = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        words = self.last_words(rank)
+        words = self.read_last_words(rank)
         return f"rank {rank} {ending}; logs in {self.folder}" + (f"\n{words}" if words else "")
 
-    def last_words(self, rank: int) -> str:
+    def read_last_words(self, rank: int) -> str:
         """Return the end of what the rank wrote on its standard error."""
         logs = sorted(self.folder.glob(f"*/attempt_*/{rank - self._first_rank}/stderr.log"))
-        return _last_lines(logs[-1]) if logs else ""
+        return _read_last_lines(logs[-1]) if logs else ""
 
-    def killed_rank(self) -> int | None:
+    def find_killed_rank(self) -> int | None:
         """Return a rank that a signal ended, and not torchrun's own SIGTERM: the others then failed because of it."""
-        killed = [rank for rank, code in self._endings().items() if code < 0 and code != -signal.SIGTERM]
+        killed = [rank for rank, code in self._read_endings().items() if code < 0 and code != -signal.SIGTERM]
         return killed[0] if killed else None
 
-    def root_cause(self) -> tuple[int, int] | None:
+    def find_root_cause(self) -> tuple[int, int] | None:
         """Return the rank that caused the end, and its exit code; None where torchrun names none."""
-        endings = self._endings()
-        if (killed := self.killed_rank()) is not None:
+        endings = self._read_endings()
+        if (killed := self.find_killed_rank()) is not None:
             return killed, endings[killed]
-        _, is_there, cause = self._text().partition(_ROOT_CAUSE)
+        _, is_there, cause = self._read_text().partition(_ROOT_CAUSE)
         match = _ENDING.search(cause) if is_there else None
         return (int(match[1]) + self._first_rank, int(match[2])) if match else None
 
-    def _endings(self) -> dict[int, int]:
+    def _read_endings(self) -> dict[int, int]:
         """Return the exit code of every rank that torchrun reports as failed, the root cause last."""
-        return {int(match[1]) + self._first_rank: int(match[2]) for match in _ENDING.finditer(self._text())}
+        return {int(match[1]) + self._first_rank: int(match[2]) for match in _ENDING.finditer(self._read_text())}
 
-    def _text(self) -> str:
+    def _read_text(self) -> str:
         # A node that is lost has sent none.
         return self.file.read_text(errors="replace") if self.file.exists() else ""
 
 
-def _last_lines(file: Path) -> str:
+def _read_last_lines(file: Path) -> str:
     if not file.exists():
         return "without a log"
     return "\n".join(file.read_text(errors="replace").strip().splitlines()[-_LINES_SHOWN:])

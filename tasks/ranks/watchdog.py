@@ -19,8 +19,8 @@ from training.process.heartbeat import (
     PID,
     POSITION,
     STEP_PATIENCE_MS,
-    Section,
-    described,
+    StepSection,
+    decode_position,
 )
 
 _START_SECONDS = 900.0
@@ -44,7 +44,7 @@ class Hang:
     """Those of them that a signal has stopped: they cannot say what they do."""
     step: int
     """The step in which they are; before the first step, 0."""
-    section: Section
+    section: StepSection
     """The section of the step."""
     seconds: float
     """For how long nothing has come from them."""
@@ -52,10 +52,10 @@ class Hang:
     """Where the other ranks are."""
 
     def __str__(self) -> str:
-        who = f"rank {self.ranks[0]} hangs" if len(self.ranks) == 1 else f"ranks {_listed(self.ranks)} hang"
+        who = f"rank {self.ranks[0]} hangs" if len(self.ranks) == 1 else f"ranks {_join_ranks(self.ranks)} hang"
         said = f"{who} in section {self.section.name.lower()} of step {self.step}: nothing for {self.seconds:.0f} s"
         if self.stopped:
-            said += f"; rank {_listed(self.stopped)} was stopped by a signal, so that its stack cannot be had"
+            said += f"; rank {_join_ranks(self.stopped)} was stopped by a signal, so that its stack cannot be had"
         if len(self.ranks) > 1 and not self.others:
             said += "; all are at the same place, so that none can be told from the others"
         return "; ".join([said, *self.others])
@@ -100,21 +100,21 @@ class Watchdog:
         now = time.monotonic()
         self._still_seconds += min(now - self._looked_at, _LONGEST_LOOK)
         self._looked_at = now
-        places = [self._place(rank) for rank in range(self._world_size)]
+        places = [self._read_place(rank) for rank in range(self._world_size)]
         hindmost = min(places)
         if hindmost != self._hindmost:
             self._hindmost, self._still_seconds = hindmost, 0.0
         for pid in self._pids:
             if pid > 0 and pid not in self._born:
-                self._born[pid] = _born(pid)
+                self._born[pid] = _find_start_time(pid)
         if sum(map(bool, self._pids)) == self._ranks_heard:
             # Every rank has it open. A stage that is killed leaves none behind.
             self.file.unlink(missing_ok=True)
-        if self._still_seconds < self._patience(places.index(hindmost)):
+        if self._still_seconds < self._compute_patience(places.index(hindmost)):
             return None
-        return self._hang(places)
+        return self._make_hang(places)
 
-    def words_of(self, rank: int) -> list[int]:
+    def read_words(self, rank: int) -> list[int]:
         """Return what a rank of this node says, for the watchdog of another: its pid means nothing there."""
         words = list(self._words[rank * NUM_WORDS : (rank + 1) * NUM_WORDS])
         if words[PID]:
@@ -139,35 +139,35 @@ class Watchdog:
     def _is_rank(self, pid: int) -> bool:
         """Return whether the process still is the rank that said so: its number may be another's by now."""
         born = self._born.get(pid)
-        return born is not None and _born(pid) == born
+        return born is not None and _find_start_time(pid) == born
 
     @property
     def _pids(self) -> list[int]:
         return [self._words[rank * NUM_WORDS + PID] for rank in range(self._world_size)]
 
-    def _place(self, rank: int) -> tuple[int, int]:
+    def _read_place(self, rank: int) -> tuple[int, int]:
         """Return what is the larger the farther the rank has come."""
         return self._words[rank * NUM_WORDS + POSITION], self._words[rank * NUM_WORDS + NUM_COLLECTIVES]
 
-    def _patience(self, rank: int) -> float:
+    def _compute_patience(self, rank: int) -> float:
         """Return how many seconds this rank may take where it is."""
         words = self._words[rank * NUM_WORDS : (rank + 1) * NUM_WORDS]
-        _, section = described(words[POSITION])
-        if section is Section.START:
+        _, section = decode_position(words[POSITION])
+        if section is StepSection.START:
             return max(self._step_seconds, self._start_seconds)
-        if section is Section.CHECKPOINT:
+        if section is StepSection.CHECKPOINT:
             return self._step_seconds + words[CHECKPOINT_PATIENCE_MS] / 1000
         return max(self._step_seconds, words[STEP_PATIENCE_MS] / 1000)
 
-    def _hang(self, places: list[tuple[int, int]]) -> Hang:
+    def _make_hang(self, places: list[tuple[int, int]]) -> Hang:
         stopped = [rank for rank, pid in enumerate(self._pids) if pid and _is_stopped(pid)]
         # A rank that is stopped goes nowhere, whoever else is at the same place.
         ranks = stopped or [rank for rank, place in enumerate(places) if place == min(places)]
-        step, section = described(places[ranks[0]][0])
+        step, section = decode_position(places[ranks[0]][0])
         others = []
         for rank, (position, _) in enumerate(places):
             if rank not in ranks:
-                their_step, their_section = described(position)
+                their_step, their_section = decode_position(position)
                 others.append(f"rank {rank} is in section {their_section.name.lower()} of step {their_step}")
         return Hang(ranks, stopped, step, section, self._still_seconds, others)
 
@@ -181,7 +181,7 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def _born(pid: int) -> float | None:
+def _find_start_time(pid: int) -> float | None:
     """Return when the process was started; None if it is no more."""
     try:
         return psutil.Process(pid).create_time()
@@ -189,5 +189,5 @@ def _born(pid: int) -> float | None:
         return None
 
 
-def _listed(ranks: list[int]) -> str:
+def _join_ranks(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks))

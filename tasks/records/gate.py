@@ -33,9 +33,9 @@ class CellFinding(BaseModel):
 
     @field_validator("numbers")
     @classmethod
-    def _json_has_no_infinity(cls, numbers: dict[str, Number | list[Number]]) -> dict[str, Number | list[Number]]:
+    def _keep_finite_numbers(cls, numbers: dict[str, Number | list[Number]]) -> dict[str, Number | list[Number]]:
         return {
-            name: [_finite(one) for one in value] if isinstance(value, list) else _finite(value)
+            name: [_keep_finite(one) for one in value] if isinstance(value, list) else _keep_finite(value)
             for name, value in numbers.items()
         }
 
@@ -54,7 +54,7 @@ class Gate(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_follows(cls, content: Any) -> Any:
+    def _drop_verdict(cls, content: Any) -> Any:
         return {key: value for key, value in content.items() if key != "verdict"} if "verdict" in content else content
 
     @computed_field  # type: ignore[prop-decorator]
@@ -72,7 +72,7 @@ class Gate(BaseModel):
         deciding = [found.compared for found in self.findings if found.verdict == self.verdict]
         return "; ".join(dict.fromkeys(deciding)) or "no cell that it could say anything about"
 
-    def of(self, cell: str) -> CellFinding | None:
+    def find_cell_finding(self, cell: str) -> CellFinding | None:
         """Return what was found of the cell; None if the gate says nothing about it."""
         return next((found for found in self.findings if found.cell == cell), None)
 
@@ -91,7 +91,7 @@ class Standing(BaseModel):
     """What that gate compared, in plain words; null if proven."""
 
 
-def _finite(value: Number) -> Number:
+def _keep_finite(value: Number) -> Number:
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -105,7 +105,7 @@ class Finding:
     true_figure: str | None = None
 
 
-def finding(problems: list[str], *, otherwise: str, numbers: Numbers) -> Finding:
+def make_finding(problems: list[str], *, otherwise: str, numbers: Numbers) -> Finding:
     """Return `failed` with the first few problems, or `passed` with `otherwise` if there are none."""
     if not problems:
         return Finding("passed", otherwise, numbers)
@@ -114,6 +114,6 @@ def finding(problems: list[str], *, otherwise: str, numbers: Numbers) -> Finding
     return Finding("failed", f"{shown}; and {more} more of this kind" if more > 0 else shown, numbers)
 
 
-def not_checked(reason: str) -> Finding:
+def make_unchecked_finding(reason: str) -> Finding:
     """Return `not checked`, with the reason."""
     return Finding("not checked", reason)

@@ -49,24 +49,24 @@ class Ledger:
     """sha256 of step and row id of each sample in ascending order: the same for the same rows in the same steps."""
 
 
-def ledger_of(parts: Iterable[Samples]) -> Ledger:
+def make_ledger(parts: Iterable[Samples]) -> Ledger:
     """Return what the samples come to."""
     num_tokens, rows, placed = 0, SortedNumbers(), SortedNumbers()
     for part in parts:
         rows.extend(part.row_id)
-        placed.extend(_place(part.step, part.row_id))
+        placed.extend(_pack_step_row(part.step, part.row_id))
         num_tokens += int(part.num_tokens.sum(dtype=np.int64))
     return Ledger(len(rows), num_tokens, _digest(_read_all(rows)), _digest(_read_all(placed)))
 
 
-def digest_of_rows(parts: Iterable[Numbers]) -> str:
+def digest_rows(parts: Iterable[Numbers]) -> str:
     """Return the rows_digest of a ledger that holds each of these rows once."""
     return _digest(map(np.unique, _read_all(SortedNumbers(parts))))
 
 
-def digest_of_steps(parts: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> str:
+def digest_steps(parts: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> str:
     """Return the steps_digest of a ledger that holds these samples, given as (steps, row ids)."""
-    return _digest(_read_all(SortedNumbers(_place(step, row_id) for step, row_id in parts)))
+    return _digest(_read_all(SortedNumbers(_pack_step_row(step, row_id) for step, row_id in parts)))
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class OtherSteps:
 def compare_steps(mine: Iterable[Samples], its: Iterable[Samples]) -> OtherSteps:
     """Return how two ledgers with different steps_digest differ."""
     num_samples, first = 0, None
-    both = [SortedNumbers(_place(part.step, part.row_id) for part in parts) for parts in (mine, its)]
+    both = [SortedNumbers(_pack_step_row(part.step, part.row_id) for part in parts) for parts in (mine, its)]
     for one, other in read_windows(*both):
         values, places = np.unique(np.concatenate([one, other]), return_inverse=True)
         signs = np.concatenate([np.ones(one.size), -np.ones(other.size)])
@@ -119,7 +119,7 @@ def compare_rows(samples: Iterable[Samples], expected: Iterable[Numbers]) -> Oth
     return OtherRows(*sums.tolist())
 
 
-def _place(step: Numbers, row_id: Numbers) -> NDArray[np.int64]:
+def _pack_step_row(step: Numbers, row_id: Numbers) -> NDArray[np.int64]:
     """Return step and row of each sample as one number: (num_samples,)."""
     return (step.astype(np.int64) << _ROW_BITS) + row_id.astype(np.int64)
 

@@ -155,7 +155,7 @@ class ArmSpeed(Record):
     """The same against the first cell inside a DDP wrapper; null where that was not run or if withheld."""
 
 
-class Part(Record):
+class LostPart(Record):
     """One share of the time that a cell loses against the ideal."""
 
     name: str
@@ -175,7 +175,7 @@ class Waterfall(Record):
     """The baseline's seconds per step / how many times more ranks the cell has (strong scaling); null if withheld."""
     measured_seconds: float
     """Seconds per step of the cell."""
-    parts: list[Part]
+    parts: list[LostPart]
     """What the difference is made of, in the order of the chain."""
     unexplained_seconds: float | None
     """measured - ideal - all parts; negative if the parts are more than was lost; null if withheld."""

@@ -13,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.params import Params
-from tasks.params.choices import has_labels, unit_of
+from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import DataError
 from tasks.records.arrays import Numbers, read_parts
 from tasks.records.certificate import CertificateFile
 from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import MachineFile
-from tasks.records.ledger import Ledger, Samples, digest_of_rows, ledger_of, read_samples
+from tasks.records.ledger import Ledger, Samples, digest_rows, make_ledger, read_samples
 from tasks.records.measurement import MeasurementFile
 from tasks.records.run import RunFile, read_segment
 from tasks.records.slices import SliceManifest
 from tasks.records.sources import BaseModelManifest, RawManifest
 from tasks.records.stage_file import damaged
 from tasks.records.twins import Twins
-from training.process.files import digest_of_file
+from training.process.files import digest_file
 from training.record.ledger_file import LEDGER
 from training.record.segment_facts import SegmentFacts
 from training.state.receipt import RECEIPT
@@ -60,17 +60,17 @@ class SliceOutputs:
 
     def row_ids(self) -> Iterator[Numbers]:
         """Yield the positions of the rows in the data set, part by part."""
-        return _parts(self.folder / "row_ids.npy")
+        return _read_parts(self.folder / "row_ids.npy")
 
-    def num_units(self, seq_len: int, *, workload: str) -> int:
+    def count_units(self, seq_len: int, *, workload: str) -> int:
         """Return what learning from all rows once counts when they are cut to `seq_len`.
 
         Of a text: the tokens that can be predicted, or all where it is to be classified; of what is no text: 1.
         """
-        if unit_of(workload) != "token":
+        if read_unit(workload) != "token":
             return sum(len(part) for part in self.row_ids())
         num_unseen, total, before = 0 if has_labels(workload) else 1, 0, np.zeros(0, dtype=np.int64)
-        for part in _parts(self.folder / "offsets.npy"):
+        for part in _read_parts(self.folder / "offsets.npy"):
             lengths = np.diff(np.concatenate([before, part]))
             if (lengths < 0).any():
                 raise damaged(self.folder / "offsets.npy", ValueError("offsets that fall; allowed: ones that rise"))
@@ -107,14 +107,14 @@ class SegmentOutputs:
     @cached_property
     def ledger(self) -> Ledger:
         """What all samples that the segment learned from come to."""
-        return ledger_of(self.samples())
+        return make_ledger(self.samples())
 
     def samples(self) -> Iterator[Samples]:
         """Yield every sample that the segment learned from, part by part."""
         path = self.folder / LEDGER
         try:
             wanted = json.loads((self.folder / RECEIPT).read_bytes())["files"][LEDGER]["sha256"]
-            if (found := digest_of_file(path)) != wanted:
+            if (found := digest_file(path)) != wanted:
                 raise ValueError(f"sha256 is {found}, its receipt says {wanted}")
             yield from read_samples(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -177,13 +177,15 @@ class Outputs:
     @cached_property
     def row_digests(self) -> dict[str, str]:
         """Range -> the digest of its rows, as a ledger has it."""
-        return {str(part): digest_of_rows(self.slices[str(part)].row_ids()) for part in self.params.ranges}
+        return {str(part): digest_rows(self.slices[str(part)].row_ids()) for part in self.params.ranges}
 
     @cached_property
     def units_of_ranges(self) -> dict[str, int]:
         """Range -> what learning from it once counts: tokens, or images."""
         seq_len, workload = self.params.train.seq_len, self.params.workload
-        return {str(part): self.slices[str(part)].num_units(seq_len, workload=workload) for part in self.params.ranges}
+        return {
+            str(part): self.slices[str(part)].count_units(seq_len, workload=workload) for part in self.params.ranges
+        }
 
     @property
     def segments(self) -> list[tuple[str, int]]:
@@ -231,7 +233,7 @@ def _read_steps(events: Iterable[dict[str, Any]]) -> Steps:
     """Return the events as columns, reading one by one: all of them at once would take over a kilobyte per step."""
     own_seconds, own_positions = array("d"), array("q")
 
-    def scalars() -> Iterator[tuple[float, ...]]:
+    def read_scalars() -> Iterator[tuple[float, ...]]:
         for event in events:
             own_seconds.extend(event["rank_own_seconds"])
             own_positions.extend(event["rank_own_positions"])
@@ -239,7 +241,7 @@ def _read_steps(events: Iterable[dict[str, Any]]) -> Steps:
             before, after = ("step", "loss", "learning_rate", "num_samples"), ("seconds", "other_seconds")
             yield (*(event[name] for name in before), num_positions, *(event[name] for name in after))
 
-    columns = np.fromiter(scalars(), dtype=_STEP)
+    columns = np.fromiter(read_scalars(), dtype=_STEP)
     return Steps(
         **{name: columns[name] for name in columns.dtype.names or ()},
         rank_own_seconds=np.array(own_seconds).reshape(len(columns), -1),
@@ -269,7 +271,7 @@ def _read_run(folder: Path) -> RunOutputs:
     return RunOutputs(facts, [SegmentOutputs(place, read_segment(place)) for place in places])
 
 
-def _parts(path: Path) -> Iterator[Numbers]:
+def _read_parts(path: Path) -> Iterator[Numbers]:
     try:
         yield from read_parts(path)
     except (OSError, ValueError) as error:

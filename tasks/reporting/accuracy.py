@@ -60,7 +60,7 @@ class TimeToAccuracy(Record):
     """The cells, the baseline first."""
 
 
-def accuracies(outputs: Outputs) -> list[EpochAccuracy]:
+def list_accuracies(outputs: Outputs) -> list[EpochAccuracy]:
     """Return every cell after each of its segments; none where rows have no class."""
     found = []
     for cell, run in outputs.runs.items():
@@ -92,7 +92,7 @@ def accuracies(outputs: Outputs) -> list[EpochAccuracy]:
     return found
 
 
-def time_to_accuracy(outputs: Outputs, found: list[EpochAccuracy]) -> TimeToAccuracy | None:
+def compute_time_to_accuracy(outputs: Outputs, found: list[EpochAccuracy]) -> TimeToAccuracy | None:
     """Return when each cell came to the accuracy that params.yaml states, or to where the baseline ended."""
     last = next((one for one in found if one.cell == outputs.params.baseline and one.is_last), None)
     if last is None:

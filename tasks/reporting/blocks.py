@@ -78,9 +78,9 @@ class Table:
         names = (name for row in self.rows for name in row[: self.num_row_headings])
         return self.num_prose > 0 or any(len(name) > _LONG_NAME for name in names)
 
-    def in_unit(self, unit: str) -> "Table":
+    def replace_unit(self, unit: str) -> "Table":
         """Return it with headings that speak of what the comparison counts."""
-        return replace(self, headings=[wording.in_unit(heading, unit) for heading in self.headings])
+        return replace(self, headings=[wording.replace_unit(heading, unit) for heading in self.headings])
 
 
 def tabulate(
@@ -98,7 +98,7 @@ def tabulate(
 
 
 @dataclass(frozen=True)
-class Chart:
+class ShownChart:
     """A drawing of charts/, and in words what it shows."""
 
     name: str
@@ -111,7 +111,7 @@ class Charts:
     """Where the charts stand whose SECTION is `slot`; a section names the place, make_document puts them there."""
 
     slot: str
-    charts: Sequence[Chart] = ()
+    charts: Sequence[ShownChart] = ()
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ Block = Text | Heading | Items | KeyFigures | Facts | Terms | Table | Charts | C
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A heading, where a link finds it, and what stands below."""
 
     anchor: str
@@ -154,6 +154,6 @@ class Document:
     """What a link to it is shown with."""
     lead: Sequence[Block]
     """Between the title and the first section."""
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
     end: Sequence[Block] = ()
     """After the last section."""

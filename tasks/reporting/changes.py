@@ -16,7 +16,7 @@ from typing import Literal
 
 from tasks.process import wording
 from tasks.records.measurement import Estimate
-from tasks.reporting.history import LEAST_CHANGE, Change, History, HistoryRecord, moment
+from tasks.reporting.history import LEAST_CHANGE, Change, History, HistoryRecord, format_time
 
 MOST_RECORDS = 10
 """Comparisons that a report shows, this one included."""
@@ -34,7 +34,7 @@ _DEVIATION_OVER_MEDIAN = 1.4826
 """Standard deviation of a normal distribution / the median of its absolute values."""
 
 
-def history_of(records: Sequence[HistoryRecord], current: Sequence[HistoryRecord]) -> History:
+def make_history(records: Sequence[HistoryRecord], current: Sequence[HistoryRecord]) -> History:
     """Return this comparison among the `records` of all, in which it stands itself.
 
     Comparable is an earlier record of the same cell, work, CPU and GPU models that passed its gates and was measured
@@ -48,14 +48,14 @@ def history_of(records: Sequence[HistoryRecord], current: Sequence[HistoryRecord
     for now in current:
         before = [record for record in earlier if _is_comparable(record, now)]
         if before:
-            changes += _changes(before, now)
-            suspects += _suspects(before[-1], now)
+            changes += _list_changes(before, now)
+            suspects += _list_suspects(before[-1], now)
     suspects = list(dict.fromkeys(suspects))
     return History(
-        records=_shown(earlier, current),
-        changes=_without_excused(changes, baseline=current[0].cell),
+        records=_select_records(earlier, current),
+        changes=_excuse_regressions(changes, baseline=current[0].cell),
         suspects=suspects,
-        summary=_summary(changes, suspects, current),
+        summary=_describe_changes(changes, suspects, current),
     )
 
 
@@ -66,20 +66,20 @@ def _is_comparable(record: HistoryRecord, now: HistoryRecord) -> bool:
     return same and is_proven and is_measured
 
 
-def _changes(before: Sequence[HistoryRecord], now: HistoryRecord) -> list[Change]:
+def _list_changes(before: Sequence[HistoryRecord], now: HistoryRecord) -> list[Change]:
     """Return how step time and speedup changed since the last of the comparable records."""
-    steps = [_in_logarithms(record.step_time, record.num_rounds) for record in (*before, now)]
-    speedups = [_in_logarithms(record.measured_speedup, None) for record in (*before, now)]
+    steps = [_take_logarithm(record.step_time, record.num_rounds) for record in (*before, now)]
+    speedups = [_take_logarithm(record.measured_speedup, None) for record in (*before, now)]
     found = []
     # A step time counts the other way round: shorter is better.
-    if (ratio := _ratio(steps, sign=-1)) is not None:
-        found.append(_change("step time", before[-1], now, ratio))
-    if (ratio := _ratio(speedups, sign=1)) is not None:
-        found.append(_change("speedup", before[-1], now, ratio))
+    if (ratio := _compute_ratio(steps, sign=-1)) is not None:
+        found.append(_make_change("step time", before[-1], now, ratio))
+    if (ratio := _compute_ratio(speedups, sign=1)) is not None:
+        found.append(_make_change("speedup", before[-1], now, ratio))
     return found
 
 
-def _in_logarithms(estimate: Estimate | None, num_rounds: int | None) -> tuple[float, float] | None:
+def _take_logarithm(estimate: Estimate | None, num_rounds: int | None) -> tuple[float, float] | None:
     """Return the logarithm and its standard deviation from session to session.
 
     With `num_rounds` that contains drift, in proportion to the scatter of rounds that the interval comes from.
@@ -91,7 +91,7 @@ def _in_logarithms(estimate: Estimate | None, num_rounds: int | None) -> tuple[f
     return math.log(estimate.value), math.hypot(of_session, drift)
 
 
-def _ratio(figures: Sequence[tuple[float, float] | None], *, sign: Literal[-1, 1]) -> Estimate | None:
+def _compute_ratio(figures: Sequence[tuple[float, float] | None], *, sign: Literal[-1, 1]) -> Estimate | None:
     """Return the last figure / the one before it (sign -1: the other way round); None if one of them is not known."""
     (*earlier, before, now) = figures
     if before is None or now is None:
@@ -105,7 +105,7 @@ def _ratio(figures: Sequence[tuple[float, float] | None], *, sign: Literal[-1, 1
     return Estimate(value=math.exp(ratio), low=math.exp(ratio - half), high=math.exp(ratio + half))
 
 
-def _change(
+def _make_change(
     quantity: Literal["step time", "speedup"], before: HistoryRecord, now: HistoryRecord, ratio: Estimate
 ) -> Change:
     pair = [one.step_time if quantity == "step time" else one.measured_speedup for one in (before, now)]
@@ -126,7 +126,7 @@ def _change(
     )
 
 
-def _without_excused(changes: list[Change], *, baseline: str) -> list[Change]:
+def _excuse_regressions(changes: list[Change], *, baseline: str) -> list[Change]:
     """Return the changes; a lower speedup is no regression if it is the baseline that became faster."""
     steps = {change.cell: change.verdict for change in changes if change.quantity == "step time"}
     if steps.get(baseline) != "faster":
@@ -139,7 +139,7 @@ def _without_excused(changes: list[Change], *, baseline: str) -> list[Change]:
     ]
 
 
-def _suspects(before: HistoryRecord, now: HistoryRecord) -> list[str]:
+def _list_suspects(before: HistoryRecord, now: HistoryRecord) -> list[str]:
     """Return in words what is recorded otherwise than before."""
     versions = ["driver", "torch", "python", "transformers"]
     told = {**{name: name for name in versions}, "num_cpus": "number of CPUs", "preflight": "preflight"}
@@ -157,7 +157,7 @@ def _suspects(before: HistoryRecord, now: HistoryRecord) -> list[str]:
     return found
 
 
-def _shown(earlier: Sequence[HistoryRecord], current: Sequence[HistoryRecord]) -> list[HistoryRecord]:
+def _select_records(earlier: Sequence[HistoryRecord], current: Sequence[HistoryRecord]) -> list[HistoryRecord]:
     """Return the records of the last comparisons, without a speedup of a cell while this one's is withheld."""
     keys = list(dict.fromkeys(record.comparison for record in (*earlier, *current)))[-MOST_RECORDS:]
     shown = [record for record in (*earlier, *current) if record.comparison in keys]
@@ -166,7 +166,7 @@ def _shown(earlier: Sequence[HistoryRecord], current: Sequence[HistoryRecord]) -
     return [record if record.cell in given else record.model_copy(update=withheld) for record in shown]
 
 
-def _summary(changes: Sequence[Change], suspects: Sequence[str], current: Sequence[HistoryRecord]) -> str:
+def _describe_changes(changes: Sequence[Change], suspects: Sequence[str], current: Sequence[HistoryRecord]) -> str:
     passed = [record.cell for record in current if record.gates_passed]
     if not passed:
         return "Not compared with earlier records: a gate failed."
@@ -175,8 +175,8 @@ def _summary(changes: Sequence[Change], suspects: Sequence[str], current: Sequen
     if not changes:
         return "No earlier record is comparable: that takes the same work on the same CPU and GPU models, gates passed."
     found = [change for change in changes if change.verdict != "no difference"]
-    since = moment(changes[0].since)
+    since = format_time(changes[0].since)
     if not found:
-        return f"No difference since {since} in step time or speedup of {wording.listed(passed)}."
+        return f"No difference since {since} in step time or speedup of {wording.join_names(passed)}."
     why = "; ".join(suspects) or "nothing that is recorded"
     return f"Since {since}: {'; '.join(change.told() for change in found)}. Changed since then: {why}."

@@ -23,7 +23,7 @@ class Chaos(Record):
     """The same in plain words."""
 
 
-def chaos_of(twins: Twins | None) -> Chaos | None:
+def compute_chaos(twins: Twins | None) -> Chaos | None:
     """Return what the twins say of the training; None without any."""
     if twins is None:
         return None
@@ -31,11 +31,11 @@ def chaos_of(twins: Twins | None) -> Chaos | None:
         num_trainings=len(twins.twins),
         num_steps=twins.num_steps,
         largest_differences=twins.widest.tolist(),
-        sentence=in_words(twins),
+        sentence=describe_chaos(twins),
     )
 
 
-def in_words(twins: Twins) -> str:
+def describe_chaos(twins: Twins) -> str:
     """Return how chaotic the training is, in one sentence."""
     widest = twins.widest
     for apart in _APART:
@@ -43,10 +43,10 @@ def in_words(twins: Twins) -> str:
             step = int(np.argmax(widest >= apart)) + 1
             return (
                 f"This training is chaotic: two runs of the same work, which differ in how their sums are rounded "
-                f"alone, part by {100 * apart:g} % of the loss after {wording.counted(step, 'step')}."
+                f"alone, part by {100 * apart:g} % of the loss after {wording.format_plural(step, 'step')}."
             )
     return (
         f"This training is not chaotic as far as was looked: two runs of the same work, which differ in how their sums "
-        f"are rounded alone, were at most {wording.difference(float(widest[-1]))} of the loss apart in "
-        f"{wording.counted(twins.num_steps, 'step')}."
+        f"are rounded alone, were at most {wording.format_difference(float(widest[-1]))} of the loss apart in "
+        f"{wording.format_plural(twins.num_steps, 'step')}."
     )

@@ -5,24 +5,24 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from tasks.gates import statistics
-from tasks.gates.checks import check_gates, standings
-from tasks.gates.equivalence import equivalences
-from tasks.gates.measured import arm_of, efficiency, without_cells
-from tasks.params.choices import unit_of
-from tasks.process.wording import readable
+from tasks.gates.checks import check_gates, compute_standings
+from tasks.gates.equivalence import list_equivalences
+from tasks.gates.measured import compute_efficiency, select_arm, withhold_cells
+from tasks.params.choices import read_unit
+from tasks.process.wording import replace_unprintable
 from tasks.records.facts import ComparisonFacts, DatasetFacts, MachineFacts, ModelFacts, NodeFacts, SliceFacts
 from tasks.records.gate import Standing
 from tasks.records.measurement import Measurement
 from tasks.records.outputs import Outputs, RunOutputs
-from tasks.reporting.accuracy import accuracies, time_to_accuracy
+from tasks.reporting.accuracy import compute_time_to_accuracy, list_accuracies
 from tasks.reporting.cell_results import CellResults, Figures, Spread
-from tasks.reporting.chaos import chaos_of
-from tasks.reporting.cost import cost_of
-from tasks.reporting.quality import ModelQuality, Quality, Sample
+from tasks.reporting.chaos import compute_chaos
+from tasks.reporting.cost import compute_cost
+from tasks.reporting.quality import Continuation, ModelQuality, Quality
 from tasks.reporting.results import LossCurve, Results
-from tasks.reporting.straggler import slowest_rank
-from tasks.reporting.time_to_loss import time_to_loss
-from tasks.reporting.verdict import label_of, verdict_of
+from tasks.reporting.straggler import find_slowest_rank
+from tasks.reporting.time_to_loss import compute_time_to_loss
+from tasks.reporting.verdict import make_label, make_verdict
 
 Value = TypeVar("Value")
 
@@ -32,39 +32,39 @@ _MAX_CURVE_POINTS = 1000
 def collect_results(outputs: Outputs) -> Results:
     """Return everything the comparison found; the speedup of a cell is None where one of its gates failed."""
     gates = check_gates(outputs)
-    found = standings(gates, {cell: run.facts.world_size for cell, run in outputs.runs.items()})
+    found = compute_standings(gates, {cell: run.facts.world_size for cell, run in outputs.runs.items()})
     withheld = {cell for cell, one in found.items() if one.state == "withheld"}
     if withheld >= set(outputs.others) and outputs.others:
         # With nothing beside it, not even the baseline's own 1.00x says anything.
         withheld.add(outputs.params.baseline)
     measurement = outputs.measurement.published if outputs.measurement else None
     if measurement is not None and withheld:
-        measurement = without_cells(measurement, withheld)
+        measurement = withhold_cells(measurement, withheld)
     cells = [
-        _cell(outputs, cell, measurement, standing=found[cell], is_withheld=cell in withheld)
+        _collect_cell(outputs, cell, measurement, standing=found[cell], is_withheld=cell in withheld)
         for cell in outputs.params.cells
     ]
     given = [cell for cell in cells if cell.cell not in withheld]
     results = Results(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         name=outputs.params.name,
-        description=readable(outputs.params.description),
+        description=replace_unprintable(outputs.params.description),
         verdict="",
-        label=label_of(outputs),
+        label=make_label(outputs),
         gates=gates,
-        equivalence=equivalences(outputs),
-        chaos=chaos_of(outputs.twins),
-        comparison=_comparison(outputs),
+        equivalence=list_equivalences(outputs),
+        chaos=compute_chaos(outputs.twins),
+        comparison=_collect_comparison(outputs),
         cells=cells,
-        quality=_quality(outputs),
-        loss_curves=[_loss_curve(cell, run) for cell, run in outputs.runs.items()],
+        quality=_collect_quality(outputs),
+        loss_curves=[_collect_loss_curve(cell, run) for cell, run in outputs.runs.items()],
         measurement=measurement,
-        cost=cost_of(outputs, given, measurement) if given else None,
+        cost=compute_cost(outputs, given, measurement) if given else None,
     )
-    return results.model_copy(update={"verdict": verdict_of(results)})
+    return results.model_copy(update={"verdict": make_verdict(results)})
 
 
-def _comparison(outputs: Outputs) -> ComparisonFacts:
+def _collect_comparison(outputs: Outputs) -> ComparisonFacts:
     params, raw, base, machine = outputs.params, outputs.raw, outputs.base_model, outputs.machine
     trained = outputs.baseline.facts
     # The gate "Same work in every cell" holds all others against it.
@@ -73,15 +73,15 @@ def _comparison(outputs: Outputs) -> ComparisonFacts:
         model=ModelFacts(
             name=params.model.name,
             **base.model_dump(include=set(ModelFacts.model_fields) - {"label"}),
-            label=readable(base.label),
+            label=replace_unprintable(base.label),
         ),
         dataset=DatasetFacts(
-            **raw.model_dump(include=set(DatasetFacts.model_fields) - {"label"}), label=readable(raw.label)
+            **raw.model_dump(include=set(DatasetFacts.model_fields) - {"label"}), label=replace_unprintable(raw.label)
         ),
-        ranges=[_slice(outputs, str(part)) for part in params.ranges],
-        heldout=_slice(outputs, str(params.heldout)),
+        ranges=[_collect_slice(outputs, str(part)) for part in params.ranges],
+        heldout=_collect_slice(outputs, str(params.heldout)),
         workload=trained.workload,
-        unit=unit_of(trained.workload),
+        unit=read_unit(trained.workload),
         train={key: value for key, value in trained.train.items() if value is not None},
         recorded={name: recorded.get(name, {}) for name in ("versions", "kernels", "environment")},
         machine=MachineFacts(**machine.model_dump(include=set(MachineFacts.model_fields))),
@@ -89,24 +89,24 @@ def _comparison(outputs: Outputs) -> ComparisonFacts:
     )
 
 
-def _slice(outputs: Outputs, name: str) -> SliceFacts:
+def _collect_slice(outputs: Outputs, name: str) -> SliceFacts:
     return SliceFacts(**outputs.slices[name].manifest.model_dump(include=set(SliceFacts.model_fields)))
 
 
-def _cell(
+def _collect_cell(
     outputs: Outputs, cell: str, measurement: Measurement | None, *, standing: Standing, is_withheld: bool
 ) -> CellResults:
     run, baseline = outputs.runs[cell], outputs.baseline
     world_size, base_size = run.facts.world_size, baseline.facts.world_size
     keys = [(segment.facts.range, segment.facts.epoch) for segment in run.segments]
-    figures = functools.partial(_figures, run=run, baseline=None if is_withheld else baseline)
+    figures = functools.partial(_collect_figures, run=run, baseline=None if is_withheld else baseline)
     segments = [figures(part=part, epoch=epoch) for part, epoch in keys]
     whole = figures()
     epochs = list(dict.fromkeys(epoch for _, epoch in keys))
     peaks = [segment.facts.peak_memory_gib for segment in run.segments if segment.facts.peak_memory_gib is not None]
     exchanged = sum(kind.num_bytes for segment in run.segments for kind in segment.facts.traffic.values())
     is_baseline = cell == outputs.params.baseline
-    speedup = None if measurement is None else arm_of(measurement, cell).speedup
+    speedup = None if measurement is None else select_arm(measurement, cell).speedup
     reported = whole.speedup if speedup is None else speedup.value
     return CellResults(
         **run.facts.model_dump(include=set(CellResults.model_fields) - {"segments", "nodes"}),
@@ -118,15 +118,19 @@ def _cell(
         checkpoint_seconds=sum(segment.facts.checkpoint_seconds for segment in run.segments),
         peak_memory_gib=max(peaks, default=None),
         num_resumes=sum(segment.facts.num_resumes for segment in run.segments),
-        micro_batch_sizes=_distinct([size for segment in run.segments for size in segment.facts.micro_batch_sizes]),
-        version_drift=_distinct([part for segment in run.segments for part in segment.facts.version_drift]),
-        slowest_rank=slowest_rank(run.steps),
-        checkpoints_not_used=[readable(why) for segment in run.segments for why in segment.facts.checkpoints_not_used],
+        micro_batch_sizes=_drop_duplicates(
+            [size for segment in run.segments for size in segment.facts.micro_batch_sizes]
+        ),
+        version_drift=_drop_duplicates([part for segment in run.segments for part in segment.facts.version_drift]),
+        slowest_rank=find_slowest_rank(run.steps),
+        checkpoints_not_used=[
+            replace_unprintable(why) for segment in run.segments for why in segment.facts.checkpoints_not_used
+        ],
         exchanged_mib_per_step=exchanged / whole.num_steps / 2**20,
         measured_speedup=speedup,
-        measured_efficiency=None if speedup is None else efficiency(speedup, world_size, base_size),
-        karp_flatt=_karp_flatt(reported, world_size, base_size),
-        speedup_of_segments=None if is_baseline else _spread(segments),
+        measured_efficiency=None if speedup is None else compute_efficiency(speedup, world_size, base_size),
+        karp_flatt=_compute_karp_flatt(reported, world_size, base_size),
+        speedup_of_segments=None if is_baseline else _compute_spread(segments),
         whole=whole,
         epochs=[figures(epoch=epoch) for epoch in epochs],
         ranges=[figures(part=part) for part in dict.fromkeys(part for part, _ in keys)],
@@ -134,11 +138,11 @@ def _cell(
     )
 
 
-def _distinct(values: list[Value]) -> list[Value]:
+def _drop_duplicates(values: list[Value]) -> list[Value]:
     return list(dict.fromkeys(values))
 
 
-def _figures(
+def _collect_figures(
     *, run: RunOutputs, baseline: RunOutputs | None, part: str | None = None, epoch: int | None = None
 ) -> Figures:
     """Return the figures of the segments of one range, one epoch, both or (without either) of the whole run."""
@@ -148,8 +152,8 @@ def _figures(
     ratio = efficiency = None
     if baseline is not None:
         baseline_seconds = sum(one.train_seconds for one in baseline.parts.get((part, epoch), []))
-        ratio = statistics.speedup(baseline_seconds, seconds)
-        efficiency = statistics.parallel_efficiency(ratio, run.facts.world_size, baseline.facts.world_size)
+        ratio = statistics.compute_speedup(baseline_seconds, seconds)
+        efficiency = statistics.compute_parallel_efficiency(ratio, run.facts.world_size, baseline.facts.world_size)
     return Figures(
         range=part,
         epoch=epoch,
@@ -166,23 +170,23 @@ def _figures(
     )
 
 
-def _karp_flatt(ratio: float | None, world_size: int, baseline_world_size: int) -> float | None:
+def _compute_karp_flatt(ratio: float | None, world_size: int, baseline_world_size: int) -> float | None:
     if ratio is None or baseline_world_size != 1:
         return None
-    return statistics.karp_flatt(ratio, world_size)
+    return statistics.compute_karp_flatt(ratio, world_size)
 
 
-def _spread(segments: list[Figures]) -> Spread | None:
+def _compute_spread(segments: list[Figures]) -> Spread | None:
     ratios = [segment.speedup for segment in segments if segment.speedup is not None]
     if len(ratios) < 2:
         return None
     return Spread(lowest=min(ratios), highest=max(ratios), num_segments=len(ratios))
 
 
-def _quality(outputs: Outputs) -> Quality:
+def _collect_quality(outputs: Outputs) -> Quality:
     evaluation = outputs.evaluation
     names = ["base", *outputs.params.cells]
-    epochs = accuracies(outputs)
+    epochs = list_accuracies(outputs)
     return Quality(
         heldout=evaluation.heldout,
         num_rows=evaluation.num_rows,
@@ -191,7 +195,7 @@ def _quality(outputs: Outputs) -> Quality:
             ModelQuality(
                 model=name,
                 loss=found.loss,
-                perplexity=statistics.perplexity(found.loss) if found.accuracy is None else None,
+                perplexity=statistics.compute_perplexity(found.loss) if found.accuracy is None else None,
                 accuracy=found.accuracy,
                 accuracy_top5=found.accuracy_top5,
                 num_tokens=found.num_tokens,
@@ -201,20 +205,20 @@ def _quality(outputs: Outputs) -> Quality:
             if (found := evaluation.models.get(name)) is not None
         ],
         samples=[
-            Sample(
+            Continuation(
                 row_id=sample.row_id,
-                prompt=readable(sample.prompt),
-                reference=readable(sample.reference),
-                continuations={name: readable(text) for name, text in sample.continuations.items()},
+                prompt=replace_unprintable(sample.prompt),
+                reference=replace_unprintable(sample.reference),
+                continuations={name: replace_unprintable(text) for name, text in sample.continuations.items()},
             )
             for sample in evaluation.samples
         ],
-        time_to_loss=time_to_loss(outputs),
+        time_to_loss=compute_time_to_loss(outputs),
         epochs=epochs,
-        time_to_accuracy=time_to_accuracy(outputs, epochs),
+        time_to_accuracy=compute_time_to_accuracy(outputs, epochs),
     )
 
 
-def _loss_curve(cell: str, run: RunOutputs) -> LossCurve:
-    per_point, steps, losses = statistics.thinned(run.steps.step, run.steps.loss, max_points=_MAX_CURVE_POINTS)
+def _collect_loss_curve(cell: str, run: RunOutputs) -> LossCurve:
+    per_point, steps, losses = statistics.thin_out_losses(run.steps.step, run.steps.loss, max_points=_MAX_CURVE_POINTS)
     return LossCurve(cell=cell, steps_per_point=per_point, steps=steps, losses=losses)

@@ -5,7 +5,7 @@ Every figure follows from the tokens per second of the cells, so that all of the
 
 from typing import Literal
 
-from tasks.gates.measured import arm_of
+from tasks.gates.measured import select_arm
 from tasks.records.facts import Record
 from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.records.outputs import Outputs
@@ -67,7 +67,7 @@ class Cost(Record):
     """The cells, the baseline first."""
 
 
-def usd_per_million_tokens(price_per_hour: float, num_devices: int, tokens_per_second: float) -> float:
+def compute_token_cost(price_per_hour: float, num_devices: int, tokens_per_second: float) -> float:
     """Return the US dollars of 1,000,000 tokens at a price per device and hour.
 
     Raises ValueError if no tokens are learned from.
@@ -77,22 +77,22 @@ def usd_per_million_tokens(price_per_hour: float, num_devices: int, tokens_per_s
     return price_per_hour * num_devices / (_SECONDS_PER_HOUR * tokens_per_second) * 1e6
 
 
-def cost_of(outputs: Outputs, cells: list[CellResults], measurement: Measurement | None) -> Cost:
+def compute_cost(outputs: Outputs, cells: list[CellResults], measurement: Measurement | None) -> Cost:
     """Return what every cell costs; not to be shown where the speedup is withheld."""
     price = outputs.params.cost
     if measurement is not None and measurement.scaling == "weak":
         # The batch of its cells grew with their ranks; that of the training, whose cost this is, does not.
         measurement = None
-    arms = {cell.cell: None if measurement is None else arm_of(measurement, cell.cell) for cell in cells}
+    arms = {cell.cell: None if measurement is None else select_arm(measurement, cell.cell) for cell in cells}
     first = cells[0]
-    alone = _result_seconds(first, _tokens_per_second(first, arms[first.cell]))
+    alone = _compute_result_seconds(first, _select_throughput(first, arms[first.cell]))
     return Cost(
         price_per_gpu_hour_usd=price.price_per_gpu_hour,
         price_date=price.price_date,
         price_source=price.price_source,
         basis="trained" if measurement is None else "measured",
         cells=[
-            _cell_cost(
+            _compute_cell_cost(
                 cell,
                 arms[cell.cell],
                 price=price.price_per_gpu_hour,
@@ -106,7 +106,7 @@ def cost_of(outputs: Outputs, cells: list[CellResults], measurement: Measurement
     )
 
 
-def _cell_cost(
+def _compute_cell_cost(
     cell: CellResults,
     arm: ArmSpeed | None,
     *,
@@ -115,15 +115,15 @@ def _cell_cost(
     num_baseline_devices: int,
     baseline_result_seconds: float,
 ) -> CellCost:
-    rate = _tokens_per_second(cell, arm)
+    rate = _select_throughput(cell, arm)
     tokens_per_epoch = cell.whole.num_tokens / cell.num_epochs
     device_hours = num_devices * tokens_per_epoch / rate / _SECONDS_PER_HOUR
-    result_seconds = _result_seconds(cell, rate)
+    result_seconds = _compute_result_seconds(cell, rate)
     joules = None if arm is None else arm.joules_per_token
-    value, low, high = _cost_of_speedup(cell, num_devices / num_baseline_devices)
+    value, low, high = _compute_speedup_cost(cell, num_devices / num_baseline_devices)
     is_whole = not cell.is_baseline and num_devices % num_baseline_devices == 0
     num_jobs = num_devices // num_baseline_devices if is_whole else None
-    per_million = None if price is None else usd_per_million_tokens(price, num_devices, rate)
+    per_million = None if price is None else compute_token_cost(price, num_devices, rate)
     return CellCost(
         cell=cell.cell,
         num_devices=num_devices,
@@ -144,15 +144,15 @@ def _cell_cost(
     )
 
 
-def _tokens_per_second(cell: CellResults, arm: ArmSpeed | None) -> float:
+def _select_throughput(cell: CellResults, arm: ArmSpeed | None) -> float:
     return cell.whole.tokens_per_second if arm is None else arm.tokens_per_second
 
 
-def _result_seconds(cell: CellResults, tokens_per_second: float) -> float:
+def _compute_result_seconds(cell: CellResults, tokens_per_second: float) -> float:
     return cell.whole.num_tokens / tokens_per_second
 
 
-def _cost_of_speedup(cell: CellResults, times_devices: float) -> tuple[float | None, float | None, float | None]:
+def _compute_speedup_cost(cell: CellResults, times_devices: float) -> tuple[float | None, float | None, float | None]:
     """Return (value, low, high) of N x T_N / T_1; the ends change places with those of the speedup."""
     if cell.is_baseline or cell.speedup is None:
         return None, None, None

@@ -5,16 +5,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tasks.gates.measured import arm_of
+from tasks.gates.measured import select_arm
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults, Figures
 from tasks.reporting.results import Results
-from training.process.files import replacing, write_json
+from training.process.files import replace_file, write_json
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
-def metrics_of(results: Results) -> dict[str, Any]:
+def collect_metrics(results: Results) -> dict[str, Any]:
     """Return the few figures that `dvc metrics show` and `diff` print; a withheld one is null."""
     verdicts = [gate.verdict for gate in results.gates]
     losses = {model.model: model for model in results.quality.models}
@@ -25,7 +25,7 @@ def metrics_of(results: Results) -> dict[str, Any]:
             "state": cell.standing.state,
             "speedup": cell.speedup,
             "parallel_efficiency": cell.parallel_efficiency,
-            **_measured(results, cell),
+            **_collect_measured(results, cell),
         }
         for cell in results.cells
     }
@@ -41,11 +41,11 @@ def metrics_of(results: Results) -> dict[str, Any]:
     return {"gates": gates, **cells}
 
 
-def _measured(results: Results, cell: CellResults) -> dict[str, Any]:
+def _collect_measured(results: Results, cell: CellResults) -> dict[str, Any]:
     """Return what is only known where speed was measured; the speedup is then the measured one."""
     if results.measurement is None:
         return {}
-    arm, speedup = arm_of(results.measurement, cell.cell), cell.measured_speedup
+    arm, speedup = select_arm(results.measurement, cell.cell), cell.measured_speedup
     return {
         "speedup_low": None if speedup is None else speedup.low,
         "speedup_high": None if speedup is None else speedup.high,
@@ -57,7 +57,7 @@ def _measured(results: Results, cell: CellResults) -> dict[str, Any]:
 
 def write_metrics(path: Path, results: Results) -> None:
     """Write metrics.json, whole or not at all."""
-    write_json(path, metrics_of(results))
+    write_json(path, collect_metrics(results))
 
 
 def write_epochs(path: Path, results: Results) -> None:
@@ -67,7 +67,7 @@ def write_epochs(path: Path, results: Results) -> None:
     rows = [
         [
             *(cell.cell, cell.world_size, part.epoch, *(getattr(part, name) for name in names)),
-            *_validated(results, cell, part),
+            *_collect_validation(results, cell, part),
         ]
         for cell in results.cells
         for part in cell.epochs
@@ -77,7 +77,7 @@ def write_epochs(path: Path, results: Results) -> None:
     _write_csv(path, ["cell", "world_size", "epoch", *names, *validated], rows)
 
 
-def _validated(results: Results, cell: CellResults, part: Figures) -> list[float | None]:
+def _collect_validation(results: Results, cell: CellResults, part: Figures) -> list[float | None]:
     """Return training loss, and loss and accuracies on the held-out rows after the last range of an epoch."""
     found = [one for one in results.quality.epochs if (one.cell, one.epoch) == (cell.cell, part.epoch)]
     return [
@@ -99,19 +99,19 @@ def write_losses(path: Path, outputs: Outputs) -> None:
 
 def _write_csv(path: Path, names: list[str], rows: Iterable[list[Any]]) -> None:
     """Write the lines one by one, whole or not at all."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with replace_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(names)
-        writer.writerows([no_formula(value) for value in row] for row in rows)
+        writer.writerows([escape_formula(value) for value in row] for row in rows)
 
 
-def no_formula(value: Any) -> Any:
+def escape_formula(value: Any) -> Any:
     """Return a text that a spreadsheet does not take for a formula: with an apostrophe before; others as they are."""
     return f"'{value}" if isinstance(value, str) and _is_formula(value) else value
 
 
-def without_apostrophe(field: str) -> str:
-    """Return the text that `no_formula` was given."""
+def unescape_formula(field: str) -> str:
+    """Return the text that `escape_formula` was given."""
     return field[1:] if field.startswith("'") and _is_formula(field) else field
 
 
@@ -124,5 +124,5 @@ def write_text(path: Path, text: str) -> None:
 
     An older file of that name is replaced, not written into: it may be a hard link into DVC's cache.
     """
-    with replacing(path) as temporary:
+    with replace_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tasks.reporting import drawing
-from tasks.reporting.blocks import Block, Chart, Charts, Document, Section, Text
+from tasks.reporting.blocks import Block, Charts, Document, PageSection, ShownChart, Text
 from tasks.reporting.results import Results
 from tasks.reporting.sections import (
     SectionFile,
@@ -37,8 +37,8 @@ _FILES = "Machine-readable: results.json (everything), epochs.csv, losses.csv, m
 def make_document(results: Results) -> Document:
     """Return the report of these results, for every renderer."""
     charts = [
-        (chart.SECTION, Chart(name, chart.TITLE, drawing.caption(chart, results)))
-        for name, chart in drawing.charts_of(results).items()
+        (chart.SECTION, ShownChart(name, chart.TITLE, drawing.make_caption(chart, results)))
+        for name, chart in drawing.select_charts(results).items()
     ]
 
     def fill(block: Block) -> Block:
@@ -46,7 +46,7 @@ def make_document(results: Results) -> Document:
             return block
         return replace(block, charts=[chart for slot, chart in charts if slot == block.slot])
 
-    def make(file: SectionFile) -> Section:
+    def make(file: SectionFile) -> PageSection:
         section = make_section(file, results)
         return replace(section, blocks=[fill(block) for block in section.blocks])
 

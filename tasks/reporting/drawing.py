@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tasks.process import wording
 from tasks.reporting.results import Results
-from training.registry import file_named
+from training.registry import import_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,14 +54,14 @@ class Chart(Protocol):
     def is_shown(self, results: Results) -> bool:
         """Return whether there is anything to draw; a chart without is left out."""
 
-    def alt_text(self, results: Results) -> str:
+    def describe_chart(self, results: Results) -> str:
         """Return in words what the chart shows, numbers included."""
 
     def draw(self, results: Results, axes: "Axes") -> None:
         """Draw the results; both axes get a label with a unit."""
 
 
-def charts_of(results: Results) -> dict[str, Chart]:
+def select_charts(results: Results) -> dict[str, Chart]:
     """Return name -> chart for those that have something to show, in the order of the report."""
     return {name: chart for name, chart in find_charts().items() if chart.is_shown(results)}
 
@@ -69,16 +69,16 @@ def charts_of(results: Results) -> dict[str, Chart]:
 def find_charts() -> dict[str, Chart]:
     """Return name -> chart for every file of charts/, in the order of the report."""
     names = [file.stem for file in _CHARTS.glob("*.py") if not file.stem.startswith("_")]
-    charts = {name: cast(Chart, file_named("tasks.reporting.charts", name)) for name in names}
+    charts = {name: cast(Chart, import_file("tasks.reporting.charts", name)) for name in names}
     return dict(sorted(charts.items(), key=lambda item: (item[1].POSITION, item[0])))
 
 
-def series_color(number: int) -> str:
+def select_color(number: int) -> str:
     """Return the colour of the cell at this place (0-based)."""
     return f"#0102{number % len(_SERIES) + 1:02x}"
 
 
-def series_line(number: int) -> Any:
+def select_dashes(number: int) -> Any:
     """Return the dash pattern of the cell at this place (0-based), so that no line is told by its colour alone."""
     return _LINES[number % len(_LINES)]
 
@@ -96,26 +96,26 @@ def set_height(axes: "Axes", inches: float) -> None:
     figure.set_figheight(inches)
 
 
-def short(name: str, most: int = 16) -> str:
+def shorten(name: str, most: int = 16) -> str:
     """Return the name, cut in the middle if it is too long for an axis."""
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most // 2 - 1) :]}"
 
 
-def caption(chart: Chart, results: Results) -> str:
+def make_caption(chart: Chart, results: Results) -> str:
     """Return in words what the chart shows, or why it shows nothing."""
     if _is_withheld(chart, results):
-        return f"Withheld: {_reason(results)}."
-    return chart.alt_text(results)
+        return f"Withheld: {_explain_withheld(results)}."
+    return chart.describe_chart(results)
 
 
 def draw_svg(name: str, chart: Chart, results: Results) -> str:
     """Return the chart as an SVG file that follows the reader's light or dark setting."""
-    svg = _matplotlib_svg(name, chart, results)
-    svg = _with_variables(_with_own_ids(svg[svg.index("<svg") :], name))
-    description = f"<title>{_escaped(chart.TITLE)}</title><desc>{_escaped(caption(chart, results))}</desc>"
+    svg = _plot_svg(name, chart, results)
+    svg = _insert_variables(_prefix_ids(svg[svg.index("<svg") :], name))
+    description = f"<title>{_escape(chart.TITLE)}</title><desc>{_escape(make_caption(chart, results))}</desc>"
     head, _, rest = svg.partition(">")
     head = re.sub(r' (width|height)="[^"]*"', "", head)
-    return f'{head} role="img" font-family="system-ui, sans-serif">{_stylesheet()}{description}{rest}'
+    return f'{head} role="img" font-family="system-ui, sans-serif">{_make_stylesheet()}{description}{rest}'
 
 
 def inline(svg: str) -> str:
@@ -125,12 +125,12 @@ def inline(svg: str) -> str:
 
 
 @functools.cache
-def colors() -> dict[str, tuple[str, str]]:
+def list_colors() -> dict[str, tuple[str, str]]:
     """Return CSS variable -> (colour on light ground, colour on dark ground)."""
     return {variable: (light, dark) for variable, light, dark in _ROLES.values()}
 
 
-def _matplotlib_svg(name: str, chart: Chart, results: Results) -> str:
+def _plot_svg(name: str, chart: Chart, results: Results) -> str:
     import io  # matplotlib takes a second to import: only when a chart is really drawn
 
     import matplotlib
@@ -180,21 +180,21 @@ def _is_withheld(chart: Chart, results: Results) -> bool:
     return chart.NEEDS_SPEEDUP and results.is_withheld
 
 
-def _reason(results: Results) -> str:
+def _explain_withheld(results: Results) -> str:
     names = [f"“{name}”" for name in results.failed_gates]
-    return f"{'gate' if len(names) == 1 else 'gates'} {wording.listed(names)} failed"
+    return f"{'gate' if len(names) == 1 else 'gates'} {wording.join_names(names)} failed"
 
 
 def _draw_withheld(results: Results, axes: "Axes") -> None:
     import textwrap
 
     axes.set_axis_off()
-    text = "\n".join(["Withheld", "", *textwrap.wrap(_reason(results), 46)[:6]])
+    text = "\n".join(["Withheld", "", *textwrap.wrap(_explain_withheld(results), 46)[:6]])
     box = {"boxstyle": "round,pad=1.2", "facecolor": "none", "edgecolor": MUTED, "linestyle": (0, (4, 3))}
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", bbox=box)
 
 
-def _with_own_ids(svg: str, name: str) -> str:
+def _prefix_ids(svg: str, name: str) -> str:
     """Return the SVG with ids that no other chart on the page has."""
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r"url\(#", f"url(#{name}-", svg)
@@ -203,17 +203,17 @@ def _with_own_ids(svg: str, name: str) -> str:
     return re.sub(r'<style type="text/css">.*?</style>', "", svg, flags=re.DOTALL)
 
 
-def _with_variables(svg: str) -> str:
+def _insert_variables(svg: str) -> str:
     for stand_in, (variable, light, _) in _ROLES.items():
         svg = svg.replace(stand_in, f"var(--{variable}, {light})")
     return re.sub(r"(font(?:-family)?: [^;\"]*?)'DejaVu Sans'[^;\"]*", r"\1system-ui, sans-serif", svg)
 
 
-def _stylesheet() -> str:
-    dark = "".join(f"--{variable}: {color[1]};" for variable, color in colors().items())
+def _make_stylesheet() -> str:
+    dark = "".join(f"--{variable}: {color[1]};" for variable, color in list_colors().items())
     rule = f"@media (prefers-color-scheme: dark) {{ svg {{ {dark} background: #15191f; }} }}"
     return f'<style data-standalone="">{rule}</style>'
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -77,15 +77,15 @@ class HistoryRecord(Record):
     @property
     def step_time(self) -> Estimate | None:
         """Seconds of a step with their interval."""
-        return _estimate(self.step_seconds, self.step_seconds_low, self.step_seconds_high)
+        return _make_estimate(self.step_seconds, self.step_seconds_low, self.step_seconds_high)
 
     @property
     def measured_speedup(self) -> Estimate | None:
         """The speedup with its interval."""
-        return _estimate(self.speedup, self.speedup_low, self.speedup_high)
+        return _make_estimate(self.speedup, self.speedup_low, self.speedup_high)
 
 
-def comparisons_of(records: Iterable[HistoryRecord]) -> list[list[HistoryRecord]]:
+def group_comparisons(records: Iterable[HistoryRecord]) -> list[list[HistoryRecord]]:
     """Return the records comparison by comparison, in their order."""
     found: dict[tuple[str, str, str], list[HistoryRecord]] = {}
     for record in records:
@@ -115,11 +115,11 @@ class Change(Record):
 
     def told(self) -> str:
         """Return the change in a few words."""
-        shown, than = wording.span, "as fast as before"
+        shown, than = wording.format_duration, "as fast as before"
         if self.quantity == "speedup":
-            shown, than = wording.ratio, "of what it was"
+            shown, than = wording.format_ratio, "of what it was"
         figures = f"{shown(self.before.value)} -> {shown(self.now.value)}"
-        ratio = wording.ratio_with_interval(self.ratio)
+        ratio = wording.format_ratio_with_interval(self.ratio)
         return f"{self.quantity} of {self.cell} {figures}, {ratio} {than}: {self.verdict}"
 
 
@@ -143,17 +143,18 @@ class History(Record):
         if not slower:
             return None
         why = (
-            f"; changed since {moment(self.changes[0].since)}: {'; '.join(self.suspects) or 'nothing that is recorded'}"
+            f"; changed since {format_time(self.changes[0].since)}: "
+            f"{'; '.join(self.suspects) or 'nothing that is recorded'}"
         )
         return f"slower than in the last comparable record: {'; '.join(slower)}{why}"
 
 
-def moment(finished_at: str) -> str:
+def format_time(finished_at: str) -> str:
     """Return a UTC time such as `2026-11-21 08:10 UTC`."""
     return f"{finished_at[:16].replace('T', ' ')} UTC"
 
 
-def _estimate(value: float | None, low: float | None, high: float | None) -> Estimate | None:
+def _make_estimate(value: float | None, low: float | None, high: float | None) -> Estimate | None:
     if value is None or low is None or high is None:
         return None
     return Estimate(value=value, low=low, high=high)

@@ -10,45 +10,52 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tasks.gates.measured import arm_of, without_comparison
+from tasks.gates.measured import select_arm, withhold_comparison
 from tasks.params import Params
 from tasks.params.train import NOT_CONTENT
 from tasks.process.failure import DataError
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
-from tasks.reporting.changes import history_of
-from tasks.reporting.data_files import no_formula, without_apostrophe, write_text
-from tasks.reporting.history import HistoryRecord, comparisons_of
+from tasks.reporting.changes import make_history
+from tasks.reporting.data_files import escape_formula, unescape_formula, write_text
+from tasks.reporting.history import HistoryRecord, group_comparisons
 from tasks.reporting.results import Results
-from training.process.files import digest_of_json
+from training.process.files import digest_json
 
 COLUMNS = list(HistoryRecord.model_fields)
 
 
-def with_history(results: Results, outputs: Outputs, path: Path) -> Results:
+def add_history(results: Results, outputs: Outputs, path: Path) -> Results:
     """Return the results with their history, after adding them to the file at `path` if they are new to it.
 
     Raises DataError in one line for a file that is not a history of this version.
     """
     records = read_history(path)
-    current = records_of(results, outputs)
+    current = make_records(results, outputs)
     # The last of them: gates may have failed in between, and pass again.
-    known = next((one for one in reversed(comparisons_of(records)) if _has_found(one) == _has_found(current)), None)
+    known = next(
+        (
+            one
+            for one in reversed(group_comparisons(records))
+            if _identify_comparison(one) == _identify_comparison(current)
+        ),
+        None,
+    )
     if known is None:
         known = current
         records += current
         _write(path, records)
-    return results.model_copy(update={"history": history_of(records, known)})
+    return results.model_copy(update={"history": make_history(records, known)})
 
 
-def records_of(results: Results, outputs: Outputs) -> list[HistoryRecord]:
+def make_records(results: Results, outputs: Outputs) -> list[HistoryRecord]:
     """Return what the comparison is remembered by, one record per cell, the baseline first."""
     machine, versions = results.comparison.machine, results.comparison.machine.versions
     common = {
         "finished_at": results.created_at,
         "name": results.name,
-        "params_digest": digest_of_work(outputs.params, results),
-        "measurement_digest": _measurement_digest(results, outputs),
+        "params_digest": digest_work(outputs.params, results),
+        "measurement_digest": _digest_measurement(results, outputs),
         "machine_digest": machine.digest,
         "code_digest": outputs.baseline.facts.code_digest,
         "cpu": machine.cpu,
@@ -56,20 +63,20 @@ def records_of(results: Results, outputs: Outputs) -> list[HistoryRecord]:
         "gpus": ", ".join(gpu.name for gpu in machine.gpus) or None,
         "driver": machine.driver,
         **{name: versions.get(name) for name in ("torch", "python", "transformers")},
-        "preflight": _preflight(results),
+        "preflight": _describe_preflight(results),
     }
-    return [HistoryRecord.model_validate({**common, **_figures(results, cell)}) for cell in results.cells]
+    return [HistoryRecord.model_validate({**common, **_collect_figures(results, cell)}) for cell in results.cells]
 
 
-def _has_found(records: Sequence[HistoryRecord]) -> list[tuple[str, str, str, bool]]:
+def _identify_comparison(records: Sequence[HistoryRecord]) -> list[tuple[str, str, str, bool]]:
     """Return what tells one comparison from another, whenever the report was made."""
     return [(one.params_digest, one.measurement_digest, one.cell, one.gates_passed) for one in records]
 
 
-def digest_of_work(params: Params, results: Results) -> str:
+def digest_work(params: Params, results: Results) -> str:
     """Return the sha256 of what is measured: equal work gives comparable seconds."""
     facts = results.comparison
-    return digest_of_json(
+    return digest_json(
         {
             "model": [params.model.model_dump(), facts.model.digest],
             "dataset": params.dataset.model_dump(),
@@ -89,19 +96,19 @@ def read_history(path: Path) -> list[HistoryRecord]:
     try:
         lines = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
     except (OSError, ValueError, csv.Error) as error:
-        raise _damaged(path, str(error)) from None
+        raise _make_damage_error(path, str(error)) from None
     if not lines or lines[0] != COLUMNS:
-        raise _damaged(path, f"its columns are {', '.join(lines[0] if lines else []) or 'missing'}")
+        raise _make_damage_error(path, f"its columns are {', '.join(lines[0] if lines else []) or 'missing'}")
     records = []
     for number, line in enumerate(lines[1:], start=2):
         if len(line) != len(COLUMNS):
-            raise _damaged(path, f"line {number} has {len(line)} fields of {len(COLUMNS)}")
+            raise _make_damage_error(path, f"line {number} has {len(line)} fields of {len(COLUMNS)}")
         try:
-            content = {name: without_apostrophe(field) or None for name, field in zip(COLUMNS, line, strict=True)}
+            content = {name: unescape_formula(field) or None for name, field in zip(COLUMNS, line, strict=True)}
             records.append(HistoryRecord.model_validate(content))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            raise _damaged(path, f"line {number}: {first['loc'][0]}: {first['msg']}") from None
+            raise _make_damage_error(path, f"line {number}: {first['loc'][0]}: {first['msg']}") from None
     return records
 
 
@@ -109,28 +116,28 @@ def _write(path: Path, records: Sequence[HistoryRecord]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows([[_field(getattr(record, name)) for name in COLUMNS] for record in records])
+    writer.writerows([[_format_field(getattr(record, name)) for name in COLUMNS] for record in records])
     write_text(path, text.getvalue())
 
 
-def _field(value: str | float | bool | None) -> str:
+def _format_field(value: str | float | bool | None) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "" if value is None else str(no_formula(value))
+    return "" if value is None else str(escape_formula(value))
 
 
-def _damaged(path: Path, reason: str) -> DataError:
+def _make_damage_error(path: Path, reason: str) -> DataError:
     return DataError(f"{path}: {reason}; allowed: a history of this version; move it away to begin a new one")
 
 
-def _measurement_digest(results: Results, outputs: Outputs) -> str:
+def _digest_measurement(results: Results, outputs: Outputs) -> str:
     """Return the sha256 of what was timed: the blocks, or the training where none were run."""
     if outputs.measurement is not None:
-        return digest_of_json(without_comparison(outputs.measurement, outputs.runs).model_dump(mode="json"))
-    return digest_of_json([[cell.cell, cell.whole.train_seconds, cell.whole.num_steps] for cell in results.cells])
+        return digest_json(withhold_comparison(outputs.measurement, outputs.runs).model_dump(mode="json"))
+    return digest_json([[cell.cell, cell.whole.train_seconds, cell.whole.num_steps] for cell in results.cells])
 
 
-def _preflight(results: Results) -> str | None:
+def _describe_preflight(results: Results) -> str | None:
     if results.measurement is None:
         return None
     preflight = results.measurement.preflight
@@ -138,13 +145,13 @@ def _preflight(results: Results) -> str | None:
     return f"{preflight.verdict}: {', '.join(warnings)}" if warnings else preflight.verdict
 
 
-def _figures(results: Results, cell: CellResults) -> dict[str, str | float | None]:
+def _collect_figures(results: Results, cell: CellResults) -> dict[str, str | float | None]:
     figures: dict[str, str | float | None] = dict.fromkeys(COLUMNS[COLUMNS.index("num_rounds") :])
     del figures["gates_passed"], figures["preflight"]
     figures |= {"cell": cell.cell, "world_size": cell.world_size, "gates_passed": not cell.is_withheld}
     if results.measurement is None:
         return figures
-    arm = arm_of(results.measurement, cell.cell)
+    arm = select_arm(results.measurement, cell.cell)
     named = {"step_seconds": arm.step_seconds, "speedup": cell.measured_speedup}
     for name, estimate in named.items():
         if estimate is not None:

@@ -25,25 +25,25 @@ def render_html(document: Document, svgs: dict[str, str]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"anchor": _anchor, "kind": _kind, "tone": lambda word: _TONES.get(word, "")}
+    environment.filters |= {"anchor": _make_anchor, "kind": _name_kind, "tone": lambda word: _TONES.get(word, "")}
     terms = [block for section in document.sections for block in section.blocks if isinstance(block, Terms)]
     return environment.get_template("template.html.j2").render(
         document=document,
         meanings={word: meaning for block in terms for word, meaning in block.meanings.items()},
         svgs={name: drawing.inline(svg) for name, svg in svgs.items()},
         style=(_FOLDER / "style.css").read_text(encoding="utf-8"),
-        light=_variables(0),
-        dark=_variables(1),
+        light=_list_variables(0),
+        dark=_list_variables(1),
     )
 
 
-def _kind(block: Block) -> str:
+def _name_kind(block: Block) -> str:
     return type(block).__name__
 
 
-def _variables(ground: int) -> str:
-    return " ".join(f"--{variable}: {color[ground]};" for variable, color in drawing.colors().items())
+def _list_variables(ground: int) -> str:
+    return " ".join(f"--{variable}: {color[ground]};" for variable, color in drawing.list_colors().items())
 
 
-def _anchor(word: str) -> str:
+def _make_anchor(word: str) -> str:
     return "word-" + "".join(char if char.isalnum() else "-" for char in word.lower())

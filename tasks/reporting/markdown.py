@@ -24,9 +24,9 @@ _SPECIAL = re.compile(r"([\\`*\[\]|~#])")
 
 def render_markdown(document: Document) -> str:
     """Return the document; nothing in its texts becomes markup."""
-    parts = [f"# {escaped(document.title)}", *_render_blocks(document.lead)]
+    parts = [f"# {escape(document.title)}", *_render_blocks(document.lead)]
     for section in document.sections:
-        parts += [f"## {escaped(section.title)}", *_render_blocks(section.blocks)]
+        parts += [f"## {escape(section.title)}", *_render_blocks(section.blocks)]
     return "\n\n".join([*parts, *_render_blocks(document.end)]) + "\n"
 
 
@@ -39,19 +39,21 @@ def _render(block: Block) -> str:
         case Text():
             return _render_text(block)
         case Heading(text):
-            return f"### {escaped(text)}"
+            return f"### {escape(text)}"
         case Items(texts):
-            return _list([_escape_line(text) for text in texts])
+            return _render_list([_escape_line(text) for text in texts])
         case KeyFigures(found):
-            return _list([f"**{escaped(value)}** {escaped(what)} ({escaped(remark)})" for value, what, remark in found])
+            return _render_list(
+                [f"**{escape(value)}** {escape(what)} ({escape(remark)})" for value, what, remark in found]
+            )
         case Facts(pairs):
-            return _list([f"**{escaped(name)}**: {escaped(value)}" for name, value in pairs])
+            return _render_list([f"**{escape(name)}**: {escape(value)}" for name, value in pairs])
         case Terms(meanings):
-            return _list([f"**{escaped(word)}**: {escaped(meaning)}" for word, meaning in meanings.items()])
+            return _render_list([f"**{escape(word)}**: {escape(meaning)}" for word, meaning in meanings.items()])
         case Table():
             return _render_table(block)
         case Charts(_, charts):
-            return _list([f"[{one.title}](charts/{one.name}.svg): {escaped(one.caption)}" for one in charts])
+            return _render_list([f"[{one.title}](charts/{one.name}.svg): {escape(one.caption)}" for one in charts])
         case Code(text, language):
             return _fence(language, text)
         case Quotes(title, quotes):
@@ -61,7 +63,7 @@ def _render(block: Block) -> str:
             assert_never(block)
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Return the text as one line in which nothing is markup, a table's border, HTML or a mention."""
     line = _SPECIAL.sub(r"\\\1", " ".join(text.split()))
     line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -72,29 +74,29 @@ def escaped(text: str) -> str:
 
 def _escape_line(text: str) -> str:
     """Return the text escaped, and so that no list or rule begins with it."""
-    return re.sub(r"^(\d*)([+.)-])", r"\1\\\2", escaped(text))
+    return re.sub(r"^(\d*)([+.)-])", r"\1\\\2", escape(text))
 
 
 def _render_text(block: Text) -> str:
     match block.role:
         case "answer" | "refusal":
-            return f"**{escaped(block.text)}**"
+            return f"**{escape(block.text)}**"
         case "label" | "notice":
             return f"> {_escape_line(block.text)}"
         case _:
             return _escape_line(block.text)
 
 
-def _list(items: Sequence[str]) -> str:
+def _render_list(items: Sequence[str]) -> str:
     return "\n".join(f"- {item}" for item in items)
 
 
 def _render_table(table: Table) -> str:
     names, prose = table.num_row_headings, table.num_prose
     rule = ["---"] * names + ["--:"] * (len(table.headings) - names - prose) + ["---"] * prose
-    rows = [[escaped(value) for value in row] for row in table.rows]
-    lines = [[escaped(heading) for heading in table.headings], rule, *rows]
-    return f"**{escaped(table.title)}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    rows = [[escape(value) for value in row] for row in table.rows]
+    lines = [[escape(heading) for heading in table.headings], rule, *rows]
+    return f"**{escape(table.title)}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _fence(language: str, text: str) -> str:

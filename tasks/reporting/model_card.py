@@ -5,32 +5,34 @@ Its metadata is added in tasks/services/hub.py.
 
 from collections.abc import Sequence
 
-from tasks.reporting.blocks import Block, Code, Document, Facts, Section, Table
+from tasks.reporting.blocks import Block, Code, Document, Facts, PageSection, Table
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.markdown import render_markdown
 from tasks.reporting.results import Results
 from tasks.reporting.sections import compared, gates, make_section, quality, speed, verdict
 
 
-def card_text(results: Results, *, cell: str, repo_id: str | None, checkpoints: Sequence[str]) -> str:
+def render_model_card(results: Results, *, cell: str, repo_id: str | None, checkpoints: Sequence[str]) -> str:
     """Return the card's Markdown: verdict, what was trained, quality, gates, speed and files of the published cell.
 
     `checkpoints` are the file names of the published ones. No speedup or efficiency is in it that is withheld.
     """
     published = next(found for found in results.cells if found.cell == cell)
     sections = [
-        Section("verdict", verdict.TITLE, [verdict.answer(results)]),
-        Section("use", "How to load it", [_load(repo_id, is_classifier=results.quality.is_classified)]),
-        Section("published", "What is published", [_tell_published(results, published), _tabulate_files(checkpoints)]),
+        PageSection("verdict", verdict.TITLE, [verdict.make_answer(results)]),
+        PageSection("use", "How to load it", [_tell_loading(repo_id, is_classifier=results.quality.is_classified)]),
+        PageSection(
+            "published", "What is published", [_tell_published(results, published), _tabulate_files(checkpoints)]
+        ),
         make_section(compared, results),
-        Section("quality", quality.TITLE, quality.show_models(results)),
+        PageSection("quality", quality.TITLE, quality.show_models(results)),
         make_section(gates, results),
         *([] if results.is_withheld else [make_section(speed, results)]),
     ]
     return render_markdown(Document(results.name, "", results.verdict, verdict.make_lead(results), sections))
 
 
-def metrics_of(results: Results, cell: str) -> dict[str, float]:
+def collect_metrics(results: Results, cell: str) -> dict[str, float]:
     """Return the published cell's loss on the held-out rows and, where there are such, perplexity or accuracy."""
     found = next((model for model in results.quality.models if model.model == cell), None)
     if found is None:
@@ -39,7 +41,7 @@ def metrics_of(results: Results, cell: str) -> dict[str, float]:
     return {"loss": found.loss, **{name: value for name, value in more.items() if value is not None}}
 
 
-def _load(repo_id: str | None, *, is_classifier: bool) -> Block:
+def _tell_loading(repo_id: str | None, *, is_classifier: bool) -> Block:
     name = repo_id or "OWNER/NAME"
     kind = "AutoModelForSequenceClassification" if is_classifier else "AutoModelForCausalLM"
     code = (

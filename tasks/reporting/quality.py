@@ -26,7 +26,7 @@ class ModelQuality(Record):
     """The checkpoint that was evaluated; null for the base model."""
 
 
-class Sample(Record):
+class Continuation(Record):
     """One held-out row continued by every model."""
 
     row_id: int
@@ -50,7 +50,7 @@ class Quality(Record):
     """Tokens per row at most; longer rows are cut."""
     models: list[ModelQuality]
     """The base model first, then each cell's last checkpoint."""
-    samples: list[Sample]
+    samples: list[Continuation]
     """A few held-out rows, continued by every model."""
     time_to_loss: TimeToLoss | None = None
     """When each cell's training came to a loss; null in results of an earlier version."""

@@ -117,7 +117,7 @@ class Results(Record):
         return [gate.name for gate in self.gates if gate.verdict == "failed"]
 
 
-def json_schema() -> dict[str, Any]:
+def make_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of results.json, as published in results.schema.json."""
     schema = Results.model_json_schema(mode="serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
@@ -146,4 +146,4 @@ def read_results(path: Path) -> Results:
 
 
 if __name__ == "__main__":
-    write_json(SCHEMA_FILE, json_schema())
+    write_json(SCHEMA_FILE, make_json_schema())

@@ -38,7 +38,7 @@ class SlowestRank(Record):
     """Whether that is more than ranks on equal devices are apart."""
 
 
-def slowest_rank(steps: Steps) -> SlowestRank | None:
+def find_slowest_rank(steps: Steps) -> SlowestRank | None:
     """Return the cell's slowest rank; None for a single rank, or where the ranks' own seconds are not known.
 
     Compared is what ranks do without waiting for each other (training/record/pace.py), and only with what so much work
@@ -50,7 +50,7 @@ def slowest_rank(steps: Steps) -> SlowestRank | None:
     if own.shape[1] < 2 or not own.all():
         return None
     block = np.unique((np.cumsum(steps.seconds) / _BLOCK_SECONDS).astype(int), return_index=True)[1]
-    relative = np.add.reduceat(own, block) / np.add.reduceat(_usual_seconds(own, positions), block)
+    relative = np.add.reduceat(own, block) / np.add.reduceat(_fit_usual_seconds(own, positions), block)
     pace = np.median(relative, axis=0)
     rank = int(np.argmax(pace))
     others = float(np.median(np.delete(pace, rank)))
@@ -65,23 +65,23 @@ def slowest_rank(steps: Steps) -> SlowestRank | None:
     )
 
 
-def _usual_seconds(own: NDArray[np.float64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+def _fit_usual_seconds(own: NDArray[np.float64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return what so many positions take in this cell: a straight line through all but moments put aside.
 
     Ranks are levelled for it, in turns with the line: a slow rank may have had the longer micro-batches as well.
     """
     work, pace = positions.astype(np.float64), np.ones(own.shape[1])
-    usual = _line(own, work, work)
+    usual = _fit_line(own, work, work)
     for _ in range(_TURNS):
         relative = own / pace / usual
         is_usual = relative <= _PUT_ASIDE * np.median(relative)
-        usual = _line((own / pace)[is_usual], work[is_usual], work)
+        usual = _fit_line((own / pace)[is_usual], work[is_usual], work)
         pace = np.median(own / usual, axis=0)
         pace /= pace.min()
     return usual
 
 
-def _line(seconds: NDArray[np.float64], work: NDArray[np.float64], at: NDArray[np.float64]) -> NDArray[np.float64]:
+def _fit_line(seconds: NDArray[np.float64], work: NDArray[np.float64], at: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the seconds of so much work by the straight line through what was seen, neither part of it below 0."""
     slope, fixed = np.polyfit(work.ravel(), seconds.ravel(), 1) if np.ptp(work) else (0.0, seconds.mean())
     if slope < 0:

@@ -41,7 +41,7 @@ class TimeToLoss(Record):
     """The cells, the baseline first."""
 
 
-def smoothed(losses: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+def smooth_losses(losses: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     """Return the means over `window` neighbouring steps: as many as there are steps, less `window` - 1.
 
     Raises ValueError if there are fewer steps than that.
@@ -51,22 +51,22 @@ def smoothed(losses: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     return np.lib.stride_tricks.sliding_window_view(losses, window).mean(axis=1)
 
 
-def first_reached(losses: NDArray[np.float64], *, target: float, window: int) -> int | None:
+def find_first_reached(losses: NDArray[np.float64], *, target: float, window: int) -> int | None:
     """Return the index of the step after which the smoothed loss is `target` or less for the first time, or None."""
-    reached = np.flatnonzero(smoothed(losses, window) <= target)
+    reached = np.flatnonzero(smooth_losses(losses, window) <= target)
     return int(reached[0]) + window - 1 if len(reached) else None
 
 
-def time_to_loss(outputs: Outputs) -> TimeToLoss:
+def compute_time_to_loss(outputs: Outputs) -> TimeToLoss:
     """Return when each cell came to the loss that params.yaml states, or to where the baseline ended."""
     fewest = min(len(run.steps.loss) for run in outputs.runs.values())
     window = max(1, min(_MOST_STEPS, fewest // _SHARE_OF_STEPS))
     stated = outputs.params.quality.target_loss
-    last = float(smoothed(outputs.baseline.steps.loss, window)[-1])
+    last = float(smooth_losses(outputs.baseline.steps.loss, window)[-1])
     target = last * (1 + NEAR_SHARE) if stated is None else stated
     cells = []
     for cell, run in outputs.runs.items():
-        index = first_reached(run.steps.loss, target=target, window=window)
+        index = find_first_reached(run.steps.loss, target=target, window=window)
         cells.append(
             CellTimeToLoss(
                 cell=cell,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tasks.services.tracked import Point, point_of_step
-from training.process.redaction import redacted, shortened
+from tasks.services.tracked import Point, make_step_point
+from training.process.redaction import redact, shorten
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -28,7 +28,7 @@ _STEPS_PER_FLUSH = 100
 _MAX_WAITING_STEPS = 20_000
 
 
-class CellRun(Protocol):
+class TrackedRun(Protocol):
     """One cell's run in the store of a tracker."""
 
     def set_status(self, status: str) -> None:
@@ -46,9 +46,9 @@ class CellRun(Protocol):
 class Follower:
     """Forwards a running cell's steps from a thread of its own: no call blocks, fails or waits."""
 
-    def __init__(self, open_run: Callable[[], CellRun]) -> None:
+    def __init__(self, open_run: Callable[[], TrackedRun]) -> None:
         self._open_run = open_run
-        self._run: CellRun | None = None
+        self._run: TrackedRun | None = None
         self._steps: collections.deque[tuple[int, dict[str, Any]]] = collections.deque(maxlen=_MAX_WAITING_STEPS)
         self._folders: list[Path] = []
         self._status = "FINISHED"
@@ -86,33 +86,33 @@ class Follower:
             self._attempt(self._flush)
         self._attempt(self._finish)
 
-    def _attempt(self, part: Callable[[CellRun], None]) -> None:
+    def _attempt(self, part: Callable[[TrackedRun], None]) -> None:
         try:
             self._run = self._run or self._open_run()
             part(self._run)
         except Exception as error:
             # Whether the last call arrived is not known: a run that is opened anew asks the store what it has.
             self._run = None
-            self._warn(one_line(error))
+            self._warn(describe_error(error))
 
     def _warn(self, reason: str) -> None:
         if not self._is_warned:
             _log.warning("tracker: %s; nothing is lost, the report sends what is missing", reason)
         self._is_warned = True
 
-    def _start(self, run: CellRun) -> None:
+    def _start(self, run: TrackedRun) -> None:
         run.set_status("RUNNING")
 
-    def _flush(self, run: CellRun) -> None:
+    def _flush(self, run: TrackedRun) -> None:
         steps = [self._steps.popleft() for _ in range(min(len(self._steps), _STEPS_PER_FLUSH))]
         try:
-            run.send_points(point_of_step(event, timestamp_ms=at) for at, event in steps)
+            run.send_points(make_step_point(event, timestamp_ms=at) for at, event in steps)
         except Exception:
             self._steps.extendleft(reversed(steps))
             raise
 
-    def _finish(self, run: CellRun) -> None:
-        run.send_points(point_of_step(event, timestamp_ms=at) for at, event in self._steps)
+    def _finish(self, run: TrackedRun) -> None:
+        run.send_points(make_step_point(event, timestamp_ms=at) for at, event in self._steps)
         run.send_segments(self._folders)
         run.set_status(self._status)
 
@@ -125,7 +125,7 @@ def attempt_within(seconds: float, call: Callable[[], _Result]) -> tuple[_Result
         try:
             outcome.append((call(), None))
         except Exception as error:
-            outcome.append((None, one_line(error)))
+            outcome.append((None, describe_error(error)))
 
     thread = threading.Thread(target=attempt, name="tracker", daemon=True)
     thread.start()
@@ -133,7 +133,7 @@ def attempt_within(seconds: float, call: Callable[[], _Result]) -> tuple[_Result
     return outcome[0] if outcome else (None, f"no answer within {seconds:.0f} seconds")
 
 
-def one_line(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the error's kind and its first words, without secrets."""
-    words = redacted(" ".join(shortened(str(error)).split()))
+    words = redact(" ".join(shorten(str(error)).split()))
     return f"{type(error).__name__}: {words[:160]}{'...' if len(words) > 160 else ''}"

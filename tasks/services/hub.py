@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tasks.process.failure import ConfigurationError, DataError, ResourceError, StageError
 from tasks.services import network
-from tasks.services.manifest import MANIFEST, differences, paths_in, read_digests
+from tasks.services.manifest import MANIFEST, list_differences, read_digests, read_paths
 from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
 from tasks.store.links import link_file
-from training.process.files import digest_of_file
+from training.process.files import digest_file
 
 if TYPE_CHECKING:  # importing the library takes half a second, which most stages need not spend
     from huggingface_hub import HfApi
@@ -44,7 +44,7 @@ def resolve_commit(repo_id: str, revision: str, *, kind: Literal["model", "datas
     def ask() -> str:
         return resolve_revision(repo_id, repo_type=kind, revision=revision).resolved
 
-    with _reading(f"{kind} {repo_id}", revision):
+    with _translate_read_errors(f"{kind} {repo_id}", revision):
         commit = _call(ask)
     if commit != revision:
         _log.info("%s %s: revision %s is commit %s", kind, repo_id, revision, commit)
@@ -65,11 +65,11 @@ def download_model(repo_id: str, commit: str, folder: Path) -> None:
         # Folders of a repository ("*/*") hold other formats of the same model.
         return snapshot_download(repo_id, revision=commit, allow_patterns=list(wanted), ignore_patterns=["*/*"])
 
-    with _reading(f"model {repo_id}", commit), network.saying_that_it_runs(f"downloading model {repo_id}"):
+    with _translate_read_errors(f"model {repo_id}", commit), network.log_while_running(f"downloading model {repo_id}"):
         snapshot = Path(_call(fetch))
     files = [file for pattern in wanted for file in sorted(snapshot.glob(pattern))]
     for file in files:
-        _compare(file, f"model {repo_id} at {commit}")
+        _require_stated_hash(file, f"model {repo_id} at {commit}")
     names = {file.name for file in files}
     if "config.json" not in names:
         raise DataError(f"model {repo_id} at {commit}: has no config.json; choose a transformers model")
@@ -86,7 +86,7 @@ def download_model(repo_id: str, commit: str, folder: Path) -> None:
     _log.info("model %s at %s: %d files in %s", repo_id, commit, len(files), folder)
 
 
-def _compare(file: Path, place: str) -> None:
+def _require_stated_hash(file: Path, place: str) -> None:
     """Raise DataError, and keep neither the file nor its link, unless its content has the hash that the Hub states.
 
     The cache names a file by that hash: sha256 of a large one, git's of the others.
@@ -94,7 +94,7 @@ def _compare(file: Path, place: str) -> None:
     blob = file.resolve()
     stated = blob.name
     if re.fullmatch(r"[0-9a-f]{64}", stated):
-        got = digest_of_file(blob)
+        got = digest_file(blob)
     elif re.fullmatch(r"[0-9a-f]{40}", stated):
         content = blob.read_bytes()
         got = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
@@ -110,17 +110,17 @@ def _compare(file: Path, place: str) -> None:
         )
 
 
-def license_of(repo_id: str, commit: str, *, kind: Literal["model", "dataset"]) -> str | None:
+def find_license(repo_id: str, commit: str, *, kind: Literal["model", "dataset"]) -> str | None:
     """Return the licence that the repository's card names, such as apache-2.0; None if it cannot be told."""
     from huggingface_hub import hf_hub_download, metadata_load
 
     try:
-        with _reading(f"{kind} {repo_id}", commit):
+        with _translate_read_errors(f"{kind} {repo_id}", commit):
             card = _call(lambda: hf_hub_download(repo_id, "README.md", revision=commit, repo_type=kind))
         is_bomb = Path(card).stat().st_size > _MAX_CARD_BYTES or b"<<" in Path(card).read_bytes()  # merge keys multiply
         found = None if is_bomb else (metadata_load(card) or {}).get("license")
     except Exception as error:  # a stranger's file, read by a library that raises whatever YAML raises
-        _log.info("%s %s: its licence is not known (%s)", kind, repo_id, network.reason(error))
+        _log.info("%s %s: its licence is not known (%s)", kind, repo_id, network.name_error(error))
         return None
     return found if isinstance(found, str) and found.isprintable() and len(found) <= 64 else None
 
@@ -154,8 +154,8 @@ def publish(folder: Path, repo_id: str, *, is_private: bool, message: str) -> Pu
         api = HfApi()
         name = api.create_repo(repo_id, private=is_private, exist_ok=True).repo_id
         _send_differences(api, name, folder, digests, message=message, sent=sent)
-        commit, remote = _remote_files(api, name)
-        different = differences(remote, folder, digests)
+        commit, remote = _list_remote_files(api, name)
+        different = list_differences(remote, folder, digests)
         if different:
             raise ResourceError(
                 f"upload pending: {len(different)} files of {name} differ from {folder}, first {different[0]}; "
@@ -163,7 +163,7 @@ def publish(folder: Path, repo_id: str, *, is_private: bool, message: str) -> Pu
             )
         return Publication(name, commit, f"{api.endpoint}/{name}/tree/{commit}", len(sent))
 
-    with _writing(repo_id), network.saying_that_it_runs(f"uploading to {repo_id}"):
+    with _translate_write_errors(repo_id), network.log_while_running(f"uploading to {repo_id}"):
         return _call(send)
 
 
@@ -176,11 +176,11 @@ def _send_differences(
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    head, remote = _remote_files(api, repo_id)
-    changed = differences(remote, folder, digests)
+    head, remote = _list_remote_files(api, repo_id)
+    changed = list_differences(remote, folder, digests)
     removed: list[str] = []
     if MANIFEST in changed and MANIFEST in remote:
-        earlier = paths_in(Path(api.hf_hub_download(repo_id, MANIFEST, revision=head)))
+        earlier = read_paths(Path(api.hf_hub_download(repo_id, MANIFEST, revision=head)))
         removed = sorted(earlier & set(remote) - set(digests))
     if not changed:
         return
@@ -191,7 +191,7 @@ def _send_differences(
     api.create_commit(repo_id, operations, commit_message=message, parent_commit=head)
 
 
-def _remote_files(api: "HfApi", repo_id: str) -> tuple[str, dict[str, str]]:
+def _list_remote_files(api: "HfApi", repo_id: str) -> tuple[str, dict[str, str]]:
     """Return the newest commit and its files: path -> sha256 of large files, git hash (sha1) of the others."""
     from huggingface_hub.hf_api import RepoFile
 
@@ -201,7 +201,7 @@ def _remote_files(api: "HfApi", repo_id: str) -> tuple[str, dict[str, str]]:
     return head, {file.path: file.lfs.sha256 if file.lfs else file.blob_id for file in files}
 
 
-def model_card(
+def make_model_card(
     body: str,
     *,
     name: str,
@@ -245,7 +245,7 @@ def has_token() -> bool:
 
 
 @contextlib.contextmanager
-def _reading(what: str, revision: str) -> Iterator[None]:
+def _translate_read_errors(what: str, revision: str) -> Iterator[None]:
     """Turn what goes wrong while reading into one line that names `what`, the revision and the remedy."""
     from huggingface_hub import errors
 
@@ -266,46 +266,48 @@ def _reading(what: str, revision: str) -> Iterator[None]:
     except errors.HFValidationError:
         raise DataError(f"{place}: no Hub id; allowed: OWNER/NAME, at most 96 characters") from None
     except Exception as error:
-        if network.status_code(error) in (401, 403):
+        if network.find_status_code(error) in (401, 403):
             raise DataError(
-                f"{place}: access refused ({network.reason(error)}); set HF_TOKEN to a valid token ({token})"
+                f"{place}: access refused ({network.name_error(error)}); set HF_TOKEN to a valid token ({token})"
             ) from None
-        raise _failure(error, place) from None
+        raise _translate_error(error, place) from None
 
 
 @contextlib.contextmanager
-def _writing(repo_id: str) -> Iterator[None]:
+def _translate_write_errors(repo_id: str) -> Iterator[None]:
     """Turn what goes wrong while publishing into one line with the remedy."""
     try:
         yield
     except Exception as error:
-        status = network.status_code(error)
+        status = network.find_status_code(error)
         if status in (401, 403, 404):
             raise ConfigurationError(
                 f"upload.repo_id: the Hub refused to write to {repo_id} (HTTP {status}); use a token with write access "
                 "to it (https://huggingface.co/settings/tokens) in HF_TOKEN, or another upload.repo_id"
             ) from None
-        raise _failure(error, f"upload pending: {repo_id}") from None
+        raise _translate_error(error, f"upload pending: {repo_id}") from None
 
 
-def _failure(error: Exception, place: str) -> Exception:
+def _translate_error(error: Exception, place: str) -> Exception:
     """Return the one-line failure for what the Hub or the network did, or `error` itself if it is neither."""
     from huggingface_hub.errors import FileMetadataError, OfflineModeIsEnabled
 
     if isinstance(error, StageError):
         return error
-    if any(isinstance(cause, OfflineModeIsEnabled) for cause in network.causes(error)):
+    if any(isinstance(cause, OfflineModeIsEnabled) for cause in network.walk_causes(error)):
         return ResourceError(f"{place}: HF_HUB_OFFLINE is set, and the local cache is not enough; unset it")
     if network.is_transient(error):
         tries = len(network.WAITS_SECONDS) + 1
         return ResourceError(
-            f"{place}: the Hub could not be reached ({network.reason(error)}, {tries} tries); check the network "
+            f"{place}: the Hub could not be reached ({network.name_error(error)}, {tries} tries); check the network "
             "and run again: what has arrived is kept"
         )
-    if any(isinstance(cause, json.JSONDecodeError | FileMetadataError) for cause in network.causes(error)):
-        return ResourceError(f"{place}: what answers is not the Hub ({network.reason(error)}); check network and proxy")
-    if network.status_code(error) is not None:
-        return ResourceError(f"{place}: the Hub answered {network.reason(error)}; run again later")
+    if any(isinstance(cause, json.JSONDecodeError | FileMetadataError) for cause in network.walk_causes(error)):
+        return ResourceError(
+            f"{place}: what answers is not the Hub ({network.name_error(error)}); check network and proxy"
+        )
+    if network.find_status_code(error) is not None:
+        return ResourceError(f"{place}: the Hub answered {network.name_error(error)}; run again later")
     return error
 
 
@@ -328,7 +330,7 @@ def _call(call: Callable[[], _Result]) -> _Result:
     from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils import logging as hub_logging
 
-    def once() -> _Result:
+    def call_once() -> _Result:
         bound_requests()
         return call()
 
@@ -338,4 +340,4 @@ def _call(call: Callable[[], _Result]) -> _Result:
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     if not sys.stderr.isatty():
         disable_progress_bars()
-    return network.with_retries(once, give_up_on=OfflineModeIsEnabled)
+    return network.call_with_retries(call_once, give_up_on=OfflineModeIsEnabled)

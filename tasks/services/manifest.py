@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from training.process.files import digest_of_file, write_json
+from training.process.files import digest_file, write_json
 
 MANIFEST = "manifest.json"
 
@@ -17,7 +17,7 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
         **facts,
         "files": {
             file.relative_to(folder).as_posix(): {
-                "sha256": digest_of_file(file),
+                "sha256": digest_file(file),
                 "num_bytes": file.stat().st_size,
             }
             for file in files
@@ -31,10 +31,10 @@ def read_digests(folder: Path) -> dict[str, str]:
     """Return path -> sha256 of every file that the manifest names, and of the manifest itself."""
     files = json.loads((folder / MANIFEST).read_bytes())["files"]
     digests = {path: facts["sha256"] for path, facts in files.items()}
-    return {**digests, MANIFEST: digest_of_file(folder / MANIFEST)}
+    return {**digests, MANIFEST: digest_file(folder / MANIFEST)}
 
 
-def paths_in(file: Path) -> set[str]:
+def read_paths(file: Path) -> set[str]:
     """Return the paths that a published manifest names; none if the file is no manifest of ours."""
     try:
         files = json.loads(file.read_bytes())["files"]
@@ -43,7 +43,7 @@ def paths_in(file: Path) -> set[str]:
     return set(files) if isinstance(files, dict) else set()
 
 
-def differences(remote: dict[str, str], folder: Path, digests: dict[str, str]) -> list[str]:
+def list_differences(remote: dict[str, str], folder: Path, digests: dict[str, str]) -> list[str]:
     """Return the paths that the repository lacks or holds with other content than `digests` says.
 
     `remote`: path -> sha256 (64 hex digits) or git's hash (40), as the Hub has one or the other.
@@ -51,11 +51,12 @@ def differences(remote: dict[str, str], folder: Path, digests: dict[str, str]) -
     return [
         path
         for path, sha256 in sorted(digests.items())
-        if path not in remote or remote[path] != (sha256 if len(remote[path]) == 64 else git_hash(folder / path))
+        if path not in remote
+        or remote[path] != (sha256 if len(remote[path]) == 64 else compute_git_hash(folder / path))
     ]
 
 
-def git_hash(file: Path) -> str:
+def compute_git_hash(file: Path) -> str:
     """Return the hash under which git keeps the file's content (sha1, hex)."""
     content = file.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

@@ -26,7 +26,7 @@ _SECONDS_BETWEEN_WORDS = 10.0
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-def with_retries(call: Callable[[], _Result], *, give_up_on: type[Exception]) -> _Result:
+def call_with_retries(call: Callable[[], _Result], *, give_up_on: type[Exception]) -> _Result:
     """Return what `call` returns; network errors, 429 and 5xx get a few tries more, with growing pauses.
 
     An error that is, or was caused by, `give_up_on` gets none.
@@ -35,16 +35,16 @@ def with_retries(call: Callable[[], _Result], *, give_up_on: type[Exception]) ->
         try:
             return call()
         except Exception as error:
-            is_final = any(isinstance(cause, give_up_on) for cause in causes(error))
+            is_final = any(isinstance(cause, give_up_on) for cause in walk_causes(error))
             if wait is None or is_final or not is_transient(error):
                 raise
-            _log.info("network: %s; trying again in %.0f s", reason(error), wait)
+            _log.info("network: %s; trying again in %.0f s", name_error(error), wait)
             time.sleep(wait)
     raise AssertionError("the last try returns or raises")
 
 
 @contextlib.contextmanager
-def saying_that_it_runs(what: str) -> Iterator[None]:
+def log_while_running(what: str) -> Iterator[None]:
     """Log a line every few seconds for as long as the block runs, so that a long transfer is not silent."""
     is_over = threading.Event()
     started = time.perf_counter()
@@ -77,7 +77,7 @@ class Patience:
                 f"{host}: a web page answers where data was asked for, as the login page of a network or proxy does; "
                 "open it in a browser and sign in, or check HTTPS_PROXY and HF_ENDPOINT, then run again"
             )
-        asked = _seconds_asked_for(response)
+        asked = _parse_retry_after(response)
         if response.status_code not in _TRANSIENT_STATUS or not asked:
             return
         if asked > self._left_seconds:
@@ -89,7 +89,7 @@ class Patience:
         _log.warning("%s: HTTP %d; waiting %d s, as it asks", host, response.status_code, asked)
 
 
-def _seconds_asked_for(response: "httpx2.Response") -> int | None:
+def _parse_retry_after(response: "httpx2.Response") -> int | None:
     """Return for how long the server asks us to wait, where the library that calls it would do so."""
     limit = re.search(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)", response.headers.get("ratelimit", ""))
     asked = limit[1] if limit else response.headers.get("retry-after", "")
@@ -100,29 +100,29 @@ def is_transient(error: BaseException) -> bool:
     """Return True if the network or an overloaded server is to blame, so that a later try may succeed."""
     import httpx2
 
-    status = status_code(error)
+    status = find_status_code(error)
     if status is not None:
         return status in _TRANSIENT_STATUS
     kinds = (httpx2.TransportError, ConnectionError, TimeoutError)
-    return any(isinstance(cause, kinds) for cause in causes(error))
+    return any(isinstance(cause, kinds) for cause in walk_causes(error))
 
 
-def reason(error: BaseException) -> str:
+def name_error(error: BaseException) -> str:
     """Return `HTTP 503` or the class of the first cause: never its text, which may hold a signed address."""
-    status = status_code(error)
-    return f"HTTP {status}" if status is not None else type(list(causes(error))[-1]).__name__
+    status = find_status_code(error)
+    return f"HTTP {status}" if status is not None else type(list(walk_causes(error))[-1]).__name__
 
 
-def status_code(error: BaseException) -> int | None:
+def find_status_code(error: BaseException) -> int | None:
     """Return the HTTP status of the answer that caused the error, or None if there was no answer."""
-    for cause in causes(error):
-        status = getattr(getattr(cause, "response", None), "status_code", None)
+    for cause in walk_causes(error):
+        status = getattr(getattr(cause, "response", None), "find_status_code", None)
         if isinstance(status, int):
             return status
     return None
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
+def walk_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the error and what caused it: libraries wrap the server's answer in errors of their own."""
     seen: list[BaseException] = []
     current: BaseException | None = error

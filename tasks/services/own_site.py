@@ -15,7 +15,7 @@ _HEALTH = "/health"
 """Says that the server is up, to everybody."""
 
 
-def new_credentials() -> str:
+def make_credentials() -> str:
     """Return `user:password` with a password that nobody can guess; new for every start of a server."""
     return f"ddp-compare:{secrets.token_urlsafe(24)}"
 
@@ -50,10 +50,10 @@ class OwnSite:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer 403 or 401."""
-        refusal = None if scope["type"] == "lifespan" else self._refusal(scope)
+        refusal = None if scope["type"] == "lifespan" else self._find_refusal(scope)
         await (refusal or self._app)(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> ASGIApp | None:
+    def _find_refusal(self, scope: Scope) -> ASGIApp | None:
         sent: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             sent.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))

@@ -13,7 +13,7 @@ from tasks.params import Params
 from tasks.records.fingerprint import MachineFile
 from tasks.records.run import CellFacts, read_segment
 from tasks.records.slices import SlicesManifest
-from training.process.files import digest_of_json
+from training.process.files import digest_json
 
 _MAX_CHARACTERS = 6_000
 """MLflow cuts or refuses longer values of parameters and tags."""
@@ -34,7 +34,7 @@ Tags = dict[str | None, dict[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class TrackedComparison:
     """One parent run: what it is, and where it is kept."""
 
     uri: str
@@ -50,7 +50,7 @@ class Comparison:
     facts: dict[str, str]
     """Parameters and facts about the machine, one level deep."""
 
-    def without_uri(self) -> dict[str, Any]:
+    def omit_uri(self) -> dict[str, Any]:
         """Return all but the URI: what may be written to a file."""
         return {key: value for key, value in asdict(self).items() if key != "uri"}
 
@@ -66,12 +66,12 @@ class Point:
     values: dict[str, float]
 
 
-def tracking_uri(params: Params) -> str:
+def choose_tracking_uri(params: Params) -> str:
     """Return where the runs are kept: params.yaml, else $MLFLOW_TRACKING_URI, else mlflow.db in this folder."""
     return params.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
 
 
-def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine: Path) -> Comparison:
+def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine: Path) -> TrackedComparison:
     """Return the comparison that `run` (run.json of any of its cells, or its beginning) belongs to.
 
     Its identity is the validated params, without what changes no number (where it is tracked and published, its
@@ -86,24 +86,24 @@ def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine
         "machine": facts.digest,
         "slices": {str(part): parts[str(part)].digest for part in (*params.ranges, params.heldout)},
     }
-    return Comparison(
-        uri=tracking_uri(params),
+    return TrackedComparison(
+        uri=choose_tracking_uri(params),
         experiment=params.tracking.experiment,
         name=params.name,
         description=params.description,
-        digest=digest_of_json(identity),
-        facts=flattened(
+        digest=digest_json(identity),
+        facts=flatten(
             {**content, "machine": facts.model_dump(exclude={"file_version"}), "code_digest": run.code_digest}
         ),
     )
 
 
-def flattened(value: Mapping[str, Any]) -> dict[str, str]:
+def flatten(value: Mapping[str, Any]) -> dict[str, str]:
     """Return every leaf under its dotted key, as params.yaml would write it, short enough for MLflow."""
-    return {re.sub(_NOT_IN_KEYS, "", key): _as_text(leaf)[:_MAX_CHARACTERS] for key, leaf in _leaves(value)}
+    return {re.sub(_NOT_IN_KEYS, "", key): _format_value(leaf)[:_MAX_CHARACTERS] for key, leaf in _walk_leaves(value)}
 
 
-def point_of_step(event: Mapping[str, Any], *, timestamp_ms: int) -> Point:
+def make_step_point(event: Mapping[str, Any], *, timestamp_ms: int) -> Point:
     """Return the metrics of a step event; those that the training did not take are absent."""
     values = {key: float(event[key]) for key in _STEP_METRICS if event.get(key) is not None}
     if event.get("seconds"):
@@ -112,7 +112,7 @@ def point_of_step(event: Mapping[str, Any], *, timestamp_ms: int) -> Point:
     return Point(event["step"], timestamp_ms, values)
 
 
-def points_of_segment(folder: Path) -> tuple[list[Point], Point]:
+def read_segment_points(folder: Path) -> tuple[list[Point], Point]:
     """Return a finished segment's step points, and its epoch metrics at its last step.
 
     The times follow from the segment's start and the seconds of its steps, so that they are the same at every call.
@@ -123,13 +123,13 @@ def points_of_segment(folder: Path) -> tuple[list[Point], Point]:
     with (folder / "steps.jsonl").open(encoding="utf-8") as lines:
         for event in map(json.loads, lines):
             now += event["seconds"]
-            points.append(point_of_step(event, timestamp_ms=int(now * 1000)))
+            points.append(make_step_point(event, timestamp_ms=int(now * 1000)))
     figures = {key: getattr(facts, key) for key in _EPOCH_METRICS}
     epoch = {f"epoch/{key}": float(value) for key, value in figures.items() if value is not None}
     return points, Point(facts.last_step, int(now * 1000), epoch)
 
 
-def final_figures(results: Mapping[str, Any]) -> dict[str | None, dict[str, float]]:
+def collect_final_figures(results: Mapping[str, Any]) -> dict[str | None, dict[str, float]]:
     """Return what results.json found: cell -> figures, and under None those of the base model.
 
     Figures are the measured numbers, counts and settings are not; a withheld one is null there and absent here. Where
@@ -137,7 +137,7 @@ def final_figures(results: Mapping[str, Any]) -> dict[str | None, dict[str, floa
     """
     figures: dict[str | None, dict[str, float]] = {None: {}}
     for cell in results["cells"]:
-        found = {**cell, **cell.get("whole", {}), **_measured_figures(results, cell)}
+        found = {**cell, **cell.get("whole", {}), **_collect_measured_figures(results, cell)}
         figures[cell["cell"]] = {f"final/{key}": value for key, value in found.items() if isinstance(value, float)}
     for model in results["quality"]["models"]:
         is_base = model["model"] == "base"
@@ -148,7 +148,7 @@ def final_figures(results: Mapping[str, Any]) -> dict[str | None, dict[str, floa
     return figures
 
 
-def _measured_figures(results: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, float | None]:
+def _collect_measured_figures(results: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the figures of the stage `measure` of one cell; none where it did not run."""
     arms = (results.get("measurement") or {}).get("arms", [])
     arm = next((arm for arm in arms if arm["cell"] == cell["cell"] and not arm["is_wrapped_baseline"]), None)
@@ -166,12 +166,12 @@ def _measured_figures(results: Mapping[str, Any], cell: Mapping[str, Any]) -> di
     return figures
 
 
-def tables_of(results: Mapping[str, Any]) -> dict[str, Rows]:
+def make_tables(results: Mapping[str, Any]) -> dict[str, Rows]:
     """Return the tables that stand in the comparison's run: name -> rows, each of the same columns.
 
     A figure that is withheld, or that nobody measured, is None.
     """
-    figures = final_figures(results)
+    figures = collect_final_figures(results)
     names = sorted({key for cell, found in figures.items() if cell is not None for key in found})
     return {
         "gates": [
@@ -192,7 +192,7 @@ def tables_of(results: Mapping[str, Any]) -> dict[str, Rows]:
     }
 
 
-def gate_tags(results: Mapping[str, Any]) -> Tags:
+def make_gate_tags(results: Mapping[str, Any]) -> Tags:
     """Return cell -> one tag per gate, its verdict and what it compared, and what they leave of the speedup.
 
     Under None: the tags of the comparison, one per gate with the cells that decided it, and one per cell.
@@ -211,17 +211,17 @@ def gate_tags(results: Mapping[str, Any]) -> Tags:
     return {cell: {key: text[:_MAX_CHARACTERS] for key, text in found.items()} for cell, found in tags.items()}
 
 
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _walk_leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, part in value.items():
-            yield from _leaves(part, f"{prefix}.{key}" if prefix else str(key))
+            yield from _walk_leaves(part, f"{prefix}.{key}" if prefix else str(key))
     elif isinstance(value, list) and any(isinstance(part, Mapping | list) for part in value):
-        yield from _leaves({str(index): part for index, part in enumerate(value)}, prefix)
+        yield from _walk_leaves({str(index): part for index, part in enumerate(value)}, prefix)
     else:
         yield prefix, value
 
 
-def _as_text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list):
-        return ", ".join(_as_text(part) for part in value)
+        return ", ".join(_format_value(part) for part in value)
     return value if isinstance(value, str) else json.dumps(value)

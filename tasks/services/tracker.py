@@ -18,19 +18,19 @@ from tasks.process.failure import PreemptedError
 from tasks.records.run import CellFacts, RunFile
 from tasks.services.follower import Follower, attempt_within
 from tasks.services.tracked import (
-    Comparison,
     Point,
     Rows,
     Tags,
+    TrackedComparison,
+    collect_final_figures,
     describe_comparison,
-    final_figures,
-    flattened,
-    gate_tags,
-    points_of_segment,
-    tables_of,
+    flatten,
+    make_gate_tags,
+    make_tables,
+    read_segment_points,
 )
-from training.process.files import digest_of_file, digest_of_json, write_json
-from training.process.redaction import redacted
+from training.process.files import digest_file, digest_json, write_json
+from training.process.redaction import redact
 
 _log = logging.getLogger(__name__)
 
@@ -92,28 +92,28 @@ def log_report(
     send_report(comparison, results, reports=reports, cells=[runs / cell for cell in params.cells])
 
 
-def send_report(comparison: Comparison, results: Mapping[str, Any], *, reports: Path, cells: list[Path]) -> bool:
+def send_report(comparison: TrackedComparison, results: Mapping[str, Any], *, reports: Path, cells: list[Path]) -> bool:
     """Send a finished comparison and return True, or warn, note it in PENDING and return False."""
 
     def send() -> int:
         store = _Store(comparison)
-        figures = final_figures(results)
-        store.withdraw_unless(figures)
+        figures = collect_final_figures(results)
+        store.delete_stale_runs(figures)
         store.open_parent()
         sent = sum(store.sync_cell(folder) for folder in cells)
         sent += store.send_figures(figures)
-        store.send_report(reports, tables=tables_of(results), tags=gate_tags(results))
+        store.send_report(reports, tables=make_tables(results), tags=make_gate_tags(results))
         return sent
 
     sent, problem = attempt_within(REPORT_SECONDS, send)
-    shown = redacted(comparison.uri)
+    shown = redact(comparison.uri)
     if problem is None:
         _log.info("tracker: %d values sent to experiment %s in %s", sent, comparison.experiment, shown)
         PENDING.unlink(missing_ok=True)
         return True
     _log.warning("tracker: %s (%s); the report is whole without it, and `make mlflow` sends it later", problem, shown)
-    fingerprints = {str(folder): digest_of_file(folder / "run.json") for folder in cells}
-    write_json(PENDING, {"comparison": comparison.without_uri(), "reports": str(reports), "cells": fingerprints})
+    fingerprints = {str(folder): digest_file(folder / "run.json") for folder in cells}
+    write_json(PENDING, {"comparison": comparison.omit_uri(), "reports": str(reports), "cells": fingerprints})
     return False
 
 
@@ -134,7 +134,7 @@ class _CellRun:
     def send_segments(self, folders: Iterable[Path]) -> int:
         sent = 0
         for folder in folders:
-            points, epoch = points_of_segment(folder)
+            points, epoch = read_segment_points(folder)
             sent += self.send_points(points) + self.store.send_points(self.run, [epoch], anchor=_EPOCH_ANCHOR)
         return sent
 
@@ -142,7 +142,7 @@ class _CellRun:
 class _Store:
     """The runs of one comparison in MLflow. Every method may raise whatever a tracker can get wrong."""
 
-    def __init__(self, comparison: Comparison) -> None:
+    def __init__(self, comparison: TrackedComparison) -> None:
         # MLflow's own patience is 7 tries of 120 seconds each.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
@@ -168,7 +168,7 @@ class _Store:
     def open_cell(self, cell: str, facts: Mapping[str, Any]) -> _CellRun:
         """Return the cell's run below the comparison's, made if need be, with the facts as parameters."""
         tags = {"mlflow.parentRunId": self.open_parent().info.run_id, "ddp_compare.cell": cell}
-        return _CellRun(self, self._open(cell, name=cell, facts=flattened(facts), tags=tags))
+        return _CellRun(self, self._open(cell, name=cell, facts=flatten(facts), tags=tags))
 
     def sync_cell(self, folder: Path) -> int:
         """Send what the store lacks of the finished cell in `folder`; return the number of values sent."""
@@ -182,7 +182,7 @@ class _Store:
         """Send the points that the run does not have yet; return the number of values sent."""
         from mlflow.entities import Metric
 
-        known = self._known_steps(run.info.run_id, anchor)
+        known = self._read_known_steps(run.info.run_id, anchor)
         missing = {point.step: point for point in points if point.step not in known}
         sent = 0
         batch: list[Any] = []
@@ -220,7 +220,7 @@ class _Store:
                 sent += len(changed)
         return sent
 
-    def withdraw_unless(self, figures: Mapping[str | None, Mapping[str, float]]) -> None:
+    def delete_stale_runs(self, figures: Mapping[str | None, Mapping[str, float]]) -> None:
         """Delete the comparison's runs if one shows a final figure that is not among `figures`.
 
         MLflow cannot delete a metric, and a withheld speedup must not stay visible.
@@ -242,7 +242,7 @@ class _Store:
         # reports/hub/ is what the next stage publishes: checkpoints. README.md says what the folder is for.
         files = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
         files = {name: path for name, path in files.items() if name.parts[0] not in ("hub", ".gitignore", "README.md")}
-        digest = digest_of_json({name.as_posix(): digest_of_file(path) for name, path in files.items()})
+        digest = digest_json({name.as_posix(): digest_file(path) for name, path in files.items()})
         run = self.open_parent()
         if run.data.tags.get("ddp_compare.report") != digest:
             for name, path in files.items():
@@ -292,7 +292,7 @@ class _Store:
             self._runs[cell] = self._client.get_run(run.info.run_id)
         return self._runs[cell]
 
-    def _known_steps(self, run_id: str, anchor: str) -> set[int]:
+    def _read_known_steps(self, run_id: str, anchor: str) -> set[int]:
         if (run_id, anchor) not in self._known:
             history = self._client.get_metric_history(run_id, anchor)
             self._known[run_id, anchor] = {metric.step for metric in history}

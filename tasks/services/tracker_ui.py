@@ -17,11 +17,11 @@ from starlette.types import ASGIApp
 from tasks.params import Params, load_params
 from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
 from tasks.process.logs import configure_logging
-from tasks.services.own_site import OwnSite, new_credentials, write_private
-from tasks.services.tracked import Comparison, tracking_uri
+from tasks.services.own_site import OwnSite, make_credentials, write_private
+from tasks.services.tracked import TrackedComparison, choose_tracking_uri
 from tasks.services.tracker import PENDING, send_report
-from training.process.files import digest_of_file
-from training.process.redaction import redacted
+from training.process.files import digest_file
+from training.process.redaction import redact
 
 _log = logging.getLogger(__name__)
 
@@ -36,11 +36,11 @@ def send_pending(params: Params) -> bool:
     pending = json.loads(PENDING.read_bytes())
     for folder, digest in pending["cells"].items():
         file = Path(folder) / "run.json"
-        if not file.is_file() or digest_of_file(file) != digest:
+        if not file.is_file() or digest_file(file) != digest:
             _log.info("tracker: %s has changed since the report that was missed; its own report sends it", file)
             PENDING.unlink()
             return True
-    comparison = Comparison(uri=tracking_uri(params), **pending["comparison"])
+    comparison = TrackedComparison(uri=choose_tracking_uri(params), **pending["comparison"])
     reports = Path(pending["reports"])
     results = json.loads((reports / "results.json").read_bytes())
     return send_report(comparison, results, reports=reports, cells=[Path(folder) for folder in pending["cells"]])
@@ -52,7 +52,7 @@ def serve(uri: str, *, port: int) -> None:
     A tracking server has its own UI. Raises ResourceError if the port is somebody else's.
     """
     if uri.startswith(("http://", "https://")):
-        _log.info("the runs are in the tracking server %s", redacted(uri))
+        _log.info("the runs are in the tracking server %s", redact(uri))
         return
     address = f"http://127.0.0.1:{port}"
     try:
@@ -62,21 +62,21 @@ def serve(uri: str, *, port: int) -> None:
             f"port {port} is not to be had ({os.strerror(error.errno or 0)}); free it, or choose another one: "
             "MLFLOW_PORT=5001 make mlflow"
         ) from None
-    user, _, password = (credentials := new_credentials()).partition(":")
+    user, _, password = (credentials := make_credentials()).partition(":")
     write_private(_ACCESS, f"MLFLOW_TRACKING_USERNAME={user}\nMLFLOW_TRACKING_PASSWORD={password}\n")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
         with listening:
-            app = OwnSite(_app(uri), address=address, credentials=credentials)
-            _log.info("MLflow on %s (Ctrl-C ends it), runs from %s", address, redacted(uri))
+            app = OwnSite(_make_app(uri), address=address, credentials=credentials)
+            _log.info("MLflow on %s (Ctrl-C ends it), runs from %s", address, redact(uri))
             _log.info("the user name and the password that it asks for stand in %s", _ACCESS)
             uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
     finally:
         _ACCESS.unlink(missing_ok=True)
 
 
-def _app(uri: str) -> ASGIApp:
+def _make_app(uri: str) -> ASGIApp:
     """Return MLflow's own app of the store: `mlflow server` has no place to put a lock in front of it."""
     # Without this MLflow starts a job queue, which takes memory and runs what its API is sent.
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
@@ -103,7 +103,7 @@ def _main() -> None:
         if not is_sent:
             raise ResourceError("the tracker cannot be reached; run the same again when it can")
         return
-    serve(tracking_uri(params), port=arguments.port)
+    serve(choose_tracking_uri(params), port=arguments.port)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tasks.records.stage_file import StageFile
-from training.process.files import digest_of_file, write_json
+from training.process.files import digest_file, write_json
 
 Found = TypeVar("Found", bound=StageFile)
 MANIFEST = "manifest.json"
@@ -17,7 +17,7 @@ MANIFEST = "manifest.json"
 
 
 @contextlib.contextmanager
-def keeping(folder: Path) -> Iterator[Path]:
+def fill_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty folder to work in, which takes the name `folder` once the block ends without an error."""
     partial = folder.with_suffix(".partial")
     for leftover in (folder, partial):
@@ -27,11 +27,11 @@ def keeping(folder: Path) -> Iterator[Path]:
     partial.rename(folder)
 
 
-def kept_manifest(folder: Path) -> dict[str, Any] | None:
+def find_manifest(folder: Path) -> dict[str, Any] | None:
     """Return the folder's manifest if every file is there with the content it names, else None."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        is_whole = all(digest_of_file(folder / name) == digest for name, digest in manifest["files"].items())
+        is_whole = all(digest_file(folder / name) == digest for name, digest in manifest["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     if not is_whole:
@@ -43,12 +43,12 @@ def kept_manifest(folder: Path) -> dict[str, Any] | None:
 def keep(found: StageFile, folder: Path) -> None:
     """Write what was found as all that the folder is kept for."""
     found.write(folder)
-    write_json(folder / MANIFEST, {"files": {found.NAME: digest_of_file(folder / found.NAME)}})
+    write_json(folder / MANIFEST, {"files": {found.NAME: digest_file(folder / found.NAME)}})
 
 
 def read_kept(folder: Path, kind: type[Found]) -> Found | None:
     """Return what was found and kept there, None if it is not there or not whole."""
-    return kind.read(folder) if kept_manifest(folder) is not None else None
+    return kind.read(folder) if find_manifest(folder) is not None else None
 
 
 def mark_used(entry: Path) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 
 from tasks.params import Params
 from tasks.process.failure import ConfigurationError, DataError, ResourceError, exit_with_one_line
-from tasks.process.lock import machine_lock, workspace_lock
+from tasks.process.lock import lock_machine, lock_workspace
 from tasks.records.run import RunFile
 from tasks.store.kept import mark_used
-from training.process.files import digest_of_json, write_json
+from training.process.files import digest_json, write_json
 
 _log = logging.getLogger(__name__)
 
@@ -39,54 +39,56 @@ def note_comparison(params: Params) -> None:
 
     A comparison that is the same as the one before is not another one.
     """
-    for entry in _in_data():
+    for entry in _list_in_data():
         mark_used(entry)
-    notes = _notes()
-    digest = digest_of_json(params.model_dump(mode="json"))
+    notes = _read_notes()
+    digest = digest_json(params.model_dump(mode="json"))
     if not notes or notes[-1]["digest"] != digest:
         notes.append({"digest": digest, "begun_at": time.time()})
         write_json(_NOTES, notes[-_NOTED_COMPARISONS:])
-    for entry in unused(_DOWNLOADS, keep=KEPT_COMPARISONS):
+    for entry in list_unused(_DOWNLOADS, keep=KEPT_COMPARISONS):
         _log.info("%s: removed, none of the last %d comparisons has used it", entry, KEPT_COMPARISONS)
         _remove(entry)
 
 
-def unused(patterns: tuple[str, ...], *, keep: int) -> list[Path]:
+def list_unused(patterns: tuple[str, ...], *, keep: int) -> list[Path]:
     """Return what matches below .work/ and none of the last `keep` comparisons has used, the longest unused first."""
-    notes = _notes()
+    notes = _read_notes()
     if len(notes) < keep:
         return []
-    needed = _in_data()
-    found = {entry: entry.stat().st_mtime for entry in _entries(patterns) if entry not in needed}
+    needed = _list_in_data()
+    found = {entry: entry.stat().st_mtime for entry in _list_entries(patterns) if entry not in needed}
     return sorted((entry for entry in found if found[entry] < notes[-keep]["begun_at"]), key=found.__getitem__)
 
 
-def _entries(patterns: tuple[str, ...]) -> list[Path]:
+def _list_entries(patterns: tuple[str, ...]) -> list[Path]:
     return sorted(path for pattern in patterns for path in _WORK.glob(pattern))
 
 
-def _in_data() -> set[Path]:
+def _list_in_data() -> set[Path]:
     """Return what data/ holds now, as links or by the fingerprints of its runs."""
-    inodes = {_inode(file) for file in _DATA.rglob("*") if file.is_file()}
+    inodes = {_get_inode(file) for file in _DATA.rglob("*") if file.is_file()}
     segments = set()
     for run in _DATA.glob(f"runs/*/{RunFile.NAME}"):
         with contextlib.suppress(DataError):
             segments |= {part.fingerprint for part in RunFile.read(run).segments}
-    entries = _entries((*_DOWNLOADS, *_RESULTS))
+    entries = _list_entries((*_DOWNLOADS, *_RESULTS))
     return {
-        entry for entry in entries if entry.name in segments or any(_inode(file) in inodes for file in _files(entry))
+        entry
+        for entry in entries
+        if entry.name in segments or any(_get_inode(file) in inodes for file in _list_files(entry))
     }
 
 
-def _files(entry: Path) -> Iterator[Path]:
+def _list_files(entry: Path) -> Iterator[Path]:
     return (path for path in (entry.rglob("*") if entry.is_dir() else [entry]) if path.is_file())
 
 
-def _inode(file: Path) -> int:
+def _get_inode(file: Path) -> int:
     return file.stat().st_ino
 
 
-def _notes() -> list[dict[str, Any]]:
+def _read_notes() -> list[dict[str, Any]]:
     try:
         notes: list[dict[str, Any]] = json.loads(_NOTES.read_bytes())
     except (OSError, ValueError):
@@ -114,12 +116,12 @@ def _require_idle() -> None:
 
 def prune(*, keep: int, is_wanted: bool) -> str:
     """Remove what no comparison of the last `keep` has used if that `is_wanted`; return what goes, or would."""
-    entries = unused((*_DOWNLOADS, *_RESULTS), keep=keep)
+    entries = list_unused((*_DOWNLOADS, *_RESULTS), keep=keep)
     said = []
     total = 0
     for entry in entries:
         # What DVC's cache holds as well takes no room of its own.
-        num_bytes = sum(file.stat().st_size for file in _files(entry) if file.stat().st_nlink == 1)
+        num_bytes = sum(file.stat().st_size for file in _list_files(entry) if file.stat().st_nlink == 1)
         total += num_bytes
         day = time.strftime("%Y-%m-%d", time.gmtime(entry.stat().st_mtime))
         said.append(f"{num_bytes / 1e6:10,.1f} MB  last used {day}  {entry}")
@@ -137,11 +139,11 @@ def _main() -> None:
     arguments = parser.parse_args()
     if not arguments.keep.isdecimal() or not 1 <= int(arguments.keep) <= _NOTED_COMPARISONS:
         raise ConfigurationError(f"KEEP: got {arguments.keep[:80]!r}; allowed: 1 to {_NOTED_COMPARISONS}")
-    is_wanted = arguments.go not in ("", "0")
+    is_wanted = arguments.start_ranks not in ("", "0")
     with contextlib.ExitStack() as locks:
         if is_wanted:
-            locks.enter_context(workspace_lock("make prune"))
-            locks.enter_context(machine_lock("make prune"))
+            locks.enter_context(lock_workspace("make prune"))
+            locks.enter_context(lock_machine("make prune"))
             _require_idle()
         print(prune(keep=int(arguments.keep), is_wanted=is_wanted))  # noqa: T201 the command's own output
 

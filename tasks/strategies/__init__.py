@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from training.registry import file_named, has_file
+from training.registry import has_file, import_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +83,10 @@ class Knob:
 
     def patch(self, cell: str) -> str:
         """Return what to write into params.yaml."""
-        return patch_of([self], cell)
+        return format_patch([self], cell)
 
 
-def patch_of(knobs: Sequence[Knob], cell: str) -> str:
+def format_patch(knobs: Sequence[Knob], cell: str) -> str:
     """Return the changes as YAML, to be merged into params.yaml."""
     train: list[str] = []
     options: dict[str, Any] = {}
@@ -110,15 +110,15 @@ class Profile(Protocol):
         """Raise ValueError, with the option's name first, for options that do not go together or not with the mode."""
         ...
 
-    def exchanged_as(self, options: Mapping[str, Any]) -> str:
+    def get_exchange_dtype(self, options: Mapping[str, Any]) -> str:
         """Return the dtype in which gradients are exchanged; none: fp32."""
         ...
 
-    def num_copies(self, world_size: int) -> int:
+    def count_copies(self, world_size: int) -> int:
         """Return how many whole copies of the state the ranks hold between them, all of which have to be equal."""
         ...
 
-    def expected_traffic(self, work: Work) -> dict[str, Expected]:
+    def compute_expected_traffic(self, work: Work) -> dict[str, Expected]:
         """Return kind of collective -> what a rank has to put into them; nothing on one rank of a plain step."""
         ...
 
@@ -134,40 +134,40 @@ class Profile(Protocol):
         """Return figures of the layout, for the gate's finding."""
         ...
 
-    def why_no_waterfall(self, *, is_exact: bool) -> str | None:
+    def explain_no_waterfall(self, *, is_exact: bool) -> str | None:
         """Return for what a waterfall is not available, `the strategy ...`; None where it is."""
         ...
 
-    def why_no_prediction(self, options: Mapping[str, Any], *, is_exact: bool) -> str | None:
+    def explain_no_prediction(self, options: Mapping[str, Any], *, is_exact: bool) -> str | None:
         """Return for what a prediction is not available; None where its communication model knows the exchange."""
         ...
 
-    def why_no_knobs(self, *, is_exact: bool) -> str | None:
+    def explain_no_knobs(self, *, is_exact: bool) -> str | None:
         """Return for what advice on its options is not available; None where there is some, or no option."""
         ...
 
-    def knobs(
+    def list_knobs(
         self, options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
     ) -> list[Knob]:
         """Return the options that are worth trying; `can`: ways of training that the model takes."""
         ...
 
 
-def profile_of(strategy: str) -> Profile | None:
+def find_profile(strategy: str) -> Profile | None:
     """Return what is known of a strategy; None if it has no file here."""
     if not has_file("tasks.strategies", strategy):
         return None
-    found: Profile = file_named("tasks.strategies", strategy)
+    found: Profile = import_file("tasks.strategies", strategy)
     return found
 
 
-def exchanged_as(strategy: str, options: Mapping[str, Any]) -> str:
+def get_exchange_dtype(strategy: str, options: Mapping[str, Any]) -> str:
     """Return the dtype in which the strategy exchanges gradients; none: fp32."""
-    profile = profile_of(strategy)
-    return "none" if profile is None else profile.exchanged_as(options)
+    profile = find_profile(strategy)
+    return "none" if profile is None else profile.get_exchange_dtype(options)
 
 
-def total_of(expected: Mapping[str, Expected]) -> Expected:
+def sum_expected(expected: Mapping[str, Expected]) -> Expected:
     """Return all kinds together."""
     parts = expected.values()
     return Expected(
@@ -176,16 +176,16 @@ def total_of(expected: Mapping[str, Expected]) -> Expected:
     )
 
 
-def not_available(cell: str, strategy: str, options: Mapping[str, Any], *, is_exact: bool) -> list[str]:
+def list_unavailable(cell: str, strategy: str, options: Mapping[str, Any], *, is_exact: bool) -> list[str]:
     """Return a sentence for each thing that a report cannot say of a cell of several ranks with this strategy."""
-    profile = profile_of(strategy)
+    profile = find_profile(strategy)
     if profile is None:
         unknown = f"the strategy {strategy}, of which nothing is known beside its step (tasks/strategies/{strategy}.py)"
         reasons: list[tuple[str, str | None]] = [("Waterfall, prediction and advice on options", unknown)]
     else:
         reasons = [
-            ("A waterfall", profile.why_no_waterfall(is_exact=is_exact)),
-            ("A prediction", profile.why_no_prediction(options, is_exact=is_exact)),
-            ("Advice on options", profile.why_no_knobs(is_exact=is_exact)),
+            ("A waterfall", profile.explain_no_waterfall(is_exact=is_exact)),
+            ("A prediction", profile.explain_no_prediction(options, is_exact=is_exact)),
+            ("Advice on options", profile.explain_no_knobs(is_exact=is_exact)),
         ]
     return [f"{cell}: {what}: not available for {why}." for what, why in reasons if why is not None]

@@ -20,40 +20,41 @@ _LARGEST_BUCKET_MIB = 512
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
     """Raise ValueError for two ways of exchanging at once, and for either in exact mode: there it is not DDP."""
-    if options.get("early_tied_head") and exchanged_as(options) != "none":
+    if options.get("early_tied_head") and get_exchange_dtype(options) != "none":
         raise ValueError(
-            f"options.early_tied_head: got true with gradient_hook {exchanged_as(options)}; allowed: gradient_hook none"
+            f"options.early_tied_head: got true with gradient_hook {get_exchange_dtype(options)}; allowed: "
+            "gradient_hook none"
         )
     for name in ("gradient_hook", "early_tied_head") if is_exact else ():
         if options.get(name, False) not in (False, "none"):
             raise ValueError(f"options.{name}: got {options[name]} with train.exact; allowed: exact: false")
 
 
-def exchanged_as(options: Mapping[str, Any]) -> str:
+def get_exchange_dtype(options: Mapping[str, Any]) -> str:
     """Return what gradient_hook says."""
     return str(options.get("gradient_hook", "none"))
 
 
-def num_copies(world_size: int) -> int:
+def count_copies(world_size: int) -> int:
     """Return one per rank."""
     return world_size
 
 
-def expected_traffic(work: Work) -> dict[str, Expected]:
+def compute_expected_traffic(work: Work) -> dict[str, Expected]:
     """Return all buckets once per step; in exact mode the whole gradient, in parcels, once per micro-batch.
 
     Of a tied embedding whose head goes early, rows of the embedding go beside it: at most all of them.
     """
     if work.is_exact:
-        return _expected_gathers(work) if work.world_size > 1 else {}
-    buckets, num_of_rows = _buckets(work), _num_of_rows(work)
-    sent = int(sum(buckets) * work.num_steps * _SHARE_SENT[exchanged_as(work.options)])
+        return _compute_expected_gathers(work) if work.world_size > 1 else {}
+    buckets, num_of_rows = _list_bucket_bytes(work), _count_row_exchanges(work)
+    sent = int(sum(buckets) * work.num_steps * _SHARE_SENT[get_exchange_dtype(work.options)])
     number = (max(1, len(buckets)) + num_of_rows) * work.num_steps
     most = sent + num_of_rows * buckets[0] * work.num_steps if buckets else sent
     return {_ALL_REDUCE: Expected(Bounds(number, number), Bounds(sent, most))}
 
 
-def _expected_gathers(work: Work) -> dict[str, Expected]:
+def _compute_expected_gathers(work: Work) -> dict[str, Expected]:
     least, most = work.num_rounds
     num_parcels, num_bytes = int(work.exchange.get("num_parcels", 1)), work.gradient_bytes
     return {
@@ -63,12 +64,12 @@ def _expected_gathers(work: Work) -> dict[str, Expected]:
     }
 
 
-def _buckets(work: Work) -> list[int]:
+def _list_bucket_bytes(work: Work) -> list[int]:
     buckets: list[int] = list(work.exchange.get("bucket_bytes", []))
     return buckets
 
 
-def _num_of_rows(work: Work) -> int:
+def _count_row_exchanges(work: Work) -> int:
     # The head of a tied embedding goes first and by itself; of the embedding, some rows follow.
     return 1 if work.options.get("early_tied_head") else 0
 
@@ -79,13 +80,13 @@ def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
         # Wrapped in DDP, a baseline pays for an exchange with itself.
         number = sum(kind.number for kind in traffic.values())
         return f"one rank, yet {number} exchanges of gradients" if number else None
-    return _of_gathers(traffic, work) if work.is_exact else _of_all_reduces(traffic, work)
+    return _find_gather_problem(traffic, work) if work.is_exact else _find_all_reduce_problem(traffic, work)
 
 
-def _of_all_reduces(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
-    buckets, accumulated, steps = _buckets(work), work.num_rounds_per_step, work.num_steps
-    counted, num_bytes = _counted(traffic, _ALL_REDUCE)
-    needed = max(1, len(buckets)) + _num_of_rows(work)
+def _find_all_reduce_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+    buckets, accumulated, steps = _list_bucket_bytes(work), work.num_rounds_per_step, work.num_steps
+    counted, num_bytes = _count_traffic(traffic, _ALL_REDUCE)
+    needed = max(1, len(buckets)) + _count_row_exchanges(work)
     if counted < needed * steps:
         why = "never exchanged" if counted == 0 else "not all exchanged in every step"
         return f"{counted} all-reduces where {needed * steps} are needed: gradients were {why}"
@@ -93,38 +94,39 @@ def _of_all_reduces(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
         is_every = counted >= needed * work.num_rounds[0]
         when = "on every micro-batch" if is_every else f"on more than the last of {accumulated} micro-batches"
         return (
-            f"{counted / steps:g} all-reduces per step where 1 exchange of the {wording.counted(needed, 'bucket')} is "
+            f"{counted / steps:g} all-reduces per step where 1 exchange of the "
+            f"{wording.format_plural(needed, 'bucket')} is "
             f"needed: synchronised {when if accumulated > 1 else 'more than once'}"
         )
-    expected = expected_traffic(work)[_ALL_REDUCE].num_bytes
+    expected = compute_expected_traffic(work)[_ALL_REDUCE].num_bytes
     if not expected.has(num_bytes):
-        hook = exchanged_as(work.options)
+        hook = get_exchange_dtype(work.options)
         in_16_bit = "" if hook == "none" else f", in {hook} {expected.least // steps:,}"
         return (
             f"{num_bytes / steps:,.0f} bytes were exchanged per step, the "
-            f"{wording.counted(len(buckets), 'bucket')} hold {sum(buckets):,}{in_16_bit}"
+            f"{wording.format_plural(len(buckets), 'bucket')} hold {sum(buckets):,}{in_16_bit}"
         )
     if sum(buckets) != work.gradient_bytes:
         return f"the buckets hold {sum(buckets):,} bytes, the gradient of all parameters has {work.gradient_bytes:,}"
     return None
 
 
-def _of_gathers(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
-    if number := _counted(traffic, _ALL_REDUCE)[0]:
+def _find_gather_problem(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+    if number := _count_traffic(traffic, _ALL_REDUCE)[0]:
         return f"exact mode, yet {number} all-reduces, whose order of addition nobody knows"
     least, most = work.num_rounds
-    num_bytes = _counted(traffic, _ALL_GATHER)[1]
+    num_bytes = _count_traffic(traffic, _ALL_GATHER)[1]
     whole, rest = divmod(num_bytes, work.gradient_bytes)
     if rest or not least <= whole <= most:
         return (
             f"{num_bytes / work.gradient_bytes:g} gradients were gathered in "
-            f"{wording.counted(work.num_steps, 'step')}, one per micro-batch is needed: "
+            f"{wording.format_plural(work.num_steps, 'step')}, one per micro-batch is needed: "
             f"{least if least == most else f'{least} to {most}'}"
         )
     return None
 
 
-def _counted(traffic: Mapping[str, Exchanged], kind: str) -> tuple[int, int]:
+def _count_traffic(traffic: Mapping[str, Exchanged], kind: str) -> tuple[int, int]:
     found = traffic.get(kind)
     return (0, 0) if found is None else (found.number, found.num_bytes)
 
@@ -132,27 +134,27 @@ def _counted(traffic: Mapping[str, Exchanged], kind: str) -> tuple[int, int]:
 def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
     """Return the all-reduces, or the gathers of exact mode, per step."""
     if work.is_exact:
-        gathers = _counted(traffic, _ALL_GATHER)[0] / work.num_steps
+        gathers = _count_traffic(traffic, _ALL_GATHER)[0] / work.num_steps
         return (
             f"{gathers:g} gathers of all ranks' gradients, added in one order; that all ranks then had the same sum is "
             "shown by the gates on parameters and loss curves"
         )
-    reduces, buckets = _counted(traffic, _ALL_REDUCE)[0] / work.num_steps, _buckets(work)
-    mib = wording.three_digits(sum(buckets) / 2**20)
-    return f"{reduces:g} all-reduces for {wording.counted(len(buckets), 'bucket')} of {mib} MiB"
+    reduces, buckets = _count_traffic(traffic, _ALL_REDUCE)[0] / work.num_steps, _list_bucket_bytes(work)
+    mib = wording.format_three_digits(sum(buckets) / 2**20)
+    return f"{reduces:g} all-reduces for {wording.format_plural(len(buckets), 'bucket')} of {mib} MiB"
 
 
 def numbers(work: Work) -> dict[str, float]:
     """Return the buckets."""
-    return {"buckets": len(_buckets(work)), "bucket_bytes": sum(_buckets(work))}
+    return {"buckets": len(_list_bucket_bytes(work)), "bucket_bytes": sum(_list_bucket_bytes(work))}
 
 
-def why_no_waterfall(*, is_exact: bool) -> str | None:
+def explain_no_waterfall(*, is_exact: bool) -> str | None:
     """Return None, but in exact mode: its gathers cannot be left out."""
     return "the strategy ddp in exact mode" if is_exact else None
 
 
-def why_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
+def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
     """Return what the model of buckets, each exchanged when its last gradient is ready, does not know."""
     if is_exact:
         return "the strategy ddp in exact mode"
@@ -161,12 +163,12 @@ def why_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | No
     return None
 
 
-def why_no_knobs(*, is_exact: bool) -> str | None:
+def explain_no_knobs(*, is_exact: bool) -> str | None:
     """Return that exact mode does not look at the options."""
     return "the strategy ddp in exact mode" if is_exact else None
 
 
-def knobs(
+def list_knobs(
     options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
 ) -> list[Knob]:
     """Return other buckets, and other ways of exchanging them."""
@@ -176,7 +178,7 @@ def knobs(
     if len(buckets) > 1 and gradient_mib <= _LARGEST_BUCKET_MIB:
         sizes.append(float(math.ceil(gradient_mib)))
     found = [
-        _knob(
+        _make_knob(
             options, "bucket_mib", size,
             "one bucket for all gradients" if size >= gradient_mib else f"buckets of {size:g} MiB",
         )
@@ -186,18 +188,20 @@ def knobs(
         ("bucket_view", True, "exchanged gradients that stay in the buckets"),
         ("static_graph", False, "DDP told that the graph never changes"),
     )
-    found += [_knob(options, name, True, words) for name, default, words in switches if not options.get(name, default)]
-    if exchanged_as(options) != "none" or options.get("early_tied_head"):
+    found += [
+        _make_knob(options, name, True, words) for name, default, words in switches if not options.get(name, default)
+    ]
+    if get_exchange_dtype(options) != "none" or options.get("early_tied_head"):
         return found
     found.append(
-        _knob(
+        _make_knob(
             options, "gradient_hook", "bf16", "gradients exchanged in bf16", key="exchange",
             note="rounds every rank's gradient to 8 bits: the certificate then allows for that",
         )
     )  # fmt: skip
     if "early_tied_head" in can:
         found.append(
-            _knob(
+            _make_knob(
                 options, "early_tied_head", True, "the head's gradient exchanged at the beginning of the backward",
                 key="exchange",
                 note="the same update to the rounding of sums; one gradient of the embedding more in memory",
@@ -206,7 +210,7 @@ def knobs(
     return found
 
 
-def _knob(
+def _make_knob(
     options: Mapping[str, Any], name: str, value: Any, change: str, *, key: str | None = None, note: str | None = None
 ) -> Knob:
     return Knob(key=f"options.{key or name}", change=change, overrides={"options": {**options, name: value}}, note=note)

@@ -21,19 +21,19 @@ def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
         raise ValueError("strategy: got fsdp2 with train.exact; allowed: exact: false, or strategy ddp")
 
 
-def exchanged_as(options: Mapping[str, Any]) -> str:
+def get_exchange_dtype(options: Mapping[str, Any]) -> str:
     """Return none: fp32."""
     return "none"
 
 
-def num_copies(world_size: int) -> int:
+def count_copies(world_size: int) -> int:
     """Return 1: all ranks hold one between them."""
     return 1
 
 
-def expected_traffic(work: Work) -> dict[str, Expected]:
+def compute_expected_traffic(work: Work) -> dict[str, Expected]:
     """Return every unit gathered twice per micro-batch, the root once, and reduced once per step, with one norm."""
-    root, *layers = _units(work)
+    root, *layers = _list_unit_bytes(work)
     num_bytes = root + sum(layers)
     gathered = Expected(
         Bounds(*((1 + 2 * len(layers)) * rounds for rounds in work.num_rounds)),
@@ -48,7 +48,7 @@ def expected_traffic(work: Work) -> dict[str, Expected]:
     return {_ALL_GATHER: gathered, _REDUCE_SCATTER: reduced, _ALL_REDUCE: norm}
 
 
-def _units(work: Work) -> list[int]:
+def _list_unit_bytes(work: Work) -> list[int]:
     return list(work.exchange.get("unit_bytes", [])) or [work.gradient_bytes]
 
 
@@ -57,7 +57,7 @@ def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     if work.world_size == 1:
         number = sum(kind.number for kind in traffic.values())
         return f"one rank, yet {number} exchanges of weights and gradients" if number else None
-    units, steps = _units(work), work.num_steps
+    units, steps = _list_unit_bytes(work), work.num_steps
     if not work.gradient_bytes <= sum(units) <= work.gradient_bytes * (1 + _MOST_PADDING):
         return f"the units hold {sum(units):,} bytes, the gradient of all parameters has {work.gradient_bytes:,}"
     reduced = traffic[_REDUCE_SCATTER].number if _REDUCE_SCATTER in traffic else 0
@@ -67,7 +67,7 @@ def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     if reduced > len(units) * steps:
         return (
             f"{reduced / steps:g} reduce-scatters per step where 1 of each of the "
-            f"{wording.counted(len(units), 'unit')} is needed: reduced on more than the last micro-batch"
+            f"{wording.format_plural(len(units), 'unit')} is needed: reduced on more than the last micro-batch"
         )
     return None
 
@@ -77,30 +77,33 @@ def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
     gathers, reductions = (
         traffic[kind].number / work.num_steps if kind in traffic else 0 for kind in (_ALL_GATHER, _REDUCE_SCATTER)
     )
-    return f"{gathers:g} all-gathers and {reductions:g} reduce-scatters of {wording.counted(len(_units(work)), 'unit')}"
+    return (
+        f"{gathers:g} all-gathers and {reductions:g} reduce-scatters of "
+        f"{wording.format_plural(len(_list_unit_bytes(work)), 'unit')}"
+    )
 
 
 def numbers(work: Work) -> dict[str, float]:
     """Return the units."""
-    return {"units": len(_units(work)), "unit_bytes": sum(_units(work))}
+    return {"units": len(_list_unit_bytes(work)), "unit_bytes": sum(_list_unit_bytes(work))}
 
 
-def why_no_waterfall(*, is_exact: bool) -> str | None:
+def explain_no_waterfall(*, is_exact: bool) -> str | None:
     """Return that its communication cannot be left out of a step."""
     return "the strategy fsdp2, whose step cannot be made without its communication"
 
 
-def why_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
+def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
     """Return that there is no model of it yet."""
     return "the strategy fsdp2, which has no communication model yet"
 
 
-def why_no_knobs(*, is_exact: bool) -> str | None:
+def explain_no_knobs(*, is_exact: bool) -> str | None:
     """Return that it has no options yet."""
     return "the strategy fsdp2, which has no options yet"
 
 
-def knobs(
+def list_knobs(
     options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
 ) -> list[Knob]:
     """Return nothing."""

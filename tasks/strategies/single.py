@@ -10,17 +10,17 @@ def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
     """Return: any mode is right."""
 
 
-def exchanged_as(options: Mapping[str, Any]) -> str:
+def get_exchange_dtype(options: Mapping[str, Any]) -> str:
     """Return none."""
     return "none"
 
 
-def num_copies(world_size: int) -> int:
+def count_copies(world_size: int) -> int:
     """Return 1."""
     return 1
 
 
-def expected_traffic(work: Work) -> dict[str, Expected]:
+def compute_expected_traffic(work: Work) -> dict[str, Expected]:
     """Return nothing."""
     return {}
 
@@ -41,22 +41,22 @@ def numbers(work: Work) -> dict[str, float]:
     return {}
 
 
-def why_no_waterfall(*, is_exact: bool) -> str | None:
+def explain_no_waterfall(*, is_exact: bool) -> str | None:
     """Return that one rank loses nothing to others."""
     return "one rank, which loses nothing to others"
 
 
-def why_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
+def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
     """Return the same."""
     return "one rank, which loses nothing to others"
 
 
-def why_no_knobs(*, is_exact: bool) -> str | None:
+def explain_no_knobs(*, is_exact: bool) -> str | None:
     """Return None: there is no option."""
     return None
 
 
-def knobs(
+def list_knobs(
     options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
 ) -> list[Knob]:
     """Return nothing."""

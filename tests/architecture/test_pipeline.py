@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tasks.inputs.meaning import meanings_below
+from tasks.inputs.meaning import collect_meanings
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +52,8 @@ def test_every_stage_but_the_first_works_on_its_snapshot_and_depends_on_it(stage
 def test_code_that_only_measures_is_measured_anew_and_retrains_nothing(project: Path) -> None:
     files = {f"training/probing/{file.name}" for file in (project / "training/probing").glob("*.py")}
     assert len(files) > 4
-    assert files < set(meanings_below("tasks.measure", "training.__main__"))
-    assert not files & set(meanings_below("tasks.train", "training.__main__", without=["training.probing"]))
+    assert files < set(collect_meanings("tasks.measure", "training.__main__"))
+    assert not files & set(collect_meanings("tasks.train", "training.__main__", without=["training.probing"]))
     loaded = subprocess.run(
         [sys.executable, "-c", "import sys, training.loop; print(*sorted(sys.modules))"],
         cwd=project, capture_output=True, text=True, check=True,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.params.choices import names_of_files
+from tasks.params.choices import list_file_names
 from tests.conftest import PROJECT
 
 SEAMS = {
@@ -34,7 +34,7 @@ def test_every_file_of_a_seam_offers_what_its_protocol_says(tmp_path: Path) -> N
     lines = []
     for folder, protocol in SEAMS.items():
         package, (module, _, name) = folder.replace("/", "."), protocol.rpartition(".")
-        for file in names_of_files(folder):
+        for file in list_file_names(folder):
             held = f"{package}_{file}".replace(".", "_")
             lines += [f"from {module} import {name}", f"import {package}.{file}"]
             lines += [f"{held}: {name} = {package}.{file}"]
@@ -49,7 +49,7 @@ def test_every_file_of_a_seam_offers_what_its_protocol_says(tmp_path: Path) -> N
 
 
 def test_every_strategy_has_a_profile_and_no_profile_is_without_a_strategy() -> None:
-    assert names_of_files("tasks/strategies") == names_of_files("training/strategies")
+    assert list_file_names("tasks/strategies") == list_file_names("training/strategies")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_every_strategy_has_a_profile_and_no_profile_is_without_a_strategy() -> 
         # That a rank holds the whole model is known to strategies, and to what they are built on.
         r"strategy\.replica\b",
         # A member is there or is none of the seam.
-        r"(hasattr|getattr)\(workload, \"(metrics|prepare|augmented|tied_weight|can_pack|HAS_LABELS)\"",
+        r"(hasattr|getattr)\(workload, \"(metrics|prepare|augment_rows|find_tied_weight|can_pack|HAS_LABELS)\"",
         r"import_module\(f\"(training|tasks)\.",
     ],
 )

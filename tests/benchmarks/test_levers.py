@@ -16,8 +16,8 @@ from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import parsed
 from training.config import LOSS_CHUNK_ROWS, TrainingConfig
 from training.model.linear_loss import linear_cross_entropy
-from training.probing.variants import micro_batches_of
-from training.process.distributed import joined_ranks
+from training.probing.variants import list_micro_batches
+from training.process.distributed import join_ranks
 
 
 @pytest.mark.parametrize("lever", LEVERS, ids=lambda lever: f"{lever.name} {lever.ranks} {lever.has_link}")
@@ -81,11 +81,11 @@ def test_a_side_lacks_what_the_lever_is_and_computes_the_same_gradient(tmp_path:
     slices = [make_slice(tmp_path / "0-45", num_rows=45)]
     config = parsed(make_config(tmp_path, make_tiny_model(tmp_path / "model"), slices), tmp_path)
     norms, positions, optimizers = {}, {}, {}
-    with joined_ranks(config) as ranks:
+    with join_ranks(config) as ranks:
         for lacks in (None, "fused optimizer", "like lengths"):
             made = levers_rank._made({"overrides": {}, "link": None, "lacks": lacks}, config, ranks)
             _, positions[lacks] = levers_rank._block(made, ranks, [1, 2])
-            parts = micro_batches_of(made, 3)
+            parts = list_micro_batches(made, 3)
             num_targets = made.plan.step(3).num_targets
             result = made.strategy.train_step(parts, num_targets=num_targets, learning_rate=1e-3)
             norms[lacks] = float(result.grad_norm)

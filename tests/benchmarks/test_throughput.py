@@ -40,13 +40,13 @@ _SLOW_LOADER = """
 import time
 from training.data.batches import plan
 
-prompt = plan.micro_batches_for
+prompt = plan.make_micro_batches
 
 def slow(*arguments, **more):
     time.sleep(0.5)
     return prompt(*arguments, **more)
 
-plan.micro_batches_for = slow
+plan.make_micro_batches = slow
 """
 _OF_COMMAND_LINES = {"typer"}
 """It needs rich and pydantic, which our stages need too: a module of ours that imports them would go unnoticed."""

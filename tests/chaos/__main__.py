@@ -15,7 +15,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tasks.machine.facts import machine_facts
+from tasks.machine.facts import collect_machine_facts
 from tests.chaos.crash_points import has_strace
 from tests.chaos.document import DOCUMENT, Row, table_of, with_rows
 from tests.chaos.parts import PARTS
@@ -31,7 +31,7 @@ def main() -> int:
     if unknown := set(chosen) - set(keys):
         parser.error(f"{', '.join(sorted(unknown))}; allowed: {', '.join(keys)}")
     _say_only_results()
-    facts = machine_facts()
+    facts = collect_machine_facts()
     machine = f"one machine ({facts['cpu']}, {facts['num_cpus']} CPUs; torch {facts['versions']['torch']})"
     console = Console()
     if "system-calls" in chosen and not has_strace():

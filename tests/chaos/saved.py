@@ -98,15 +98,15 @@ class Saved:
         store = self._store(work)
         store.clear_unfinished()
         first, second = self.config.segments
-        before = store.finished(first, start_checksum=None)
+        before = store.find_finished(first, start_checksum=None)
         if before is None:
             return self._start(work, stands_after=0)
         start_checksum = before["parameter_checksums"][0]
-        finished = store.finished(second, start_checksum=start_checksum)
+        finished = store.find_finished(second, start_checksum=start_checksum)
         if finished is not None:
             store.load_finished(second, self.strategy, finished)
             return self._start(work, stands_after=2 * STEPS_PER_SEGMENT)
-        folder = store.newest_partial(second, start_checksum=start_checksum)
+        folder = store.find_newest_partial(second, start_checksum=start_checksum)
         if folder is None:
             store.load_finished(first, self.strategy, before)
             return self._start(work, stands_after=STEPS_PER_SEGMENT)

@@ -12,7 +12,7 @@ from tests.chaos.course import Course, Launch, Launcher, Size
 from tests.chaos.damage import cut_short, flip_a_bit
 from tests.chaos.torchrun import ranks_below
 from tests.chaos.trial import Trial
-from training.state.receipt import problem_with
+from training.state.receipt import find_problem
 
 _SECONDS_BETWEEN_LOOKS = 0.01
 _GRACE_SECONDS = 12.0
@@ -54,7 +54,7 @@ class Scene:
         return [
             folder
             for folder in sorted(work.glob("partial/*/step-*"))
-            if problem_with(folder, fingerprint=folder.parent.name) is None
+            if find_problem(folder, fingerprint=folder.parent.name) is None
             and not (work / "segments" / folder.parent.name).exists()
         ]
 

@@ -9,7 +9,7 @@ from tests.chaos.trial import Trial
 from tests.conftest import PROJECT
 from tests.museum.project import CELLS, Size, copy_project, make_project, start_training
 from tests.museum.stage_process import StageFailedError, run_elsewhere
-from training.state.receipt import problem_with
+from training.state.receipt import find_problem
 
 _NUM_STARTS = 4
 _SIZE = Size(num_rows=(600, 40))
@@ -54,5 +54,5 @@ def _problem(project: Path) -> str:
     """Return what is wrong with what the winner left."""
     run = json.loads((project / "data" / "runs" / CELLS[1] / "run.json").read_bytes())
     segments = project / ".work" / "runs" / CELLS[1] / "segments"
-    found = [problem_with(segments / part["fingerprint"], fingerprint=part["fingerprint"]) for part in run["segments"]]
+    found = [find_problem(segments / part["fingerprint"], fingerprint=part["fingerprint"]) for part in run["segments"]]
     return "; ".join(problem for problem in found if problem is not None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.records.outputs import SegmentOutputs
 from tasks.records.run import read_segment
-from tasks.reporting.straggler import slowest_rank
+from tasks.reporting.straggler import find_slowest_rank
 from tests.chaos.trial import Trial
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.forked_ranks import ForkedRanks, last_words
@@ -42,7 +42,7 @@ def _trial(root: Path, ranks: ForkedRanks, *, slow: int | None, fault: str | Non
         return Trial(problem=last_words(config))
     folder = root / "work" / "segments" / config["segments"][0]["fingerprint"]
     segment = read_segment(folder)
-    found = slowest_rank(SegmentOutputs(folder, segment).read_steps())
+    found = find_slowest_rank(SegmentOutputs(folder, segment).read_steps())
     if found is None or found.is_straggler != (slow is not None) or (found.is_straggler and found.rank != slow):
         return Trial(problem=f"fault: {fault or 'none'}; found: {found}")
     shutil.rmtree(root)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.child import end_group, environment_for, run_child
+from flows.child import end_group, make_environment, run_child
 from tests.flows.toy_project import living, wait_for
 
 # Starts a process in a session of its own, tells its pid, and ignores SIGTERM.
@@ -116,6 +116,6 @@ def test_stage_is_not_told_what_opens_the_prefect_server(monkeypatch: pytest.Mon
     for name in ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
         monkeypatch.setenv(name, "ddp-compare:secret")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
-    environment = environment_for(sys.executable)
+    environment = make_environment(sys.executable)
     assert "ddp-compare:secret" not in environment.values()
     assert environment["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"

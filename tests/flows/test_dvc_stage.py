@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.dvc_stage import reason_of_failure
-from flows.pipeline import reasons_to_run as reasons_by_stage
+from flows.dvc_stage import explain_failure
+from flows.pipeline import list_changes as reasons_by_stage
 from tests.flows.toy_project import ToyProject, make_toy_project
 
 
@@ -81,7 +81,7 @@ _DVC_SAYS = "ERROR: failed to reproduce 'train@2proc': failed to run: python -m 
     ],
 )
 def test_failure_is_the_stages_own_line_and_exit_code(lines: list[str], expected: tuple[str, int]) -> None:
-    assert reason_of_failure(lines, 255) == expected
+    assert explain_failure(lines, 255) == expected
 
 
 def test_project_without_the_stage_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

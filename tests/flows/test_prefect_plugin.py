@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.prefect_plugin import with_full_name
-from flows.served import LOCK, SERVED, served_environment
+from flows.prefect_plugin import expand_deployment_name
+from flows.served import LOCK, SERVED, read_served_environment
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from flows.served import LOCK, SERVED, served_environment
     ],
 )
 def test_a_bare_name_of_ours_becomes_its_deployment(typed: str, meant: str) -> None:
-    assert with_full_name(typed.split())[1:] == meant.split()[1:]
+    assert expand_deployment_name(typed.split())[1:] == meant.split()[1:]
 
 
 @pytest.mark.parametrize(
@@ -48,21 +48,21 @@ def test_a_bare_name_of_ours_becomes_its_deployment(typed: str, meant: str) -> N
     ],
 )
 def test_everything_else_stays_as_it_was_typed(typed: str) -> None:
-    assert with_full_name(typed.split()) == typed.split()
+    assert expand_deployment_name(typed.split()) == typed.split()
 
 
 def test_credentials_are_used_while_serve_runs_and_not_those_that_a_killed_one_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert served_environment() == {}
+    assert read_served_environment() == {}
     SERVED.parent.mkdir()
     access = {"PREFECT_API_URL": "http://127.0.0.1:4201/api", "PREFECT_API_AUTH_STRING": "ddp-compare:a=b"}
     SERVED.write_text("".join(f"{name}={value}\n" for name, value in access.items()))
     LOCK.touch()
-    assert served_environment() == {}
+    assert read_served_environment() == {}
     with LOCK.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert served_environment() == access
+        assert read_served_environment() == access
         SERVED.unlink()
-        assert served_environment() == {}
+        assert read_served_environment() == {}

@@ -8,17 +8,17 @@ import pytest
 
 from flows import ddp_compare
 from flows.dvc_stage import StageFailed
-from flows.rebench import new_trial, require_no_regression
-from tasks.fingerprint import TRIAL, trial_of
+from flows.rebench import make_trial_environment, require_no_regression
+from tasks.fingerprint import TRIAL, read_trial
 from tasks.params import load_params
-from tasks.reporting.changes import history_of
+from tasks.reporting.changes import make_history
 from tests.tasks.reporting.test_changes import pair
 
 
 def _write_results(folder: Path, speedup: float) -> Path:
     before, now = pair(2.0, speedup, width=0.01)
     path = folder / "results.json"
-    path.write_text(json.dumps({"history": history_of([before, now], [now]).model_dump(mode="json")}))
+    path.write_text(json.dumps({"history": make_history([before, now], [now]).model_dump(mode="json")}))
     return path
 
 
@@ -56,9 +56,9 @@ def test_every_rebench_has_a_trial_of_its_own_and_a_run_without_has_none(
 def test_a_trial_is_kept_until_another_one_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "trial.json"
     monkeypatch.delenv(TRIAL, raising=False)
-    assert trial_of(file) is None
-    for environment in (new_trial(), new_trial()):
+    assert read_trial(file) is None
+    for environment in (make_trial_environment(), make_trial_environment()):
         monkeypatch.setattr(os, "environ", os.environ | environment)
-        file.write_text(json.dumps({"trial": trial_of(file)}))
+        file.write_text(json.dumps({"trial": read_trial(file)}))
         monkeypatch.delenv(TRIAL)
-        assert trial_of(file) == environment[TRIAL]
+        assert read_trial(file) == environment[TRIAL]

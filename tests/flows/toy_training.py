@@ -8,7 +8,7 @@ from typing import Any
 from tests.flows.toy_project import PROJECT, ToyProject, wait_for
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import events_in
-from training.state.receipt import problem_with
+from training.state.receipt import find_problem
 
 _STAGE = PROJECT / "tests" / "tasks" / "process" / "rank_stage.py"
 
@@ -44,7 +44,7 @@ class ToyTraining:
         folders = sorted((self.work / "partial" / fingerprint).glob("step-*"))
         if not folders:
             return 0
-        assert problem_with(folders[-1], fingerprint=fingerprint) is None
+        assert find_problem(folders[-1], fingerprint=fingerprint) is None
         return int(folders[-1].name.removeprefix("step-"))
 
 

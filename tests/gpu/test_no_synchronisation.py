@@ -11,10 +11,10 @@ import torch
 from tests.tiny import make_config, make_slice, make_tiny_classifier, make_tiny_model
 from tests.training.conftest import parsed
 from training.data.batches import open_slice
-from training.data.plan import micro_batches_for, plan_of, plan_segment
-from training.data.prefetch import prefetched
-from training.process.distributed import Ranks, joined_ranks
-from training.record.segment import SegmentRecord, now
+from training.data.plan import make_micro_batches, make_segment_plan, plan_segment
+from training.data.prefetch import prefetch_micro_batches
+from training.process.distributed import Ranks, join_ranks
+from training.record.segment import SegmentRecord, tell_utc_time
 from training.record.segment_facts import Counters
 from training.record.window import Window
 
@@ -28,7 +28,7 @@ pytestmark = [
 def on_gpu() -> Iterator[Ranks]:
     """This process as the only rank, on a GPU."""
     config: Any = type("Config", (), {"world_size": 1, "device": "cuda", "oversubscribe": False})()
-    with joined_ranks(config) as ranks:
+    with join_ranks(config) as ranks:
         yield ranks
 
 
@@ -51,29 +51,30 @@ def test_no_step_waits_for_the_device(
     built: Any = importlib.import_module(f"training.strategies.{strategy}")
     trainer = built.build(workload.load_model(config.model_dir), workload, config, on_gpu)
     source = workload.open_slice(slice_dir)
-    plan = plan_of(source, config, config.segments[0])
+    plan = make_segment_plan(source, config, config.segments[0])
 
     def make(step: int) -> list[Any]:
-        return list(micro_batches_for(source, plan.step(step), rank=0, world_size=1, seq_len=32, seed=(1, step)))
+        return list(make_micro_batches(source, plan.step(step), rank=0, world_size=1, seq_len=32, seed=(1, step)))
 
     trainer.warm_up(make(1)[-1].to(on_gpu.device))
     for part in make(1):
         trainer.train_step([part.to(on_gpu.device)], num_targets=10, learning_rate=0.0)
     record = SegmentRecord(
-        segment=config.segments[0], first_step=1, num_steps=6, counters=Counters(started_at=now(), start_checksum=""),
+        segment=config.segments[0], first_step=1, num_steps=6,
+        counters=Counters(started_at=tell_utc_time(), start_checksum=""),
         folder=config.work_dir,
     )  # fmt: skip
     window = Window(on_gpu)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for step, micro_batches, waited in prefetched(make, range(1, 7), on_gpu.device):
+        for step, micro_batches, waited in prefetch_micro_batches(make, range(1, 7), on_gpu.device):
             planned = plan.step(step)
             result = trainer.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=1e-3)
             record.consume(step, 0, micro_batches, result)
             window.add(step, result, micro_batches, planned=planned, learning_rate=1e-3, data_wait_seconds=waited)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    facts = window.close(forgives_overflow=trainer.forgives_overflow)
+    facts = window.close(forgives_overflow=trainer.may_overflow)
     assert [fact.step for fact in facts] == list(range(1, 7))
     if workload_name == "causal_lm":
         assert facts[-1].loss_sum < facts[0].loss_sum
@@ -97,7 +98,7 @@ def test_packed_rows_have_the_gradient_that_each_has_alone(on_gpu: Ranks, tmp_pa
             source.lengths(32), seed=1, epoch=1, rows="0-12", global_batch_size=12, micro_batch_size=12,
             is_packed=packing,
         )  # fmt: skip
-        for part in micro_batches_for(source, plan.step(1), rank=0, world_size=1, seq_len=32, seed=(1, 1)):
+        for part in make_micro_batches(source, plan.step(1), rank=0, world_size=1, seq_len=32, seed=(1, 1)):
             replica.add(replica.module, part.to(on_gpu.device), weight=0.01)
         gradients.append(torch.cat([part.flatten().double() for part in replica.take_gradient()]))
     plain, packed = gradients

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.data.sources.models import stored_model
-from tasks.data.sources.row_store import stored_rows
+from tasks.data.sources.models import store_model
+from tasks.data.sources.row_store import store_rows
 from tasks.params import load_params
 from tasks.params.sources import DatasetParams, ModelParams
 from tasks.records.outputs import SegmentOutputs
@@ -26,7 +26,7 @@ HEADROOM_BYTES = 3 * 2**29
 def _meet(bomb: Path) -> None:
     """Load the bomb as the product loads a file of that kind."""
     if bomb.is_dir() and (bomb / "config.json").exists():
-        stored_model(ModelParams(source=f"path:{bomb}", name="bomb"))
+        store_model(ModelParams(source=f"path:{bomb}", name="bomb"))
     elif bomb.is_dir() and (bomb / "receipt.json").exists():
         _ = SegmentOutputs(bomb, None).ledger  # type: ignore[arg-type]
     elif bomb.is_dir() and (bomb / "ledger.int32").exists():
@@ -36,8 +36,8 @@ def _meet(bomb: Path) -> None:
     else:
         loads: dict[str, Callable[[], object]] = {
             ".pt": lambda: load_tensors(bomb),
-            ".jsonl": lambda: stored_rows(DatasetParams(source=f"path:{bomb}"), 1),
-            ".parquet": lambda: stored_rows(DatasetParams(source=f"path:{bomb}"), 1_000),
+            ".jsonl": lambda: store_rows(DatasetParams(source=f"path:{bomb}"), 1),
+            ".parquet": lambda: store_rows(DatasetParams(source=f"path:{bomb}"), 1_000),
             ".yaml": lambda: load_params(bomb),
         }
         loads[bomb.suffix]()

@@ -72,12 +72,12 @@ def test_a_flood_under_a_real_torchrun_is_cut(tmp_path: Path, monkeypatch: pytes
     (package / "__main__.py").write_text(code)
     monkeypatch.chdir(package.parent)
     logs = tmp_path / "logs"
-    launch = one_machine.Launch(tmp_path / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
+    launch = one_machine.RanksHere(tmp_path / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
     deadline = time.monotonic() + 120
     while launch.is_running and time.monotonic() < deadline:
         time.sleep(0.1)
     launch.stop(grace_seconds=0)
-    assert launch.exit_code() == 0, launch.explanation()
+    assert launch.exit_code() == 0, launch.explain_end()
     found = sorted(logs.rglob("stderr.log"))
     assert len(found) == 2
     assert _size(logs) <= MAX_BYTES

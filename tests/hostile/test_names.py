@@ -180,14 +180,14 @@ def test_csv_cells_that_a_spreadsheet_would_compute_are_text(results: Results, t
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
 def test_a_text_is_read_back_as_it_was_from_a_cell_without_formula(start: str) -> None:
     for text in (f"{start}1", f"'{start}1", "a=b", "'quoted'", ""):
-        written = data_files.no_formula(text)
+        written = data_files.escape_formula(text)
         assert not written.startswith(("=", "+", "-", "@", "\t", "\r"))
-        assert data_files.without_apostrophe(written) == text
+        assert data_files.unescape_formula(written) == text
 
 
 def test_the_history_holds_no_formula_and_is_read_back(tmp_path: Path) -> None:
     outputs = outputs_of(tmp_path, write_comparison(tmp_path))
-    records = history_file.records_of(collect_results(outputs), outputs)
+    records = history_file.make_records(collect_results(outputs), outputs)
     changed = [records[0].model_copy(update={"cpu": "=HYPERLINK(1)", "cell": "@a|b", "name": "-x"})]
     history_file._write(tmp_path / "history.csv", changed)
     with (tmp_path / "history.csv").open(newline="") as file:

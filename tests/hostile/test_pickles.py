@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tasks.data.sources.models import stored_model
-from tasks.data.sources.row_store import stored_rows
+from tasks.data.sources.models import store_model
+from tasks.data.sources.row_store import store_rows
 from tasks.params.sources import DatasetParams, ModelParams
 from tasks.process.failure import ConfigurationError, DataError, ExitCode
 from tests.hostile.payloads import in_tar, plain, saved, saved_as_before, touching, with_entries
@@ -25,7 +25,7 @@ from tests.tiny import make_config, make_slice, make_tiny_model
 from training.data.batches import open_slice
 from training.model.weights import load_tensors, save_tensors
 from training.process.failure import BadCheckpointError
-from training.process.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_file, digest_json, write_json
 from training.record.ledger_file import LedgerFile
 from training.state.receipt import RECEIPT
 
@@ -124,7 +124,7 @@ def test_a_data_set_with_a_payload_is_refused_or_text_and_not_run(name: str, kin
         call = touching(canary, by="eval")
         file.write_bytes({"pickle": pickle.dumps(call), "joblib": b"ZF" + plain(call), "torch": saved([call])}[kind])
     with pytest.raises(DataError):
-        stored_rows(DatasetParams(source=f"path:{name}"), 2)
+        store_rows(DatasetParams(source=f"path:{name}"), 2)
     assert not canary.exists()
 
 
@@ -160,7 +160,7 @@ def test_a_model_folder_with_a_payload_is_refused_or_loaded_without_it(kind: str
     own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", "own.OwnTokenizer"]}}
     (model / "tokenizer_config.json").write_text(json.dumps(own if kind in ("tokenizer code", "both") else {}))
     with pytest.raises(DataError):
-        stored_model(ModelParams(source="path:model", name="own"))
+        store_model(ModelParams(source="path:model", name="own"))
     assert not canary.exists()
 
 
@@ -182,8 +182,8 @@ def _forge_receipt(folder: Path) -> None:
     del receipt["digest"]
     for name in receipt["files"]:
         file = folder / name
-        receipt["files"][name] = {"sha256": digest_of_file(file), "num_bytes": file.stat().st_size}
-    write_json(folder / RECEIPT, {**receipt, "digest": digest_of_json(receipt)})
+        receipt["files"][name] = {"sha256": digest_file(file), "num_bytes": file.stat().st_size}
+    write_json(folder / RECEIPT, {**receipt, "digest": digest_json(receipt)})
 
 
 @pytest.mark.slow

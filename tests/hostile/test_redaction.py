@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.canaries import SECRETS, WORD
-from training.process.redaction import MAX_CHARACTERS, redacted, shortened
+from training.process.redaction import MAX_CHARACTERS, redact, shorten
 
 TOKEN = SECRETS["HF_TOKEN"]
 
@@ -36,7 +36,7 @@ def test_a_text_loses_its_secrets_and_nothing_else(text: str, shown: str, monkey
     for name in list(os.environ):
         if name.endswith(("TOKEN", "PASSWORD", "KEY", "PROXY", "proxy")):
             monkeypatch.delenv(name)
-    assert redacted(text) == shown
+    assert redact(text) == shown
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "HTTPS_PROXY", "AWS_SECRET_ACCESS_KEY"])
@@ -45,9 +45,9 @@ def test_the_value_of_a_secret_variable_is_taken_out_wherever_it_stands(
 ) -> None:
     value = SECRETS[name]
     monkeypatch.setenv(name, value)
-    assert WORD not in redacted(f"could not use {value!r}, [{value}]")
+    assert WORD not in redact(f"could not use {value!r}, [{value}]")
     password = value.rpartition("@")[0].rpartition(":")[2] or value
-    assert WORD not in redacted(f"wrong password {password}")
+    assert WORD not in redact(f"wrong password {password}")
 
 
 OTHER_SECRETS = {
@@ -71,17 +71,17 @@ def test_what_a_server_repeats_of_a_secret_variable_is_taken_out(name: str, monk
     value, repeated = OTHER_SECRETS[name]
     monkeypatch.setenv(name, value)
     for said in (value, repeated):
-        assert WORD not in redacted(f"refused {said!r} {{'detail': '{said}'}}")
+        assert WORD not in redact(f"refused {said!r} {{'detail': '{said}'}}")
 
 
 def test_the_current_folder_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PWD", "/home/somebody/project")
-    assert redacted("in /home/somebody/project") == "in /home/somebody/project"
+    assert redact("in /home/somebody/project") == "in /home/somebody/project"
 
 
 def test_a_short_value_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "no")
-    assert redacted("there is no file") == "there is no file"
+    assert redact("there is no file") == "there is no file"
 
 
 _BODY = """
@@ -161,12 +161,12 @@ def test_a_rank_that_fails_with_a_secret_in_hand_says_none_and_not_much(tmp_path
 
 def test_the_middle_of_a_long_text_is_left_out_and_counted() -> None:
     text = "a" * 600 + "b" * 600
-    assert shortened(text, limit=100) == "a" * 50 + " ... [1,100 characters left out] ... " + "b" * 50
-    assert shortened("short", limit=100) == "short"
+    assert shorten(text, limit=100) == "a" * 50 + " ... [1,100 characters left out] ... " + "b" * 50
+    assert shorten("short", limit=100) == "short"
 
 
 def test_arguments_that_do_not_fit_are_still_a_complaint_of_logging(capsys: pytest.CaptureFixture[str]) -> None:
-    from training.process.redaction import _redacted_record
+    from training.process.redaction import _make_redacted_record
 
-    record = _redacted_record("name", logging.INFO, "file", 1, "%d %d", ("x",), None)
+    record = _make_redacted_record("name", logging.INFO, "file", 1, "%d %d", ("x",), None)
     assert record.msg == "%d %d"

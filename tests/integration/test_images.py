@@ -80,7 +80,7 @@ def test_both_accuracies_after_every_epoch_are_those_counted_one_image_at_a_time
             with torch.no_grad():
                 for row in range(len(rows)):
                     batch = rows.collate([row], seq_len=2)
-                    pixels = image_classification._normalised(batch.input_ids)
+                    pixels = image_classification._normalise(batch.input_ids)
                     order = np.argsort(-model(pixels)[0].numpy(), kind="stable").tolist()
                     place = order.index(int(rows.labels[row]))
                     top1, top5 = top1 + (place == 0), top5 + (place < 5)

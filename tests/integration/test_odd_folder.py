@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from tasks.services.tracked import Comparison
+from tasks.services.tracked import TrackedComparison
 from tasks.services.tracker import _Store
 from tests.architecture.test_makefile import ODD
 from tests.workspace import SMALL, Workspace
@@ -49,7 +49,7 @@ def test_the_tracker_stores_runs_in_an_odd_folder(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(folder)
     uri = f"sqlite:///{folder}/mlflow.db"
     run = _Store(
-        Comparison(uri=uri, experiment="odd", name="odd", description="", digest="0", facts={"a": "b"})
+        TrackedComparison(uri=uri, experiment="odd", name="odd", description="", digest="0", facts={"a": "b"})
     ).open_parent()  # fmt: skip
     (tmp_path / "a.txt").write_text("a")
     client = MlflowClient(uri)

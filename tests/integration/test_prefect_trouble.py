@@ -187,6 +187,6 @@ def test_only_transfers_are_tried_again_and_every_stage_has_its_time(monkeypatch
     run_stages(load_params(PROJECT / "params.yaml"))
     assert {stage for stage, options in asked.items() if options.get("retries")} == {"download", "upload"}
     assert all(options["hours"] > 0 for options in asked.values())
-    waits = dvc_stage._dvc_stage.retry_delay_seconds
+    waits = dvc_stage._run_dvc_stage.retry_delay_seconds
     assert isinstance(waits, list)
     assert waits == sorted(set(waits)), "each wait is longer than the last"

@@ -162,6 +162,6 @@ def test_the_page_prints_dark_on_white(opened: tuple[Page, list[str]]) -> None:
     colors = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
     assert colors == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"]
     text = page.locator("#chart-speedup svg text").first
-    light, _ = drawing.colors()["chart-muted"]
+    light, _ = drawing.list_colors()["chart-muted"]
     printed = tuple(int(light[place : place + 2], 16) for place in (1, 3, 5))
     assert text.evaluate("element => getComputedStyle(element).fill") == f"rgb{printed}"

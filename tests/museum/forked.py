@@ -91,18 +91,18 @@ class Launch:
             time.sleep(0.02)
         return self._failed[1] if self._failed else 0
 
-    def explanation(self, *, rank: int | None = None) -> str:
+    def explain_end(self, *, rank: int | None = None) -> str:
         """Return the exit code of a rank, by default of the first that failed, and its last words."""
         failed, code = self._failed or (0, 0)
         shown = rank if rank is not None else failed if self._killed is None else self._killed
-        return f"rank {shown} ended with exit code {self._codes.get(shown, code)}\n{self.last_words(shown)}"
+        return f"rank {shown} ended with exit code {self._codes.get(shown, code)}\n{self.read_last_words(shown)}"
 
-    def last_words(self, rank: int) -> str:
+    def read_last_words(self, rank: int) -> str:
         """Return the end of what the rank said."""
         words = (self.log_folder / f"{rank}.log").read_text(errors="replace").strip().splitlines()
         return "\n".join(words[-_LINES_SHOWN:])
 
-    def killed_rank(self) -> int | None:
+    def find_killed_rank(self) -> int | None:
         """Return a rank that a signal ended, and not one of ours."""
         return self._killed
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tasks.process.lock import is_taken, lock_name
+from tasks.process.lock import is_taken, make_lock_name
 from tasks.reporting.results import Results
 from tests.museum.exhibit import Exhibit
 from tests.museum.project import CELLS, Size, change_params, copy_project, make_project, run_stage, start_training
@@ -205,7 +205,7 @@ def run_two_jobs(project: Path, cells: tuple[str, ...]) -> Outcome:
     """Start the training of a cell, and once more while the first one has not ended."""
     (cell,) = cells
     first = start_training(project, cell)
-    lock = lock_name(str(project))
+    lock = make_lock_name(str(project))
     deadline = time.monotonic() + 60
     while not is_taken(lock) and time.monotonic() < deadline:
         time.sleep(0.005)

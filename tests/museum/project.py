@@ -135,10 +135,10 @@ def _raw_manifest(size: Size) -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    from tasks.machine.facts import machine_facts
+    from tasks.machine.facts import collect_machine_facts
 
     # The museum is about processes on the CPU, also where there is a GPU.
-    return {**machine_facts(), "gpus": [], "num_gpus": 0}
+    return {**collect_machine_facts(), "gpus": [], "num_gpus": 0}
 
 
 def _params(names: list[str], size: Size) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.tiny import make_slice, make_tiny_classifier, make_tiny_model
-from training.process.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_file, digest_json, write_json
 
 VOCAB_SIZE = 256
 _IMAGE_SIZE = 16
@@ -61,7 +61,7 @@ def _write_resnet(folder: Path) -> None:
 
     folder.mkdir(parents=True)
     write_resnet18(folder, [str(digit) for digit in range(10)])
-    files = {file.name: digest_of_file(file) for file in sorted(folder.iterdir())}
+    files = {file.name: digest_file(file) for file in sorted(folder.iterdir())}
     facts: dict[str, Any] = {
         "source": "builtin:resnet18",
         "kind": "builtin",
@@ -70,7 +70,7 @@ def _write_resnet(folder: Path) -> None:
         "label": "ResNet18",
     }
     facts |= {"num_parameters": 11_181_642, "model_type": "resnet18", "is_random_weights": True}
-    write_json(folder / "manifest.json", {**facts, "digest": digest_of_json(files), "files": files})
+    write_json(folder / "manifest.json", {**facts, "digest": digest_json(files), "files": files})
 
 
 def _write_images(folder: Path, *, num_rows: int, first_row: int, seed: int) -> None:
@@ -89,9 +89,9 @@ def _write_images(folder: Path, *, num_rows: int, first_row: int, seed: int) -> 
     folder.mkdir(parents=True)
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
-    files = {f"{name}.npy": digest_of_file(folder / f"{name}.npy") for name in sorted(arrays)}
+    files = {f"{name}.npy": digest_file(folder / f"{name}.npy") for name in sorted(arrays)}
     about = {"range": f"{first_row}-{first_row + num_rows}", "num_rows": num_rows, "num_tokens": num_rows}
-    write_json(folder / "manifest.json", {**about, "digest": digest_of_json(files), "files": files})
+    write_json(folder / "manifest.json", {**about, "digest": digest_json(files), "files": files})
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -102,5 +102,5 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     manifest = json.loads((folder / "manifest.json").read_bytes())
-    manifest["files"]["tokenizer.json"] = digest_of_file(folder / "tokenizer.json")
-    write_json(folder / "manifest.json", {**manifest, "digest": digest_of_json(manifest["files"])})
+    manifest["files"]["tokenizer.json"] = digest_file(folder / "tokenizer.json")
+    write_json(folder / "manifest.json", {**manifest, "digest": digest_json(manifest["files"])})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.builtin.corpus import corpus_rows
+from tasks.data.builtin.corpus import read_corpus
 from tasks.data.builtin.tiny_model import write_tiny_qwen2
 from tests.tiny import with_manifest
 
@@ -16,7 +16,7 @@ NUM_ROWS = 300
 @pytest.fixture(scope="session")
 def builtin_rows() -> list[str]:
     """The first rows of the built-in corpus."""
-    return list(itertools.islice(corpus_rows(), NUM_ROWS))
+    return list(itertools.islice(read_corpus(), NUM_ROWS))
 
 
 @pytest.fixture(scope="session")

@@ -18,10 +18,10 @@ from tasks.data.sources import models, row_store
 from tasks.data.sources.row_policy import MAX_CHARACTERS
 from tasks.download import download_model, download_rows
 from tasks.params import Params, load_params
-from tasks.params.source_digest import digest_of_source
+from tasks.params.source_digest import digest_source
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records import sorted_numbers
-from training.process.files import digest_of_file, digest_of_json
+from training.process.files import digest_file, digest_json
 
 TEXTS = [f"Text {number} of the data set, in its own words." for number in range(40)]
 
@@ -86,7 +86,7 @@ def test_a_local_file_gives_its_rows_in_order_and_no_more_than_are_needed(defaul
     assert rows == [{"row_id": number, "text": text, "fault": None} for number, text in enumerate(TEXTS[:30])]
     digest = hashlib.sha256(b"".join(text.encode() + b"\0" for text in TEXTS[:30])).hexdigest()
     assert (manifest["num_rows"], manifest["digest"], manifest["kind"]) == (30, digest, "path")
-    assert manifest["source_digest"] == digest_of_file(Path(source["source"].removeprefix("path:")))
+    assert manifest["source_digest"] == digest_file(Path(source["source"].removeprefix("path:")))
     schema = pq.read_schema("data/raw/rows.parquet")
     assert (schema.names, schema.types) == (["row_id", "text", "fault"], [pa.int64(), pa.string(), pa.string()])
 
@@ -281,8 +281,8 @@ def test_a_local_model_arrives_without_pickles_and_code_and_with_facts(defaults:
     taken = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert arrived == taken | {"manifest.json"}
     manifest = json.loads(Path("data/base_model/manifest.json").read_text())
-    assert manifest["files"] == {name: digest_of_file(model / name) for name in sorted(taken)}
-    assert manifest["digest"] == digest_of_json(manifest["files"])
+    assert manifest["files"] == {name: digest_file(model / name) for name in sorted(taken)}
+    assert manifest["digest"] == digest_json(manifest["files"])
     facts = [manifest[key] for key in ("kind", "model_type", "num_parameters", "is_random_weights", "commit")]
     assert facts == ["path", "qwen2", 1_001_600, False, None]
     # The user's own files are not tied to outputs that DVC makes read-only.
@@ -422,7 +422,7 @@ def test_a_local_source_that_changed_since_the_run_began_fails_the_stage_in_one_
     Path("params.yaml").write_text(json.dumps(params))  # JSON is YAML
     places = {"dataset": Path("rows.jsonl"), "model": model}
     Path("sources.json").write_text(
-        json.dumps({name: {"digest": digest_of_source(place)} for name, place in places.items()})
+        json.dumps({name: {"digest": digest_source(place)} for name, place in places.items()})
     )
     with Path(changed).open("a") as file:
         file.write("\n")

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.evaluate import Rows, Subject, evaluate, perplexity
-from tasks.evaluating.continuations import rows_to_continue
-from tasks.evaluating.sums import batches_of
+from tasks.evaluate import HeldoutRows, ModelToEvaluate, evaluate, perplexity
+from tasks.evaluating.continuations import select_rows
+from tasks.evaluating.sums import make_batches
 from tasks.records.slices import SlicesManifest
 from tests.finished_comparison import run_facts
 from tests.tiny import make_slice, make_tiny_model
 from tests.tracked_run import PARAMS
-from training.process.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_file, digest_json, write_json
 
 VOCAB_SIZE = 128
 SEQ_LEN = PARAMS["train"]["seq_len"]
@@ -34,8 +34,8 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     manifest = json.loads((folder / "manifest.json").read_bytes())
-    manifest["files"]["tokenizer.json"] = digest_of_file(folder / "tokenizer.json")
-    write_json(folder / "manifest.json", {**manifest, "digest": digest_of_json(manifest["files"])})
+    manifest["files"]["tokenizer.json"] = digest_file(folder / "tokenizer.json")
+    write_json(folder / "manifest.json", {**manifest, "digest": digest_json(manifest["files"])})
 
 
 def _write_run(folder: Path, weights: dict[str, Any]) -> Path:
@@ -44,7 +44,7 @@ def _write_run(folder: Path, weights: dict[str, Any]) -> Path:
     segment.mkdir(parents=True)
     checkpoint = segment / "tiny_80-160-epoch-1.pt"
     torch.save(weights, checkpoint)
-    write_json(segment / "receipt.json", {"files": {checkpoint.name: {"sha256": digest_of_file(checkpoint)}}})
+    write_json(segment / "receipt.json", {"files": {checkpoint.name: {"sha256": digest_file(checkpoint)}}})
     final = str(checkpoint.relative_to(folder))
     write_json(folder / "run.json", run_facts(folder.name, segments=[], final_checkpoint=final))
     return checkpoint
@@ -76,8 +76,8 @@ def _model(folder: Path) -> Any:
     return Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def _rows(comparison: Path) -> Rows:
-    return Rows(
+def _rows(comparison: Path) -> HeldoutRows:
+    return HeldoutRows(
         folder=comparison / "data" / "slices" / "160-190",
         seq_len=SEQ_LEN,
         vocab_size=VOCAB_SIZE,
@@ -102,7 +102,7 @@ def _copy(comparison: Path, target: Path) -> Path:
 
 def test_loss_is_that_of_plain_torch_row_by_row(comparison: Path) -> None:
     rows = _rows(comparison)
-    found = evaluate(Subject(name="base", checkpoint=None, weights_digest=""), rows).model_dump()
+    found = evaluate(ModelToEvaluate(name="base", checkpoint=None, weights_digest=""), rows).model_dump()
     tokens, offsets = (np.load(rows.folder / f"{name}.npy") for name in ("tokens", "offsets"))
     model = _model(rows.base_model)
     total, count = 0.0, 0
@@ -122,15 +122,17 @@ def test_tokens_are_counted_exactly_once(comparison: Path) -> None:
     rows = _rows(comparison)
     lengths = np.diff(np.load(rows.folder / "offsets.npy"))
     assert lengths.max() > SEQ_LEN
-    found = evaluate(Subject(name="base", checkpoint=None, weights_digest=""), rows).model_dump()
+    found = evaluate(ModelToEvaluate(name="base", checkpoint=None, weights_digest=""), rows).model_dump()
     assert found["num_tokens"] == sum(min(int(length), SEQ_LEN) - 1 for length in lengths)
 
 
 def test_the_same_prompts_are_continued_greedily_by_every_model(comparison: Path) -> None:
     rows = _rows(comparison)
     checkpoint = next((comparison / "data" / "runs" / "1proc").rglob("*.pt"))
-    base = evaluate(Subject(name="base", checkpoint=None, weights_digest=""), rows).model_dump()["samples"]
-    cell = evaluate(Subject(name="1proc", checkpoint=checkpoint, weights_digest=""), rows).model_dump()["samples"]
+    base = evaluate(ModelToEvaluate(name="base", checkpoint=None, weights_digest=""), rows).model_dump()["samples"]
+    cell = evaluate(ModelToEvaluate(name="1proc", checkpoint=checkpoint, weights_digest=""), rows).model_dump()[
+        "samples"
+    ]
     assert len(base) == 3
     assert [(one["row_id"], one["prompt"]) for one in base] == [(one["row_id"], one["prompt"]) for one in cell]
     assert [one["continuation"] for one in base] != [one["continuation"] for one in cell]
@@ -147,16 +149,16 @@ def test_the_same_prompts_are_continued_greedily_by_every_model(comparison: Path
 
 def test_every_row_is_in_exactly_one_batch_and_no_batch_is_larger_than_asked() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, size=200)
-    batches = batches_of(lengths, max_tokens=256)
+    batches = make_batches(lengths, max_tokens=256)
     assert sorted(row for batch in batches for row in batch) == list(range(200))
     assert max(len(batch) * lengths[batch].max() for batch in batches) <= 256
     assert len(batches) < 200
-    assert batches_of(np.array([500, 3]), max_tokens=256) == [[0], [1]]
+    assert make_batches(np.array([500, 3]), max_tokens=256) == [[0], [1]]
 
 
 def test_samples_are_the_first_rows_long_enough_else_shorter_prompts() -> None:
-    assert rows_to_continue(np.array([10, 100, 60, 1, 50, 44])) == [(1, 24), (2, 24), (4, 24)]
-    assert rows_to_continue(np.array([10, 1, 100])) == [(2, 24), (0, 5)]
+    assert select_rows(np.array([10, 100, 60, 1, 50, 44])) == [(1, 24), (2, 24), (4, 24)]
+    assert select_rows(np.array([10, 1, 100])) == [(2, 24), (0, 5)]
 
 
 def test_a_perplexity_too_large_for_a_number_is_none() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.fingerprint import digest_of_code
-from tasks.machine.facts import machine_facts
-from tasks.params.source_digest import digest_of_source
+from tasks.fingerprint import digest_code
+from tasks.machine.facts import collect_machine_facts
+from tasks.params.source_digest import digest_source
 
 SOURCE = '''\
 """Says something."""
@@ -45,7 +45,7 @@ REAL = {
 def _digest(folder: Path, text: str) -> str:
     folder.mkdir(exist_ok=True)
     (folder / "shape.py").write_text(text)
-    return digest_of_code(folder)
+    return digest_code(folder)
 
 
 @pytest.mark.parametrize("case", HARMLESS)
@@ -65,7 +65,7 @@ def test_what_the_machine_does_otherwise_changes_the_digest(case: str, tmp_path:
 def test_a_new_or_renamed_file_changes_the_digest(tmp_path: Path) -> None:
     before = _digest(tmp_path / "a", SOURCE)
     (tmp_path / "a" / "shape.py").rename(tmp_path / "a" / "form.py")
-    assert digest_of_code(tmp_path / "a") != before
+    assert digest_code(tmp_path / "a") != before
 
 
 def test_a_file_that_moves_changes_nothing_and_another_one_of_its_name_does(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_a_file_that_moves_changes_nothing_and_another_one_of_its_name_does(tmp_
             file = top / "training" / f"{place.replace('__', '/')}.py"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-        return digest_of_code(top / "training")
+        return digest_code(top / "training")
 
-    user, way = "from training.{} import area\n\nprint(area(2))\n", "\nWAY = file_named('training.{}', 'shape')\n"
+    user, way = "from training.{} import area\n\nprint(area(2))\n", "\nWAY = import_file('training.{}', 'shape')\n"
     before = digest_with(user=user.format("shape") + way.format("a"), shape=SOURCE)
     assert digest_with(user=user.format("deep.shape") + way.format("b"), deep__shape=SOURCE) == before
     # Two files of one name: which of them is imported is a difference, though all that stands there is alike.
@@ -90,20 +90,23 @@ def test_what_only_measures_does_not_change_the_digest(tmp_path: Path) -> None:
     before = _digest(tmp_path / "a", SOURCE)
     (tmp_path / "a" / "probing").mkdir()
     (tmp_path / "a" / "probing" / "measure.py").write_text("anything = 1")
-    assert digest_of_code(tmp_path / "a") == before
+    assert digest_code(tmp_path / "a") == before
     (tmp_path / "a" / "workloads").mkdir()
     (tmp_path / "a" / "workloads" / "measure.py").write_text("anything = 1")
-    assert digest_of_code(tmp_path / "a") != before
+    assert digest_code(tmp_path / "a") != before
 
 
 def test_the_machine_is_described_without_importing_torch() -> None:
-    code = "import sys; from tasks.machine.facts import machine_facts; machine_facts(); print('torch' in sys.modules)"
+    code = (
+        "import sys; from tasks.machine.facts import collect_machine_facts; collect_machine_facts(); print('torch' in "
+        "sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
 def test_the_machine_digest_is_stable_and_covers_every_fact() -> None:
-    first, second = machine_facts(), machine_facts()
+    first, second = collect_machine_facts(), collect_machine_facts()
     assert first == second
     assert first["num_cpus"] >= 1
     assert {"python", "torch", "transformers", "numpy"} <= set(first["versions"])
@@ -112,13 +115,13 @@ def test_the_machine_digest_is_stable_and_covers_every_fact() -> None:
 
 def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert machine_facts()["num_gpus"] == 0
+    assert collect_machine_facts()["num_gpus"] == 0
 
 
 def test_a_changed_byte_in_a_local_source_is_seen(tmp_path: Path) -> None:
-    assert digest_of_source(tmp_path / "none") is None
+    assert digest_source(tmp_path / "none") is None
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    before = digest_of_source(tmp_path / "model")
+    before = digest_source(tmp_path / "model")
     (tmp_path / "model" / "config.json").write_text("{ }")
-    assert digest_of_source(tmp_path / "model") != before
+    assert digest_source(tmp_path / "model") != before

@@ -11,14 +11,14 @@ import pytest
 from PIL import Image
 
 from tasks.data.builtin.digits import NUM_IMAGES
-from tasks.data.slicing.image_classification import stored_slice, write_slices
+from tasks.data.slicing.image_classification import store_slice, write_slices
 from tasks.data.sources import image_rows
-from tasks.data.sources.image_models import stored_image_model
+from tasks.data.sources.image_models import store_image_model
 from tasks.data.sources.image_policy import MAX_PIXELS
 from tasks.download import download_rows
 from tasks.params import Params
-from tasks.params.image_files import image_files
-from tasks.params.source_digest import digest_of_source
+from tasks.params.image_files import list_image_files
+from tasks.params.source_digest import digest_source
 from tasks.params.sources import ModelParams, RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tests.images import CLASS_NAMES, encoded, make_image_model, striped, write_image_folder, write_tar
@@ -54,13 +54,13 @@ def downloaded(params: Params) -> dict[str, Any]:
 
 
 def digest_of(source: str) -> str | None:
-    return digest_of_source(Path(source))
+    return digest_source(Path(source))
 
 
 def sliced(part: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return the arrays of a slice of raw/, and its manifest."""
     start, end = (int(number) for number in part.split("-"))
-    folder = stored_slice(RowRange(start=start, end=end), Path("raw"), workload="image_classification")
+    folder = store_slice(RowRange(start=start, end=end), Path("raw"), workload="image_classification")
     arrays = {name: np.load(folder / f"{name}.npy") for name in ("images", "labels", "row_ids")}
     return arrays, json.loads((folder / "manifest.json").read_text())
 
@@ -70,34 +70,34 @@ def test_the_order_is_that_of_the_names_alone_with_all_classes_everywhere_and_tr
     write_image_folder(folder, num_per_class=40, above="train")
     (folder / "train" / "notes.txt").write_text("no image")
     (folder / "train" / "top" / "._001.png").write_text("what some systems leave in archives")
-    names = [file.name for file in image_files(folder)]
+    names = [file.name for file in list_image_files(folder)]
     assert len(names) == len(set(names)) == 180
     assert all(name.startswith("train/") for name in names[:120])
     assert all(name.startswith("val/") for name in names[120:])
     assert {name.split("/")[1] for name in names[:12]} == set(CLASS_NAMES)
-    assert [file.name for file in image_files(write_tar(tmp_path / "images.tar", folder))] == names
+    assert [file.name for file in list_image_files(write_tar(tmp_path / "images.tar", folder))] == names
     (folder / "train" / "top" / "039.png").unlink()
-    assert [file.name for file in image_files(folder)] == [name for name in names if name != "train/top/039.png"]
+    assert [file.name for file in list_image_files(folder)] == [name for name in names if name != "train/top/039.png"]
 
 
 def test_class_folders_that_are_links_are_followed_and_no_circle_is(tmp_path: Path) -> None:
     folder = write_image_folder(tmp_path / "images", num_per_class=2)
-    names = [file.name for file in image_files(folder)]
-    digest = digest_of_source(folder)
+    names = [file.name for file in list_image_files(folder)]
+    digest = digest_source(folder)
     linked = tmp_path / "linked"
     linked.mkdir()
     for name in CLASS_NAMES:
         (linked / name).symlink_to(folder / name)
     (folder / CLASS_NAMES[0] / "circle").symlink_to(linked)
-    assert [file.name for file in image_files(linked)] == names
-    assert digest_of_source(linked) == digest
+    assert [file.name for file in list_image_files(linked)] == names
+    assert digest_source(linked) == digest
 
 
 @pytest.mark.parametrize("kind", ["folder", "tar"])
 def test_a_slice_holds_the_pixels_and_classes_of_its_rows(tmp_path: Path, kind: str) -> None:
     folder = write_image_folder(tmp_path / "images", num_per_class=10)
     source = "images" if kind == "folder" else write_tar(tmp_path / "images.tar", folder).name
-    files = image_files(Path(source))
+    files = list_image_files(Path(source))
     manifest = downloaded(params_for(f"path:{source}", ranges=["0-20"], heldout="20-30"))
     assert manifest["class_names"] == CLASS_NAMES
     assert (manifest["num_rows"], manifest["quarantined"]) == (30, {})
@@ -117,7 +117,7 @@ def test_an_image_is_cut_to_its_middle_square_and_resized(tmp_path: Path) -> Non
     (folder / "left" / "grey.png").write_bytes(encoded(wide[:, :, 0]))
     clear = np.dstack([wide, np.zeros((40, 120), dtype=np.uint8)])
     (folder / "left" / "clear.png").write_bytes(encoded(clear))
-    places = {file.name: row for row, file in enumerate(image_files(folder))}
+    places = {file.name: row for row, file in enumerate(list_image_files(folder))}
     downloaded(params_for("path:images", ranges=["0-11"], heldout="11-12"))
     images = sliced("0-12")[0]["images"]
     assert np.unique(images[places["left/wide.png"]]).tolist() == [100]
@@ -160,7 +160,7 @@ def test_a_bad_image_is_left_out_and_counted_and_the_others_keep_their_rows(case
     make, fault = BAD[case]
     folder = write_image_folder(tmp_path / "images", num_per_class=10)
     (folder / "right" / "bad.png").write_bytes(make(tmp_path))
-    names = [file.name for file in image_files(folder)]
+    names = [file.name for file in list_image_files(folder)]
     row = names.index("right/bad.png")
     manifest = downloaded(params_for("path:images", ranges=["0-30"], heldout="30-31"))
     assert manifest["quarantined"] == {fault: 1}
@@ -186,15 +186,15 @@ def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
     with tarfile.open("packed.tar", "w:gz") as archive:
         archive.add(folder, arcname=".")
     with pytest.raises(ValueError, match="no readable tar"):
-        image_files(Path("packed.tar"))
+        list_image_files(Path("packed.tar"))
     (tmp_path / "broken.tar").write_bytes(write_tar(tmp_path / "whole.tar", folder).read_bytes()[:700])
     with pytest.raises(ValueError, match=r"no readable tar|no images"):
-        image_files(Path("broken.tar"))
+        list_image_files(Path("broken.tar"))
     (folder / "stray.png").write_bytes(encoded(striped("top", 1)))
     with pytest.raises(ValueError, match=r"'stray\.png' is in no class folder"):
-        image_files(folder)
+        list_image_files(folder)
     with pytest.raises(ValueError, match="all images are of one class, 'top'"):
-        image_files(_only(tmp_path / "one"))
+        list_image_files(_only(tmp_path / "one"))
 
 
 def _only(folder: Path) -> Path:
@@ -211,7 +211,7 @@ def test_links_and_devices_in_a_tar_are_no_images(tmp_path: Path) -> None:
             member = tarfile.TarInfo(f"top/link{kind.decode()}.png")
             member.type, member.linkname = kind, "/etc/passwd"
             archive.addfile(member)
-    assert len(image_files(file)) == 6
+    assert len(list_image_files(file)) == 6
 
 
 def test_images_that_are_stored_are_not_decoded_again_and_changed_ones_are(
@@ -219,9 +219,9 @@ def test_images_that_are_stored_are_not_decoded_again_and_changed_ones_are(
 ) -> None:
     folder = write_image_folder(tmp_path / "images", num_per_class=4)
     seen: list[int] = []
-    decoded = image_rows.image_policy.decoded
+    decode_image = image_rows.image_policy.decode_image
     monkeypatch.setattr(
-        image_rows.image_policy, "decoded", lambda data, size: seen.append(1) or decoded(data, size=size)
+        image_rows.image_policy, "decode_image", lambda data, size: seen.append(1) or decode_image(data, size=size)
     )
     first = downloaded(params_for("path:images", ranges=["0-6"], heldout="6-8"))
     assert len(seen) == 12
@@ -253,7 +253,7 @@ def test_the_built_in_digits_are_those_of_scikit_learn() -> None:
     manifest = downloaded(params_for("builtin:digits", ranges=["0-1700"], heldout="1700-1797", size=8))
     assert manifest["class_names"] == [str(digit) for digit in range(10)]
     arrays, _ = sliced("0-1797")
-    places = [int(Path(file.name).stem) for file in image_files(next(Path(".work/download/digits").iterdir()))]
+    places = [int(Path(file.name).stem) for file in list_image_files(next(Path(".work/download/digits").iterdir()))]
     digits = load_digits()
     assert sorted(places) == list(range(NUM_IMAGES))
     assert np.array_equal(arrays["labels"], digits.target[places])
@@ -264,15 +264,15 @@ def test_the_built_in_digits_are_those_of_scikit_learn() -> None:
 def test_a_model_of_other_classes_or_of_no_images_is_refused(tmp_path: Path) -> None:
     made = make_image_model(tmp_path / "model")
     model = ModelParams(source="path:model", name="resnet18")
-    assert json.loads((stored_image_model(model, class_names=CLASS_NAMES) / "manifest.json").read_text())["files"]
+    assert json.loads((store_image_model(model, class_names=CLASS_NAMES) / "manifest.json").read_text())["files"]
     with pytest.raises(DataError, match=r"tells .*left.* apart, and the data has .*a.*b"):
-        stored_image_model(model, class_names=["a", "b"])
+        store_image_model(model, class_names=["a", "b"])
     config = json.loads((made / "config.json").read_text())
     (made / "config.json").write_text(json.dumps({**config, "norm": "batch"}))
     with pytest.raises(DataError, match=r"config\.json: got .*batch.*allowed: .*norm group"):
-        stored_image_model(model, class_names=CLASS_NAMES)
+        store_image_model(model, class_names=CLASS_NAMES)
     with pytest.raises(ConfigurationError, match=r"builtin:tiny-qwen2.*for images; allowed: builtin:resnet18"):
-        stored_image_model(ModelParams(source="builtin:tiny-qwen2", name="x"), class_names=CLASS_NAMES)
+        store_image_model(ModelParams(source="builtin:tiny-qwen2", name="x"), class_names=CLASS_NAMES)
 
 
 @pytest.mark.slow
@@ -286,14 +286,14 @@ def test_photographs_of_hands_are_read_from_their_tar_and_learned(real_data: Pat
     manifest = downloaded(params)
     assert manifest["class_names"] == [str(digit) for digit in range(10)]
     assert manifest["quarantined"] == {}
-    names = [file.name for file in image_files(real_data / "images_sign_digits.tar")]
+    names = [file.name for file in list_image_files(real_data / "images_sign_digits.tar")]
     assert all("/train/" in name for name in names[:1000])
     assert all("/val/" in name for name in names[1000:])
     write_slices(params, raw=Path("raw"), base_model=Path("base_model"), slices=Path("slices"))
     train, heldout = open_images(Path("slices/0-1000")), open_images(Path("slices/1000-1300"))
     assert heldout.labels.tolist() == [int(Path(name).parent.name) for name in names[1000:]]
     assert np.bincount(train.labels).min() > 80
-    model = workload.load_model(stored_image_model(params.model, class_names=manifest["class_names"]))
+    model = workload.load_model(store_image_model(params.model, class_names=manifest["class_names"]))
     unseen = heldout.collate(range(60), seq_len=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     with torch.no_grad():

@@ -16,15 +16,15 @@ from tasks import slice as slicing
 from tasks.data.builtin.corpus import PACKAGES
 from tasks.data.builtin.tiny_classifier import write_tiny_modernbert
 from tasks.data.sources.heads import give_head
-from tasks.data.sources.models import stored_model
-from tasks.data.sources.row_policy import class_names
+from tasks.data.sources.models import store_model
+from tasks.data.sources.row_policy import list_class_names
 from tasks.download import download_rows
 from tasks.params import Params, load_params
 from tasks.params.sources import ModelParams
 from tasks.process.failure import DataError
 from tasks.store.kept import MANIFEST
 from tests.tiny import make_tiny_model, with_manifest
-from training.process.files import digest_of_file
+from training.process.files import digest_file
 
 TEXTS = [f"Text {number} of the data set, in its own words." for number in range(30)]
 
@@ -139,9 +139,9 @@ def test_params_that_do_not_fit_together_are_refused_before_anything_starts(
 
 
 def test_numbers_are_ordered_by_size_and_texts_by_the_alphabet() -> None:
-    assert class_names(["10", "-1", "9"]) == ["-1", "9", "10"]
-    assert class_names(["10", "9", "b"]) == ["10", "9", "b"]
-    assert class_names(["1", "01", "001"]) == class_names(["001", "1", "01"]) == ["001", "01", "1"]
+    assert list_class_names(["10", "-1", "9"]) == ["-1", "9", "10"]
+    assert list_class_names(["10", "9", "b"]) == ["10", "9", "b"]
+    assert list_class_names(["1", "01", "001"]) == list_class_names(["001", "1", "01"]) == ["001", "01", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_the_built_in_classifier_has_learned_nothing_and_is_the_same_each_time(
     assert model(**inputs).logits.softmax(1).max() < 0.5
     write_tiny_modernbert(tmp_path / "again", builtin_rows, ["a", "b", "c"])
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
-        assert digest_of_file(tmp_path / "again" / name) == digest_of_file(tiny_modernbert / name), name
+        assert digest_file(tmp_path / "again" / name) == digest_file(tiny_modernbert / name), name
 
 
 def test_a_pretrained_model_gets_its_head_once_and_the_same_in_every_run(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_pretrained_model_gets_its_head_once_and_the_same_in_every_run(tmp_pat
         torch.rand(3 if name == "first" else 5)
         make_tiny_model(tmp_path / name, tied=False)
         give_head(tmp_path / name, ["a", "b", "c"])
-    assert digest_of_file(tmp_path / "first/model.safetensors") == digest_of_file(tmp_path / "second/model.safetensors")
+    assert digest_file(tmp_path / "first/model.safetensors") == digest_file(tmp_path / "second/model.safetensors")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "first")
     assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
     body = Qwen2ForCausalLM.from_pretrained(make_tiny_model(tmp_path / "body", tied=False)).model
@@ -227,7 +227,7 @@ def test_a_pretrained_model_gets_its_head_once_and_the_same_in_every_run(tmp_pat
 
 def test_the_stage_makes_a_classifier_of_a_local_encoder(tiny_modernbert: Path) -> None:
     model = ModelParams(source=f"path:{tiny_modernbert}", name="mine")
-    found = stored_model(model, class_names=["no", "yes"])
+    found = store_model(model, class_names=["no", "yes"])
     config = json.loads((found / "config.json").read_text())
     assert config["id2label"] == {"0": "no", "1": "yes"}
     manifest = json.loads((found / MANIFEST).read_text())

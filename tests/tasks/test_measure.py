@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks.process.lock import lock_name, machine_lock
+from tasks.process.lock import lock_machine, make_lock_name
 from tests.conftest import PROJECT
 from tests.integration.conftest import processes_in
 from tests.museum.exhibit import Mutation
@@ -202,9 +202,9 @@ def test_a_comparison_of_plain_processes_needs_no_certificate(copied: Path) -> N
 
 def test_the_machines_lock_is_respected(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The stage's own process has its temporary files there (tests/museum/stage_process.py).
-    name = lock_name(str(copied))
-    monkeypatch.setattr("tasks.process.lock.lock_name", lambda: name)
-    with machine_lock("ours"), pytest.raises(StageFailedError, match="another comparison") as caught:
+    name = make_lock_name(str(copied))
+    monkeypatch.setattr("tasks.process.lock.make_lock_name", lambda: name)
+    with lock_machine("ours"), pytest.raises(StageFailedError, match="another comparison") as caught:
         run_stage(copied, "measure")
     assert caught.value.exit_code == 4
 

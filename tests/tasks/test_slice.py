@@ -13,14 +13,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from tasks import slice as slicing
-from tasks.data.sources.row_policy import CUT, MAX_CHARACTERS, judged
+from tasks.data.sources.row_policy import CUT, MAX_CHARACTERS, judge_value
 from tasks.download import download_rows
 from tasks.params import Params, load_params
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.store.kept import MANIFEST
 from tests.tiny import with_manifest
-from training.process.files import digest_of_file, digest_of_json
+from training.process.files import digest_file, digest_json
 
 SPECIAL = "Before <|endoftext|> after, and <|im_end|> as well."
 
@@ -42,7 +42,7 @@ def write_rows(texts: list[Any]) -> Path:
     """Write data/raw/rows.parquet as the stage `download` does."""
     file = Path("data/raw/rows.parquet")
     file.parent.mkdir(parents=True, exist_ok=True)
-    rows = [judged(text) for text in texts]
+    rows = [judge_value(text) for text in texts]
     columns = {
         "row_id": range(len(rows)),
         "text": [row.text for row in rows],
@@ -126,7 +126,7 @@ def test_rows_that_are_no_text_are_in_no_slice_and_counted(
     assert list(rows_of("0-20")) == [row for row in range(20) if row not in (3, 4)]
     assert list(rows_of("20-41")) == [row for row in range(20, 41) if row != 22]
     assert facts["0-20"]["num_rows"] == 18
-    assert judged(rows[25]).fault == CUT
+    assert judge_value(rows[25]).fault == CUT
     assert all(len(tokens) > 1 for part in facts for tokens in rows_of(part).values())
 
 
@@ -155,9 +155,9 @@ def test_a_manifest_holds_the_hashes_of_its_files(
     for part in ("0-20", "41-60"):
         folder = Path("data/slices") / part
         manifest = json.loads((folder / MANIFEST).read_text())
-        assert manifest["files"] == {name: digest_of_file(folder / name) for name in manifest["files"]}
+        assert manifest["files"] == {name: digest_file(folder / name) for name in manifest["files"]}
         assert {file.name for file in folder.iterdir()} == {*manifest["files"], MANIFEST}
-        assert manifest["digest"] == digest_of_json(manifest["files"]) == whole["slices"][part]["digest"]
+        assert manifest["digest"] == digest_json(manifest["files"]) == whole["slices"][part]["digest"]
         assert manifest["range"] == part
 
 

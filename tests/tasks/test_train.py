@@ -8,7 +8,7 @@ from ruamel.yaml import YAML
 
 from tasks.params import Params
 from tasks.records.facts import SliceFacts
-from tasks.train import segments_of
+from tasks.train import plan_segments
 
 PARTS = ("0-20", "20-40", "40-60", "60-80")
 SLICES = {part: SliceFacts(range=part, num_rows=20, num_tokens=200, digest=f"digest of {part}") for part in PARTS}
@@ -25,11 +25,11 @@ def _params(project: Path, **changes: Any) -> Params:
 
 
 def _fingerprints(params: Params, cell: str = "2proc", **facts: str) -> list[str]:
-    return [part["fingerprint"] for part in segments_of(cell, params, slices=SLICES, **{**FACTS, **facts})]
+    return [part["fingerprint"] for part in plan_segments(cell, params, slices=SLICES, **{**FACTS, **facts})]
 
 
 def test_segments_come_range_by_range_and_epoch_by_epoch_with_their_steps(project: Path) -> None:
-    segments = segments_of("1proc", _params(project, train__epochs=2), slices=SLICES, **FACTS)
+    segments = plan_segments("1proc", _params(project, train__epochs=2), slices=SLICES, **FACTS)
     assert [(part["range"], part["epoch"]) for part in segments] == [
         ("0-20", 1),
         ("0-20", 2),

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tasks import upload
 from tasks.params import load_params
 from tasks.process.failure import DataError
-from tasks.reporting.model_card import card_text
-from tasks.services.manifest import git_hash
+from tasks.reporting.model_card import render_model_card
+from tasks.services.manifest import compute_git_hash
 from tests.finished_comparison import SPEEDUP, make_finished_comparison, make_results, read_json
-from training.process.files import digest_of_file, write_json
+from training.process.files import digest_file, write_json
 
 FIRST = "data/runs/2proc/segments/0-8-epoch-1/tiny_qwen2_0-8-epoch-1.pt"
 FINAL = "data/runs/2proc/segments/8-16-epoch-1/tiny_qwen2_8-16-epoch-1.pt"
@@ -91,17 +91,17 @@ def test_every_staged_file_is_in_the_manifest_with_its_size_and_hash(comparison:
         "report/results.json",
     } <= set(files)
     for path, facts in manifest["files"].items():
-        assert facts == {"sha256": digest_of_file(files[path]), "num_bytes": files[path].stat().st_size}
+        assert facts == {"sha256": digest_file(files[path]), "num_bytes": files[path].stat().st_size}
     assert os.path.samefile(comparison / FINAL, files["checkpoints/tiny_qwen2_8-16-epoch-1.pt"])
 
 
 def test_staging_again_gives_the_same_bytes_and_leaves_the_sources_alone(comparison: Path) -> None:
-    before = {file: digest_of_file(file) for file in comparison.rglob("*") if file.is_file()}
+    before = {file: digest_file(file) for file in comparison.rglob("*") if file.is_file()}
     params = load_params()
     first = upload.stage_publication(params, sources(), comparison / "reports/hub")
     second = upload.stage_publication(params, sources(), comparison / "reports/hub")
     assert first == second
-    assert before == {file: digest_of_file(file) for file in before}
+    assert before == {file: digest_file(file) for file in before}
 
 
 def test_dry_run_lists_files_and_sizes_and_leaves_nothing(comparison: Path, run_stage) -> None:
@@ -120,12 +120,12 @@ def test_dry_run_lists_files_and_sizes_and_leaves_nothing(comparison: Path, run_
 
 def test_the_last_trained_cell_of_params_is_published(comparison: Path) -> None:
     params = load_params()
-    assert upload.published_cell(params, Path("data/runs")) == "2proc"
+    assert upload.select_published_cell(params, Path("data/runs")) == "2proc"
     (comparison / "data/runs/2proc/run.json").unlink()
-    assert upload.published_cell(params, Path("data/runs")) == "1proc"
+    assert upload.select_published_cell(params, Path("data/runs")) == "1proc"
     (comparison / "data/runs/1proc/run.json").unlink()
     with pytest.raises(DataError, match="no finished run of the cells 1proc, 2proc"):
-        upload.published_cell(params, Path("data/runs"))
+        upload.select_published_cell(params, Path("data/runs"))
 
 
 def test_a_checkpoint_that_is_not_what_its_receipt_says_is_refused(comparison: Path) -> None:
@@ -221,7 +221,7 @@ def test_card_names_the_licences_of_base_model_and_data_set_where_they_are_known
 
 
 def test_card_without_speedup_where_it_is_withheld() -> None:
-    card = card_text(make_results(is_withheld=True), cell="2proc", repo_id=None, checkpoints=[])
+    card = render_model_card(make_results(is_withheld=True), cell="2proc", repo_id=None, checkpoints=[])
     assert "The speedup is withheld: unequal tokens." in card
     assert "| equal tokens | ✓ passed | ✗ failed |" in card
     assert "- **equal tokens**: 1proc 512 \\| 2proc 480\n" in card
@@ -258,4 +258,4 @@ def test_a_token_on_the_command_line_is_refused_without_repeating_it(comparison:
 def test_git_hash_is_gits(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"what is up, doc?")
-    assert git_hash(file) == "bd9dbf5aae1a3862dd1526723246b20206e5fc37"  # Pro Git, "Git Objects"
+    assert compute_git_hash(file) == "bd9dbf5aae1a3862dd1526723246b20206e5fc37"  # Pro Git, "Git Objects"

@@ -19,7 +19,7 @@ from tests.tiny import make_slice, make_tiny_model, write_slice
 from training.config import TrainingConfig, read_config
 from training.data.plan import plan_segment
 from training.loop import train
-from training.process.distributed import Ranks, joined_ranks
+from training.process.distributed import Ranks, join_ranks
 from training.process.events import EventStream
 from training.process.files import write_json
 from training.process.stop_request import StopRequest
@@ -42,7 +42,7 @@ def slices(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def alone() -> Iterator[Ranks]:
     """This process as the only rank, until the tests of this folder are done: there can be one group in a process."""
     torch.set_num_threads(1)
-    with joined_ranks(config_for_one_rank()) as ranks:
+    with join_ranks(config_for_one_rank()) as ranks:
         yield ranks
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from training.config import read_config
-from training.data.plan import micro_batches_for, plan_of
-from training.model.weights import names_of_tied
-from training.process.distributed import joined_ranks
+from training.data.plan import make_micro_batches, make_segment_plan
+from training.model.weights import map_tied_names
+from training.process.distributed import join_ranks
 from training.process.files import write_json
 from training.step.strategy import STATE, WEIGHTS
-from training.strategies import strategy_file
-from training.workloads import find_workload, training_rows
+from training.strategies import find_strategy
+from training.workloads import find_workload, open_training_rows
 
 NUM_STEPS = 3
 
@@ -22,15 +22,17 @@ def main() -> int:
     """Warm up, make steps, look at everything in between; rank 0 writes told.json and tensors.pt."""
     config = read_config(Path(sys.argv[-1]))
     torch.set_num_threads(1)
-    with joined_ranks(config) as ranks:
+    with join_ranks(config) as ranks:
         workload = find_workload(config.workload)
-        strategy = strategy_file(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
-        source = training_rows(workload, config, config.segments[0])
-        plan = plan_of(source, config, config.segments[0])
+        strategy = find_strategy(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
+        source = open_training_rows(workload, config, config.segments[0])
+        plan = make_segment_plan(source, config, config.segments[0])
 
         def micro_batches(number: int) -> list[Any]:
             share = {"rank": strategy.data_rank, "world_size": strategy.data_world_size}
-            return list(micro_batches_for(source, plan.step(number), **share, seq_len=config.seq_len, seed=(1, number)))
+            return list(
+                make_micro_batches(source, plan.step(number), **share, seq_len=config.seq_len, seed=(1, number))
+            )
 
         told: dict[str, Any] = {"start": strategy.digest()}
         gradients: list[dict[str, torch.Tensor]] = []
@@ -52,7 +54,7 @@ def main() -> int:
             "traffic": [dict(result.traffic) for result in results],
             "exchange": strategy.describe(),
             "num_rounds": [len(micro_batches(number)) for number in range(1, NUM_STEPS + 1)],
-            "has_own_tensors": all(names_of_tied(strategy.module).values()),
+            "has_own_tensors": all(map_tied_names(strategy.module).values()),
         }
         parameters = {name: part.clone() for name, part in strategy.full_parameters()}
         writes = []
@@ -63,7 +65,7 @@ def main() -> int:
         told["writes"] = ranks.gather_json(writes)
         told["checks"] = ranks.gather_json(float(sum(part.double().sum() for part in gradients[0].values())))
         # A new one takes up what this one gave, and makes the same step.
-        again = strategy_file(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
+        again = find_strategy(config.strategy).build(workload.load_model(config.model_dir), workload, config, ranks)
         folder = config.work_dir
         if ranks.is_first:
             torch.save({"gradients": gradients, "parameters": parameters}, folder / "tensors.pt")

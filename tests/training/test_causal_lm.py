@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.tiny import batches_in_order, make_tiny_model
-from training.data.batches import dummy_micro_batch, open_slice
-from training.model.weights import parameter_checksum, weights_of
+from training.data.batches import make_dummy_micro_batch, open_slice
+from training.model.weights import collect_weights, compute_parameter_checksum
 from training.process.failure import BadCheckpointError
 from training.workloads.causal_lm import has_dropout, load_model, loss_sum
 
@@ -45,7 +45,7 @@ def test_loss_sum_is_what_transformers_itself_calls_the_loss_times_its_tokens(
 
 def test_a_dummy_micro_batch_has_no_loss_and_gives_every_parameter_a_gradient_of_zero(tiny_model: Path) -> None:
     model = load_model(tiny_model)
-    loss = loss_sum(model, dummy_micro_batch(32))
+    loss = loss_sum(model, make_dummy_micro_batch(32))
     loss.backward()
     assert float(loss.detach()) == 0.0
     assert all(part.grad is not None and float(part.grad.abs().max()) == 0.0 for part in model.parameters())
@@ -58,13 +58,13 @@ def test_weights_are_fp32_even_where_the_folder_holds_bf16(tmp_path: Path, tiny_
 
 def test_tied_weights_are_saved_once_and_load_back_strictly(tiny_model: Path, tmp_path: Path) -> None:
     model = load_model(tiny_model)
-    torch.save(weights_of(model), tmp_path / "model.pt")
+    torch.save(collect_weights(model), tmp_path / "model.pt")
     num_bytes = sum(part.numel() * part.element_size() for part in model.parameters())
     assert (tmp_path / "model.pt").stat().st_size < num_bytes + 60_000
     other = make_tiny_model(tmp_path / "other", seed=1)
     loaded = load_model(other, checkpoint=tmp_path / "model.pt")
-    assert parameter_checksum(loaded) == parameter_checksum(model)
-    assert parameter_checksum(loaded) != parameter_checksum(load_model(other))
+    assert compute_parameter_checksum(loaded) == compute_parameter_checksum(model)
+    assert compute_parameter_checksum(loaded) != compute_parameter_checksum(load_model(other))
     head, embedding = loaded.get_output_embeddings(), loaded.get_input_embeddings()  # type: ignore[operator]
     assert head.weight.data_ptr() == embedding.weight.data_ptr()
 
@@ -73,7 +73,7 @@ def test_a_checkpoint_of_another_architecture_is_refused_with_the_first_differen
     tiny_model: Path, tmp_path: Path
 ) -> None:
     other = load_model(make_tiny_model(tmp_path / "wide", hidden_size=32))
-    torch.save(weights_of(other), tmp_path / "wide.pt")
+    torch.save(collect_weights(other), tmp_path / "wide.pt")
     with pytest.raises(BadCheckpointError, match=r"\d+ differences.*float32 \[128, 32\], the model has") as caught:
         load_model(tiny_model, checkpoint=tmp_path / "wide.pt")
     assert str(caught.value).count(";") == 4

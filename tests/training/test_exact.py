@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
-from tasks.data.builtin.corpus import corpus_rows
+from tasks.data.builtin.corpus import read_corpus
 from tests.tiny import make_config, make_tiny_model, write_slice
 from tests.training.conftest import events_in, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks
-from training.data.batches import dummy_micro_batch, open_slice
+from training.data.batches import make_dummy_micro_batch, open_slice
 from training.process.distributed import Ranks
 from training.process.failure import RanksDisagreeError
-from training.step.ordered_sum import OrderedSum, _parcels
+from training.step.ordered_sum import OrderedSum, _split_into_parcels
 from training.step.replica import Replica
 from training.workloads import causal_lm
 
@@ -41,7 +41,7 @@ def ranks() -> Iterator[ForkedRanks]:
 def builtin_text(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A random-weight model and a slice of built-in text in 512 byte pairs."""
     folder = tmp_path_factory.mktemp("builtin")
-    texts = list(itertools.islice(corpus_rows(), _NUM_ROWS))
+    texts = list(itertools.islice(read_corpus(), _NUM_ROWS))
     tokenizer = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(texts, vocab_size=_VOCAB_SIZE - 1, show_progress=False)
     rows = [[*tokenizer.encode(text).ids, _VOCAB_SIZE - 1] for text in texts]
@@ -173,7 +173,7 @@ def test_a_dummy_adds_nothing_to_an_exact_sum(
 ) -> None:
     ends = set()
     part = open_slice(slices[0]).collate([0, 1], seq_len=32, place=0)
-    for parts in ([part], [dummy_micro_batch(32), part]):
+    for parts in ([part], [make_dummy_micro_batch(32), part]):
         strategy = _ordered_sum(make_config(tmp_path, tiny_model, slices[:1], exact=True), tmp_path, alone)
         strategy.warm_up(part)
         strategy.train_step(parts, num_targets=part.num_targets, learning_rate=1e-3)
@@ -192,7 +192,7 @@ def test_a_parameter_that_the_loss_does_not_need_is_refused_by_name_in_exact_mod
 def test_gradients_travel_in_parcels_of_32_mib_or_one_alone() -> None:
     mib = 2**20
     sizes = [8 * mib, 24 * mib, 1 * mib, 100 * mib, 2 * mib, 3 * mib]
-    assert [sizes[parcel] for parcel in _parcels(sizes)] == [
+    assert [sizes[parcel] for parcel in _split_into_parcels(sizes)] == [
         [8 * mib, 24 * mib],
         [1 * mib],
         [100 * mib],

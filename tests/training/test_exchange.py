@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.equivalence.reference.update import OneProcess, as_ranks, other_orders
+from tasks.equivalence.reference.update import OneProcess, make_other_orders, make_rank_order
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks
@@ -78,8 +78,8 @@ def test_one_process_that_rounds_as_the_exchange_does_gets_the_ranks_weights(
     config = train(2, options={"gradient_hook": hook})
     settings = parsed(config, tmp_path)
     process = OneProcess(settings)
-    expected = process.update(as_ranks(settings), on_step=lambda: None)
-    others = [process.update(order, on_step=lambda: None) for order in other_orders(settings)]
+    expected = process.update(make_rank_order(settings), on_step=lambda: None)
+    others = [process.update(order, on_step=lambda: None) for order in make_other_orders(settings)]
     # Room between what re-ordering does and a wrong gradient, which is off by 4.5e-2 and more.
     assert max(relative_l2(other.gradient, expected.gradient) for other in others) < 1e-3
     assert max(relative_l2(other.weights, expected.weights) for other in others) < 1e-4

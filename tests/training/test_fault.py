@@ -9,10 +9,10 @@ import torch
 from tests.tiny import batches_in_order, make_config
 from tests.training.conftest import parsed
 from training.data.batches import open_slice
-from training.fault import planned_faults
+from training.fault import read_planned_faults
 from training.process.distributed import Ranks
 from training.process.failure import TrainingError
-from training.process.heartbeat import Heartbeat, Section
+from training.process.heartbeat import Heartbeat, StepSection
 from training.step.replicated import Replicated
 from training.strategies import single
 from training.workloads import causal_lm
@@ -22,11 +22,11 @@ def test_nothing_is_planned_unless_the_environment_says_so_and_only_for_its_rank
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("FAULT", raising=False)
-    assert planned_faults(0) is None
+    assert read_planned_faults(0) is None
     monkeypatch.setenv("FAULT", "rank=1,step=7,kind=sigkill;rank=2,step=3,kind=hang,section=data")
-    assert planned_faults(0) is None
-    assert planned_faults(1) is not None
-    assert planned_faults(2) is not None
+    assert read_planned_faults(0) is None
+    assert read_planned_faults(1) is not None
+    assert read_planned_faults(2) is not None
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_nothing_is_planned_unless_the_environment_says_so_and_only_for_its_rank
 def test_a_fault_of_another_form_is_refused_in_one_line(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULT", text)
     with pytest.raises(TrainingError, match="allowed: rank=0,step=7,kind=sigkill"):
-        planned_faults(0)
+        read_planned_faults(0)
 
 
 @pytest.fixture
@@ -58,11 +58,11 @@ def _step(strategy: Replicated, heartbeat: Heartbeat, slice_dir: Path, step: int
 
 def _with_fault(strategy: Replicated, text: str, monkeypatch: pytest.MonkeyPatch) -> Heartbeat:
     monkeypatch.setenv("FAULT", text)
-    faults, heartbeat = planned_faults(0), Heartbeat()
+    faults, heartbeat = read_planned_faults(0), Heartbeat()
     assert faults is not None
     strategy.on_section = heartbeat.enter
-    strategy.replica._workload = faults.build_into_workload(causal_lm, heartbeat)
-    faults.build_into(strategy, heartbeat)
+    strategy.replica._workload = faults.inject_into_workload(causal_lm, heartbeat)
+    faults.inject_into_strategy(strategy, heartbeat)
     return heartbeat
 
 
@@ -71,7 +71,7 @@ def test_an_error_is_raised_in_its_step_and_section_and_nowhere_else(
     section: str, strategy: Replicated, slices: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heartbeat = _with_fault(strategy, f"rank=0,step=2,kind=raise,section={section}", monkeypatch)
-    entered: list[Section] = []
+    entered: list[StepSection] = []
     heartbeat.on_enter = entered.append
     _step(strategy, heartbeat, slices[0], 1)
     entered.clear()

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from tasks.equivalence.reference import image_classification as reference
-from tasks.equivalence.reference.update import OneProcess, as_ranks
+from tasks.equivalence.reference.update import OneProcess, make_rank_order
 from tests.images import make_image_model, make_image_slice
 from tests.tiny import make_config
 from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks
 from training.data.augmentation import Augmentation
 from training.data.image_rows import ImageRows, open_images
-from training.model.weights import parameter_checksum
+from training.model.weights import compute_parameter_checksum
 from training.probing.timed_blocks import Block, BlockRunner
 from training.probing.variants import Variant
 from training.process.distributed import Ranks
@@ -72,11 +72,11 @@ def test_what_becomes_of_an_image_depends_on_seed_epoch_and_row_alone(slice_dir:
 
 
 def test_every_other_image_is_mirrored_and_shifts_reach_an_eighth_of_the_side() -> None:
-    found = np.array(Augmentation(kind="flip_shift", seed=3, epoch=1).drawn(range(4000), size=32))
+    found = np.array(Augmentation(kind="flip_shift", seed=3, epoch=1).sample_transforms(range(4000), size=32))
     assert 0.46 < found[:, 0].mean() < 0.54
     for shift in (found[:, 1], found[:, 2]):
         assert sorted(set(shift.tolist())) == list(range(-4, 5))
-    flipped = Augmentation(kind="flip", seed=3, epoch=1).drawn(range(50), size=32)
+    flipped = Augmentation(kind="flip", seed=3, epoch=1).sample_transforms(range(50), size=32)
     assert {(down, right) for _, down, right in flipped} == {(0, 0)}
     assert [one[0] for one in flipped] == found[:50, 0].astype(bool).tolist()
 
@@ -85,11 +85,11 @@ def test_an_image_is_mirrored_then_shifted_and_what_moves_in_is_black(slice_dir:
     rows = open_images(slice_dir)
     augmentation = Augmentation(kind="flip_shift", seed=1, epoch=1)
     seen = drawn(rows).collate(range(45), seq_len=2).input_ids.numpy()
-    again = reference.rows_of(slice_dir, range(45), seq_len=2, augmentation=augmentation)
+    again = reference.read_rows(slice_dir, range(45), seq_len=2, augmentation=augmentation)
     for index, (image, label) in enumerate(again):
         assert np.array_equal(seen[index], image)
         assert label == rows.labels[index]
-    ((is_mirrored, down, right),) = augmentation.drawn([100], size=16)
+    ((is_mirrored, down, right),) = augmentation.sample_transforms([100], size=16)
     for y in range(16):
         for x in range(16):
             was_y, was_x = y - down, x - right
@@ -128,7 +128,7 @@ def test_a_network_with_running_statistics_is_refused(model_dir: Path, tmp_path:
     config = json.loads((model_dir / "config.json").read_text())
     for changed in ({"norm": "batch"}, {"num_groups": 7}, {"class_names": ["one"]}, {"model_type": "resnet50"}):
         with pytest.raises(BadCheckpointError, match=r"config\.json: got .*; allowed: "):
-            workload.new_network({**config, **changed})
+            workload.build_network({**config, **changed})
     (tmp_path / "config.json").write_text(json.dumps({**config, "class_names": ["a", "b"]}))
     (tmp_path / "model.safetensors").write_bytes((model_dir / "model.safetensors").read_bytes())
     with pytest.raises(BadCheckpointError, match=r"not loadable: .*fc"):
@@ -174,7 +174,7 @@ def test_a_measured_block_counts_images_and_leaves_the_weights(
         drawn(open_images(slice_dir)).collate([0], seq_len=2).input_ids.tolist()
     )
     trained = runner._get(Variant()).strategy.replica.parameter_checksum()
-    assert trained == parameter_checksum(workload.load_model(model_dir))
+    assert trained == compute_parameter_checksum(workload.load_model(model_dir))
     assert runner.facts(Variant())["can"] == []
 
 
@@ -194,6 +194,6 @@ def test_one_and_two_ranks_train_the_same_weights_to_the_bit_in_exact_mode_and_n
     assert relative_l2(ends[False, 2], ends[False, 1]) < 2e-6
     told = parsed(config_for(tmp_path / "one", model_dir, slice_dir, strategy="ddp", world_size=2), tmp_path)
     one_process = OneProcess(told)
-    again = one_process.update(as_ranks(told), on_step=lambda: None).weights
+    again = one_process.update(make_rank_order(told), on_step=lambda: None).weights
     assert relative_l2(ends[False, 2], again) < 2e-6
     assert relative_l2(one_process.start_weights, again) > 1e-3, "the updates are too small to tell anything"

@@ -23,7 +23,7 @@ from tests.training.conftest import (
 )
 from training.data.batches import open_slice
 from training.process.failure import BadCheckpointError, DivergedError, StoppedError
-from training.process.files import digest_of_json
+from training.process.files import digest_json
 from training.workloads.causal_lm import load_model, loss_sum
 
 Launch = Callable[..., list[dict[str, Any]]]
@@ -291,5 +291,5 @@ def test_a_checkpoint_of_other_versions_is_taken_up_with_a_warning_that_stays_in
 def _change_receipt(folder: Path, **changes: Any) -> None:
     receipt = json.loads((folder / "receipt.json").read_bytes()) | changes
     receipt.pop("digest")
-    text = json.dumps(receipt | {"digest": digest_of_json(receipt)}, indent=2) + "\n"
+    text = json.dumps(receipt | {"digest": digest_json(receipt)}, indent=2) + "\n"
     (folder / "receipt.json").write_text(text)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.equivalence.reference.update import OneProcess, as_ranks
+from tasks.equivalence.reference.update import OneProcess, make_rank_order
 from tests.ledgers import read_ledger
 from tests.tiny import make_config, make_slice, make_tiny_model, write_slice
 from tests.training.conftest import events_in, facts_of, parsed, relative_l2, weights_at_end
@@ -91,7 +91,11 @@ def test_packs_of_real_lengths_leave_ranks_within_a_hundredth_of_each_other() ->
     for number in range(1, 11):
         step = plan.step(number)
         work = [
-            sum(int(lengths[step.micro_batches[index]].sum()) for index in step.dealt_to(rank, 2) if index is not None)
+            sum(
+                int(lengths[step.micro_batches[index]].sum())
+                for index in step.select_for_rank(rank, 2)
+                if index is not None
+            )
             for rank in range(2)
         ]
         assert abs(work[0] - work[1]) / sum(work) < 0.01
@@ -203,7 +207,7 @@ def test_one_process_with_code_of_its_own_computes_the_same_packed_updates(
     )  # fmt: skip
     train_here(config)
     settings = parsed(config, tmp_path)
-    expected = OneProcess(settings).update(as_ranks(settings), on_step=lambda: None)
+    expected = OneProcess(settings).update(make_rank_order(settings), on_step=lambda: None)
     assert relative_l2(weights_at_end(config), expected.weights) < 1e-6
 
 
@@ -214,9 +218,9 @@ def test_what_a_model_is_like_is_found_out_once_and_not_at_every_micro_batch(
     to_dict = type(model.config).to_dict
     monkeypatch.setattr(type(model.config), "to_dict", lambda config: asked.append(config) or to_dict(config))
     # As on a GPU: there it matters whether the model has dropout.
-    monkeypatch.setattr(causal_lm, "_takes_all_at_once", lambda device: True)
+    monkeypatch.setattr(causal_lm, "_has_varlen_kernel", lambda device: True)
     packed = open_slice(slices[0]).collate(range(4), seq_len=32, is_packed=True)
-    told = [causal_lm._where_documents_are(model, packed) for _ in range(3)]
+    told = [causal_lm._make_attention_inputs(model, packed) for _ in range(3)]
     assert all("document_boundaries" in each for each in told)
     assert len(asked) == 1
 

@@ -10,7 +10,7 @@ from benchmarks.emulator import WORKLOAD
 from benchmarks.emulator.device import EmulatedDevice, write_device
 from tests.tiny import make_config
 from tests.training.conftest import parsed
-from training.plug import hardware_of
+from training.plug import select_hardware
 from training.process.distributed import Ranks
 from training.strategies import ddp
 from training.workloads import causal_lm, find_workload
@@ -36,10 +36,10 @@ def test_on_the_machines_own_hardware_neither_an_update_nor_an_exchange_calls_us
     strategy = _built("causal_lm", tiny_model, slices, alone, tmp_path)
     assert not strategy.replica._optimizer._optimizer_step_pre_hooks
     assert strategy.step._wrapped._comm_hooks == []
-    model, hardware = strategy.replica.module, hardware_of(causal_lm)
+    model, hardware = strategy.replica.module, select_hardware(causal_lm)
     assert [hardware.bucket_mib(model, asked) for asked in (None, 5.0)] == [None, 5.0]
     assert hardware.bytes_per_real_byte(model) == 1
-    assert hardware.link_seconds(tiny_model, world_size=2) is None
+    assert hardware.compute_link_seconds(tiny_model, world_size=2) is None
 
 
 def test_hardware_that_is_plugged_in_is_told_of_updates_and_exchanges(

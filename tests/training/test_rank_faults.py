@@ -8,7 +8,7 @@ import pytest
 
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.forked_ranks import ForkedRanks, last_words
-from training.process.failure import FAILURES, recorded_failures
+from training.process.failure import FAILURES, read_failures
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def test_numbers_that_are_not_finite_on_one_rank_stop_all_at_that_step_with_its_
 ) -> None:
     config = _config(tmp_path / "work", inputs, exact=exact)
     assert forked.launch(config, fault=f"rank=1,step=6,{fault}") == [5, 5], last_words(config)
-    failures = recorded_failures(tmp_path / "work" / FAILURES)
+    failures = read_failures(tmp_path / "work" / FAILURES)
     assert sorted(failure["rank"] for failure in failures) == [0, 1]
     for failure in failures:
         assert failure["reason"].startswith(says)
@@ -65,6 +65,6 @@ def test_a_bad_step_between_log_points_is_named_as_well(
 ) -> None:
     config = _config(tmp_path / "work", inputs, checkpoint_every_steps=0, log_every_steps=5)
     assert forked.launch(config, fault="rank=0,step=7,kind=nan") == [5, 5], last_words(config)
-    reasons = {failure["reason"] for failure in recorded_failures(tmp_path / "work" / FAILURES)}
+    reasons = {failure["reason"] for failure in read_failures(tmp_path / "work" / FAILURES)}
     assert len(reasons) == 1
     assert reasons.pop().startswith("diverged at step 7: loss is nan on rank 0; ")

@@ -14,10 +14,10 @@ from torch import nn
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import parsed, weights_at_end
 from training.data.batches import open_slice
-from training.data.plan import micro_batches_for, plan_segment
+from training.data.plan import make_micro_batches, plan_segment
 from training.process.distributed import Ranks
 from training.step.replicated import Replicated
-from training.step.schedule import learning_rate_at
+from training.step.schedule import compute_learning_rate
 
 
 def _build(config: dict[str, Any], folder: Path, ranks: Ranks) -> Replicated:
@@ -36,7 +36,7 @@ def _first_micro_batches(config: dict[str, Any], slice_dir: Path) -> tuple[list[
         global_batch_size=config["global_batch_size"], micro_batch_size=config["micro_batch_size"],
     )  # fmt: skip
     step = plan.step(1)
-    parts = micro_batches_for(source, step, rank=0, world_size=1, seq_len=config["seq_len"], seed=(1, 1))
+    parts = make_micro_batches(source, step, rank=0, world_size=1, seq_len=config["seq_len"], seed=(1, 1))
     return list(parts), step.num_tokens
 
 
@@ -68,7 +68,7 @@ def test_trained_weights_equal_a_training_by_hand_row_by_row(
             loss = loss + nn.functional.cross_entropy(logits, row[1:], reduction="sum")
         (loss / num_tokens).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        rate = learning_rate_at(index + 1, 6, peak=2e-3, schedule="linear", warmup_steps=2)
+        rate = compute_learning_rate(index + 1, 6, peak=2e-3, schedule="linear", warmup_steps=2)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
@@ -182,7 +182,7 @@ def test_an_fp16_step_that_overflows_is_skipped_and_the_scale_halved(
     before = strategy.replica.parameter_checksum()
     result = strategy.train_step(parts, num_targets=num_tokens, learning_rate=1e-3)
     assert not result.grad_norm.isfinite()
-    assert strategy.replica.forgives_overflow()
+    assert strategy.replica.may_overflow()
     assert strategy.replica.parameter_checksum() == before
     assert strategy.replica.state()["scaler"]["scale"] == 2.0**59
 

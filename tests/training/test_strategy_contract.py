@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.params.choices import names_of_files
-from tasks.strategies import Work, profile_of, total_of
+from tasks.params.choices import list_file_names
+from tasks.strategies import Work, find_profile, sum_expected
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end
 from tests.training.contract_steps import NUM_STEPS
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.model.weights import load_weights
-from training.process.failure import FAILURES, recorded_failures
-from training.state.receipt import problem_with
+from training.process.failure import FAILURES, read_failures
+from training.state.receipt import find_problem
 from training.workloads import causal_lm
 
-STRATEGIES = names_of_files("training/strategies")
+STRATEGIES = list_file_names("training/strategies")
 WORLD_SIZE = {name: 1 if name == "single" else 2 for name in STRATEGIES}
 _NUM_GRADIENT_BYTES = 4
 
@@ -117,17 +117,17 @@ def test_a_snapshot_that_is_taken_up_is_the_same_state_and_goes_on_with_the_same
 def test_it_says_how_many_copies_of_the_state_there_are(
     steps: tuple[dict[str, Any], dict[str, Any]], name: str
 ) -> None:
-    profile = profile_of(name)
+    profile = find_profile(name)
     assert profile is not None, f"tasks/strategies/{name}.py"
     for digests in steps[0]["end"]:
-        assert len(digests) == profile.num_copies(WORLD_SIZE[name])
+        assert len(digests) == profile.count_copies(WORLD_SIZE[name])
         assert len(set(digests)) == 1
 
 
 def test_its_traffic_is_what_its_profile_expects_of_the_step(
     steps: tuple[dict[str, Any], dict[str, Any]], name: str
 ) -> None:
-    mine, profile = steps[0], profile_of(name)
+    mine, profile = steps[0], find_profile(name)
     assert profile is not None
     num_bytes = _NUM_GRADIENT_BYTES * sum(part.numel() for part in mine["parameters"].values())
     for traffic, num_rounds in zip(mine["traffic"], mine["num_rounds"], strict=True):
@@ -135,7 +135,7 @@ def test_its_traffic_is_what_its_profile_expects_of_the_step(
             world_size=WORLD_SIZE[name], num_steps=1, num_rounds=(num_rounds, num_rounds), gradient_bytes=num_bytes,
             exchange=mine["exchange"],
         )  # fmt: skip
-        expected = profile.expected_traffic(work)
+        expected = profile.compute_expected_traffic(work)
         assert set(traffic) == set(expected)
         for kind, (number, sent) in traffic.items():
             assert expected[kind].number == (number, number), kind
@@ -145,7 +145,7 @@ def test_its_traffic_is_what_its_profile_expects_of_the_step(
 def test_torch_recorded_what_its_ranks_counted_in_a_training(clean: dict[str, Any], name: str) -> None:
     for index in range(2):
         facts = facts_of(clean, index)
-        recorded, profile = facts["recorded_exchanges"], profile_of(name)
+        recorded, profile = facts["recorded_exchanges"], find_profile(name)
         assert profile is not None
         counted = facts["traffic"].values()
         assert recorded["num_steps"] == facts["num_steps"]
@@ -159,7 +159,7 @@ def test_torch_recorded_what_its_ranks_counted_in_a_training(clean: dict[str, An
             ),
             exchange=facts["exchange"],
         )  # fmt: skip
-        assert total_of(profile.expected_traffic(work)).number.has(recorded["number"])
+        assert sum_expected(profile.compute_expected_traffic(work)).number.has(recorded["number"])
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -198,7 +198,7 @@ def test_killed_at_any_moment_a_checkpoint_is_whole_or_absent_and_it_goes_on_wit
     whole = [folder for folder in partials if ".tmp-" not in folder.name]
     assert "step-00000002" in [folder.name for folder in whole]
     for folder in whole:
-        assert problem_with(folder, fingerprint=config["segments"][0]["fingerprint"]) is None
+        assert find_problem(folder, fingerprint=config["segments"][0]["fingerprint"]) is None
     forked.train(config)
     assert facts_of(config, 0)["num_resumes"] == 1
     for index in range(2):
@@ -226,7 +226,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_named_and_changes_no_state
     last = WORLD_SIZE[name] - 1
     codes = forked.launch(config, fault=f"rank={last},step=4,kind=nan,section=backward")
     assert codes == [5] * WORLD_SIZE[name], last_words(config)
-    (reason,) = {failure["reason"] for failure in recorded_failures(Path(config["work_dir"]) / FAILURES)}
+    (reason,) = {failure["reason"] for failure in read_failures(Path(config["work_dir"]) / FAILURES)}
     assert reason.startswith("diverged at step 4: gradient norm is nan")
     if last:
         assert reason.endswith(f"it comes from rank {last}")
@@ -253,7 +253,7 @@ def test_in_exact_mode_it_is_refused_or_another_number_of_ranks_goes_on_with_the
     config = _config(tmp_path / "work", model, slices[:1], name, exact=True, checkpoint_every_steps=2)
     codes = forked.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True)
     if "allowed: exact: false" in last_words(config):
-        profile = profile_of(name)
+        profile = find_profile(name)
         assert profile is not None
         with pytest.raises(ValueError, match="allowed: exact: false"):
             profile.require({}, is_exact=True)

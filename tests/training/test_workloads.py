@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.emulator import WORKLOAD
-from tasks.params.choices import names_of_files
+from tasks.params.choices import list_file_names
 from tests.tiny import make_config, make_tiny_workload
 from tests.training.conftest import (
     are_bitwise_equal,
@@ -22,12 +22,12 @@ from tests.training.conftest import (
     start_ranks,
     weights_at_end,
 )
-from training.data.plan import micro_batches_for, plan_of
+from training.data.plan import make_micro_batches, make_segment_plan
 from training.data.rows import Rows
 from training.process.failure import StoppedError
 from training.workloads import find_workload
 
-WORKLOADS = [*names_of_files("training/workloads"), WORKLOAD]
+WORKLOADS = [*list_file_names("training/workloads"), WORKLOAD]
 SEQ_LEN = 32
 
 
@@ -80,7 +80,7 @@ def test_the_loss_of_rows_is_the_sum_of_each_alone_however_they_are_batched(tiny
 
 
 def test_a_dummy_weighs_nothing_and_gives_every_parameter_a_gradient_of_zero(tiny: Tiny) -> None:
-    model, dummy = tiny.module.load_model(tiny.model_dir), tiny.module.dummy_micro_batch(SEQ_LEN)
+    model, dummy = tiny.module.load_model(tiny.model_dir), tiny.module.make_dummy_micro_batch(SEQ_LEN)
     loss = tiny.module.loss_sum(model, dummy)
     loss.backward()
     assert (float(loss.detach()), dummy.num_tokens, dummy.num_targets, dummy.num_samples) == (0.0, 0, 0, 0)
@@ -91,14 +91,14 @@ def test_a_dummy_weighs_nothing_and_gives_every_parameter_a_gradient_of_zero(tin
 
 def test_any_number_of_ranks_learns_from_what_the_plan_says(tiny: Tiny, tmp_path: Path) -> None:
     config, rows = parsed(tiny.config(tmp_path / "work"), tmp_path), tiny.rows
-    plan = plan_of(rows, config, config.segments[0])
+    plan = make_segment_plan(rows, config, config.segments[0])
     for world_size in (1, 3):
         for number in range(1, plan.num_steps + 1):
             step = plan.step(number)
             parts = [
                 part
                 for rank in range(world_size)
-                for part in micro_batches_for(
+                for part in make_micro_batches(
                     rows, step, rank=rank, world_size=world_size, seq_len=SEQ_LEN, seed=(1, number)
                 )
             ]

@@ -16,7 +16,7 @@ class Augmentation:
     epoch: int
     """From 1."""
 
-    def drawn(self, row_ids: Sequence[int], *, size: int) -> list[tuple[bool, int, int]]:
+    def sample_transforms(self, row_ids: Sequence[int], *, size: int) -> list[tuple[bool, int, int]]:
         """Return for each row whether it is mirrored, and by how many pixels it is then shifted down and right."""
         largest = size // 8 if self.kind == "flip_shift" else 0
         found = []
@@ -27,19 +27,22 @@ class Augmentation:
             found.append((is_mirrored, down, right))
         return found
 
-    def applied(self, images: np.ndarray, row_ids: Sequence[int]) -> np.ndarray:
+    def apply(self, images: np.ndarray, row_ids: Sequence[int]) -> np.ndarray:
         """Return these rows' images, (num_rows, 3, size, size) uint8, as the epoch has them; what moves in is black."""
         size = images.shape[-1]
         changed = np.zeros_like(images)
         for target, image, (is_mirrored, down, right) in zip(
-            changed, images, self.drawn(row_ids, size=size), strict=True
+            changed, images, self.sample_transforms(row_ids, size=size), strict=True
         ):
             seen = image[:, :, ::-1] if is_mirrored else image
-            (to_rows, from_rows), (to_columns, from_columns) = _overlap(down, size), _overlap(right, size)
+            (to_rows, from_rows), (to_columns, from_columns) = (
+                _compute_overlap(down, size),
+                _compute_overlap(right, size),
+            )
             target[:, to_rows, to_columns] = seen[:, from_rows, from_columns]
         return changed
 
 
-def _overlap(shift: int, size: int) -> tuple[slice, slice]:
+def _compute_overlap(shift: int, size: int) -> tuple[slice, slice]:
     """Return where in the shifted image something of the old one is, and where in the old one that was."""
     return slice(max(shift, 0), size + min(shift, 0)), slice(max(-shift, 0), size + min(-shift, 0))

@@ -41,7 +41,7 @@ class Slice:
 
     def num_tokens(self, seq_len: int) -> np.ndarray:
         """Return the label tokens of every row: (num_rows,) int64."""
-        return num_label_tokens(self.lengths(seq_len))
+        return count_label_tokens(self.lengths(seq_len))
 
     def num_targets(self, seq_len: int) -> np.ndarray:
         """Return the same: every label token is a target."""
@@ -64,9 +64,9 @@ class Slice:
         texts = [self.row(index, seq_len) for index in rows]
         lengths = [len(text) for text in texts]
         if is_packed:
-            shape, starts = _packed_shape(lengths, seq_len)
+            shape, starts = _compute_packed_shape(lengths, seq_len)
         else:
-            padded_len = padded_length(lengths, seq_len)
+            padded_len = compute_padded_length(lengths, seq_len)
             shape, starts = (len(texts), padded_len), np.arange(len(texts)) * padded_len
         # Any valid id pads: attention is causal and the padding comes last, so no real position ever sees it.
         input_ids = np.zeros(shape, dtype=np.int64)
@@ -75,7 +75,7 @@ class Slice:
         for start, text in zip(starts.tolist(), texts, strict=True):
             flat_ids[start : start + len(text)] = text
             flat_labels[start : start + max(len(text) - 1, 0)] = text[1:]
-        num_labels = num_label_tokens(np.array(lengths, dtype=np.int64))
+        num_labels = count_label_tokens(np.array(lengths, dtype=np.int64))
         return MicroBatch(
             input_ids=torch.from_numpy(input_ids),
             labels=torch.from_numpy(labels),
@@ -86,19 +86,19 @@ class Slice:
             num_padding_tokens=input_ids.size - sum(lengths),
             dropout_seed=dropout_seed,
             place=place,
-            documents=_documents(starts, shape[1]) if is_packed else None,
+            documents=_make_documents(starts, shape[1]) if is_packed else None,
         )
 
-    def dummy_micro_batch(self, seq_len: int) -> "MicroBatch":
+    def make_dummy_micro_batch(self, seq_len: int) -> "MicroBatch":
         """Return a micro-batch that costs little and weighs nothing."""
-        return dummy_micro_batch(seq_len)
+        return make_dummy_micro_batch(seq_len)
 
-    def token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
+    def list_token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
         """Return the tokens of these rows, each once, and 0, with which they are padded: (n,) int64."""
         return np.unique(np.concatenate([[0], *(self.row(row, seq_len) for row in rows)])).astype(np.int64)
 
 
-def num_label_tokens(lengths: np.ndarray) -> np.ndarray:
+def count_label_tokens(lengths: np.ndarray) -> np.ndarray:
     """Return the label tokens of rows of these lengths: all but each row's first."""
     return np.maximum(lengths - 1, 0)
 
@@ -169,13 +169,13 @@ class MicroBatch:
         """Return it on the device; from pinned memory the copy runs beside the host."""
         if device.type == "cpu":
             return self
-        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pinned(self) -> "MicroBatch":
+    def pin_memory(self) -> "MicroBatch":
         """Return it in page-locked host memory."""
-        return self._with_tensors(Tensor.pin_memory)
+        return self._map_tensors(Tensor.pin_memory)
 
-    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
+    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
         documents = self.documents
         if documents is not None:
             documents = replace(
@@ -216,25 +216,25 @@ def open_slice(folder: Path) -> Slice:
     return Slice(tokens=tokens, offsets=offsets, row_ids=row_ids)
 
 
-def padded_length(lengths: Sequence[int], seq_len: int) -> int:
+def compute_padded_length(lengths: Sequence[int], seq_len: int) -> int:
     """Return how long rows of these lengths are padded: as the longest, rounded up to 8, at most `seq_len`."""
-    return min(_rounded_up(max([1, *lengths])), seq_len)
+    return min(_round_up(max([1, *lengths])), seq_len)
 
 
-def _rounded_up(length: int) -> int:
+def _round_up(length: int) -> int:
     return -(-length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
-def _packed_shape(lengths: Sequence[int], seq_len: int) -> tuple[tuple[int, int], np.ndarray]:
+def _compute_packed_shape(lengths: Sequence[int], seq_len: int) -> tuple[tuple[int, int], np.ndarray]:
     """Return the shape of the one sequence, and where in it each row begins."""
     ends = np.cumsum(lengths, dtype=np.int64)
-    padding = _rounded_up(max(int(ends[-1]), 1)) - int(ends[-1])
+    padding = _round_up(max(int(ends[-1]), 1)) - int(ends[-1])
     if lengths[-1] + padding > seq_len:
         padding = 0
     return (1, int(ends[-1]) + padding), ends - lengths
 
 
-def _documents(starts: np.ndarray, length: int) -> Documents:
+def _make_documents(starts: np.ndarray, length: int) -> Documents:
     # A row without a token is no document.
     boundaries = np.unique(np.append(starts, length))
     lengths = np.diff(boundaries)
@@ -246,7 +246,7 @@ def _documents(starts: np.ndarray, length: int) -> Documents:
     )
 
 
-def dummy_micro_batch(seq_len: int) -> MicroBatch:
+def make_dummy_micro_batch(seq_len: int) -> MicroBatch:
     """Return a micro-batch that costs little and weighs nothing: no sample, every label ignored."""
     shape = (1, min(_LENGTH_MULTIPLE, seq_len))
     nothing = np.zeros(0, dtype=np.int64)

@@ -55,7 +55,7 @@ class ImageRows:
         chosen = list(rows)
         images, row_ids = np.array(self.images[chosen]), np.array(self.row_ids[chosen])
         if self.augmentation is not None:
-            images = self.augmentation.applied(images, row_ids.tolist())
+            images = self.augmentation.apply(images, row_ids.tolist())
         ones = np.ones(len(chosen), dtype=np.int64)
         return MicroBatch(
             input_ids=torch.from_numpy(images),
@@ -69,16 +69,16 @@ class ImageRows:
             place=place,
         )
 
-    def dummy_micro_batch(self, seq_len: int) -> MicroBatch:
+    def make_dummy_micro_batch(self, seq_len: int) -> MicroBatch:
         """Return one black image that weighs nothing."""
-        return blank_micro_batch(self.images.shape[-1])
+        return make_blank_micro_batch(self.images.shape[-1])
 
-    def token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
+    def list_token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
         """Return (0,) int64: no embedding is looked up."""
         return np.zeros(0, dtype=np.int64)
 
 
-def blank_micro_batch(size: int) -> MicroBatch:
+def make_blank_micro_batch(size: int) -> MicroBatch:
     """Return a black image of so many pixels a side, whose label is ignored and which is no sample."""
     nothing = np.zeros(0, dtype=np.int64)
     return MicroBatch(

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from training.config import SegmentConfig, TrainingConfig
-from training.data.batches import MicroBatch, num_label_tokens
+from training.data.batches import MicroBatch, count_label_tokens
 from training.data.rows import Rows
 
 
@@ -29,7 +29,7 @@ class StepPlan:
     is_packed: bool = False
     """Whether the rows of a micro-batch are one sequence together; then there may be any number of them in it."""
 
-    def dealt_to(self, rank: int, world_size: int) -> list[int | None]:
+    def select_for_rank(self, rank: int, world_size: int) -> list[int | None]:
         """Return the micro-batches (by index) that the rank runs, None for a dummy; equally many on every rank.
 
         They are dealt to and fro (0 1 1 0 0 1 ...), which evens out their falling lengths. The longest is run last:
@@ -73,7 +73,7 @@ class SegmentPlan:
         rows = self.order[start : start + self.global_batch_size]
         rows = rows[np.argsort(-self.lengths[rows], kind="stable")]
         if self.is_packed:
-            micro_batches = _packs(rows, self.lengths[rows], -(-len(rows) // self.micro_batch_size))
+            micro_batches = _pack_rows(rows, self.lengths[rows], -(-len(rows) // self.micro_batch_size))
         else:
             cuts = range(self.micro_batch_size, len(rows), self.micro_batch_size)
             micro_batches = tuple(np.split(rows, list(cuts)))
@@ -85,7 +85,7 @@ class SegmentPlan:
         )
 
 
-def _packs(rows: np.ndarray, lengths: np.ndarray, num_packs: int) -> tuple[np.ndarray, ...]:
+def _pack_rows(rows: np.ndarray, lengths: np.ndarray, num_packs: int) -> tuple[np.ndarray, ...]:
     """Return the rows, which fall in length, in so many packs of nearly equally many tokens; the largest first.
 
     Each row goes where there is least so far. That is within a third of the most even way, and far nearer where there
@@ -119,7 +119,7 @@ def plan_segment(
     """
     start, end = (int(part) for part in rows.split("-"))
     order = np.random.default_rng([seed, epoch, start, end]).permutation(len(lengths))
-    num_labels = num_label_tokens(lengths)
+    num_labels = count_label_tokens(lengths)
     return SegmentPlan(
         order=order,
         lengths=lengths,
@@ -131,7 +131,7 @@ def plan_segment(
     )
 
 
-def plan_of(source: Rows, config: TrainingConfig, segment: SegmentConfig) -> SegmentPlan:
+def make_segment_plan(source: Rows, config: TrainingConfig, segment: SegmentConfig) -> SegmentPlan:
     """Return the plan of a segment whose rows are those of `source`."""
     return plan_segment(
         source.lengths(config.seq_len),
@@ -146,24 +146,26 @@ def plan_of(source: Rows, config: TrainingConfig, segment: SegmentConfig) -> Seg
     )
 
 
-def micro_batches_for(
+def make_micro_batches(
     source: Rows, step: StepPlan, *, rank: int, world_size: int, seq_len: int, seed: tuple[int, int]
 ) -> Iterator[MicroBatch]:
     """Yield what the rank runs in a step, dummies included; `seed`: the run's seed and the step's number."""
-    for index in step.dealt_to(rank, world_size):
+    for index in step.select_for_rank(rank, world_size):
         if index is not None:
-            yield micro_batch_of(source, step, index, seq_len=seq_len, seed=seed)
+            yield make_micro_batch(source, step, index, seq_len=seq_len, seed=seed)
         else:
-            yield replace(source.dummy_micro_batch(seq_len), step_token_ids=partial(_token_ids, source, step, seq_len))
+            yield replace(
+                source.make_dummy_micro_batch(seq_len), step_token_ids=partial(_list_token_ids, source, step, seq_len)
+            )
 
 
-def _token_ids(source: Rows, step: StepPlan, seq_len: int) -> np.ndarray:
-    return source.token_ids(np.concatenate(step.micro_batches).tolist(), seq_len)
+def _list_token_ids(source: Rows, step: StepPlan, seq_len: int) -> np.ndarray:
+    return source.list_token_ids(np.concatenate(step.micro_batches).tolist(), seq_len)
 
 
-def micro_batch_of(source: Rows, step: StepPlan, index: int, *, seq_len: int, seed: tuple[int, int]) -> MicroBatch:
+def make_micro_batch(source: Rows, step: StepPlan, index: int, *, seq_len: int, seed: tuple[int, int]) -> MicroBatch:
     """Return one micro-batch of a step, the same on whichever rank; `seed` as above."""
     dropout_seed = int(np.random.SeedSequence([*seed, index]).generate_state(1)[0])
     rows = step.micro_batches[index].tolist()
     part = source.collate(rows, seq_len=seq_len, is_packed=step.is_packed, dropout_seed=dropout_seed, place=index)
-    return replace(part, step_token_ids=partial(_token_ids, source, step, seq_len))
+    return replace(part, step_token_ids=partial(_list_token_ids, source, step, seq_len))

@@ -9,7 +9,7 @@ import torch
 from training.data.batches import MicroBatch
 
 
-def prefetched(
+def prefetch_micro_batches(
     make: Callable[[int], list[MicroBatch]],
     steps: range,
     device: torch.device,
@@ -26,7 +26,7 @@ def prefetched(
 
     def make_ready(step: int) -> list[MicroBatch]:
         micro_batches = make(step)
-        return [part.pinned() for part in micro_batches] if device.type == "cuda" else micro_batches
+        return [part.pin_memory() for part in micro_batches] if device.type == "cuda" else micro_batches
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch") as thread:
         ahead = thread.submit(make_ready, steps.start) if steps else None

@@ -7,7 +7,7 @@ import numpy as np
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
-def digest_of_rows(steps: Sequence[Sequence[np.ndarray]]) -> int:
+def digest_rows(steps: Sequence[Sequence[np.ndarray]]) -> int:
     """Return a number of 64 bits for the rows of each step, whatever their order in it; of several ranks, their sum.
 
     Every pair of step and row is mixed (splitmix64), so that no other pairs come to the same sum by accident.

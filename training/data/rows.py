@@ -44,10 +44,10 @@ class Rows(Protocol):
         """Return the rows as one micro-batch."""
         ...
 
-    def dummy_micro_batch(self, seq_len: int) -> MicroBatch:
+    def make_dummy_micro_batch(self, seq_len: int) -> MicroBatch:
         """Return a micro-batch that costs little and weighs nothing."""
         ...
 
-    def token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
+    def list_token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
         """Return the tokens that the inputs of these rows hold, padding included: (n,) int64, each once."""
         ...

@@ -26,7 +26,7 @@ def register() -> None:
 
 
 @cache
-def kernel_takes_groups() -> bool:
+def supports_grouped_heads() -> bool:
     """Return whether the kernel takes fewer heads of keys than of queries, which torch 2.11's does not.
 
     To be asked outside of what is compiled.
@@ -55,30 +55,30 @@ def attend(
 
     The one sequence of a packed batch is described by the lengths of its documents, in order; or for the
     variable-length kernel by `document_boundaries`, (num_documents + 1,) int32 on the device, the longest one's length
-    and what `kernel_takes_groups` said. Without either every sequence is one document.
+    and what `supports_grouped_heads` said. Without either every sequence is one document.
     """
     assert attention_mask is None, "a mask would be ignored"
     if document_boundaries is not None:
         assert dropout == 0.0, "the variable-length kernel has no dropout"
-        attended = _all_at_once(
+        attended = _attend_all_at_once(
             query, key, value, document_boundaries,
             longest=longest_document, scaling=scaling, takes_groups=takes_groups,
         )  # fmt: skip
         return attended, None
     if document_lengths is not None:
-        return _one_by_one(query, key, value, document_lengths, dropout, scaling), None
-    return _causal(query, key, value, dropout=dropout, scaling=scaling).transpose(1, 2).contiguous(), None
+        return _attend_one_by_one(query, key, value, document_lengths, dropout, scaling), None
+    return _attend_causally(query, key, value, dropout=dropout, scaling=scaling).transpose(1, 2).contiguous(), None
 
 
-def _one_by_one(
+def _attend_one_by_one(
     query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], dropout: float, scaling: float | None
 ) -> Tensor:
     parts = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
-    attended = [_causal(*part, dropout=dropout, scaling=scaling).transpose(1, 2) for part in parts]
+    attended = [_attend_causally(*part, dropout=dropout, scaling=scaling).transpose(1, 2) for part in parts]
     return torch.cat(attended, dim=1)
 
 
-def _all_at_once(
+def _attend_all_at_once(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -103,7 +103,7 @@ def _all_at_once(
     return attended.unsqueeze(0)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None) -> Tensor:
+def _attend_causally(query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None) -> Tensor:
     return F.scaled_dot_product_attention(
         query, key, value,
         dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1],

@@ -19,9 +19,9 @@ _WHAT_A_BAD_FILE_RAISES = (
 )  # fmt: skip
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
+def collect_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict on the CPU; what is one tensor under several names stays one, and is stored once."""
-    tied = names_of_tied(model)
+    tied = map_tied_names(model)
     copies: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         first = tied.get(name, name)
@@ -29,7 +29,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return copies
 
 
-def names_of_tied(model: nn.Module) -> dict[str, str]:
+def map_tied_names(model: nn.Module) -> dict[str, str]:
     """Return each further name of a parameter or buffer that has several -> its first.
 
     By what the module holds. A data pointer says nothing of it: what was gathered may lie where something else lay.
@@ -45,22 +45,22 @@ def load_weights(model: nn.Module, file: Path) -> None:
     Raises BadCheckpointError, naming the first differences in names, shapes and types, before any weight changes.
     """
     weights = load_tensors(file)
-    refuse(file, differences(weights, model.state_dict()))
+    require_no_differences(file, list_differences(weights, model.state_dict()))
     model.load_state_dict(weights, strict=True)
 
 
-def differences(tensors: Mapping[str, Any], wanted: Mapping[str, Tensor]) -> list[str]:
+def list_differences(tensors: Mapping[str, Any], wanted: Mapping[str, Tensor]) -> list[str]:
     """Return in what names, shapes and types `tensors` differ from the wanted ones, one line each."""
     found = [f"{name} is missing" for name in wanted if name not in tensors]
     found += [f"{name} is not in the model" for name in tensors if name not in wanted]
     for name, tensor in wanted.items():
         got = tensors.get(name)
         if got is not None and (not isinstance(got, Tensor) or (got.shape, got.dtype) != (tensor.shape, tensor.dtype)):
-            found.append(f"{name} is {_described(got)}, the model has {_described(tensor)}")
+            found.append(f"{name} is {_describe_value(got)}, the model has {_describe_value(tensor)}")
     return found
 
 
-def refuse(file: Path, found: Sequence[str]) -> None:
+def require_no_differences(file: Path, found: Sequence[str]) -> None:
     """Raise BadCheckpointError with the first differences, if there are any."""
     if found:
         named = "; ".join(found[:_NUM_DIFFERENCES_NAMED])
@@ -80,11 +80,11 @@ def load_tensors(file: Path) -> dict[str, Any]:
         raise BadCheckpointError(f"{file}: not loadable: {' '.join(str(error).split())[:300]}") from None
     if not isinstance(state, dict):
         raise BadCheckpointError(f"{file}: holds a {type(state).__name__}; allowed: a dict")
-    _refuse_inflated(state, file)
+    _require_plain_tensors(state, file)
     return state
 
 
-def _refuse_inflated(state: Mapping[Any, Any], file: Path) -> None:
+def _require_plain_tensors(state: Mapping[Any, Any], file: Path) -> None:
     """Raise BadCheckpointError for a tensor that claims more elements than it has stored: using it would make them."""
     waiting: list[Any] = [state]
     seen: set[int] = set()
@@ -100,7 +100,9 @@ def _refuse_inflated(state: Mapping[Any, Any], file: Path) -> None:
         elif isinstance(value, Tensor):
             is_plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
             if not is_plain or value.nbytes > value.untyped_storage().nbytes():
-                raise BadCheckpointError(f"{file}: {_described(value)} is more than is stored; allowed: plain tensors")
+                raise BadCheckpointError(
+                    f"{file}: {_describe_value(value)} is more than is stored; allowed: plain tensors"
+                )
 
 
 def save_tensors(state: Mapping[str, Any], file: Path) -> None:
@@ -133,12 +135,12 @@ class _Sink:
         self._stream.flush()
 
 
-def parameter_checksum(model: nn.Module) -> str:
+def compute_parameter_checksum(model: nn.Module) -> str:
     """Return the sha256 (hex) of the names and bytes of all parameters, sorted by name; tied ones count once."""
-    return tensor_checksum(dict(model.named_parameters()))
+    return compute_tensor_checksum(dict(model.named_parameters()))
 
 
-def tensor_checksum(tensors: Mapping[str, Tensor]) -> str:
+def compute_tensor_checksum(tensors: Mapping[str, Tensor]) -> str:
     """Return the sha256 (hex) of the names and bytes of the tensors, sorted by name."""
     digest = TensorDigest()
     for name, tensor in sorted(tensors.items()):
@@ -162,7 +164,7 @@ class TensorDigest:
         return self._digest.hexdigest()
 
 
-def _described(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

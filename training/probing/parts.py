@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.data.batches import MicroBatch
-from training.probing.sweep import buffer_of, seconds_of
+from training.probing.sweep import make_buffer, measure_seconds
 from training.process.distributed import Ranks
 from training.step.replica import Replica
 
@@ -52,10 +52,10 @@ def probe_compute(
         meet()
         # Not timed: what the first forward after an update costs more belongs to the step, not to a micro-batch.
         replica.add(replica.module, micro_batches[0], weight=weight)
-        parts.append([_forward_and_backward(replica, ranks, part, weight=weight) for part in micro_batches])
-        optimizer.append(seconds_of(lambda: replica.step(0.0), ranks))
+        parts.append([_time_forward_backward(replica, ranks, part, weight=weight) for part in micro_batches])
+        optimizer.append(measure_seconds(lambda: replica.step(0.0), ranks))
         meet()
-        whole.append(seconds_of(lambda: _plain_step(replica, micro_batches, weight=weight), ranks))
+        whole.append(measure_seconds(lambda: _run_plain_step(replica, micro_batches, weight=weight), ranks))
     seconds, optimizer_seconds = ranks.gather(np.array(parts)), ranks.gather(np.array(optimizer))
     step_seconds = ranks.gather(np.array(whole))
     fixed_seconds = step_seconds - seconds.sum(axis=(2, 3)) - optimizer_seconds
@@ -68,7 +68,9 @@ def probe_compute(
         "step_seconds": step_seconds.tolist(),
         "fixed_seconds": fixed_seconds.tolist(),
         "num_positions": ranks.gather(np.array([part.num_positions for part in micro_batches])).tolist(),
-        "gradients": _gradients(replica, ranks, micro_batches[-1], weight=weight, num_repeats=num_repeats, meet=meet),
+        "gradients": _time_gradients(
+            replica, ranks, micro_batches[-1], weight=weight, num_repeats=num_repeats, meet=meet
+        ),
     }
 
 
@@ -112,18 +114,18 @@ def probe_slowdown_in_flight(
     whose all-reduces were still in flight when the backward ended: the others say too little. Each all-reduce is of
     `num_bytes`, and there are as many as it takes.
     """
-    buffer = buffer_of(ranks, num_bytes)
+    buffer = make_buffer(ranks, num_bytes)
     weight = 1 / max(micro_batch.num_targets, 1)
     alone, beside, num_outlasted = [], [], 0
 
-    def backward() -> float:
+    def time_backward() -> float:
         loss_sum = replica.forward(replica.module, micro_batch, weight=weight)
-        return seconds_of(lambda: replica.add_backward(loss_sum, weight=weight), ranks)
+        return measure_seconds(lambda: replica.add_backward(loss_sum, weight=weight), ranks)
 
     for _ in range(num_repeats):
         ranks.highest(0)
-        alone.append(backward())
-        one = seconds_of(lambda: dist.all_reduce(buffer, group=ranks.gradient_group), ranks)
+        alone.append(time_backward())
+        one = measure_seconds(lambda: dist.all_reduce(buffer, group=ranks.gradient_group), ranks)
         num_all_reduces = ranks.highest(int(_LONGER * alone[-1] / one) + 1)
         loss_sum = replica.forward(replica.module, micro_batch, weight=weight)
         ranks.synchronize()
@@ -153,19 +155,19 @@ def _wait_for_computation(ranks: Ranks) -> None:
         torch.cuda.current_stream(ranks.device).synchronize()
 
 
-def _forward_and_backward(replica: Replica, ranks: Ranks, micro_batch: MicroBatch, *, weight: float) -> list[float]:
+def _time_forward_backward(replica: Replica, ranks: Ranks, micro_batch: MicroBatch, *, weight: float) -> list[float]:
     losses: list[Tensor] = []
-    forward = seconds_of(lambda: losses.append(replica.forward(replica.module, micro_batch, weight=weight)), ranks)
-    return [forward, seconds_of(lambda: replica.add_backward(losses.pop(), weight=weight), ranks)]
+    forward = measure_seconds(lambda: losses.append(replica.forward(replica.module, micro_batch, weight=weight)), ranks)
+    return [forward, measure_seconds(lambda: replica.add_backward(losses.pop(), weight=weight), ranks)]
 
 
-def _plain_step(replica: Replica, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
+def _run_plain_step(replica: Replica, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
     for micro_batch in micro_batches:
         replica.add(replica.module, micro_batch, weight=weight)
     replica.step(0.0)
 
 
-def _gradients(
+def _time_gradients(
     replica: Replica,
     ranks: Ranks,
     micro_batch: MicroBatch,
@@ -179,7 +181,7 @@ def _gradients(
     runs: list[dict[str, float]] = []
     for _ in range(num_repeats):
         meet()
-        runs.append(_ready_shares(replica, ranks, micro_batch, named, weight=weight))
+        runs.append(_measure_ready_shares(replica, ranks, micro_batch, named, weight=weight))
     replica.forget_gradient()
     # The order is that of the graph, the same in every backward.
     order = list(runs[0])
@@ -191,29 +193,29 @@ def _gradients(
     ]
 
 
-def _ready_shares(
+def _measure_ready_shares(
     replica: Replica, ranks: Ranks, micro_batch: MicroBatch, named: Mapping[str, Tensor], *, weight: float
 ) -> dict[str, float]:
     """Return, in the order of one backward, the share of it after which each parameter's gradient was ready."""
     marks: dict[str, Any] = {}
 
     def note(name: str, _: Tensor) -> None:
-        marks[name] = _mark(ranks)
+        marks[name] = _mark_time(ranks)
 
     handles = [part.register_post_accumulate_grad_hook(partial(note, name)) for name, part in named.items()]
     loss_sum = replica.forward(replica.module, micro_batch, weight=weight)
     ranks.synchronize()
-    started = _mark(ranks)
+    started = _mark_time(ranks)
     replica.add_backward(loss_sum, weight=weight)
-    ended = _mark(ranks)
+    ended = _mark_time(ranks)
     ranks.synchronize()
     for handle in handles:
         handle.remove()
-    whole = _between(started, ended)
-    return {name: min(_between(started, mark) / whole, 1.0) for name, mark in marks.items()}
+    whole = _compute_elapsed(started, ended)
+    return {name: min(_compute_elapsed(started, mark) / whole, 1.0) for name, mark in marks.items()}
 
 
-def _mark(ranks: Ranks) -> Any:
+def _mark_time(ranks: Ranks) -> Any:
     """Return the time now: the host's, or on CUDA an event on the stream, for which nothing waits."""
     if ranks.device.type == "cuda":
         event = torch.cuda.Event(enable_timing=True)
@@ -222,5 +224,5 @@ def _mark(ranks: Ranks) -> Any:
     return time.perf_counter()
 
 
-def _between(earlier: Any, later: Any) -> float:
+def _compute_elapsed(earlier: Any, later: Any) -> float:
     return earlier.elapsed_time(later) if isinstance(earlier, torch.cuda.Event) else later - earlier

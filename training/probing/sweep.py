@@ -21,7 +21,7 @@ _SHARE_OF_FREE_MEMORY = 0.25
 """What the buffers may take of it: gloo copies what it sends."""
 
 
-def all_reduce_sweep(
+def sweep_all_reduce(
     ranks: Ranks,
     *,
     sizes: Iterable[int] = SWEEP_BYTES,
@@ -41,20 +41,20 @@ def all_reduce_sweep(
     ascending = sorted(set(sizes))
     points: list[dict[str, Any]] = []
     # The first exchange of a group connects it, which NCCL may take seconds for.
-    _exchange(ranks, ascending[0], seconds_of_link)()
+    _make_exchange(ranks, ascending[0], seconds_of_link)()
     ranks.synchronize()
     started = time.perf_counter()
     stopped_because = None
     for index, num_bytes in enumerate(ascending):
-        left = seconds_budget - _of_slowest(ranks, [time.perf_counter() - started])[0]
-        stopped_because = _why_not(ranks, num_bytes, left, points, needs_memory=seconds_of_link is None)
+        left = seconds_budget - _gather_slowest(ranks, [time.perf_counter() - started])[0]
+        stopped_because = _explain_stop(ranks, num_bytes, left, points, needs_memory=seconds_of_link is None)
         if stopped_because is not None:
             break
-        exchange = _exchange(ranks, num_bytes, seconds_of_link)
-        _timed_together(ranks, exchange, 1)
-        once = _timed_together(ranks, exchange, 1)[0]
+        exchange = _make_exchange(ranks, num_bytes, seconds_of_link)
+        _time_together(ranks, exchange, 1)
+        once = _time_together(ranks, exchange, 1)[0]
         affordable = int(left / (len(ascending) - index) / max(once, 1e-9))
-        seconds = _timed_together(ranks, exchange, min(max(affordable, _LEAST_REPEATS), max(num_repeats, 1)))
+        seconds = _time_together(ranks, exchange, min(max(affordable, _LEAST_REPEATS), max(num_repeats, 1)))
         points.append({"num_bytes": num_bytes, "seconds": seconds, "median_seconds": float(np.median(seconds))})
     return {
         "world_size": ranks.world_size,
@@ -64,7 +64,7 @@ def all_reduce_sweep(
     }
 
 
-def _why_not(
+def _explain_stop(
     ranks: Ranks, num_bytes: int, seconds_left: float, points: list[dict[str, Any]], *, needs_memory: bool
 ) -> str | None:
     """Return why this size and larger ones are left out, the same on all ranks; None if they are not."""
@@ -75,41 +75,41 @@ def _why_not(
         needed = (_LEAST_REPEATS + 2) * points[-1]["median_seconds"] * num_bytes / points[-1]["num_bytes"]
     if needed > seconds_left or seconds_left <= 0:
         return f"from {size} on left out: they would take about {needed:.2g} s, {max(seconds_left, 0):.2g} s are left"
-    free = float(ranks.gather(np.array([_free_bytes(ranks)])).min())
+    free = float(ranks.gather(np.array([_count_free_bytes(ranks)])).min())
     if needs_memory and num_bytes > free * _SHARE_OF_FREE_MEMORY:
         return f"from {size} on left out: only {free / 2**20:.0f} MiB of memory are free for each rank"
     return None
 
 
-def _exchange(ranks: Ranks, num_bytes: int, seconds_of_link: Callable[[int], float] | None) -> Callable[[], Any]:
+def _make_exchange(ranks: Ranks, num_bytes: int, seconds_of_link: Callable[[int], float] | None) -> Callable[[], Any]:
     if seconds_of_link is not None:
         seconds = seconds_of_link(num_bytes)
         return lambda: time.sleep(seconds)
-    buffer = buffer_of(ranks, num_bytes)
+    buffer = make_buffer(ranks, num_bytes)
     return lambda: dist.all_reduce(buffer, group=ranks.gradient_group)
 
 
-def _timed_together(ranks: Ranks, exchange: Callable[[], Any], num_repeats: int) -> list[float]:
+def _time_together(ranks: Ranks, exchange: Callable[[], Any], num_repeats: int) -> list[float]:
     """Return the seconds of each of several exchanges, the slowest rank's, all ranks beginning together."""
     seconds = []
     for _ in range(num_repeats):
         ranks.highest(0)
-        seconds.append(seconds_of(exchange, ranks))
-    return _of_slowest(ranks, seconds)
+        seconds.append(measure_seconds(exchange, ranks))
+    return _gather_slowest(ranks, seconds)
 
 
-def _of_slowest(ranks: Ranks, seconds: list[float]) -> list[float]:
+def _gather_slowest(ranks: Ranks, seconds: list[float]) -> list[float]:
     slowest: list[float] = ranks.gather(np.array(seconds)).max(axis=0).tolist()
     return slowest
 
 
-def buffer_of(ranks: Ranks, num_bytes: int) -> Tensor:
+def make_buffer(ranks: Ranks, num_bytes: int) -> Tensor:
     """Return a tensor of so many bytes to all-reduce: (num_bytes / 4,) float32, on the device."""
     # Ones, not zeros: every page is then really there. Sums overflow to infinity at most, which costs nothing more.
     return torch.ones(max(num_bytes // 4, 1), dtype=torch.float32, device=ranks.device)
 
 
-def _free_bytes(ranks: Ranks) -> float:
+def _count_free_bytes(ranks: Ranks) -> float:
     """Return the memory that this rank may still take, if all take as much."""
     if ranks.device.type == "cuda":
         # Ranks that talk over gloo may share the GPU.
@@ -122,7 +122,7 @@ def _free_bytes(ranks: Ranks) -> float:
     return free / ranks.world_size
 
 
-def seconds_of(work: Callable[[], Any], ranks: Ranks) -> float:
+def measure_seconds(work: Callable[[], Any], ranks: Ranks) -> float:
     """Return the seconds that this rank and its device take for it."""
     ranks.synchronize()
     started = time.perf_counter()

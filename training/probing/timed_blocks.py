@@ -23,24 +23,24 @@ import torch.distributed as dist
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
-from training.data.row_digest import digest_of_rows
-from training.plug import hardware_of
+from training.data.row_digest import digest_rows
+from training.plug import select_hardware
 from training.probing.parts import probe_compute, probe_slowdown_in_flight
-from training.probing.sweep import all_reduce_sweep
+from training.probing.sweep import sweep_all_reduce
 from training.probing.variants import (
     Made,
     Variant,
-    loaded,
-    make,
-    micro_batches_of,
-    on_segment,
-    sizes,
-    whole_of,
+    build_variant,
+    count_segment_rows,
+    list_micro_batches,
+    load_micro_batches,
+    require_replica,
+    switch_segment,
 )
 from training.process.distributed import Ranks
-from training.process.ownership import own_device
+from training.process.ownership import collect_device_facts
 from training.step.strategy import StepResult
-from training.step.traffic import Recorded, forget_recorded, num_exchanges
+from training.step.traffic import Recorded, count_exchanges, forget_recorded
 from training.workloads import find_workload
 
 _log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class _Work:
             "num_micro_batches": sum(len(rows) > 0 for rows, *_ in parts),
             "loss_sum": sum(float(result.loss_sum) for result in self._results),
             "grad_norm_sum": sum(float(result.grad_norm) for result in self._results),
-            "rows_digest": digest_of_rows([[rows for rows, *_ in step] for step in self._parts]),
+            "rows_digest": digest_rows([[rows for rows, *_ in step] for step in self._parts]),
         }
 
 
@@ -147,9 +147,9 @@ class BlockRunner:
         """Run a block; return this rank's seconds, and what it did in them."""
         made = self._get(block.variant, block.segment)
         if block.part == "update":
-            return self._timed(made, block, self._updates(made, block))
-        found = self._timed(made, block, self._steps(made, block))
-        self._computing[_key(block.variant)] = (found["seconds"] - found["data_wait_seconds"]) / len(block.steps)
+            return self._time_block(made, block, self._run_updates(made, block))
+        found = self._time_block(made, block, self._run_steps(made, block))
+        self._computing[_make_key(block.variant)] = (found["seconds"] - found["data_wait_seconds"]) / len(block.steps)
         return found
 
     def forget(self) -> None:
@@ -165,15 +165,17 @@ class BlockRunner:
         scale = made.hardware.bytes_per_real_byte(made.model)
         return {
             "num_steps": max(len(made.source) // made.config.global_batch_size, 1),
-            "num_steps_of_segments": [max(num_rows // made.config.global_batch_size, 1) for num_rows in sizes(made)],
+            "num_steps_of_segments": [
+                max(num_rows // made.config.global_batch_size, 1) for num_rows in count_segment_rows(made)
+            ],
             "exchange": made.strategy.describe(),
             "bytes_per_real_byte": scale,
-            "peak_memory_gib": _peak_memory_gib(self._ranks),
+            "peak_memory_gib": _measure_peak_memory(self._ranks),
             "warm_up_seconds": made.warm_up_seconds,
-            "can": _levers(made),
+            "can": _list_levers(made),
         }
 
-    def timers(self, variant: Variant) -> dict[str, float]:
+    def collect_timers(self, variant: Variant) -> dict[str, float]:
         """Return the seconds that the strategy's engine times itself, outside the blocks; {} if it times none."""
         return self._get(variant).strategy.own_timers(
             lambda: self.run(Block(variant=variant, steps=[1], data="device"))
@@ -182,34 +184,34 @@ class BlockRunner:
     def probe(self, variant: Variant, *, num_repeats: int) -> dict[str, Any]:
         """Return the parts of the segment's first step, each timed alone (training/probing/parts.py)."""
         made = self._get(variant)
-        parts = [part.to(self._ranks.device) for part in micro_batches_of(made, 1)]
+        parts = [part.to(self._ranks.device) for part in list_micro_batches(made, 1)]
         begin = partial(made.hardware.begin, made.model)
-        return probe_compute(whole_of(made), self._ranks, parts, num_repeats=num_repeats, on_start=begin)
+        return probe_compute(require_replica(made), self._ranks, parts, num_repeats=num_repeats, on_start=begin)
 
     def sweep(self, variant: Variant, *, num_repeats: int, seconds_budget: float) -> dict[str, Any]:
         """Return the all-reduce of the ranks' link by size (training/probing/sweep.py)."""
         model_dir = Path(variant.overrides.get("model_dir", self._config.model_dir))
         # No variant needs to be built for it.
-        hardware = hardware_of(find_workload(self._config.workload))
-        link = hardware.link_seconds(model_dir, world_size=self._ranks.world_size)
-        return all_reduce_sweep(
+        hardware = select_hardware(find_workload(self._config.workload))
+        link = hardware.compute_link_seconds(model_dir, world_size=self._ranks.world_size)
+        return sweep_all_reduce(
             self._ranks, num_repeats=num_repeats, seconds_budget=seconds_budget, seconds_of_link=link
         )
 
-    def in_flight(self, variant: Variant, *, num_bytes: int, num_repeats: int) -> dict[str, Any]:
+    def probe_in_flight(self, variant: Variant, *, num_bytes: int, num_repeats: int) -> dict[str, Any]:
         """Return a backward with and without all-reduces beside it (training/probing/parts.py).
 
         Without repeats where the link is slept for: it is then no work for anybody.
         """
         made = self._get(variant)
-        if made.hardware.link_seconds(made.config.model_dir, world_size=self._ranks.world_size) is not None:
+        if made.hardware.compute_link_seconds(made.config.model_dir, world_size=self._ranks.world_size) is not None:
             return {"alone_seconds": [], "in_flight_seconds": []}
-        longest = micro_batches_of(made, 1)[-1].to(self._ranks.device)
+        longest = list_micro_batches(made, 1)[-1].to(self._ranks.device)
         return probe_slowdown_in_flight(
-            whole_of(made), self._ranks, longest, num_bytes=num_bytes, num_repeats=num_repeats
+            require_replica(made), self._ranks, longest, num_bytes=num_bytes, num_repeats=num_repeats
         )
 
-    def _timed(self, made: Made, block: Block, run: Iterator[_Ran]) -> dict[str, Any]:
+    def _time_block(self, made: Made, block: Block, run: Iterator[_Ran]) -> dict[str, Any]:
         """Run the lead-in, then the block's steps under the clock: caches and loader are as in mid-training."""
         ranks = self._ranks
         next(run)
@@ -219,7 +221,7 @@ class BlockRunner:
         if not block.is_alone and ranks.world_size > 1:
             dist.barrier()
         made.hardware.begin(made.model)
-        num_before = num_exchanges(ranks)
+        num_before = count_exchanges(ranks)
         started = time.perf_counter()
         marks.add()
         for ran in run:
@@ -227,7 +229,7 @@ class BlockRunner:
             work.add(ran, counts_rows=made.strategy.counts_rows)
         ranks.synchronize()
         seconds = time.perf_counter() - started
-        num_exchanged = num_exchanges(ranks) - num_before
+        num_exchanged = count_exchanges(ranks) - num_before
         recorded = Recorded(ranks).between(num_before, num_before + num_exchanged)
         return {
             "seconds": seconds,
@@ -237,15 +239,15 @@ class BlockRunner:
             "exchange_bytes": None if recorded is None else recorded.num_bytes,
         }
 
-    def _steps(self, made: Made, block: Block) -> Iterator[_Ran]:
+    def _run_steps(self, made: Made, block: Block) -> Iterator[_Ran]:
         """Yield every step after it has run; first the lead-in, one micro-batch of a step."""
         ahead: list[Future[list[MicroBatch]]] = []
-        steps = loaded(made, self._ranks, [block.steps[0], *block.steps], block.data, on_ahead=ahead.append)
+        steps = load_micro_batches(made, self._ranks, [block.steps[0], *block.steps], block.data, on_ahead=ahead.append)
         micro_batches, step, waited = next(steps)
         began = time.perf_counter()
         made.strategy.warm_up(micro_batches[-1])
         # In a training the loader has a whole step's time for the next one, not that of a micro-batch.
-        left = self._computing.get(_key(block.variant), 0.0) - (time.perf_counter() - began)
+        left = self._computing.get(_make_key(block.variant), 0.0) - (time.perf_counter() - began)
         if ahead and left > 0:
             wait(ahead, timeout=left)
         yield _Ran(micro_batches, waited)
@@ -254,9 +256,9 @@ class BlockRunner:
             result = made.strategy.train_step(micro_batches, num_targets=num_targets, learning_rate=0.0)
             yield _Ran(micro_batches, waited, result)
 
-    def _updates(self, made: Made, block: Block) -> Iterator[_Ran]:
+    def _run_updates(self, made: Made, block: Block) -> Iterator[_Ran]:
         """Yield after every update with a gradient of zeros, which was made while the clock stood still for it."""
-        replica = whole_of(made)
+        replica = require_replica(made)
         gradient = [torch.zeros_like(parameter) for parameter in replica.parameters]
         for _ in [block.steps[0], *block.steps]:
             replica.put_gradient(gradient)
@@ -264,19 +266,19 @@ class BlockRunner:
             yield _Ran()
 
     def _get(self, variant: Variant, segment: int = 0) -> Made:
-        key = _key(variant)
+        key = _make_key(variant)
         if (key, 0) not in self._made:
-            self._made[key, 0] = make(variant, self._config, self._ranks)
+            self._made[key, 0] = build_variant(variant, self._config, self._ranks)
         if (key, segment) not in self._made:
-            self._made[key, segment] = on_segment(self._made[key, 0], segment)
+            self._made[key, segment] = switch_segment(self._made[key, 0], segment)
         return self._made[key, segment]
 
 
-def _key(variant: Variant) -> str:
+def _make_key(variant: Variant) -> str:
     return json.dumps(dataclasses.asdict(variant), sort_keys=True, default=str)
 
 
-def _levers(made: Made) -> list[str]:
+def _list_levers(made: Made) -> list[str]:
     """Return which ways of training the model would take: packing, early_tied_head."""
     workload, model, can = made.workload, made.model, list[str]()
     if made.config.compile:
@@ -284,12 +286,12 @@ def _levers(made: Made) -> list[str]:
         return can
     if workload.can_pack(model, made.config):
         can.append("packing")
-    if workload.tied_weight(model) is not None:
+    if workload.find_tied_weight(model) is not None:
         can.append("early_tied_head")
     return can
 
 
-def _peak_memory_gib(ranks: Ranks) -> float | None:
+def _measure_peak_memory(ranks: Ranks) -> float | None:
     return torch.cuda.max_memory_allocated(ranks.device) / 2**30 if ranks.device.type == "cuda" else None
 
 
@@ -298,14 +300,14 @@ def serve(config: TrainingConfig, ranks: Ranks, *, address: str) -> None:
     plug = socket(AF_UNIX, SOCK_STREAM)
     plug.connect(address)
     line = Connection(plug.detach())
-    _say(line, {"rank": ranks.rank, "backend": ranks.backend, "device": own_device(ranks.device)})
+    _send(line, {"rank": ranks.rank, "backend": ranks.backend, "device": collect_device_facts(ranks.device)})
     runner = BlockRunner(config, ranks)
     while True:
         try:
             asked = json.loads(line.recv_bytes())
         except EOFError:
             return
-        _say(line, {"rank": ranks.rank, **_answer(runner, ranks, asked)})
+        _send(line, {"rank": ranks.rank, **_answer(runner, ranks, asked)})
 
 
 def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[str, Any]:
@@ -315,11 +317,11 @@ def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[st
     if command == "facts":
         return runner.facts(variant)
     if command == "timers":
-        return runner.timers(variant)
+        return runner.collect_timers(variant)
     if command == "probe":
         return runner.probe(variant, num_repeats=asked["num_repeats"])
     if command == "in_flight":
-        return runner.in_flight(variant, num_bytes=asked["num_bytes"], num_repeats=asked["num_repeats"])
+        return runner.probe_in_flight(variant, num_bytes=asked["num_bytes"], num_repeats=asked["num_repeats"])
     if command == "sweep":
         return runner.sweep(variant, num_repeats=asked["num_repeats"], seconds_budget=asked["seconds_budget"])
     if command == "forget":
@@ -328,5 +330,5 @@ def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[st
     raise ValueError(f"command {command!r}; allowed: run, facts, timers, probe, in_flight, sweep, forget")
 
 
-def _say(line: Connection, answer: Mapping[str, Any]) -> None:
+def _send(line: Connection, answer: Mapping[str, Any]) -> None:
     line.send_bytes(json.dumps(answer).encode())

@@ -15,16 +15,16 @@ from torch import nn
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
-from training.data.plan import SegmentPlan, micro_batches_for, plan_of
-from training.data.prefetch import prefetched
+from training.data.plan import SegmentPlan, make_micro_batches, make_segment_plan
+from training.data.prefetch import prefetch_micro_batches
 from training.data.rows import Rows
-from training.plug import Hardware, hardware_of
+from training.plug import Hardware, select_hardware
 from training.process.distributed import Ranks
 from training.step.replica import Replica
 from training.step.replicated import Replicated
 from training.step.strategy import Strategy
-from training.strategies import single, strategy_file
-from training.workloads import Workload, find_workload, training_rows
+from training.strategies import find_strategy, single
+from training.workloads import Workload, find_workload, open_training_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +64,10 @@ class Made:
     @property
     def hardware(self) -> Hardware:
         """What the model runs on."""
-        return hardware_of(self.workload)
+        return select_hardware(self.workload)
 
 
-def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
+def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
     """Build a variant and run a few steps of it, which cost more than later ones."""
     overrides: dict[str, Any] = {
         name: Path(value) if name == "model_dir" else value for name, value in variant.overrides.items()
@@ -81,16 +81,16 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
         strategy = single.build(model, workload, config, dataclasses.replace(ranks, rank=0, world_size=1))
         shares = (ranks.rank, ranks.world_size)
     else:
-        strategy = strategy_file(variant.strategy or config.strategy).build(model, workload, config, ranks, **options)
+        strategy = find_strategy(variant.strategy or config.strategy).build(model, workload, config, ranks, **options)
         shares = (strategy.data_rank, strategy.data_world_size)
     segment = config.segments[0]
-    source = training_rows(workload, config, segment)
-    plan = plan_of(source, config, segment)
+    source = open_training_rows(workload, config, segment)
+    plan = make_segment_plan(source, config, segment)
     made = Made(
         workload=workload, strategy=strategy, shares=shares, config=config, ranks=ranks, source=source, plan=plan,
         warm_up_seconds=0.0,
     )  # fmt: skip
-    micro_batches = [part.to(ranks.device) for part in micro_batches_of(made, 1)]
+    micro_batches = [part.to(ranks.device) for part in list_micro_batches(made, 1)]
     ranks.synchronize()
     started = time.perf_counter()
     strategy.warm_up(micro_batches[-1])
@@ -101,36 +101,36 @@ def make(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
     return made
 
 
-def whole_of(made: Made) -> Replica:
+def require_replica(made: Made) -> Replica:
     """Return the whole model with its optimizer, whose step can be taken apart; for ranks that hold one each."""
     if not isinstance(made.strategy, Replicated):
         raise ValueError(f"{made.config.strategy}: no rank holds the whole model; allowed: an independent copy")
     return made.strategy.replica
 
 
-def on_segment(made: Made, index: int) -> Made:
+def switch_segment(made: Made, index: int) -> Made:
     """Return the variant, the very same model, on the rows of another of its config's segments."""
     segment = made.config.segments[index]
-    source = training_rows(made.workload, made.config, segment)
-    return dataclasses.replace(made, source=source, plan=plan_of(source, made.config, segment))
+    source = open_training_rows(made.workload, made.config, segment)
+    return dataclasses.replace(made, source=source, plan=make_segment_plan(source, made.config, segment))
 
 
-def sizes(made: Made) -> list[int]:
+def count_segment_rows(made: Made) -> list[int]:
     """Return the rows of each of the config's segments."""
     return [len(made.workload.open_slice(segment.slice_dir)) for segment in made.config.segments]
 
 
-def micro_batches_of(made: Made, step: int) -> list[MicroBatch]:
+def list_micro_batches(made: Made, step: int) -> list[MicroBatch]:
     rank, world_size = made.shares
     return list(
-        micro_batches_for(
+        make_micro_batches(
             made.source, made.plan.step(step), rank=rank, world_size=world_size,
             seq_len=made.config.seq_len, seed=(made.config.seed, step),
         )
     )  # fmt: skip
 
 
-def loaded(
+def load_micro_batches(
     made: Made,
     ranks: Ranks,
     steps: list[int],
@@ -144,16 +144,16 @@ def loaded(
     """
     copy, model = made.hardware.copy, made.model
     if data == "loader":
-        ahead = prefetched(
-            lambda turn: micro_batches_of(made, steps[turn]), range(len(steps)), ranks.device, on_ahead=on_ahead
+        ahead = prefetch_micro_batches(
+            lambda turn: list_micro_batches(made, steps[turn]), range(len(steps)), ranks.device, on_ahead=on_ahead
         )
         for turn, parts, waited in ahead:
             copy(model, len(parts))
             yield parts, steps[turn], waited
         return
-    distinct = {step: micro_batches_of(made, step) for step in dict.fromkeys(steps)}
+    distinct = {step: list_micro_batches(made, step) for step in dict.fromkeys(steps)}
     if ranks.device.type == "cuda":
-        distinct = {step: [part.pinned() for part in parts] for step, parts in distinct.items()}
+        distinct = {step: [part.pin_memory() for part in parts] for step, parts in distinct.items()}
     if data == "device":
         distinct = {step: [part.to(ranks.device) for part in parts] for step, parts in distinct.items()}
     for step in steps:

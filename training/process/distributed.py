@@ -40,7 +40,7 @@ class Ranks:
         """Whether this is rank 0."""
         return self.rank == 0
 
-    def num_collectives(self) -> int:
+    def count_collectives(self) -> int:
         """Return how many collectives this rank has begun, of all groups."""
         groups: tuple[Any, ...] = (dist.group.WORLD, self.gradient_group)
         return sum(int(group._get_sequence_number_for_group()) for group in groups)
@@ -63,7 +63,7 @@ class Ranks:
         """Return the highest of all ranks' values: what one rank knows, all know."""
         return int(self.gather(np.array([value])).max())
 
-    def first_says(self, ask: Callable[[], Any]) -> Any:
+    def ask_first_rank(self, ask: Callable[[], Any]) -> Any:
         """Return, on every rank, the JSON value that `ask` gives on rank 0; the others wait for it.
 
         A TrainingError there is raised on every rank.
@@ -116,7 +116,7 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 @contextlib.contextmanager
-def joined_ranks(config: TrainingConfig) -> Iterator[Ranks]:
+def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
     """Join the process group that torchrun's environment describes (alone without torchrun), and leave it at the end.
 
     Raises ValueError if torchrun started another number of ranks, or there are too few GPUs.
@@ -124,14 +124,14 @@ def joined_ranks(config: TrainingConfig) -> Iterator[Ranks]:
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world_size != config.world_size:
         raise ValueError(f"world_size={config.world_size}, but {world_size} ranks were started; allowed: as many")
-    device = _device_of(config, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    device = _select_device(config, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     # NCCL refuses two ranks on one GPU.
     backend = "nccl" if device.type == "cuda" and not config.oversubscribe else "gloo"
-    with _loopback_on_one_machine(world_size):
-        yield from _joined(backend, rank=rank, world_size=world_size, device=device)
+    with _use_loopback(world_size):
+        yield from _join_group(backend, rank=rank, world_size=world_size, device=device)
 
 
-def _joined(backend: str, *, rank: int, world_size: int, device: torch.device) -> Iterator[Ranks]:
+def _join_group(backend: str, *, rank: int, world_size: int, device: torch.device) -> Iterator[Ranks]:
     if "RANK" in os.environ and STORE not in os.environ:
         dist.init_process_group("gloo", timeout=_TIMEOUT)
     else:
@@ -143,7 +143,7 @@ def _joined(backend: str, *, rank: int, world_size: int, device: torch.device) -
     dist.destroy_process_group()
 
 
-def _device_of(config: TrainingConfig, *, local_rank: int) -> torch.device:
+def _select_device(config: TrainingConfig, *, local_rank: int) -> torch.device:
     if config.device == "cpu":
         return torch.device("cpu")
     num_gpus = torch.cuda.device_count()
@@ -155,7 +155,7 @@ def _device_of(config: TrainingConfig, *, local_rank: int) -> torch.device:
 
 
 @contextlib.contextmanager
-def _loopback_on_one_machine(world_size: int) -> Iterator[None]:
+def _use_loopback(world_size: int) -> Iterator[None]:
     """Keep gloo and NCCL off the network where all ranks are on this machine, whose name may not even resolve.
 
     What this process starts afterwards, which may be ranks on several machines, does not inherit it.

@@ -107,7 +107,7 @@ def record_failure(folder: Path, *, rank: int, error: Exception, reason: str, ex
         return
 
 
-def recorded_failures(folder: Path) -> list[dict[str, Any]]:
+def read_failures(folder: Path) -> list[dict[str, Any]]:
     """Return what `record_failure` left there, the earliest first; one that is not whole is left out."""
     found = []
     for file in folder.glob("rank-*.json"):

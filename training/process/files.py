@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 
-def digest_of_json(value: Any) -> str:
+def digest_json(value: Any) -> str:
     """Return the sha256 (hex) of `value` as canonical JSON: sorted keys, no spaces, no NaN."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def digest_of_file(path: Path) -> str:
+def digest_file(path: Path) -> str:
     """Return the sha256 (hex) of the file's bytes, read in blocks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path`; on success its content is on disk and takes the name `path`.
 
     On any error `path` stays what it was and the temporary file is gone.
@@ -44,7 +44,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically and durably; the file is whole or absent."""
-    with replacing(path) as temporary:
+    with replace_file(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 

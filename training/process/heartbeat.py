@@ -12,7 +12,7 @@ from enum import IntEnum
 from pathlib import Path
 
 
-class Section(IntEnum):
+class StepSection(IntEnum):
     """What a rank is doing."""
 
     START = 0
@@ -41,9 +41,9 @@ _CHECKPOINT_BYTES_PER_SECOND = 20e6
 """What the slowest disk takes, for the patience with checkpoints."""
 
 
-def described(position: int) -> tuple[int, Section]:
+def decode_position(position: int) -> tuple[int, StepSection]:
     """Return the step and the section of a position."""
-    return position >> 32, Section(position & 0xFF)
+    return position >> 32, StepSection(position & 0xFF)
 
 
 class Heartbeat:
@@ -61,7 +61,7 @@ class Heartbeat:
         self._is_watched = file is not None
         self._is_in_steps = False
         self._place = 0
-        self.on_enter: Callable[[Section], None] = lambda _: None
+        self.on_enter: Callable[[StepSection], None] = lambda _: None
         """Told of every section of a step as well."""
 
     @property
@@ -73,9 +73,9 @@ class Heartbeat:
         """A step begins, with waiting for its data."""
         self._is_in_steps = True
         self._place = step << 32
-        self._words[POSITION] = self._place | Section.DATA
+        self._words[POSITION] = self._place | StepSection.DATA
 
-    def enter(self, section: Section) -> None:
+    def enter(self, section: StepSection) -> None:
         """The rank goes over to another section of the step."""
         if self._is_in_steps:
             self._place += 256
@@ -86,15 +86,15 @@ class Heartbeat:
         """No step runs from here on: what follows is START until one begins."""
         self._is_in_steps = False
         self._place += 256
-        self._words[POSITION] = self._place | Section.START
+        self._words[POSITION] = self._place | StepSection.START
 
-    def needs_patience(self, *, warm_up_seconds: float, checkpoint_bytes: int) -> None:
+    def set_patience(self, *, warm_up_seconds: float, checkpoint_bytes: int) -> None:
         """Tell the watchdog what takes this rank long without being a hang."""
         self._words[STEP_PATIENCE_MS] = int(_WARM_UPS * warm_up_seconds * 1000)
         self._words[CHECKPOINT_PATIENCE_MS] = int(checkpoint_bytes / _CHECKPOINT_BYTES_PER_SECOND * 1000)
 
     @contextlib.contextmanager
-    def counting(self, num_collectives: Callable[[], int]) -> Iterator[None]:
+    def keep_count(self, num_collectives: Callable[[], int]) -> Iterator[None]:
         """Keep the number of collectives that this rank has begun up to date, once a second, if anybody looks.
 
         Of ranks at the same place it tells those that have joined a collective from the one that has not.

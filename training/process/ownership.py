@@ -9,7 +9,7 @@ import torch
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def own_device(device: torch.device) -> dict[str, Any]:
+def collect_device_facts(device: torch.device) -> dict[str, Any]:
     """Return the GPU's UUID (None on the CPU), the allowed cores, and how many cores' time the control group has.
 
     None for what the system does not tell.
@@ -17,11 +17,11 @@ def own_device(device: torch.device) -> dict[str, Any]:
     return {
         "gpu_uuid": str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None,
         "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "cpu_quota": _quota(),
+        "cpu_quota": _read_cpu_quota(),
     }
 
 
-def _quota() -> float | None:
+def _read_cpu_quota() -> float | None:
     """Return the least quota of this process's control group and those around it, in cores; version 2 alone."""
     try:
         path = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip().lstrip("/")

@@ -37,7 +37,7 @@ _MIN_SECRET_CHARACTERS = 6
 """A shorter value is more likely a word than a secret, and would be taken out of every line that holds it."""
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """Return the text without Hub tokens, credentials and query strings of addresses, and secrets of the environment.
 
     A secret of the environment is the value of any variable whose name ends like one (HF_TOKEN, ..._PASSWORD), and, in
@@ -45,7 +45,7 @@ def redacted(text: str) -> str:
     lose their value wherever they stand.
     """
     text = TOKEN.sub("hf_***", text)
-    for secret in _secrets_of_environment():
+    for secret in _list_environment_secrets():
         text = text.replace(secret, "***")
     if "=" in text:
         text = _ASSIGNED.sub(r"\1***", text)
@@ -54,7 +54,7 @@ def redacted(text: str) -> str:
     return text
 
 
-def _secrets_of_environment() -> list[str]:
+def _list_environment_secrets() -> list[str]:
     """Return the values, and what a server would say of them, the longest first: one may be a part of another."""
     found = set()
     for name, value in os.environ.items():
@@ -72,7 +72,7 @@ def _secrets_of_environment() -> list[str]:
     return sorted((secret for secret in found if len(secret) >= _MIN_SECRET_CHARACTERS), key=len, reverse=True)
 
 
-def shortened(text: str, *, limit: int = MAX_CHARACTERS) -> str:
+def shorten(text: str, *, limit: int = MAX_CHARACTERS) -> str:
     """Return the text, or its first and last part with the number of characters that are left out between them."""
     if len(text) <= limit:
         return text
@@ -82,33 +82,33 @@ def shortened(text: str, *, limit: int = MAX_CHARACTERS) -> str:
 
 def redact_logs() -> None:
     """From now on no logger of this process and no traceback that ends it writes a secret or an endless text."""
-    logging.setLogRecordFactory(_redacted_record)
-    sys.excepthook = _say
-    threading.excepthook = lambda failed: _say(
+    logging.setLogRecordFactory(_make_redacted_record)
+    sys.excepthook = _write_traceback
+    threading.excepthook = lambda failed: _write_traceback(
         failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback
     )
 
 
-def formatted(error: BaseException) -> str:
+def format_traceback(error: BaseException) -> str:
     """Return the traceback as it may be written down."""
-    return redacted(shortened("".join(traceback.format_exception(error))))
+    return redact(shorten("".join(traceback.format_exception(error))))
 
 
-def _redacted_record(*arguments: Any, **named: Any) -> logging.LogRecord:
+def _make_redacted_record(*arguments: Any, **named: Any) -> logging.LogRecord:
     record = logging.LogRecord(*arguments, **named)
     if record.exc_info and record.exc_info[1] is not None:
         # A formatter takes what stands here already, and formats nothing itself.
-        record.exc_text = formatted(record.exc_info[1]).rstrip()
+        record.exc_text = format_traceback(record.exc_info[1]).rstrip()
     try:
         whole = record.getMessage()
     except (TypeError, ValueError):
         return record  # logging says that the arguments do not fit
-    said = redacted(shortened(whole))
+    said = redact(shorten(whole))
     if said != whole:
         record.msg, record.args = said, None
     return record
 
 
-def _say(_kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
+def _write_traceback(_kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
     if not isinstance(error, SystemExit):
-        sys.stderr.write(formatted(error))
+        sys.stderr.write(format_traceback(error))

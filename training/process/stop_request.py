@@ -22,10 +22,10 @@ class StopRequest:
 
     def listen(self) -> None:
         """Note signals from now on, for the loop to answer after a whole step."""
-        signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._handle_signal)
+        signal.signal(signal.SIGINT, self._handle_signal)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
         if self.exit_code == code == EXIT_INTERRUPTED:
             os._exit(code)

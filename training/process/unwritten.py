@@ -11,7 +11,7 @@ Stamps = dict[str, tuple[int, int, int]]
 """Name -> modification time, size and inode."""
 
 
-def stamps_of(folder: Path) -> Stamps:
+def read_stamps(folder: Path) -> Stamps:
     """Return what shows later whether a file of the folder was written to."""
     facts = {file.name: file.stat() for file in sorted(folder.glob("*"))}
     return {name: (fact.st_mtime_ns, fact.st_size, fact.st_ino) for name, fact in facts.items()}
@@ -19,13 +19,13 @@ def stamps_of(folder: Path) -> Stamps:
 
 def require_unwritten(folder: Path, before: Stamps) -> None:
     """Raise ChangedInputError that names the first file which is not what it was when the stamps were taken."""
-    now = stamps_of(folder)
+    now = read_stamps(folder)
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
             raise ChangedInputError(f"{folder / name} changed while it was trained on; the segment was not saved")
 
 
-def digest_of_code() -> str:
+def digest_code() -> str:
     """Return the sha256 of the bytes of all Python files of training/, by name."""
     digest = hashlib.sha256()
     for file in sorted(_CODE.rglob("*.py")):
@@ -35,5 +35,5 @@ def digest_of_code() -> str:
 
 def require_code(digest: str) -> None:
     """Raise ChangedInputError unless the code on disk, which was just imported, has this digest."""
-    if digest_of_code() != digest:
+    if digest_code() != digest:
         raise ChangedInputError("training/ changed between the start of the ranks and their imports; run again")

@@ -60,7 +60,7 @@ class LedgerFile:
             raise BadCheckpointError(f"{error.filename}: not loadable: it is missing") from None
 
     def _add(self, name: str, added: bytes) -> None:
-        with self._needing_room(f"{len(added):,} bytes more"):
+        with self._explain_missing_room(f"{len(added):,} bytes more"):
             self._files[name].seek(0, os.SEEK_END)
             left = memoryview(added)
             while left:
@@ -71,14 +71,14 @@ class LedgerFile:
         # Where a file cannot be without a name from the start, a kill may leave it: under one that is cleared away.
         # No buffers: what a full disk did not take would be written again when the file is closed.
         how: dict[str, Any] = {"buffering": 0, "dir": self._folder, "prefix": ".spool.", "suffix": ".tmp"}
-        with contextlib.ExitStack() as opened, self._needing_room("two files"):
+        with contextlib.ExitStack() as opened, self._explain_missing_room("two files"):
             make_folder(self._folder)
             files = {name: opened.enter_context(tempfile.TemporaryFile(**how)) for name in (LEDGER, STEPS)}
             weakref.finalize(self, opened.pop_all().close)
         return files
 
     @contextlib.contextmanager
-    def _needing_room(self, what: str) -> Iterator[None]:
+    def _explain_missing_room(self, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:

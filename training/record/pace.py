@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from training.data.batches import MicroBatch
-from training.process.heartbeat import Section
+from training.process.heartbeat import StepSection
 
 
 class Pace:
@@ -20,7 +20,7 @@ class Pace:
         self._mark: Callable[[], Any] = time.perf_counter
         self._between: Callable[[Any, Any], float] = lambda earlier, later: later - earlier
         if device.type == "cuda":
-            self._mark = _device_mark
+            self._mark = _mark_device_time
             self._between = lambda earlier, later: earlier.elapsed_time(later) / 1000
         self.restart()
 
@@ -29,11 +29,11 @@ class Pace:
         self._spans: list[tuple[Any, Any]] = []
         self._began = self._last_backward = self._mark()
 
-    def enter(self, section: Section) -> None:
+    def enter(self, section: StepSection) -> None:
         """Note what matters of the rank's way through a step."""
-        if section is Section.BACKWARD:
+        if section is StepSection.BACKWARD:
             self._last_backward = self._mark()
-        elif section is Section.UPDATE:
+        elif section is StepSection.UPDATE:
             self._spans.append((self._began, self._last_backward))
             self._began = self._mark()
 
@@ -42,14 +42,14 @@ class Pace:
         return [self._between(began, last) for began, last in self._spans]
 
 
-def own_positions(micro_batches: Sequence[MicroBatch]) -> int:
+def count_own_positions(micro_batches: Sequence[MicroBatch]) -> int:
     """Return how much work those seconds hold: positions once for each forward and twice for each backward but the
     last."""
     sizes = [part.num_positions for part in micro_batches]
     return 3 * sum(sizes) - 2 * sizes[-1]
 
 
-def _device_mark() -> torch.cuda.Event:
+def _mark_device_time() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event

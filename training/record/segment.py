@@ -17,12 +17,12 @@ import numpy as np
 from training.config import SegmentConfig
 from training.data.batches import MicroBatch
 from training.process.distributed import Ranks
-from training.process.unwritten import Stamps, require_unwritten, stamps_of
+from training.process.unwritten import Stamps, read_stamps, require_unwritten
 from training.record.ledger_file import LEDGER_COLUMNS, LEDGER_DTYPE, STEPS, LedgerFile
 from training.record.segment_facts import Counters, Exchanged, RankDevice, RecordedExchanges, SegmentFacts
 from training.record.window import StepFacts
 from training.step.strategy import Digests, StepResult
-from training.step.traffic import Recorded, num_exchanges
+from training.step.traffic import Recorded, count_exchanges
 
 _STEPS_IN_MEMORY = 512
 """So many steps wait in memory: about 500 bytes of text each, and 16 per sample."""
@@ -58,7 +58,7 @@ class SegmentRecord:
     _stamps: Stamps = field(init=False)
 
     def __post_init__(self) -> None:
-        self._stamps = stamps_of(self.segment.slice_dir)
+        self._stamps = read_stamps(self.segment.slice_dir)
 
     @property
     def earlier_lines(self) -> Iterator[dict[str, Any]]:
@@ -71,9 +71,9 @@ class SegmentRecord:
         """Note where the counters stand, while no step runs: from there on they are compared with what was recorded."""
         kinds = self.counters.traffic.values()
         number, num_bytes = sum(kind.number for kind in kinds), sum(kind.num_bytes for kind in kinds)
-        self._marks.append((num_exchanges(ranks), self.counters.num_steps, number, num_bytes))
+        self._marks.append((count_exchanges(ranks), self.counters.num_steps, number, num_bytes))
 
-    def _recorded_exchanges(self, ranks: Ranks) -> RecordedExchanges | None:
+    def _find_recorded_exchanges(self, ranks: Ranks) -> RecordedExchanges | None:
         """Return what the exchanges of the last steps were given by torch's record, beside what the steps counted.
 
         Of as many steps as the record still has, between two marks; None where it has none.
@@ -120,7 +120,7 @@ class SegmentRecord:
             for name in _SUMMED:
                 setattr(self.counters, name, getattr(self.counters, name) + getattr(fact, name))
             self.counters.train_seconds += fact.seconds
-            lines.append(self._line(fact))
+            lines.append(self._make_line(fact))
         self._num_waiting += len(facts)
         if self.is_first_rank:
             self._text += "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
@@ -147,7 +147,7 @@ class SegmentRecord:
         mine = np.frombuffer(self._consumed, dtype=LEDGER_DTYPE).reshape(-1, len(LEDGER_COLUMNS))
         entries = np.concatenate(ranks.gather_rows(mine))
         entries = entries[np.lexsort((entries[:, 0], entries[:, 1]))]
-        ranks.first_says(lambda: self._ledger_file.append(entries.tobytes(), bytes(self._text)))
+        ranks.ask_first_rank(lambda: self._ledger_file.append(entries.tobytes(), bytes(self._text)))
         self._consumed, self._text, self._num_waiting = array(LEDGER_DTYPE.char), bytearray(), 0
 
     def save(self, folder: Path) -> None:
@@ -190,11 +190,11 @@ class SegmentRecord:
             parameter_checksums=digests.parameters,
             optimizer_checksums=digests.optimizer,
             rank_devices=[RankDevice(**device) for device in rank_devices],
-            recorded_exchanges=self._recorded_exchanges(ranks),
+            recorded_exchanges=self._find_recorded_exchanges(ranks),
         )
 
-    def _line(self, fact: StepFacts) -> dict[str, Any]:
-        values = _without_repeated_count(dataclasses.asdict(fact))
+    def _make_line(self, fact: StepFacts) -> dict[str, Any]:
+        values = _drop_repeated_count(dataclasses.asdict(fact))
         loss_sum = values.pop("loss_sum")
         return {
             "event": "step",
@@ -208,11 +208,11 @@ class SegmentRecord:
         }
 
 
-def _without_repeated_count(values: dict[str, Any]) -> dict[str, Any]:
+def _drop_repeated_count(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values without `num_targets` where it is `num_tokens`: where every token learned from is a target."""
     return {key: value for key, value in values.items() if key != "num_targets" or value != values["num_tokens"]}
 
 
-def now() -> str:
+def tell_utc_time() -> str:
     """Return the wall clock, UTC, ISO 8601."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -13,7 +13,7 @@ from torch import nn
 
 from training.config import TrainingConfig
 from training.process.distributed import Ranks
-from training.process.redaction import redacted, shortened
+from training.process.redaction import redact, shorten
 
 _NOT_WORK = {
     "cell", "strategy", "options", "world_size", "workload", "device", "oversubscribe", "model_dir", "model_name",
@@ -30,19 +30,19 @@ _PLACES = ("_CACHE_DIR", "_HOME", "_PATH", "_FILE", "_VISIBLE_DEVICES", "_SOCKET
 _MOST_CHARACTERS = 200
 
 
-def setting_of(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> dict[str, Any]:
+def gather_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> dict[str, Any]:
     """Return, on all ranks, what rank 0 runs with, and under `ranks_differ` what is otherwise on which other rank.
 
     To be called by all ranks, between steps, once the model is built.
     """
-    mine = _setting(config, ranks, model)
+    mine = _collect_setting(config, ranks, model)
     text = np.frombuffer(json.dumps(mine, sort_keys=True).encode(), dtype=np.uint8)
     first, *others = [json.loads(rows.tobytes()) for rows in ranks.gather_rows(text.reshape(-1, 1))]
-    differ = {f"rank {rank}": _differences(first, other) for rank, other in enumerate(others, start=1)}
+    differ = {f"rank {rank}": _compare_settings(first, other) for rank, other in enumerate(others, start=1)}
     return {**first, "ranks_differ": {rank: found for rank, found in differ.items() if found}}
 
 
-def _setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> dict[str, Any]:
+def _collect_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> dict[str, Any]:
     fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in _NOT_WORK}
     is_cuda = ranks.device.type == "cuda"
     return {
@@ -71,7 +71,7 @@ def _setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> dict[str
             **{f"{name}_attention": is_on() for name, is_on in _ATTENTION_KERNELS.items()},
         },
         "environment": {
-            name: redacted(shortened(value, limit=_MOST_CHARACTERS))
+            name: redact(shorten(value, limit=_MOST_CHARACTERS))
             for name, value in sorted(os.environ.items())
             if name.startswith(_PREFIXES) and not name.endswith(_PLACES)
         },
@@ -87,7 +87,7 @@ _ATTENTION_KERNELS = {
 """Kernels of attention that torch may choose from on a GPU."""
 
 
-def _differences(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _compare_settings(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Return `section.name` -> the other's value where it is not the first's."""
     found: dict[str, Any] = {}
     for section, value in first.items():

@@ -13,7 +13,7 @@ from training.data.batches import MicroBatch
 from training.data.plan import StepPlan
 from training.process.distributed import Ranks
 from training.process.failure import DivergedError, GradientNotFiniteError, RanksDisagreeError
-from training.record.pace import Pace, own_positions
+from training.record.pace import Pace, count_own_positions
 from training.step.strategy import StepResult
 
 
@@ -73,7 +73,7 @@ class Window:
         self._started = self._seen = time.perf_counter()
 
     @contextlib.contextmanager
-    def computing(self) -> Iterator[None]:
+    def time_computation(self) -> Iterator[None]:
         """Count what runs inside as seconds that belong to a step: the step itself, a word among the ranks."""
         started = time.perf_counter()
         yield
@@ -98,7 +98,7 @@ class Window:
                 sum(part.num_samples for part in counted),
                 sum(part.num_padding_tokens for part in counted),
                 data_wait_seconds,
-                own_positions(micro_batches),
+                count_own_positions(micro_batches),
             )
         )
 
@@ -122,7 +122,7 @@ class Window:
         mine = [(loss, norm, seconds, other, alone, *counts) for loss, norm, other, alone, counts in noted]
         everyones = self._ranks.gather(np.array(mine))
         forgives = forgives_overflow()
-        return [self._facts(*step, everyones[:, index], forgives) for index, step in enumerate(self._steps)]
+        return [self._make_step_facts(*step, everyones[:, index], forgives) for index, step in enumerate(self._steps)]
 
     def _note_others(self, data_wait_seconds: float) -> None:
         """Split what has passed since the step before into what is known of it and the rest."""
@@ -132,14 +132,14 @@ class Window:
         self._known += known
         self._seen, self._computed = now, 0.0
 
-    def _facts(
+    def _make_step_facts(
         self, step: int, planned: StepPlan, learning_rate: float, ranks: np.ndarray, forgives_overflow: bool
     ) -> StepFacts:
         """Return the step's facts; `ranks`: (world_size, 11), one row per rank."""
         losses, norms, seconds, others, own, tokens, targets, samples, padding, waits, positions = ranks.T
-        if problem := _not_finite(step, "loss", losses):
+        if problem := _explain_not_finite(step, "loss", losses):
             raise DivergedError(problem)
-        if not forgives_overflow and (problem := _not_finite(step, "gradient norm", norms)):
+        if not forgives_overflow and (problem := _explain_not_finite(step, "gradient norm", norms)):
             raise GradientNotFiniteError(problem, step=step)
         both = ((tokens, planned.num_tokens, "tokens"), (targets, planned.num_targets, "labels"))
         for counted, expected, what in both:
@@ -163,7 +163,7 @@ class Window:
         )
 
 
-def _not_finite(step: int, name: str, values: np.ndarray) -> str | None:
+def _explain_not_finite(step: int, name: str, values: np.ndarray) -> str | None:
     bad = [rank for rank, value in enumerate(values.tolist()) if not math.isfinite(value)]
     if not bad:
         return None

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from training.process.distributed import Ranks
 from training.process.failure import BadCheckpointError
-from training.process.files import digest_of_file, make_folder
-from training.state.receipt import RECEIPT, problem_with
+from training.process.files import digest_file, make_folder
+from training.state.receipt import RECEIPT, find_problem
 
 _CHUNK_BYTES = 2**24
 _NOTHING = "0" * 64
@@ -27,12 +27,12 @@ def broadcast_checkpoint(here: Path, ranks: Ranks, *, fingerprint: str) -> None:
     """
     if ranks.world_size == 1:
         return
-    digests = ranks.gather_text(_receipt_digest(here))
+    digests = ranks.gather_text(_digest_receipt(here))
     if len(set(digests)) == 1:
         return
     lacks = digests[ranks.rank] != digests[0]
     writes = lacks and os.environ.get("LOCAL_RANK", "0") == "0"
-    names: list[str] = ranks.first_says(lambda: sorted(file.name for file in here.iterdir()))
+    names: list[str] = ranks.ask_first_rank(lambda: sorted(file.name for file in here.iterdir()))
     arriving = here.with_name(f"{here.name}.tmp-{uuid.uuid4().hex}")
     if writes:
         make_folder(here.parent)
@@ -40,7 +40,7 @@ def broadcast_checkpoint(here: Path, ranks: Ranks, *, fingerprint: str) -> None:
     try:
         for name in names:
             _send_file(here / name if ranks.is_first else None, arriving / name if writes else None, ranks)
-        problem = problem_with(arriving, fingerprint=fingerprint) if writes else None
+        problem = find_problem(arriving, fingerprint=fingerprint) if writes else None
         if writes and problem is None:
             shutil.rmtree(here, ignore_errors=True)
             arriving.rename(here)
@@ -51,15 +51,15 @@ def broadcast_checkpoint(here: Path, ranks: Ranks, *, fingerprint: str) -> None:
         raise BadCheckpointError(f"{here}: {problem or 'it did not arrive whole on another node'}; run again")
 
 
-def _receipt_digest(folder: Path) -> str:
+def _digest_receipt(folder: Path) -> str:
     receipt = folder / RECEIPT
-    return digest_of_file(receipt) if receipt.is_file() else _NOTHING
+    return digest_file(receipt) if receipt.is_file() else _NOTHING
 
 
 def _send_file(source: Path | None, destination: Path | None, ranks: Ranks) -> None:
     """Have rank 0's file at the destinations; every rank takes part."""
-    size: int = ranks.first_says(lambda: source.stat().st_size if source else 0)
-    with _opened(source, "rb") as reading, _opened(destination, "wb") as writing:
+    size: int = ranks.ask_first_rank(lambda: source.stat().st_size if source else 0)
+    with _open_or_null(source, "rb") as reading, _open_or_null(destination, "wb") as writing:
         for start in range(0, size, _CHUNK_BYTES):
             chunk = torch.zeros(min(_CHUNK_BYTES, size - start), dtype=torch.uint8)
             if source is not None:
@@ -69,6 +69,6 @@ def _send_file(source: Path | None, destination: Path | None, ranks: Ranks) -> N
                 writing.write(chunk.numpy().tobytes())
 
 
-def _opened(path: Path | None, mode: str) -> BinaryIO:
+def _open_or_null(path: Path | None, mode: str) -> BinaryIO:
     # Nothing is read from or written to what stands for no file.
     return open(path or os.devnull, mode)  # type: ignore[return-value]

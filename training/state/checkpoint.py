@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from training.config import SegmentConfig
-from training.model.weights import load_tensors, refuse, save_tensors
+from training.model.weights import load_tensors, require_no_differences, save_tensors
 from training.process.distributed import Ranks
 from training.process.events import EventStream
 from training.process.failure import BadCheckpointError, UnwritableError
@@ -24,10 +24,10 @@ from training.record.segment_facts import SEGMENT_FILE, Counters, Exchanged, Seg
 from training.state.receipt import (
     RECEIPT,
     discard,
-    problem_with,
-    reasons_set_aside,
+    find_problem,
+    list_set_aside,
     remove_unfinished,
-    sealed_folder,
+    seal_folder,
     set_aside,
 )
 from training.step.strategy import STATE, WEIGHTS, MisfitError, Part, Strategy
@@ -64,7 +64,7 @@ class CheckpointStore:
         for parent in (self._work_dir, self._segments, self._partials, *self._partials.glob("*")):
             remove_unfinished(parent)
 
-    def finished(self, segment: SegmentConfig, *, start_checksum: str | None) -> dict[str, Any] | None:
+    def find_finished(self, segment: SegmentConfig, *, start_checksum: str | None) -> dict[str, Any] | None:
         """Return the segment.json of a finished segment that verifies and begins where its predecessor ended.
 
         One that does not is set aside with a warning, and None returned as for one that was never trained. Raises
@@ -73,9 +73,9 @@ class CheckpointStore:
         folder = self._segments / segment.fingerprint
         if not folder.exists():
             return None
-        problem = problem_with(folder, fingerprint=segment.fingerprint)
+        problem = find_problem(folder, fingerprint=segment.fingerprint)
         if problem is None:
-            self._refuse_other_world_size(folder)
+            self._require_same_world_size(folder)
             facts: dict[str, Any] = json.loads((folder / SEGMENT_FILE).read_bytes())
             if start_checksum in (None, facts["start_checksum"]):
                 # They are still there if the launch that finished the segment died before it had dropped them.
@@ -85,17 +85,17 @@ class CheckpointStore:
         self._set_aside(folder, problem)
         return None
 
-    def newest_partial(self, segment: SegmentConfig, *, start_checksum: str | None) -> Path | None:
+    def find_newest_partial(self, segment: SegmentConfig, *, start_checksum: str | None) -> Path | None:
         """Return the newest partial checkpoint that verifies; newer ones that do not are set aside with a warning.
 
         Raises BadCheckpointError for one of another number of ranks.
         """
-        for folder in reversed(self._partials_of(segment)):
-            problem = problem_with(folder, fingerprint=segment.fingerprint)
+        for folder in reversed(self._list_partials(segment)):
+            problem = find_problem(folder, fingerprint=segment.fingerprint)
             if problem is None:
                 began = json.loads((folder / RECEIPT).read_bytes())["start_checksum"]
                 if start_checksum in (None, began):
-                    self._refuse_other_world_size(folder)
+                    self._require_same_world_size(folder)
                     return folder
                 problem = f"its segment began from weights {began}, the predecessor now ends with {start_checksum}"
             self._set_aside(folder, problem)
@@ -107,7 +107,7 @@ class CheckpointStore:
         Raises BadCheckpointError if that cannot be done: training never begins from anything else instead.
         """
         folder = self._segments / segment.fingerprint
-        _restore(strategy, folder / self._weights_name(segment), folder / _STATE)
+        _restore(strategy, folder / self._make_weights_name(segment), folder / _STATE)
         wanted = facts["parameter_checksums"][0]
         for got in strategy.digest().parameters:
             if got != wanted:
@@ -137,7 +137,7 @@ class CheckpointStore:
             _log.warning("%s was saved with other versions (%s): bits may differ", folder, "; ".join(drift))
         return drift
 
-    def finished_folder(self, segment: SegmentConfig) -> Path:
+    def locate_finished(self, segment: SegmentConfig) -> Path:
         """Return where the segment stands once it is finished."""
         return self._segments / segment.fingerprint
 
@@ -148,11 +148,11 @@ class CheckpointStore:
         """
         segment = record.segment
         destination = self._partials / segment.fingerprint / f"step-{record.counters.num_steps:08d}"
-        if ranks.first_says(destination.exists):
+        if ranks.ask_first_rank(destination.exists):
             return destination
         self._save(destination, _PARTIAL_WEIGHTS, strategy, record, ranks)
         if ranks.is_first:
-            for old in self._partials_of(segment)[:-_PARTIALS_KEPT]:
+            for old in self._list_partials(segment)[:-_PARTIALS_KEPT]:
                 discard(old)
         return destination
 
@@ -168,13 +168,13 @@ class CheckpointStore:
         destination = self._segments / segment.fingerprint
         partials = self._partials / segment.fingerprint
 
-        def summarised(folder: Path) -> dict[str, Any]:
-            not_used = reasons_set_aside(destination.parent, destination.name) + reasons_set_aside(partials)
+        def write_summary(folder: Path) -> dict[str, Any]:
+            not_used = list_set_aside(destination.parent, destination.name) + list_set_aside(partials)
             summary = dataclasses.asdict(dataclasses.replace(summarise(), checkpoints_not_used=not_used))
             (folder / SEGMENT_FILE).write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n")
             return summary
 
-        facts = self._save(destination, self._weights_name(segment), strategy, record, ranks, finish=summarised)
+        facts = self._save(destination, self._make_weights_name(segment), strategy, record, ranks, finish=write_summary)
         if ranks.is_first:
             discard(partials)
         return facts
@@ -201,7 +201,7 @@ class CheckpointStore:
             def begin() -> None:
                 nonlocal folder
                 folder = open_folder.enter_context(
-                    sealed_folder(destination, fingerprint=record.segment.fingerprint, facts=facts)
+                    seal_folder(destination, fingerprint=record.segment.fingerprint, facts=facts)
                 )
 
             def write(part: Part) -> None:
@@ -215,15 +215,15 @@ class CheckpointStore:
                 open_folder.close()
                 return found
 
-            def said(do: Callable[[], Any]) -> Any:
-                return ranks.first_says(partial(self._naming_room, do, destination, strategy))
+            def run_on_first(do: Callable[[], Any]) -> Any:
+                return ranks.ask_first_rank(partial(self._explain_missing_room, do, destination, strategy))
 
-            said(begin)
+            run_on_first(begin)
             for part in strategy.snapshot():
-                said(partial(write, part))
-            return said(seal)
+                run_on_first(partial(write, part))
+            return run_on_first(seal)
 
-    def _naming_room(self, do: Callable[[], Any], destination: Path, strategy: Strategy) -> Any:
+    def _explain_missing_room(self, do: Callable[[], Any], destination: Path, strategy: Strategy) -> Any:
         try:
             return do()
         except OSError as error:
@@ -237,7 +237,7 @@ class CheckpointStore:
         set_aside(folder, problem)
         self._events.send("checkpoint_not_used", folder=str(folder), problem=problem)
 
-    def _refuse_other_world_size(self, folder: Path) -> None:
+    def _require_same_world_size(self, folder: Path) -> None:
         saved, ours = json.loads((folder / RECEIPT).read_bytes())["world_size"], self._facts["world_size"]
         if saved != ours and not self._exact:
             raise BadCheckpointError(
@@ -245,10 +245,10 @@ class CheckpointStore:
                 "weights do not depend on it"
             )
 
-    def _weights_name(self, segment: SegmentConfig) -> str:
+    def _make_weights_name(self, segment: SegmentConfig) -> str:
         return f"{self._model_name}_{segment.range}-epoch-{segment.epoch}.pt"
 
-    def _partials_of(self, segment: SegmentConfig) -> list[Path]:
+    def _list_partials(self, segment: SegmentConfig) -> list[Path]:
         parent = self._partials / segment.fingerprint
         return sorted(path for path in parent.glob("step-*") if path.name.removeprefix("step-").isdigit())
 
@@ -259,7 +259,7 @@ def _restore(strategy: Strategy, weights_file: Path, state_file: Path) -> dict[s
     try:
         strategy.restore(weights, state)
     except MisfitError as misfit:
-        refuse({WEIGHTS: weights_file, STATE: state_file}[misfit.part], misfit.differences)
+        require_no_differences({WEIGHTS: weights_file, STATE: state_file}[misfit.part], misfit.differences)
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         raise BadCheckpointError(f"{state_file}: not the state of this run: {type(error).__name__}: {error}") from None
     return state

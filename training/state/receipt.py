@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from training.process.files import digest_of_file, digest_of_json, make_folder, sync_to_disk
+from training.process.files import digest_file, digest_json, make_folder, sync_to_disk
 
 RECEIPT = "receipt.json"
 _REASON = "not-used.txt"
@@ -20,14 +20,14 @@ _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def sealed_folder(destination: Path, *, fingerprint: str, facts: dict[str, Any]) -> Iterator[Path]:
+def seal_folder(destination: Path, *, fingerprint: str, facts: dict[str, Any]) -> Iterator[Path]:
     """Yield a temporary folder beside `destination`; on success it is on disk, sealed, and takes that name.
 
     The receipt inside holds the fingerprint, the facts, every file's size and sha256, and a digest of itself. At any
     point of a crash there is either no `destination` or a whole one; `remove_unfinished` clears the rest.
     """
     make_folder(destination.parent)
-    temporary = _temporary_name(destination)
+    temporary = _make_temporary_name(destination)
     temporary.mkdir()
     try:
         yield temporary
@@ -37,9 +37,9 @@ def sealed_folder(destination: Path, *, fingerprint: str, facts: dict[str, Any])
         receipt = {
             "fingerprint": fingerprint,
             **facts,
-            "files": {file.name: {"sha256": digest_of_file(file), "num_bytes": file.stat().st_size} for file in files},
+            "files": {file.name: {"sha256": digest_file(file), "num_bytes": file.stat().st_size} for file in files},
         }
-        (temporary / RECEIPT).write_bytes(_sealed(receipt))
+        (temporary / RECEIPT).write_bytes(_encode_receipt(receipt))
         sync_to_disk(temporary / RECEIPT)
         sync_to_disk(temporary)
         temporary.rename(destination)
@@ -48,7 +48,7 @@ def sealed_folder(destination: Path, *, fingerprint: str, facts: dict[str, Any])
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def problem_with(folder: Path, *, fingerprint: str) -> str | None:
+def find_problem(folder: Path, *, fingerprint: str) -> str | None:
     """Return None if the folder is whole and bears the fingerprint, else one line saying what is wrong.
 
     Reads and hashes every file.
@@ -57,11 +57,11 @@ def problem_with(folder: Path, *, fingerprint: str) -> str | None:
         content = (folder / RECEIPT).read_bytes()
         receipt = json.loads(content)
         del receipt["digest"]
-        if content != _sealed(receipt):
+        if content != _encode_receipt(receipt):
             return f"{RECEIPT} was altered: its own digest does not match"
         if receipt["fingerprint"] != fingerprint:
             return f"fingerprint is {receipt['fingerprint']}, wanted {fingerprint}"
-        return _problem_with_files(folder, receipt["files"])
+        return _find_file_problem(folder, receipt["files"])
     except FileNotFoundError as error:
         return f"{Path(str(error.filename)).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -79,7 +79,7 @@ def set_aside(folder: Path, problem: str) -> None:
     _log.warning("NOT USED: %s: %s; kept as %s", folder, problem, aside.name)
 
 
-def reasons_set_aside(parent: Path, name: str = "*") -> list[str]:
+def list_set_aside(parent: Path, name: str = "*") -> list[str]:
     """Return `NAME: why` of every folder that was set aside in `parent`, sorted; `name`: of those of this name only."""
     found = []
     for folder in sorted(parent.glob(f"{name}.broken-*")):
@@ -95,7 +95,7 @@ def discard(folder: Path) -> None:
     What cannot be removed costs room and nothing else, so it is said and no error.
     """
     try:
-        doomed = folder.rename(_temporary_name(folder))
+        doomed = folder.rename(_make_temporary_name(folder))
         shutil.rmtree(doomed)
     except FileNotFoundError:
         return
@@ -111,16 +111,16 @@ def remove_unfinished(parent: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
-def _temporary_name(path: Path) -> Path:
+def _make_temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
 
 
-def _sealed(receipt: dict[str, Any]) -> bytes:
+def _encode_receipt(receipt: dict[str, Any]) -> bytes:
     """Return the receipt's file: the same bytes for the same facts, so that not even a lost newline goes unseen."""
-    return (json.dumps({**receipt, "digest": digest_of_json(receipt)}, indent=2, allow_nan=False) + "\n").encode()
+    return (json.dumps({**receipt, "digest": digest_json(receipt)}, indent=2, allow_nan=False) + "\n").encode()
 
 
-def _problem_with_files(folder: Path, files: dict[str, Any]) -> str | None:
+def _find_file_problem(folder: Path, files: dict[str, Any]) -> str | None:
     present = {name for name in os.listdir(folder) if name != RECEIPT}
     if present != set(files):
         return f"files are {sorted(present)}, the receipt names {sorted(files)}"
@@ -128,7 +128,7 @@ def _problem_with_files(folder: Path, files: dict[str, Any]) -> str | None:
         num_bytes = (folder / name).stat().st_size
         if num_bytes != fact["num_bytes"]:
             return f"{name} has {num_bytes} bytes, the receipt says {fact['num_bytes']}"
-        digest = digest_of_file(folder / name)
+        digest = digest_file(folder / name)
         if digest != fact["sha256"]:
             return f"{name} has sha256 {digest}, the receipt says {fact['sha256']}"
     return None

@@ -32,8 +32,8 @@ class UpdateKeeper:
     def __call__(self) -> None:
         """Take what the step's update begins with; called by all ranks in every step."""
         self._num_steps += 1
-        weights, weight_checksums = self._taken(self._strategy.full_parameters())
-        gradient, gradient_checksums = self._taken(self._strategy.full_gradient())
+        weights, weight_checksums = self._collect_tensors(self._strategy.full_parameters())
+        gradient, gradient_checksums = self._collect_tensors(self._strategy.full_gradient())
         if self._ranks.is_first:
             make_folder(self._folder)
             kept = {
@@ -43,7 +43,7 @@ class UpdateKeeper:
             torch.save(kept, self._folder / f"step-{self._num_steps:08d}.pt")
             _log.info("kept what update %d begins with, %d tensors", self._num_steps, len(gradient))
 
-    def _taken(self, tensors: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, Tensor], list[str]]:
+    def _collect_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> tuple[dict[str, Tensor], list[str]]:
         """Return the tensors on the CPU, on rank 0, and every rank's checksum of them."""
         digest, kept = TensorDigest(), {}
         for name, part in tensors:

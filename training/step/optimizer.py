@@ -22,7 +22,7 @@ def build_optimizer(groups: Sequence[dict[str, Any]], config: TrainingConfig) ->
     return optimizer
 
 
-def moments_of(config: TrainingConfig) -> tuple[str, ...]:
+def list_moments(config: TrainingConfig) -> tuple[str, ...]:
     """Return what the optimizer keeps of every parameter, each as large as the parameter."""
     if config.optimizer == "adamw":
         return ("exp_avg", "exp_avg_sq")

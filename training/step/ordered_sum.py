@@ -16,7 +16,7 @@ from torch import Tensor
 from training.data.batches import MicroBatch
 from training.process.distributed import Ranks
 from training.process.failure import RanksDisagreeError
-from training.process.heartbeat import Section
+from training.process.heartbeat import StepSection
 from training.step.replica import Replica
 from training.step.strategy import StepResult
 from training.step.traffic import ALL_GATHER, Traffic
@@ -35,7 +35,7 @@ class OrderedSum:
         self.replica = replica
         self._ranks = ranks
         self._group: Any = ranks.gradient_group
-        self._parcels = list(_parcels([part.numel() * part.element_size() for part in replica.parameters]))
+        self._parcels = list(_split_into_parcels([part.numel() * part.element_size() for part in replica.parameters]))
         self._num_gathers = 0
         self._num_gather_bytes = 0
 
@@ -43,9 +43,9 @@ class OrderedSum:
         """Apply one update; see Strategy. Raises RanksDisagreeError if the ranks' order is not one rank's order."""
         self._num_gathers = self._num_gather_bytes = 0
         total: list[Tensor] = []
-        for micro_batch, ranks_in_order in zip(micro_batches, self._order(micro_batches), strict=True):
+        for micro_batch, ranks_in_order in zip(micro_batches, self._order_ranks(micro_batches), strict=True):
             self.replica.add(self.replica.module, micro_batch, weight=1 / max(num_targets, 1))
-            total = self._added(total, self.replica.take_gradient(), ranks_in_order)
+            total = self._add_gradients(total, self.replica.take_gradient(), ranks_in_order)
         self.replica.put_gradient(total)
         loss_sum, grad_norm = self.replica.step(learning_rate)
         traffic = Traffic(self._num_gathers, self._num_gather_bytes)
@@ -53,9 +53,9 @@ class OrderedSum:
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and gather, change nothing."""
-        for part in self.replica.to_warm_up(micro_batch):
+        for part in self.replica.list_warm_up_batches(micro_batch):
             self.replica.add(self.replica.module, part, weight=0.0)
-            self._added([], self.replica.take_gradient(), range(self._ranks.world_size))
+            self._add_gradients([], self.replica.take_gradient(), range(self._ranks.world_size))
             self.replica.forget_gradient()
 
     def describe(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class OrderedSum:
         """Return nothing: nobody else times anything."""
         return {}
 
-    def _order(self, micro_batches: Sequence[MicroBatch]) -> list[list[int]]:
+    def _order_ranks(self, micro_batches: Sequence[MicroBatch]) -> list[list[int]]:
         """Return, for each micro-batch that a rank runs, whose gradients count, in the order in which they are added.
 
         Dummies are left out: they add nothing.
@@ -79,12 +79,12 @@ class OrderedSum:
             raise RanksDisagreeError(f"exact: micro-batches would be added in the order {added}; needed: descending")
         return order
 
-    def _added(self, total: list[Tensor], mine: list[Tensor], ranks_in_order: Sequence[int]) -> list[Tensor]:
+    def _add_gradients(self, total: list[Tensor], mine: list[Tensor], ranks_in_order: Sequence[int]) -> list[Tensor]:
         """Return the sum with the ranks' gradients added to it, one after another."""
         results: list[Tensor] = []
         for parcel in self._parcels:
             parts = mine[parcel]
-            everyones = self._gathered(torch.cat([part.reshape(-1) for part in parts]))
+            everyones = self._gather_parcel(torch.cat([part.reshape(-1) for part in parts]))
             sums = total[parcel]
             for rank in ranks_in_order:
                 theirs = _split_like(everyones[rank], parts)
@@ -97,8 +97,8 @@ class OrderedSum:
             results += sums
         return results
 
-    def _gathered(self, mine: Tensor) -> Tensor:
-        self.replica.on_section(Section.COLLECTIVE)
+    def _gather_parcel(self, mine: Tensor) -> Tensor:
+        self.replica.on_section(StepSection.COLLECTIVE)
         everyones = mine.new_empty(self._ranks.world_size, mine.numel())
         dist.all_gather(list(everyones.unbind()), mine, group=self._group)
         self._num_gathers += 1
@@ -106,7 +106,7 @@ class OrderedSum:
         return everyones
 
 
-def _parcels(sizes: Sequence[int]) -> Iterator[slice]:
+def _split_into_parcels(sizes: Sequence[int]) -> Iterator[slice]:
     """Yield which gradients, of these sizes in bytes, travel together: neighbours, up to a limit or one alone."""
     start = num_bytes = 0
     for index, size in enumerate(sizes):

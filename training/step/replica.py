@@ -9,10 +9,15 @@ from torch import Tensor, nn
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
-from training.model.weights import differences, parameter_checksum, tensor_checksum, weights_of
-from training.plug import hardware_of
-from training.process.heartbeat import Section
-from training.step.optimizer import build_optimizer, moments_of
+from training.model.weights import (
+    collect_weights,
+    compute_parameter_checksum,
+    compute_tensor_checksum,
+    list_differences,
+)
+from training.plug import select_hardware
+from training.process.heartbeat import StepSection
+from training.step.optimizer import build_optimizer, list_moments
 from training.step.strategy import STATE, WEIGHTS, MisfitError, Part
 from training.workloads import Workload
 
@@ -61,8 +66,8 @@ class Replica:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         self._optimizer = build_optimizer([group for group in groups if group["params"]], config)
-        self._moments = moments_of(config)
-        before_update = hardware_of(workload).before_update(model)
+        self._moments = list_moments(config)
+        before_update = select_hardware(workload).make_update_hook(model)
         if before_update is not None:
             self._optimizer.register_step_pre_hook(before_update)
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
@@ -73,17 +78,17 @@ class Replica:
         self._seq_len = config.seq_len
         self.on_gradient: Callable[[], None] | None = None
         """Called in every step when the gradient is reduced and not yet clipped; see Strategy."""
-        self.on_section: Callable[[Section], None] = lambda _: None
+        self.on_section: Callable[[StepSection], None] = lambda _: None
         """Told what comes next: forward, backward, update."""
 
-    def forgives_overflow(self) -> bool:
+    def may_overflow(self) -> bool:
         """Return whether a step with a non-finite gradient is a normal event: under fp16, until scaling cannot help.
 
         Waits for the device under fp16.
         """
         return self._scaler.is_enabled() and self._scaler.get_scale() >= 1.0
 
-    def to_warm_up(self, micro_batch: MicroBatch) -> list[MicroBatch]:
+    def list_warm_up_batches(self, micro_batch: MicroBatch) -> list[MicroBatch]:
         """Return what to run before a step: the micro-batch; the first time twice, and what else is compiled for."""
         if self._is_warm:
             return [micro_batch]
@@ -91,7 +96,7 @@ class Replica:
         if not self._is_compiled:
             return [micro_batch] * 2
         # A single sequence is compiled for by itself; a dummy is one.
-        dummy = self._workload.dummy_micro_batch(self._seq_len).to(self.device)
+        dummy = self._workload.make_dummy_micro_batch(self._seq_len).to(self.device)
         return [micro_batch, dummy, micro_batch]
 
     def add(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float) -> None:
@@ -99,7 +104,7 @@ class Replica:
 
         The gradient of (sum of the micro-batch's losses) x `weight` is added to the parameters'.
         """
-        self.on_section(Section.FORWARD)
+        self.on_section(StepSection.FORWARD)
         self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)
 
     def forward(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float = 1.0) -> Tensor:
@@ -114,7 +119,7 @@ class Replica:
 
     def add_backward(self, loss_sum: Tensor, *, weight: float) -> None:
         """Add the gradient of what `forward` gave: the second half of `add`."""
-        self.on_section(Section.BACKWARD)
+        self.on_section(StepSection.BACKWARD)
         self._scaler.scale(loss_sum * weight).backward()
         self._loss_sum += loss_sum.detach()
 
@@ -124,7 +129,7 @@ class Replica:
         A gradient that is not finite changes no parameter and no optimizer state: the fused kernel skips it on the
         device, without telling the host.
         """
-        self.on_section(Section.UPDATE)
+        self.on_section(StepSection.UPDATE)
         self._scaler.unscale_(self._optimizer)
         if self.on_gradient is not None:
             self.on_gradient()
@@ -175,10 +180,10 @@ class Replica:
             self.head_weight.grad = None
         self._loss_sum = torch.zeros_like(self._loss_sum)
 
-    def _named(self) -> list[tuple[str, nn.Parameter]]:
+    def _list_named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, part) for name, part in self.module.named_parameters() if part.requires_grad]
 
-    def _gradient(self) -> dict[str, Tensor]:
+    def _collect_gradient(self) -> dict[str, Tensor]:
         named = self.module.named_parameters()
         return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
 
@@ -187,7 +192,7 @@ class Replica:
         self.forget_gradient()
         for micro_batch in micro_batches:
             self.add_backward(self.forward(self.module, micro_batch, weight=weight), weight=weight)
-        parts = list(self._gradient().values())
+        parts = list(self._collect_gradient().values())
         if self.head_weight is not None and self.head_weight.grad is not None:
             parts.append(self.head_weight.grad)
         is_finite = all(bool(part.isfinite().all()) for part in parts)
@@ -202,25 +207,25 @@ class Replica:
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what is trained, by name; see Strategy."""
-        yield from sorted((name, part.detach()) for name, part in self._named())
+        yield from sorted((name, part.detach()) for name, part in self._list_named_parameters())
 
     def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the gradient, by name; see Strategy."""
-        yield from sorted(self._gradient().items())
+        yield from sorted(self._collect_gradient().items())
 
     def parameter_checksum(self) -> str:
         """Return the sha256 (hex) of all parameters."""
-        return parameter_checksum(self.module)
+        return compute_parameter_checksum(self.module)
 
     def optimizer_checksum(self) -> str:
         """Return the sha256 (hex) of what the next update depends on beside the parameters: moments, loss scale."""
-        return tensor_checksum(self.moments())
+        return compute_tensor_checksum(self.collect_moments())
 
-    def moments(self) -> dict[str, Tensor]:
+    def collect_moments(self) -> dict[str, Tensor]:
         """Return the optimizer's tensors and the loss scale, each under a name of its own."""
         kept = {
             f"{key} of {name}": value
-            for name, part in self._named()
+            for name, part in self._list_named_parameters()
             for key, value in self._optimizer.state.get(part, {}).items()
             if isinstance(value, Tensor)
         }
@@ -228,13 +233,13 @@ class Replica:
 
     def snapshot(self, *, is_written: bool) -> Iterator[Part]:
         """Yield weights and state; see Strategy. `is_written`: whether by this rank."""
-        yield Part(WEIGHTS, weights_of(self.module) if is_written else None)
+        yield Part(WEIGHTS, collect_weights(self.module) if is_written else None)
         yield Part(STATE, self.state() if is_written else None)
 
     def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Take up what `snapshot` gave, all or nothing; see Strategy."""
         for part, found in (
-            (WEIGHTS, differences(weights, self.module.state_dict())), (STATE, self.state_differences(state))
+            (WEIGHTS, list_differences(weights, self.module.state_dict())), (STATE, self.list_state_differences(state))
         ):  # fmt: skip
             if found:
                 raise MisfitError(part, found)
@@ -247,10 +252,12 @@ class Replica:
             "optimizer": self._optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "rng": torch.get_rng_state(),
-            "without_moments": [name for name, part in self._named() if part not in self._optimizer.state],
+            "without_moments": [
+                name for name, part in self._list_named_parameters() if part not in self._optimizer.state
+            ],
         }
 
-    def state_differences(self, state: Mapping[str, Any]) -> list[str]:
+    def list_state_differences(self, state: Mapping[str, Any]) -> list[str]:
         """Return in what a saved state of the optimizer does not fit the model, one line each; torch looks at little.
 
         Raises KeyError, TypeError or AttributeError for what is no such state at all.
@@ -259,7 +266,7 @@ class Replica:
         sizes, wanted_sizes = ([len(group["params"]) for group in each] for each in (saved["param_groups"], groups))
         if sizes != wanted_sizes:
             return [f"the optimizer's groups have {sizes} parameters, the model's {wanted_sizes}"]
-        names = {part: name for name, part in self._named()}
+        names = {part: name for name, part in self._list_named_parameters()}
         wanted, got = {}, {}
         for index, part in enumerate(part for group in groups for part in group["params"]):
             for moment in self._moments:
@@ -267,7 +274,7 @@ class Replica:
                     wanted[f"{moment} of {names[part]}"] = part
                 if moment in saved["state"].get(index, {}):
                     got[f"{moment} of {names[part]}"] = saved["state"][index][moment]
-        return differences(got, wanted)
+        return list_differences(got, wanted)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` gave; raises ValueError if the optimizer or the loss scale is then another one."""

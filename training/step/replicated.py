@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from training.data.batches import MicroBatch
 from training.process.distributed import Ranks
-from training.process.heartbeat import Section
+from training.process.heartbeat import StepSection
 from training.step.replica import Replica
 from training.step.strategy import Digests, Part, StepResult
 
@@ -50,12 +50,12 @@ class Replicated:
         self.own_timers = step.own_timers
 
     @property
-    def on_section(self) -> Callable[[Section], None]:
+    def on_section(self) -> Callable[[StepSection], None]:
         """Told what comes next in a step."""
         return self.replica.on_section
 
     @on_section.setter
-    def on_section(self, listener: Callable[[Section], None]) -> None:
+    def on_section(self, listener: Callable[[StepSection], None]) -> None:
         self.replica.on_section = listener
 
     @property
@@ -77,9 +77,9 @@ class Replicated:
         """About how much a checkpoint takes."""
         return self.replica.num_checkpoint_bytes
 
-    def forgives_overflow(self) -> bool:
+    def may_overflow(self) -> bool:
         """Return whether a step with a non-finite gradient is a normal event."""
-        return self.replica.forgives_overflow()
+        return self.replica.may_overflow()
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether these micro-batches alone give a finite gradient, without any exchange."""

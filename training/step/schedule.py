@@ -3,7 +3,7 @@
 import math
 
 
-def learning_rate_at(segment_step: int, num_steps: int, *, peak: float, schedule: str, warmup_steps: int) -> float:
+def compute_learning_rate(segment_step: int, num_steps: int, *, peak: float, schedule: str, warmup_steps: int) -> float:
     """Return the learning rate of a step (from 1) of a segment of `num_steps`.
 
     It rises evenly to the peak over `warmup_steps`, then decays to 0, which it would reach one step after the last:

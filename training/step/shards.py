@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 from training.process.distributed import Ranks
 
 
-def whole_of(tensor: Tensor, ranks: Ranks) -> Tensor:
+def gather_whole(tensor: Tensor, ranks: Ranks) -> Tensor:
     """Return all ranks' rows as one tensor, on the CPU of every rank; one that is no shard as it is.
 
     To be called by all ranks. It goes over the ranks' own group, beside that of the gradients, whose exchanges are
@@ -17,7 +17,7 @@ def whole_of(tensor: Tensor, ranks: Ranks) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor.detach().cpu()
     mine = tensor.to_local().detach().cpu()
-    num_rows = _rows_per_rank(tensor, ranks)
+    num_rows = _count_rows_per_rank(tensor, ranks)
     padded = torch.zeros((num_rows, *tensor.shape[1:]), dtype=mine.dtype)
     padded[: len(mine)] = mine
     if ranks.world_size == 1:
@@ -27,11 +27,11 @@ def whole_of(tensor: Tensor, ranks: Ranks) -> Tensor:
     return torch.cat(parts)[: tensor.shape[0]]
 
 
-def own_rows(whole: Tensor, like: DTensor, ranks: Ranks) -> Tensor:
+def select_own_rows(whole: Tensor, like: DTensor, ranks: Ranks) -> Tensor:
     """Return this rank's rows of a whole tensor: those that it has of `like`."""
-    num_rows = _rows_per_rank(like, ranks)
+    num_rows = _count_rows_per_rank(like, ranks)
     return whole[ranks.rank * num_rows : (ranks.rank + 1) * num_rows]
 
 
-def _rows_per_rank(tensor: DTensor, ranks: Ranks) -> int:
+def _count_rows_per_rank(tensor: DTensor, ranks: Ranks) -> int:
     return -(-tensor.shape[0] // ranks.world_size)

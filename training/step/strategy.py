@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from training.data.batches import MicroBatch
-from training.process.heartbeat import Section
+from training.process.heartbeat import StepSection
 from training.step.traffic import Traffic
 
 WEIGHTS, STATE = "weights", "state"
@@ -66,7 +66,7 @@ class Strategy(Protocol):
     No rank need hold the whole model. What is called collective has to be called by all ranks, in the same order.
     """
 
-    on_section: Callable[[Section], None]
+    on_section: Callable[[StepSection], None]
     """Told what comes next in a step: forward, backward, update."""
     on_gradient: Callable[[], None] | None
     """Called by all ranks in every step when the gradient is reduced and not yet clipped; None while a training is
@@ -111,7 +111,7 @@ class Strategy(Protocol):
         """
         ...
 
-    def forgives_overflow(self) -> bool:
+    def may_overflow(self) -> bool:
         """Return whether a step with a non-finite gradient is a normal event: under fp16, until scaling cannot help.
 
         Waits for the device under fp16.

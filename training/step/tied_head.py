@@ -32,7 +32,7 @@ class TiedHead:
 
     def __init__(self, replica: Replica, workload: Workload, ranks: Ranks, *, communicates: bool = True) -> None:
         """Raises UnfitModelError if head and embedding of the model are not one matrix."""
-        weight = workload.tied_weight(replica.module)
+        weight = workload.find_tied_weight(replica.module)
         if weight is None:
             raise UnfitModelError(
                 "early_tied_head: true, but head and embedding of this model are not one matrix; use false"

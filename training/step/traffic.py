@@ -30,7 +30,7 @@ class Traffic(NamedTuple):
     """Bytes that they were given."""
 
 
-def num_exchanges(ranks: Ranks) -> int:
+def count_exchanges(ranks: Ranks) -> int:
     """Return how many collectives the group of the gradients has begun: counted by torch."""
     group: Any = ranks.gradient_group
     return int(group._get_sequence_number_for_group())
@@ -41,8 +41,8 @@ class Recorded:
 
     def __init__(self, ranks: Ranks) -> None:
         name = ranks.gradient_group.group_name
-        entries = [one for one in _entries(ranks) if one["process_group"][0] == name and not one["is_p2p"]]
-        self._bytes = {one["collective_seq_id"]: _bytes_of(one) for one in entries}
+        entries = [one for one in _read_entries(ranks) if one["process_group"][0] == name and not one["is_p2p"]]
+        self._bytes = {one["collective_seq_id"]: _count_bytes(one) for one in entries}
 
     def between(self, start: int, end: int) -> Traffic | None:
         """Return what the collectives after number `start` up to number `end` were given; None unless all are told."""
@@ -52,7 +52,7 @@ class Recorded:
         return Traffic(len(found), sum(found)) if len(found) == end - start else None
 
 
-def _entries(ranks: Ranks) -> list[dict[str, Any]]:
+def _read_entries(ranks: Ranks) -> list[dict[str, Any]]:
     # Those that have ended as well. NCCL's groups have a recorder of their own.
     if ranks.backend == "nccl" and hasattr(_recorder, "_dump_nccl_trace_json"):
         dumped = _recorder._dump_nccl_trace_json(True, False)
@@ -64,7 +64,7 @@ def _entries(ranks: Ranks) -> list[dict[str, Any]]:
     return entries
 
 
-def _bytes_of(entry: dict[str, Any]) -> int | None:
+def _count_bytes(entry: dict[str, Any]) -> int | None:
     """Return the bytes of a collective's inputs; None for a dtype that no gradient has."""
     pairs = list(zip(entry["input_sizes"], entry["input_dtypes"], strict=True))
     if any(kind not in _BYTES for _, kind in pairs):

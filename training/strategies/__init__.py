@@ -11,7 +11,7 @@ from torch import nn
 
 from training.config import TrainingConfig
 from training.process.distributed import Ranks
-from training.registry import file_named
+from training.registry import import_file
 from training.step.strategy import Strategy
 from training.workloads import Workload
 
@@ -37,7 +37,7 @@ class StrategyFile(Protocol):
         ...
 
 
-def strategy_file(name: str) -> StrategyFile:
+def find_strategy(name: str) -> StrategyFile:
     """Return the file of this folder with that name."""
-    found: StrategyFile = file_named("training.strategies", name)
+    found: StrategyFile = import_file("training.strategies", name)
     return found

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
-from training.plug import GradientHook, hardware_of
+from training.plug import GradientHook, select_hardware
 from training.process.distributed import Ranks
 from training.step.ordered_sum import OrderedSum
 from training.step.replica import Replica
@@ -57,8 +57,8 @@ def build(
     replica = Replica(model, workload, config, ranks.device)
     if config.exact:
         return Replicated(replica, ranks, OrderedSum(replica, ranks))
-    options: dict[str, Any] = {**_defaults(), **config.options}
-    hardware = hardware_of(workload)
+    options: dict[str, Any] = {**_make_defaults(), **config.options}
+    hardware = select_hardware(workload)
     options["bucket_mib"] = hardware.bucket_mib(model, options["bucket_mib"])
     exchange = hardware.gradient_hook(model, communicates=communicates) or (None if communicates else _keep_own)
     if options.pop("early_tied_head"):
@@ -66,7 +66,7 @@ def build(
     return Replicated(replica, ranks, Ddp(replica, ranks, hook=exchange, **options))
 
 
-def _defaults() -> dict[str, Any]:
+def _make_defaults() -> dict[str, Any]:
     return {name: value[0] if isinstance(value, tuple) else value for name, value in OPTIONS.items()}
 
 
@@ -76,7 +76,7 @@ class _Sent:
 
     num_bytes: int = 0
 
-    def counting(self, hook: GradientHook) -> GradientHook:
+    def keep_count(self, hook: GradientHook) -> GradientHook:
         """Return the hook, with what it is given counted."""
 
         def count(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -118,13 +118,13 @@ class Ddp:
         if gradient_hook in _IN_16_BIT:
             self._sent = _Sent()
             # Inside the conversion: what is counted is what the all-reduce is given.
-            hook = _IN_16_BIT[gradient_hook](self._sent.counting(hook or default_hooks.allreduce_hook))
+            hook = _IN_16_BIT[gradient_hook](self._sent.keep_count(hook or default_hooks.allreduce_hook))
         if hook is not None:
             self._wrapped.register_comm_hook(self._group, hook)
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
-        before = self._num_collectives()
+        before = self._count_collectives()
         if self._sent is not None:
             self._sent.num_bytes = 0
         # DDP averages over ranks, the loss is a mean over labels: undo the division by the number of ranks.
@@ -137,14 +137,14 @@ class Ddp:
         self._begin_exchange()
         self.replica.add(self._wrapped, last, weight=weight)
         num_head_bytes = self._end_exchange(last)
-        num_all_reduces = self._num_collectives() - before
+        num_all_reduces = self._count_collectives() - before
         loss_sum, grad_norm = self.replica.step(learning_rate)
-        traffic = Traffic(num_all_reduces, num_head_bytes + self._num_bucket_bytes(num_all_reduces))
+        traffic = Traffic(num_all_reduces, num_head_bytes + self._count_bucket_bytes(num_all_reduces))
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic={ALL_REDUCE: traffic})
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and all-reduce, at first twice: DDP fixes its buckets in between. Change nothing."""
-        for part in self.replica.to_warm_up(micro_batch):
+        for part in self.replica.list_warm_up_batches(micro_batch):
             self._begin_exchange()
             self.replica.add(self._wrapped, part, weight=0.0)
             self._end_exchange(micro_batch)
@@ -178,8 +178,8 @@ class Ddp:
         if not self._rebuilt_bucket_bytes:
             facts: Any = self._wrapped._get_ddp_logging_data()
             if "rebuilt_bucket_sizes" not in facts:
-                return _numbers_in(facts["bucket_sizes"])
-            self._rebuilt_bucket_bytes = _numbers_in(facts["rebuilt_bucket_sizes"])
+                return _parse_numbers(facts["bucket_sizes"])
+            self._rebuilt_bucket_bytes = _parse_numbers(facts["rebuilt_bucket_sizes"])
         return self._rebuilt_bucket_bytes
 
     def _begin_exchange(self) -> None:
@@ -190,14 +190,14 @@ class Ddp:
         """Return the bytes that were exchanged beside DDP's buckets."""
         return 0 if self._tied_head is None else self._tied_head.finish(micro_batch)
 
-    def _num_bucket_bytes(self, num_all_reduces: int) -> int:
+    def _count_bucket_bytes(self, num_all_reduces: int) -> int:
         """Return the bytes that were exchanged in DDP's buckets."""
         if self._sent is not None:
             return self._sent.num_bytes
         num_early = 0 if self._tied_head is None else self._tied_head.num_exchanges
-        return _bytes_of(num_all_reduces - num_early, self._ddp_bucket_bytes)
+        return _count_bytes(num_all_reduces - num_early, self._ddp_bucket_bytes)
 
-    def _num_collectives(self) -> int:
+    def _count_collectives(self) -> int:
         """Return how many collectives the group of the gradients has begun: counted by torch, not by us."""
         return int(self._group._get_sequence_number_for_group())
 
@@ -208,11 +208,11 @@ def _keep_own(_: object, bucket: dist.GradBucket) -> Future[Tensor]:
     return kept
 
 
-def _bytes_of(num_all_reduces: int, bucket_bytes: list[int]) -> int:
+def _count_bytes(num_all_reduces: int, bucket_bytes: list[int]) -> int:
     """Return the bytes of so many all-reduces: DDP reduces its buckets one after another, then begins anew."""
     whole, rest = divmod(num_all_reduces, len(bucket_bytes))
     return whole * sum(bucket_bytes) + sum(bucket_bytes[:rest])
 
 
-def _numbers_in(text: str) -> list[int]:
+def _parse_numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]

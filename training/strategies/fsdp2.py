@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
-from training.model.weights import TensorDigest, differences, names_of_tied
+from training.model.weights import TensorDigest, list_differences, map_tied_names
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
-from training.process.heartbeat import Section
+from training.process.heartbeat import StepSection
 from training.step.replica import Replica
-from training.step.shards import own_rows, whole_of
+from training.step.shards import gather_whole, select_own_rows
 from training.step.strategy import STATE, WEIGHTS, Digests, MisfitError, Part, StepResult
 from training.step.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Traffic
 from training.workloads import Workload
@@ -117,14 +117,14 @@ class Fsdp2:
         # Asked while there is a whole model to answer: whether its head is a plain matrix, say.
         model.eval()
         with torch.no_grad():
-            workload.loss_sum(model, workload.dummy_micro_batch(config.seq_len))
+            workload.loss_sum(model, workload.make_dummy_micro_batch(config.seq_len))
         self._replica = Replica(model, workload, config, ranks.device, shard=self._shard, clip=self._clip)
         self._units = [part for part in model.modules() if isinstance(part, FSDPModule)]
         self._root: Any = model
 
     def _shard(self, model: nn.Module) -> None:
         mesh = DeviceMesh.from_group(self._group, self._ranks.device.type)
-        for layer in layers_of(model):
+        for layer in list_layers(model):
             fully_shard(layer, mesh=mesh)
         # Its weights stay gathered from forward to backward: the loss multiplies by the head's after the forward.
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
@@ -137,12 +137,12 @@ class Fsdp2:
                 unit.set_custom_reduce_scatter(_Scatter(self._sent))
 
     @property
-    def on_section(self) -> Callable[[Section], None]:
+    def on_section(self) -> Callable[[StepSection], None]:
         """Told what comes next in a step."""
         return self._replica.on_section
 
     @on_section.setter
-    def on_section(self, listener: Callable[[Section], None]) -> None:
+    def on_section(self, listener: Callable[[StepSection], None]) -> None:
         self._replica.on_section = listener
 
     @property
@@ -182,7 +182,7 @@ class Fsdp2:
 
     def _clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Scale every rank's rows of the gradient by the norm of the whole."""
-        mine = [_local(part.grad) for part in parameters if part.grad is not None]
+        mine = [_get_local_rows(part.grad) for part in parameters if part.grad is not None]
         squares = torch.stack(torch._foreach_norm(mine)).double().square().sum()
         if self._ranks.world_size > 1:
             self._sent.count(ALL_REDUCE, squares)
@@ -193,13 +193,13 @@ class Fsdp2:
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing."""
-        for part in self._replica.to_warm_up(micro_batch):
+        for part in self._replica.list_warm_up_batches(micro_batch):
             self._run([part], weight=0.0)
             self._replica.forget_gradient()
 
-    def forgives_overflow(self) -> bool:
+    def may_overflow(self) -> bool:
         """Return False: there is no fp16."""
-        return self._replica.forgives_overflow()
+        return self._replica.may_overflow()
 
     def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
         """Return whether these micro-batches alone do: by what this rank gives to the reduction, which mixes all."""
@@ -213,56 +213,61 @@ class Fsdp2:
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what is trained, by name, gathered one by one."""
         for name, part in self._replica.full_parameters():
-            yield name, whole_of(part, self._ranks)
+            yield name, gather_whole(part, self._ranks)
 
     def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the gradient, by name, gathered one by one."""
         for name, part in self._replica.full_gradient():
-            yield name, whole_of(part, self._ranks)
+            yield name, gather_whole(part, self._ranks)
 
     def digest(self) -> Digests:
         """Return the digest of the one copy, which every rank has gathered; as many as there are if they differ."""
         found = []
-        for tensors in (dict(self.module.named_parameters()), self._replica.moments()):
+        for tensors in (dict(self.module.named_parameters()), self._replica.collect_moments()):
             digest = TensorDigest()
             for name, tensor in sorted(tensors.items()):
-                digest.add(name, whole_of(tensor, self._ranks))
+                digest.add(name, gather_whole(tensor, self._ranks))
             found.append(list(dict.fromkeys(self._ranks.gather_text(digest.hex()))))
         return Digests(*found)
 
     def snapshot(self) -> Iterator[Part]:
         """Yield weights and state, gathered tensor by tensor; rank 0 keeps them, as a rank of ddp would have them."""
-        tied = names_of_tied(self.module)
+        tied = map_tied_names(self.module)
         weights: dict[str, Tensor] = {}
         for name, tensor in self.module.state_dict().items():
             first = tied.get(name, name)
-            weights[name] = weights[first] if first in weights else self._kept(whole_of(tensor, self._ranks))
+            weights[name] = (
+                weights[first] if first in weights else self._keep_on_first(gather_whole(tensor, self._ranks))
+            )
         yield Part(WEIGHTS, weights if self._ranks.is_first else None)
         weights.clear()
         state = self._replica.state()
         state["optimizer"]["state"] = {
             index: {
-                name: self._kept(whole_of(value, self._ranks)) if isinstance(value, Tensor) else value
+                name: self._keep_on_first(gather_whole(value, self._ranks)) if isinstance(value, Tensor) else value
                 for name, value in kept.items()
             }
             for index, kept in state["optimizer"]["state"].items()
         }
         yield Part(STATE, state if self._ranks.is_first else None)
 
-    def _kept(self, whole: Tensor) -> Tensor:
+    def _keep_on_first(self, whole: Tensor) -> Tensor:
         """Return it on rank 0, and nothing of it on the others."""
         return whole if self._ranks.is_first else torch.empty(0)
 
     def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Take up a whole state, every rank its rows of it."""
         own = self.module.state_dict()
-        for part, found in ((WEIGHTS, differences(weights, own)), (STATE, self._replica.state_differences(state))):
+        for part, found in (
+            (WEIGHTS, list_differences(weights, own)),
+            (STATE, self._replica.list_state_differences(state)),
+        ):
             if found:
                 raise MisfitError(part, found)
         optimizer = self._replica.optimizer
         places = [part for group in optimizer.param_groups for part in group["params"]]
         moments = {
-            index: {name: self._sharded(value, places[index]) for name, value in kept.items()}
+            index: {name: self._shard_moment(value, places[index]) for name, value in kept.items()}
             for index, kept in state["optimizer"]["state"].items()
         }
         optimizer.load_state_dict({**state["optimizer"], "state": moments})
@@ -270,34 +275,36 @@ class Fsdp2:
         self._require_restored(moments)
         with torch.no_grad():
             for name, tensor in own.items():
-                _local(tensor).copy_(self._rows(weights[name], tensor))
+                _get_local_rows(tensor).copy_(self._select_rows(weights[name], tensor))
 
     def _require_restored(self, moments: Mapping[int, Mapping[str, Any]]) -> None:
         restored = self._replica.optimizer.state_dict()["state"]
         for index, kept in moments.items():
             for name, saved in kept.items():
                 found = restored.get(index, {}).get(name)
-                if not isinstance(found, Tensor) or not torch.equal(_local(saved).cpu(), _local(found).cpu()):
+                if not isinstance(found, Tensor) or not torch.equal(
+                    _get_local_rows(saved).cpu(), _get_local_rows(found).cpu()
+                ):
                     raise ValueError(f"{name} of parameter {index} is not what was saved after it was restored")
 
-    def _sharded(self, value: Any, parameter: nn.Parameter) -> Any:
+    def _shard_moment(self, value: Any, parameter: nn.Parameter) -> Any:
         """Return a moment as the optimizer keeps it: the rows of this rank, if the parameter has those only."""
         like: Any = parameter.data
         if not isinstance(value, Tensor) or not isinstance(like, DTensor) or value.shape != like.shape:
             return value
-        mine = own_rows(value, like, self._ranks).to(self._ranks.device, copy=True)
+        mine = select_own_rows(value, like, self._ranks).to(self._ranks.device, copy=True)
         return DTensor.from_local(
             mine, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
 
-    def _rows(self, whole: Tensor, like: Tensor) -> Tensor:
-        return own_rows(whole, like, self._ranks) if isinstance(like, DTensor) else whole
+    def _select_rows(self, whole: Tensor, like: Tensor) -> Tensor:
+        return select_own_rows(whole, like, self._ranks) if isinstance(like, DTensor) else whole
 
     def describe(self) -> dict[str, Any]:
         """Return `unit_bytes`: what the weights of each unit take on all ranks together, the root's first."""
-        return {"unit_bytes": [self._bytes_of(unit) for unit in self._units]}
+        return {"unit_bytes": [self._count_bytes(unit) for unit in self._units]}
 
-    def _bytes_of(self, unit: nn.Module) -> int:
+    def _count_bytes(self, unit: nn.Module) -> int:
         """Return the bytes of its own parameters, each padded so that every rank has as many rows."""
         inner = [other for other in unit.modules() if other is not unit and other in self._units]
         not_its_own = {id(part) for other in inner for part in other.parameters()}
@@ -313,13 +320,13 @@ class Fsdp2:
         return {}
 
 
-def _local(tensor: Any) -> Tensor:
+def _get_local_rows(tensor: Any) -> Tensor:
     """Return this rank's rows of it, in place."""
     local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local
 
 
-def layers_of(model: nn.Module) -> list[nn.Module]:
+def list_layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers that the model's own class names as those that are not to be split; none if it names none."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [part for part in model.modules() if type(part).__name__ in names]

@@ -42,7 +42,7 @@ class Single:
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward and backward, change nothing."""
-        for part in self.replica.to_warm_up(micro_batch):
+        for part in self.replica.list_warm_up_batches(micro_batch):
             self.replica.add(self.replica.module, part, weight=0.0)
             self.replica.forget_gradient()
 

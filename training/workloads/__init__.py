@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from training.config import SegmentConfig, TrainingConfig
 from training.data.batches import MicroBatch
 from training.data.rows import Rows
-from training.registry import file_named
+from training.registry import import_file
 
 
 class Workload(Protocol):
@@ -26,11 +26,11 @@ class Workload(Protocol):
         """Return the rows of a folder that the slice stage wrote."""
         ...
 
-    def augmented(self, rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
+    def augment_rows(self, rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
         """Return the rows of a slice as a segment trains on them; an evaluation sees them as they are."""
         ...
 
-    def dummy_micro_batch(self, seq_len: int) -> MicroBatch:
+    def make_dummy_micro_batch(self, seq_len: int) -> MicroBatch:
         """Return a micro-batch that costs little and weighs nothing, for a rank that has nothing left in a step."""
         ...
 
@@ -49,7 +49,7 @@ class Workload(Protocol):
         """Return whether `prepare` would take the model for packed micro-batches; leaves it as it is."""
         ...
 
-    def tied_weight(self, model: nn.Module) -> nn.Parameter | None:
+    def find_tied_weight(self, model: nn.Module) -> nn.Parameter | None:
         """Return the matrix that is both embedding and head; None if they are two, or the head is no plain matrix."""
         ...
 
@@ -69,8 +69,8 @@ class Workload(Protocol):
         """Return the sum (not the mean) of the loss over the micro-batch's labels: () float32.
 
         `scale`, () float32: what it will be multiplied by before the backward; `chunk_rows`: labels whose logits
-        may be in memory at once; `head_weight`: what stands in for the weight that `tied_weight` gave. All are for a
-        loss that can make use of them.
+        may be in memory at once; `head_weight`: what stands in for the weight that `find_tied_weight` gave. All are for
+        a loss that can make use of them.
         """
         ...
 
@@ -86,10 +86,10 @@ class Workload(Protocol):
 def find_workload(name: str) -> Workload:
     """Return the file of this folder with that name or, of a name with dots, that module (training/plug.py)."""
     package, _, file = name.rpartition(".")
-    found: Workload = file_named(package or "training.workloads", file)
+    found: Workload = import_file(package or "training.workloads", file)
     return found
 
 
-def training_rows(workload: Workload, config: TrainingConfig, segment: SegmentConfig) -> Rows:
+def open_training_rows(workload: Workload, config: TrainingConfig, segment: SegmentConfig) -> Rows:
     """Return the rows of a segment as it trains on them; an evaluation sees them as `open_slice` gives them."""
-    return workload.augmented(workload.open_slice(segment.slice_dir), config, segment)
+    return workload.augment_rows(workload.open_slice(segment.slice_dir), config, segment)

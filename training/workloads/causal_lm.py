@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.config import SegmentConfig, TrainingConfig
-from training.data.batches import Documents, MicroBatch, dummy_micro_batch, open_slice
+from training.data.batches import Documents, MicroBatch, make_dummy_micro_batch, open_slice
 from training.data.rows import Rows
 from training.model import attention_masks, packed_attention
 from training.model.compiled_layers import compile_layers
@@ -22,15 +22,25 @@ from training.model.weights import load_weights
 from training.process.failure import UnfitModelError
 
 __all__ = [
-    "HAS_LABELS", "UNIT", "augmented", "can_pack", "dummy_micro_batch", "has_dropout", "load_model", "loss_sum",
-    "metrics", "open_slice", "prepare", "tied_weight",
+    "HAS_LABELS",
+    "UNIT",
+    "augment_rows",
+    "can_pack",
+    "find_tied_weight",
+    "has_dropout",
+    "load_model",
+    "loss_sum",
+    "make_dummy_micro_batch",
+    "metrics",
+    "open_slice",
+    "prepare",
 ]  # fmt: skip
 
 UNIT = "token"
 HAS_LABELS = False
 
 
-def _asked_once(ask: Callable[[nn.Module], bool]) -> Callable[[nn.Module], bool]:
+def _cache_per_model(ask: Callable[[nn.Module], bool]) -> Callable[[nn.Module], bool]:
     """Return the same question, whose answer is kept for every model that it was asked of."""
     answers: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
@@ -76,10 +86,10 @@ def has_dropout(model: nn.Module) -> bool:
     return any(isinstance(rate, int | float) and rate > 0 for rate in rates)
 
 
-_has_dropout = _asked_once(has_dropout)
+_has_dropout = _cache_per_model(has_dropout)
 
 
-def augmented(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
+def augment_rows(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
     """Return the rows as they are."""
     return rows
 
@@ -143,24 +153,24 @@ def loss_sum(
     as in linear_cross_entropy. `head_weight` stands in for the head's own weight.
     """
     whole: Any = getattr(model, "module", model)
-    inputs = {"input_ids": micro_batch.input_ids, "use_cache": False, **_where_documents_are(whole, micro_batch)}
+    inputs = {"input_ids": micro_batch.input_ids, "use_cache": False, **_make_attention_inputs(whole, micro_batch)}
     targets = micro_batch.labels.flatten().index_select(0, micro_batch.label_places)
     if not _has_plain_head(whole):
-        logits = _logits(model, inputs).flatten(0, 1).index_select(0, micro_batch.label_places)
+        logits = _compute_logits(model, inputs).flatten(0, 1).index_select(0, micro_batch.label_places)
         return F.cross_entropy(logits.float(), targets, reduction="sum")
-    with _without_head(whole) as head:
-        hidden = _logits(model, inputs).flatten(0, 1).index_select(0, micro_batch.label_places)
+    with _bypass_head(whole) as head:
+        hidden = _compute_logits(model, inputs).flatten(0, 1).index_select(0, micro_batch.label_places)
     weight = head.weight if head_weight is None else head_weight
     return linear_cross_entropy(hidden, weight, targets, chunk_rows=chunk_rows, scale=scale)
 
 
-def _logits(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-    with attention_masks.made_without_looking(is_padded=False):
+def _compute_logits(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    with attention_masks.skip_mask_checks(is_padded=False):
         logits: Tensor = model(**inputs).logits
     return logits
 
 
-def tied_weight(model: nn.Module) -> nn.Parameter | None:
+def find_tied_weight(model: nn.Module) -> nn.Parameter | None:
     """Return the matrix that is both embedding and head; None if they are two, or the head is more than a matrix."""
     whole: Any = model
     head, embedding = whole.get_output_embeddings(), whole.get_input_embeddings()
@@ -168,23 +178,23 @@ def tied_weight(model: nn.Module) -> nn.Parameter | None:
     return head.weight if is_tied else None
 
 
-def _where_documents_are(model: Any, micro_batch: MicroBatch) -> dict[str, Any]:
+def _make_attention_inputs(model: Any, micro_batch: MicroBatch) -> dict[str, Any]:
     """Return what attention is to know, which the models of transformers hand on to it."""
     documents = micro_batch.documents
     if documents is None:
         # Without a mask the models would look for documents in the positions.
         return {"attention_mask": torch.ones_like(micro_batch.input_ids)}
     where: dict[str, Any] = {"position_ids": documents.position_ids}
-    if _takes_all_at_once(micro_batch.input_ids.device) and not _has_dropout(model):
+    if _has_varlen_kernel(micro_batch.input_ids.device) and not _has_dropout(model):
         return where | {
             "document_boundaries": documents.boundaries,
             "longest_document": max(documents.lengths),
-            "takes_groups": packed_attention.kernel_takes_groups(),
+            "takes_groups": packed_attention.supports_grouped_heads(),
         }
     return where | {"document_lengths": documents.lengths}
 
 
-def _takes_all_at_once(device: torch.device) -> bool:
+def _has_varlen_kernel(device: torch.device) -> bool:
     """Return whether the variable-length kernel runs there: in 16 bit, on NVIDIA's Ampere and later."""
     if device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
         return False
@@ -192,21 +202,21 @@ def _takes_all_at_once(device: torch.device) -> bool:
 
 
 @contextlib.contextmanager
-def _without_head(model: Any) -> Iterator[nn.Linear]:
+def _bypass_head(model: Any) -> Iterator[nn.Linear]:
     """Have the model give what it would put through its head, while inside; yield the head."""
     head: nn.Linear = model.get_output_embeddings()
-    head.forward = _as_it_is  # type: ignore[method-assign, assignment]
+    head.forward = _return_unchanged  # type: ignore[method-assign, assignment]
     try:
         yield head
     finally:
         del head.forward
 
 
-def _as_it_is(hidden: Tensor) -> Tensor:
+def _return_unchanged(hidden: Tensor) -> Tensor:
     return hidden
 
 
-@_asked_once
+@_cache_per_model
 def _has_plain_head(model: Any) -> bool:
     """Return whether the logits are the last hidden state times a matrix and nothing else.
 
@@ -218,9 +228,9 @@ def _has_plain_head(model: Any) -> bool:
 
 def _is_product(model: Any) -> bool:
     input_ids = torch.arange(1, 9, device=model.device)[None] % model.config.vocab_size
-    with _evaluating(model):
+    with _switch_to_evaluation(model):
         logits = model(input_ids=input_ids, use_cache=False).logits
-        with _without_head(model) as head:
+        with _bypass_head(model) as head:
             hidden = model(input_ids=input_ids, use_cache=False).logits
         return torch.allclose(logits, F.linear(hidden, head.weight), rtol=1e-4, atol=1e-5 * float(logits.abs().max()))
 
@@ -237,7 +247,7 @@ def _require_separate_documents(model: Any, config: TrainingConfig) -> None:
             lengths=(8, 8), boundaries=torch.tensor([0, 8, 16], dtype=torch.int32),
             position_ids=torch.arange(8, device=model.device).repeat(2)[None],
         )  # fmt: skip
-        with _evaluating(model), contextlib.suppress(TypeError):
+        with _switch_to_evaluation(model), contextlib.suppress(TypeError):
             alone = [model(input_ids=row[None], use_cache=False).logits for row in (first, second)]
             together = model(
                 input_ids=torch.cat([first, second])[None], use_cache=False,
@@ -249,7 +259,7 @@ def _require_separate_documents(model: Any, config: TrainingConfig) -> None:
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def _switch_to_evaluation(model: nn.Module) -> Iterator[None]:
     """Switch dropout, gradients and autocast off, while inside."""
     was_training = model.training
     model.eval()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from training.config import SegmentConfig, TrainingConfig
 from training.data.augmentation import Augmentation
 from training.data.batches import IGNORED_LABEL, MicroBatch
-from training.data.image_rows import ImageRows, blank_micro_batch, open_images
+from training.data.image_rows import ImageRows, make_blank_micro_batch, open_images
 from training.data.rows import Rows
 from training.model.weights import load_weights
 from training.process.failure import BadCheckpointError, UnfitModelError
@@ -37,7 +37,7 @@ def open_slice(folder: Path) -> ImageRows:
     return open_images(folder)
 
 
-def augmented(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
+def augment_rows(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
     """Return the rows as the segment trains on them."""
     if config.augment == "none":
         return rows
@@ -47,12 +47,12 @@ def augmented(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Row
     )
 
 
-def dummy_micro_batch(seq_len: int) -> MicroBatch:
+def make_dummy_micro_batch(seq_len: int) -> MicroBatch:
     """Return one small black image that weighs nothing."""
-    return blank_micro_batch(_DUMMY_SIZE)
+    return make_blank_micro_batch(_DUMMY_SIZE)
 
 
-def new_network(config: dict[str, Any]) -> nn.Module:
+def build_network(config: dict[str, Any]) -> nn.Module:
     """Return the network that a model folder's config.json describes, with random weights.
 
     Raises BadCheckpointError if it describes none that is known here.
@@ -85,7 +85,7 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
     # What fp32 means elsewhere here; by default convolutions, other than products, would be rounded to 10 bits on CUDA.
     torch.backends.cudnn.allow_tf32 = False
     try:
-        model = new_network(json.loads((model_dir / "config.json").read_bytes()))
+        model = build_network(json.loads((model_dir / "config.json").read_bytes()))
         if checkpoint is None:
             load_safetensors(model, model_dir / "model.safetensors", strict=True)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -102,7 +102,7 @@ def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
     return False
 
 
-def tied_weight(model: nn.Module) -> nn.Parameter | None:
+def find_tied_weight(model: nn.Module) -> nn.Parameter | None:
     """Return None: there is no embedding."""
     return None
 
@@ -134,13 +134,13 @@ def loss_sum(
     head_weight: Tensor | None = None,
 ) -> Tensor:
     """Return the summed cross-entropy (nats) of the micro-batch's labels: () float32."""
-    logits = model(_normalised(micro_batch.input_ids)).float()
+    logits = model(_normalise(micro_batch.input_ids)).float()
     return F.cross_entropy(logits, micro_batch.labels, ignore_index=IGNORED_LABEL, reduction="sum")
 
 
 def metrics(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
     """Return the sums over the rows of the loss, of right first guesses, and of labels among the first five."""
-    logits = model(_normalised(micro_batch.input_ids)).float()
+    logits = model(_normalise(micro_batch.input_ids)).float()
     labels = micro_batch.labels
     guesses = logits.topk(min(TOP, logits.shape[1]), dim=1).indices
     is_right = guesses == labels[:, None]
@@ -151,7 +151,7 @@ def metrics(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
     }
 
 
-def _normalised(images: Tensor) -> Tensor:
+def _normalise(images: Tensor) -> Tensor:
     """Return uint8 images as float32, each channel with about mean 0 and deviation 1; on the images' device."""
     channels = zip(images.unbind(1), _MEAN, _STD, strict=True)
     # With plain numbers: a tensor of them would have to be copied to the device, for which the host would wait.

@@ -22,8 +22,18 @@ from training.process.failure import UnfitModelError
 from training.workloads.causal_lm import has_dropout
 
 __all__ = [
-    "HAS_LABELS", "UNIT", "augmented", "can_pack", "dummy_micro_batch", "has_dropout", "load_model", "loss_sum",
-    "metrics", "open_slice", "prepare", "tied_weight",
+    "HAS_LABELS",
+    "UNIT",
+    "augment_rows",
+    "can_pack",
+    "find_tied_weight",
+    "has_dropout",
+    "load_model",
+    "loss_sum",
+    "make_dummy_micro_batch",
+    "metrics",
+    "open_slice",
+    "prepare",
 ]  # fmt: skip
 
 UNIT = "token"
@@ -78,7 +88,7 @@ class LabelledTexts:
         assert not is_packed, "prepare refuses packing"
         texts = [self.row(index, seq_len) for index in rows]
         lengths = np.array([len(text) for text in texts], dtype=np.int64)
-        padded_len = batches.padded_length(lengths.tolist(), seq_len)
+        padded_len = batches.compute_padded_length(lengths.tolist(), seq_len)
         input_ids = np.zeros((len(texts), padded_len), dtype=np.int64)
         for place_in_batch, text in enumerate(texts):
             input_ids[place_in_batch, : len(text)] = text
@@ -95,11 +105,11 @@ class LabelledTexts:
             place=place,
         )
 
-    def dummy_micro_batch(self, seq_len: int) -> MicroBatch:
+    def make_dummy_micro_batch(self, seq_len: int) -> MicroBatch:
         """Return a micro-batch that costs little and weighs nothing."""
-        return dummy_micro_batch(seq_len)
+        return make_dummy_micro_batch(seq_len)
 
-    def token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
+    def list_token_ids(self, rows: Sequence[int], seq_len: int) -> np.ndarray:
         """Return the tokens of these texts, each once, and 0, with which they are padded: (n,) int64."""
         return np.unique(np.concatenate([[0], *(self.row(row, seq_len) for row in rows)])).astype(np.int64)
 
@@ -113,9 +123,9 @@ def open_slice(folder: Path) -> LabelledTexts:
     return LabelledTexts(texts=texts, labels=labels)
 
 
-def dummy_micro_batch(seq_len: int) -> MicroBatch:
+def make_dummy_micro_batch(seq_len: int) -> MicroBatch:
     """Return a micro-batch that costs little and weighs nothing: no sample, its one label ignored."""
-    dummy = batches.dummy_micro_batch(seq_len)
+    dummy = batches.make_dummy_micro_batch(seq_len)
     return MicroBatch(
         **{
             **vars(dummy),
@@ -147,7 +157,7 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
     return whole
 
 
-def augmented(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
+def augment_rows(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
     """Return the rows as they are."""
     return rows
 
@@ -157,7 +167,7 @@ def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
     return False
 
 
-def tied_weight(model: nn.Module) -> nn.Parameter | None:
+def find_tied_weight(model: nn.Module) -> nn.Parameter | None:
     """Return None: the head is no embedding."""
     return None
 
@@ -193,7 +203,7 @@ def _require_positions(model: Any, seq_len: int) -> None:
     model.eval()
     try:
         with torch.no_grad():
-            _logits(model, ids, torch.ones_like(ids))
+            _compute_logits(model, ids, torch.ones_like(ids))
     except (IndexError, RuntimeError):
         raise UnfitModelError(
             f"seq_len: {seq_len}, but {type(model).__name__} has {most} positions; use fewer tokens"
@@ -214,24 +224,24 @@ def loss_sum(
 
     Attention goes both ways, so that the mask is needed wherever something is padded.
     """
-    logits = _logits_of(model, micro_batch)
+    logits = _compute_batch_logits(model, micro_batch)
     return F.cross_entropy(logits.float(), micro_batch.labels, ignore_index=IGNORED_LABEL, reduction="sum")
 
 
 def metrics(model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
     """Return the summed loss (nats) and how many texts were put into the right class: each () float64."""
-    logits = _logits_of(model, micro_batch).float()
+    logits = _compute_batch_logits(model, micro_batch).float()
     loss = F.cross_entropy(logits, micro_batch.labels, ignore_index=IGNORED_LABEL, reduction="sum")
     return {"loss": loss.double(), "correct": (logits.argmax(1) == micro_batch.labels).sum().double()}
 
 
-def _logits_of(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+def _compute_batch_logits(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
     assert micro_batch.attention_mask is not None
-    with attention_masks.made_without_looking(is_padded=micro_batch.num_padding_tokens > 0):
-        return _logits(model, micro_batch.input_ids, micro_batch.attention_mask)
+    with attention_masks.skip_mask_checks(is_padded=micro_batch.num_padding_tokens > 0):
+        return _compute_logits(model, micro_batch.input_ids, micro_batch.attention_mask)
 
 
-def _logits(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+def _compute_logits(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Return the logits: (num_samples, num_classes)."""
     # Some models find the last token of a text by what pads it.
     padding = getattr(model, "module", model).config.pad_token_id

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.throughput.job import Job, padded
 from benchmarks.throughput.turns import Turns
-from training.process.distributed import joined_ranks
+from training.process.distributed import join_ranks
 from training.workloads.causal_lm import load_model
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,7 +34,7 @@ def run(job: Job, turns: Turns) -> None:
     log.setLevel(logging.INFO)
     log.propagate = False
     training = job.training
-    with joined_ranks(training) as ranks:
+    with join_ranks(training) as ranks:
         log.addHandler(logging.FileHandler(training.work_dir / f"log-{ranks.rank}.txt"))
         while (setting := turns.setting()) is not None:
             plain = load_model(training.model_dir).to(ranks.device).train()

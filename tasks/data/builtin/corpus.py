@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from tasks.data.builtin.prose import MIN_PARAGRAPH, paragraphs_of, sentences_of
+from tasks.data.builtin.prose import MIN_PARAGRAPH, extract_paragraphs, split_sentences
 from tasks.process.failure import ConfigurationError
 
 PACKAGES = (
@@ -41,15 +41,15 @@ _HOLDERS = (*_DOCUMENTED, ast.If, ast.Try, ast.With)
 _SKIPPED = frozenset({"..", "tests", "test", "testing", "_testing", "_vendor", "vendor", "_vendored", "vendored"})
 
 
-def corpus_rows() -> Iterator[str]:
+def read_corpus() -> Iterator[str]:
     """Yield the rows in order, a row of each package in turn, reading no more files than the rows asked for need."""
-    return (row for _, row in corpus_rows_by_package())
+    return (row for _, row in read_corpus_by_package())
 
 
-def corpus_rows_by_package() -> Iterator[tuple[str, str]]:
+def read_corpus_by_package() -> Iterator[tuple[str, str]]:
     """Yield the package of each row, and the row."""
     seen: set[int] = set()
-    sources = {name: _rows_of(name, seen) for name in PACKAGES}
+    sources = {name: _read_rows(name, seen) for name in PACKAGES}
     while sources:
         for name, source in list(sources.items()):
             row = next(source, None)
@@ -59,20 +59,20 @@ def corpus_rows_by_package() -> Iterator[tuple[str, str]]:
                 yield name, row
 
 
-def package_versions() -> dict[str, str]:
+def read_package_versions() -> dict[str, str]:
     """Return the installed version of every package the corpus is made of."""
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
-def _rows_of(package: str, seen: set[int]) -> Iterator[str]:
+def _read_rows(package: str, seen: set[int]) -> Iterator[str]:
     """Yield the package's rows: short docstrings of a file share one, long ones are cut between paragraphs.
 
     A paragraph that mostly repeats word sequences in `seen` is left out; what is used is added to `seen`.
     """
-    for file in _files_of(package):
+    for file in _read_files(package):
         row = ""
-        for docstring in _docstrings_of(file):
-            for part in _new_parts(docstring, seen):
+        for docstring in _parse_docstrings(file):
+            for part in _select_new_parts(docstring, seen):
                 if row and len(row) + len(part) + 2 > MAX_CHARACTERS:
                     if len(row) >= MIN_CHARACTERS:
                         yield row
@@ -83,7 +83,7 @@ def _rows_of(package: str, seen: set[int]) -> Iterator[str]:
                 row = ""
 
 
-def _files_of(package: str) -> Iterator[bytes]:
+def _read_files(package: str) -> Iterator[bytes]:
     """Yield the contents of the package's Python files, in an order that mixes its subjects."""
     files = importlib.metadata.files(package)
     if files is None:
@@ -92,16 +92,16 @@ def _files_of(package: str) -> Iterator[bytes]:
             "or choose a hub: or path: data set"
         )
     modules = [file for file in files if file.suffix == ".py" and not _SKIPPED.intersection(file.parts)]
-    for file in sorted(modules, key=_order):
+    for file in sorted(modules, key=_make_sort_key):
         yield Path(str(file.locate())).read_bytes()
 
 
-def _order(file: PurePosixPath) -> bytes:
+def _make_sort_key(file: PurePosixPath) -> bytes:
     """Return a key that scatters neighbouring files, the same everywhere."""
     return hashlib.sha256(file.as_posix().encode()).digest()
 
 
-def _docstrings_of(source: bytes) -> list[str]:
+def _parse_docstrings(source: bytes) -> list[str]:
     """Return the docstrings of a Python file in the order of its lines, without running it."""
     if b'"""' not in source and b"'''" not in source:
         return []
@@ -128,17 +128,17 @@ def _collect_docstrings(node: ast.AST, found: list[str]) -> None:
                 _collect_docstrings(statement, found)
 
 
-def _new_parts(docstring: str, seen: set[int]) -> Iterator[str]:
+def _select_new_parts(docstring: str, seen: set[int]) -> Iterator[str]:
     """Yield the docstring's paragraphs, long ones as sentences, that do not repeat what stands in `seen`."""
-    for paragraph in paragraphs_of(docstring):
-        for part in sentences_of(paragraph) if len(paragraph) > MAX_CHARACTERS else [paragraph]:
-            shingles = _shingles(part)
+    for paragraph in extract_paragraphs(docstring):
+        for part in split_sentences(paragraph) if len(paragraph) > MAX_CHARACTERS else [paragraph]:
+            shingles = _hash_shingles(part)
             if len(part) <= MAX_CHARACTERS and len(shingles & seen) <= _MAX_SEEN_SHARE * len(shingles):
                 seen |= shingles
                 yield part
 
 
-def _shingles(text: str) -> set[int]:
+def _hash_shingles(text: str) -> set[int]:
     """Return the hashes of the text's word sequences; unlike hash(), the same in every process."""
     words = "".join(character if character.isalnum() else " " for character in text.lower()).split()
     starts = range(max(1, len(words) - _SHINGLE_WORDS + 1))

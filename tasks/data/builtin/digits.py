@@ -12,7 +12,7 @@ NUM_IMAGES = 1_797
 _BRIGHTEST = 16
 
 
-def digits_version() -> str:
+def read_digits_version() -> str:
     """Return the version of the package that the images come with."""
     return importlib.metadata.version("scikit-learn")
 

@@ -52,15 +52,15 @@ _MIN_LETTER_SHARE = 0.93
 _COMMON = frozenset(_COMMON_WORDS.split())
 
 
-def paragraphs_of(docstring: str) -> list[str]:
+def extract_paragraphs(docstring: str) -> list[str]:
     """Return the docstring's paragraphs of plain English, each on one line, in order.
 
     Only text at the left margin counts: what is indented is a parameter list, a code block or a table. A
     paragraph is kept whole or not at all.
     """
     found = []
-    for block in _blocks(inspect.cleandoc(docstring)):
-        text = _plain(" ".join(block))
+    for block in _split_blocks(inspect.cleandoc(docstring)):
+        text = _strip_markup(" ".join(block))
         if is_prose(text):
             found.append(text)
     return found
@@ -84,12 +84,12 @@ def is_prose(text: str) -> bool:
     )
 
 
-def sentences_of(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """Return the sentences of a paragraph, roughly: none is cut in two, some may stay joined."""
     return _SENTENCE_BREAK.split(text)
 
 
-def _blocks(text: str) -> list[list[str]]:
+def _split_blocks(text: str) -> list[list[str]]:
     """Return the runs of lines at the left margin, without fenced code, headings, lists and directives."""
     lines = text.expandtabs().splitlines()
     blocks: list[list[str]] = [[]]
@@ -125,10 +125,10 @@ def _starts_no_prose(line: str, following: str) -> bool:
     )
 
 
-def _plain(text: str) -> str:
+def _strip_markup(text: str) -> str:
     for pattern, replacement in _MARKUP:
         text = pattern.sub(replacement, text)
     text = _ADMONITION.sub("", text.strip())
     if text.endswith(":"):  # the sentence that led to the code or the list left out here goes with it
-        text = " ".join(sentences_of(text)[:-1])
+        text = " ".join(split_sentences(text)[:-1])
     return f"{text}." if text[-1:].isalpha() else text

@@ -22,12 +22,12 @@ def write_resnet18(folder: Path, class_names: Sequence[str]) -> None:
     import torch
     from safetensors.torch import save_model
 
-    from training.workloads.image_classification import new_network
+    from training.workloads.image_classification import build_network
 
     config = {"model_type": MODEL_TYPE, "norm": "group", "num_groups": NUM_GROUPS, "class_names": list(class_names)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
-        network = new_network(config)
+        network = build_network(config)
     write_json(folder / "config.json", config)
     save_model(network, str(folder / "model.safetensors"))
     # safetensors lets only the owner read what it writes.

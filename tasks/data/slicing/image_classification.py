@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tasks.data.linked_slices import link_slices
-from tasks.data.sources.row_policy import QUARANTINED_IMAGES, in_words
+from tasks.data.sources.row_policy import QUARANTINED_IMAGES, describe_faults
 from tasks.params import Params
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import RawManifest
-from tasks.store.kept import keeping, kept_manifest
-from training.process.files import digest_of_file, digest_of_json
+from tasks.store.kept import fill_folder, find_manifest
+from training.process.files import digest_file, digest_json
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -
             f"params.yaml: ranges and heldout: row {params.num_rows_needed} is beyond the {num_rows} rows of "
             f"{params.dataset.source}; allowed: 0-{num_rows}"
         )
-    stored = {str(part): stored_slice(part, raw, workload=params.workload) for part in parts}
+    stored = {str(part): store_slice(part, raw, workload=params.workload) for part in parts}
     SlicesManifest(
         vocab_size=None,
         eos_token_id=None,
@@ -48,7 +48,7 @@ def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -
     ).write(slices)
 
 
-def stored_slice(part: RowRange, raw: Path, *, workload: str) -> Path:
+def store_slice(part: RowRange, raw: Path, *, workload: str) -> Path:
     """Return the folder of the slice's images.npy, labels.npy, row_ids.npy and manifest, made only if not stored yet.
 
     Raises DataError if no row of it is left to train on.
@@ -58,18 +58,18 @@ def stored_slice(part: RowRange, raw: Path, *, workload: str) -> Path:
     assert size is not None, "the schema asks for the size of images"
     rows = raw / _ROWS
     depends_on = {
-        "format": _FORMAT, "range": str(part), "rows": _digest_of_rows(rows, part), "class_names": class_names,
+        "format": _FORMAT, "range": str(part), "rows": _digest_rows(rows, part), "class_names": class_names,
         "size": size, "workload": workload,
     }  # fmt: skip
-    folder = STORE / digest_of_json(depends_on)[:32]
-    if kept_manifest(folder) is not None:
+    folder = STORE / digest_json(depends_on)[:32]
+    if find_manifest(folder) is not None:
         _log.info("slice %s: reused, its images are unchanged", part)
         return folder
-    with keeping(folder) as new:
+    with fill_folder(folder) as new:
         manifest = _write(part, rows, new, class_names=class_names, size=size)
     _log.info("slice %s: %d images of %d classes", part, manifest.num_rows, len(class_names))
     if manifest.quarantined:
-        _log.warning("slice %s: left out %s", part, in_words(manifest.quarantined))
+        _log.warning("slice %s: left out %s", part, describe_faults(manifest.quarantined))
     return folder
 
 
@@ -84,7 +84,7 @@ def _write(part: RowRange, rows: Path, folder: Path, *, class_names: list[str], 
     with (folder / "images.npy").open("r+b") as file:
         # On a full disk this says so; a mapped page without room would kill the process.
         os.posix_fallocate(file.fileno(), 0, file.seek(0, os.SEEK_END))
-    for row_id, label, pixels, fault in _rows(rows, part):
+    for row_id, label, pixels, fault in _read_rows(rows, part):
         if fault is not None:
             faults[fault] += 1
             continue
@@ -99,14 +99,14 @@ def _write(part: RowRange, rows: Path, folder: Path, *, class_names: list[str], 
         _shorten(folder / "images.npy", images, num_rows=len(row_ids))
     np.save(folder / "labels.npy", np.array(labels, dtype=np.int64))
     np.save(folder / "row_ids.npy", np.array(row_ids, dtype=np.int64))
-    files = {name: digest_of_file(folder / name) for name in ("images.npy", "labels.npy", "row_ids.npy")}
+    files = {name: digest_file(folder / name) for name in ("images.npy", "labels.npy", "row_ids.npy")}
     manifest = SliceManifest(
         range=str(part),
         num_rows=len(row_ids),
         num_tokens=len(row_ids),
         quarantined={fault: faults[fault] for fault in QUARANTINED_IMAGES if faults[fault]},
         class_names=class_names,
-        digest=digest_of_json(files),
+        digest=digest_json(files),
         files=files,
     )
     manifest.write(folder)
@@ -121,7 +121,7 @@ def _shorten(file: Path, images: np.memmap, *, num_rows: int) -> None:
         opened.truncate(opened.tell() + num_rows * images[0].nbytes)
 
 
-def _rows(rows: Path, part: RowRange) -> Iterator[tuple[int, str, bytes, str | None]]:
+def _read_rows(rows: Path, part: RowRange) -> Iterator[tuple[int, str, bytes, str | None]]:
     """Yield row id, class, pixels and fault, reading only the row groups that the slice touches."""
     with pq.ParquetFile(rows) as file:
         first = 0
@@ -135,8 +135,8 @@ def _rows(rows: Path, part: RowRange) -> Iterator[tuple[int, str, bytes, str | N
             first += num_rows
 
 
-def _digest_of_rows(rows: Path, part: RowRange) -> str:
+def _digest_rows(rows: Path, part: RowRange) -> str:
     digest = hashlib.sha256()
-    for _, label, pixels, fault in _rows(rows, part):
+    for _, label, pixels, fault in _read_rows(rows, part):
         digest.update(label.encode() + b"\0" + (fault or "").encode() + b"\0" + pixels)
     return digest.hexdigest()

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tasks.process.failure import DataError
-from tasks.process.foreign import bounded_native
+from tasks.process.foreign import bound_native_code
 from tasks.records.sources import BaseModelManifest
-from training.process.files import digest_of_json
+from training.process.files import digest_json
 
 _SECONDS_OF_A_BATCH = 120.0
 _CHARACTERS_PER_SECOND = 50_000
@@ -38,7 +38,7 @@ class RowTokenizer:
     has_labels: bool = False
     """Whether the texts are to be classified."""
 
-    def names_special_token(self, text: str) -> bool:
+    def has_special_token(self, text: str) -> bool:
         """Return whether the text holds what looks like a special token; it stays text."""
         return any(token in text for token in self.special_tokens)
 
@@ -54,7 +54,7 @@ class RowTokenizer:
         remedy = (
             "its tokenizer.json has a pattern that these texts are too much for: use another tokenizer or other rows"
         )
-        with bounded_native(what, seconds=seconds, remedy=remedy):
+        with bound_native_code(what, seconds=seconds, remedy=remedy):
             encodings = self.backend.encode_batch_fast(texts, add_special_tokens=self.has_labels)
         for row_id, encoding in zip(row_ids, encodings, strict=True):
             own, is_closed = encoding.ids, False
@@ -104,7 +104,7 @@ def load_tokenizer(base_model: Path, *, has_labels: bool = False) -> RowTokenize
         vocab_size=config.get_text_config().vocab_size,
         special_ids=frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | {end},
         special_tokens=tuple(tokenizer.all_special_tokens),
-        digest=digest_of_json({name: digest for name, digest in files.items() if _is_of_tokenizer(name)}),
+        digest=digest_json({name: digest for name, digest in files.items() if _is_of_tokenizer(name)}),
         has_labels=has_labels,
     )
 

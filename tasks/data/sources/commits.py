@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 REVISIONS = Path(".work/download/revisions.json")
 
 
-def commit_of(repo_id: str, revision: str, *, kind: Literal["model", "dataset"]) -> str:
+def pin_commit(repo_id: str, revision: str, *, kind: Literal["model", "dataset"]) -> str:
     """Return the commit (40 hex digits) of the revision; one more range never moves to another commit.
 
     A commit is its own answer. Delete .work/download/revisions.json to ask the Hub anew.
@@ -23,7 +23,7 @@ def commit_of(repo_id: str, revision: str, *, kind: Literal["model", "dataset"])
     if re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
     key = f"{kind}:{repo_id}@{revision}"
-    known = _known()
+    known = _read_known_commits()
     if key in known:
         _log.info("%s: stays at commit %s (delete %s to ask the Hub anew)", key, known[key], REVISIONS)
         return known[key]
@@ -32,7 +32,7 @@ def commit_of(repo_id: str, revision: str, *, kind: Literal["model", "dataset"])
     return commit
 
 
-def _known() -> dict[str, str]:
+def _read_known_commits() -> dict[str, str]:
     if not REVISIONS.is_file():
         return {}
     try:

@@ -12,13 +12,13 @@ MOST_BYTES = 4 * 2**30
 
 
 @contextlib.contextmanager
-def decoding_within(num_bytes: int, *, place: str) -> Iterator[None]:
+def bound_decoding(num_bytes: int, *, place: str) -> Iterator[None]:
     """Have the block fail with DataError, naming `place`, where it wants that much more memory than there is in use.
 
     The kernel counts what can be written to (RLIMIT_DATA): neither mapped files nor addresses that are only reserved.
     """
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    limits = [limit for limit in (_bytes_in_use() + num_bytes, *before) if limit != resource.RLIM_INFINITY]
+    limits = [limit for limit in (_read_bytes_in_use() + num_bytes, *before) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), before[1]))
     try:
         yield
@@ -31,6 +31,6 @@ def decoding_within(num_bytes: int, *, place: str) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-def _bytes_in_use() -> int:
+def _read_bytes_in_use() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))

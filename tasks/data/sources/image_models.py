@@ -12,9 +12,9 @@ from tasks.data.builtin import resnet
 from tasks.params.sources import BUILTIN_IMAGE_MODELS, ModelParams
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.sources import BaseModelManifest
-from tasks.store.kept import keeping, kept_manifest
+from tasks.store.kept import fill_folder, find_manifest
 from training.process.failure import BadCheckpointError
-from training.process.files import digest_of_file, digest_of_json
+from training.process.files import digest_file, digest_json
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _FILES = ("config.json", "model.safetensors")
 _MAX_CONFIG_BYTES = 10 * 2**20
 
 
-def stored_image_model(model: ModelParams, *, class_names: Sequence[str]) -> Path:
+def store_image_model(model: ModelParams, *, class_names: Sequence[str]) -> Path:
     """Return a folder with the model's two files and its manifest.json; made only if it is not stored whole yet.
 
     Raises ConfigurationError for a model of something else than images, DataError if it does not tell these classes
@@ -34,18 +34,18 @@ def stored_image_model(model: ModelParams, *, class_names: Sequence[str]) -> Pat
             f"params.yaml: model.source: got {model.source!r} for images; allowed: builtin:{BUILTIN_IMAGE_MODELS[0]}, "
             "or path: and a folder with its config.json and model.safetensors"
         )
-    identity = _identity(model, class_names)
-    folder = STORE / digest_of_json(identity)[:32]
-    if kept_manifest(folder) is not None:
+    identity = _make_identity(model, class_names)
+    folder = STORE / digest_json(identity)[:32]
+    if find_manifest(folder) is not None:
         _log.info("%s: reused the model in %s", model.source, folder)
         return folder
-    with keeping(folder) as new:
+    with fill_folder(folder) as new:
         if model.kind == "builtin":
             resnet.write_resnet18(new, class_names)
         else:
             _copy(Path(model.location), new, model.source)
-        num_parameters = _checked(new, class_names, source=model.source)
-        files = {name: digest_of_file(new / name) for name in _FILES}
+        num_parameters = _check_model(new, class_names, source=model.source)
+        files = {name: digest_file(new / name) for name in _FILES}
         weights = "random weights (built-in)" if model.kind == "builtin" else Path(model.location).resolve().name
         label = (
             f"ResNet18 with group in place of batch normalisation, {num_parameters / 1e6:,.1f} M parameters, {weights}"
@@ -60,23 +60,23 @@ def stored_image_model(model: ModelParams, *, class_names: Sequence[str]) -> Pat
             model_type=resnet.MODEL_TYPE,
             class_names=list(class_names),
             is_random_weights=model.kind == "builtin",
-            digest=digest_of_json(files),
+            digest=digest_json(files),
             files=files,
         ).write(new)
     _log.info("%s: %s, stored in %s", model.source, label, folder)
     return folder
 
 
-def _identity(model: ModelParams, class_names: Sequence[str]) -> dict[str, Any]:
+def _make_identity(model: ModelParams, class_names: Sequence[str]) -> dict[str, Any]:
     if model.kind == "builtin":
         return {
             "source": model.source,
             "class_names": list(class_names),
             "versions": {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "safetensors")},
-            "code": digest_of_file(Path(resnet.__file__)),
+            "code": digest_file(Path(resnet.__file__)),
         }
     folder = Path(model.location)
-    files = {name: digest_of_file(folder / name) for name in _FILES if (folder / name).is_file()}
+    files = {name: digest_file(folder / name) for name in _FILES if (folder / name).is_file()}
     return {"source": model.source, "class_names": list(class_names), "files": files}
 
 
@@ -90,7 +90,7 @@ def _copy(folder: Path, target: Path, source: str) -> None:
         shutil.copyfile(folder / name, target / name)
 
 
-def _checked(folder: Path, class_names: Sequence[str], *, source: str) -> int:
+def _check_model(folder: Path, class_names: Sequence[str], *, source: str) -> int:
     """Return the number of parameters, having loaded the model."""
     from training.workloads.image_classification import load_model  # torch takes seconds to import
 

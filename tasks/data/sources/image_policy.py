@@ -16,7 +16,7 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 _DEEP_MODES = ("I", "F")
 
 
-def decoded(data: bytes, *, size: int) -> np.ndarray | str:
+def decode_image(data: bytes, *, size: int) -> np.ndarray | str:
     """Return the image as (size, size, 3) uint8, its middle square resized; or its fault, of QUARANTINED_IMAGES.
 
     How many pixels it has is asked before any is decoded.
@@ -29,7 +29,7 @@ def decoded(data: bytes, *, size: int) -> np.ndarray | str:
                 return "too_large"
             if image.mode.split(";")[0] in _DEEP_MODES:
                 return "depth"
-            return np.asarray(_square(image, size))
+            return np.asarray(_crop_square(image, size))
     except (Image.DecompressionBombError, MemoryError):
         return "too_large"
     except (OSError, ValueError, SyntaxError, EOFError, struct.error, ArithmeticError, LookupError, TypeError):
@@ -37,7 +37,7 @@ def decoded(data: bytes, *, size: int) -> np.ndarray | str:
         return "unreadable"
 
 
-def _square(image: Any, size: int) -> Any:
+def _crop_square(image: Any, size: int) -> Any:
     """Return the middle square in RGB, transparency on white, resized with anti-aliasing."""
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")

@@ -17,18 +17,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.data.builtin.digits import digits_version, write_digits
+from tasks.data.builtin.digits import read_digits_version, write_digits
 from tasks.data.sources import image_policy
 from tasks.data.sources.parquet import open_parquet
 from tasks.data.sources.repeated_rows import RepeatedRows
-from tasks.data.sources.row_policy import MAX_QUARANTINED_SHARE, QUARANTINED_IMAGES, class_names
-from tasks.params.image_files import ImageFile, image_files
-from tasks.params.source_digest import digest_of_source
+from tasks.data.sources.row_policy import MAX_QUARANTINED_SHARE, QUARANTINED_IMAGES, list_class_names
+from tasks.params.image_files import ImageFile, list_image_files
+from tasks.params.source_digest import digest_source
 from tasks.params.sources import DatasetParams, RowRange
 from tasks.process.failure import ConfigurationError, DataError
-from tasks.process.progress import counting
-from tasks.store.kept import MANIFEST, keeping, kept_manifest
-from training.process.files import digest_of_file, digest_of_json, write_json
+from tasks.process.progress import show_progress
+from tasks.store.kept import MANIFEST, fill_folder, find_manifest
+from training.process.files import digest_file, digest_json, write_json
 
 _log = logging.getLogger(__name__)
 
@@ -63,28 +63,28 @@ class StoredImages:
     """sha256 of the local source; None for the built-in one."""
 
 
-def stored_images(dataset: DatasetParams) -> StoredImages:
+def store_images(dataset: DatasetParams) -> StoredImages:
     """Return the data set's images, decoded only if they are not stored yet.
 
     Raises DataError if the source is no folder or tar of images by class, or too many of them are no good images.
     """
-    source = _digits() if dataset.kind == "builtin" else Path(dataset.location)
-    source_digest = None if dataset.kind == "builtin" else digest_of_source(source)
+    source = _store_digits() if dataset.kind == "builtin" else Path(dataset.location)
+    source_digest = None if dataset.kind == "builtin" else digest_source(source)
     identity = {
         "format": _FORMAT,
         "size": dataset.image_size,
-        "source": source_digest or [dataset.source, digits_version()],
+        "source": source_digest or [dataset.source, read_digits_version()],
         "pillow": importlib.metadata.version("pillow"),
     }
-    folder = STORE / digest_of_json(identity)[:32]
-    manifest = kept_manifest(folder)
+    folder = STORE / digest_json(identity)[:32]
+    manifest = find_manifest(folder)
     if manifest is None:
-        with keeping(folder) as new:
+        with fill_folder(folder) as new:
             facts = _read(source, dataset, new / ROWS)
             # The store is named after what the source held.
-            if source_digest is not None and digest_of_source(source) != source_digest:
+            if source_digest is not None and digest_source(source) != source_digest:
                 raise DataError(f"dataset.source {dataset.source}: changed while it was read; run again")
-            files = {ROWS: digest_of_file(new / ROWS)}
+            files = {ROWS: digest_file(new / ROWS)}
             write_json(new / MANIFEST, {**facts, "identity": identity, "files": files})
         _log.info("%s: read %d images into %s", dataset.source, facts["num_rows"], folder)
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -95,7 +95,7 @@ def stored_images(dataset: DatasetParams) -> StoredImages:
     )
 
 
-def facts_of_images(stored: StoredImages, num_rows: int, *, heldout: RowRange, source: str) -> dict[str, Any]:
+def collect_image_facts(stored: StoredImages, num_rows: int, *, heldout: RowRange, source: str) -> dict[str, Any]:
     """Return facts on the first `num_rows` images, as place_rows does on texts, and `class_names`.
 
     Raises ConfigurationError if there are fewer.
@@ -107,7 +107,7 @@ def facts_of_images(stored: StoredImages, num_rows: int, *, heldout: RowRange, s
         )
     faults: Counter[str] = Counter()
     repeated = RepeatedRows(heldout)
-    for row_id, pixels, fault in _first_rows(stored.file, num_rows):
+    for row_id, pixels, fault in _read_first_rows(stored.file, num_rows):
         if fault is None:
             repeated.add(row_id, pixels)
         else:
@@ -122,7 +122,7 @@ def facts_of_images(stored: StoredImages, num_rows: int, *, heldout: RowRange, s
     }
 
 
-def _first_rows(file: Path, num_rows: int) -> Iterator[tuple[int, bytes, str | None]]:
+def _read_first_rows(file: Path, num_rows: int) -> Iterator[tuple[int, bytes, str | None]]:
     with open_parquet(file) as rows:
         for batch in rows.iter_batches(256, columns=["row_id", "pixels", "fault"]):
             for row_id, pixels, fault in zip(*(column.to_pylist() for column in batch.columns), strict=True):
@@ -131,10 +131,10 @@ def _first_rows(file: Path, num_rows: int) -> Iterator[tuple[int, bytes, str | N
                 yield row_id, pixels, fault
 
 
-def _digits() -> Path:
-    folder = _DIGITS / digits_version()
+def _store_digits() -> Path:
+    folder = _DIGITS / read_digits_version()
     if not folder.is_dir():
-        with keeping(folder) as new:
+        with fill_folder(folder) as new:
             write_digits(new)
     return folder
 
@@ -143,7 +143,7 @@ def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
     """Write every image of the source to `target`; return `num_rows` and `class_names`."""
     place = f"dataset.source {dataset.source}"
     try:
-        files = image_files(source)
+        files = list_image_files(source)
     except ValueError as error:
         raise DataError(f"{place}: {error}") from None
     size = dataset.image_size
@@ -152,17 +152,17 @@ def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
     first_names: dict[str, str] = {}
     with (
         pq.ParquetWriter(target, _SCHEMA, compression="zstd") as writer,
-        counting(f"{dataset.source}: images", len(files)) as advance,
+        show_progress(f"{dataset.source}: images", len(files)) as advance,
         contextlib.ExitStack() as opened,
     ):
         archive = opened.enter_context(source.open("rb")) if source.is_file() else None
         # Decoders let go of Python's lock.
         pool = opened.enter_context(ThreadPoolExecutor(len(os.sched_getaffinity(0))))
         first = 0
-        for batch in _batches(files, size=size):
-            contents = [_content(file, source, archive) for file in batch]
-            images = list(pool.map(partial(image_policy.decoded, size=size), contents))
-            writer.write_table(_table(first, batch, images))
+        for batch in _make_batches(files, size=size):
+            contents = [_read_content(file, source, archive) for file in batch]
+            images = list(pool.map(partial(image_policy.decode_image, size=size), contents))
+            writer.write_table(_make_table(first, batch, images))
             for file, image in zip(batch, images, strict=True):
                 if isinstance(image, str):
                     found[image] += 1
@@ -170,10 +170,10 @@ def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
             first += len(batch)
             advance(len(batch))
     _refuse_too_many(found, first_names, num_rows=len(files), place=place)
-    return {"num_rows": len(files), "class_names": class_names({file.label for file in files})}
+    return {"num_rows": len(files), "class_names": list_class_names({file.label for file in files})}
 
 
-def _batches(files: Iterable[ImageFile], *, size: int) -> Iterator[list[ImageFile]]:
+def _make_batches(files: Iterable[ImageFile], *, size: int) -> Iterator[list[ImageFile]]:
     """Yield the files in batches whose contents and pixels fit into memory, whatever the size of one."""
     batch: list[ImageFile] = []
     num_bytes = 0
@@ -187,7 +187,7 @@ def _batches(files: Iterable[ImageFile], *, size: int) -> Iterator[list[ImageFil
     yield batch
 
 
-def _content(file: ImageFile, source: Path, archive: BinaryIO | None) -> bytes:
+def _read_content(file: ImageFile, source: Path, archive: BinaryIO | None) -> bytes:
     """Return the file's bytes, or one more than are allowed."""
     limit = image_policy.MAX_BYTES + 1
     if archive is None:
@@ -198,7 +198,7 @@ def _content(file: ImageFile, source: Path, archive: BinaryIO | None) -> bytes:
     return archive.read(min(file.size, limit))
 
 
-def _table(first: int, files: Sequence[ImageFile], images: Sequence[np.ndarray | str]) -> pa.Table:
+def _make_table(first: int, files: Sequence[ImageFile], images: Sequence[np.ndarray | str]) -> pa.Table:
     columns = {
         "row_id": np.arange(first, first + len(files), dtype=np.int64),
         "label": pa.array([file.label for file in files], pa.string()),

@@ -11,15 +11,15 @@ from typing import Any
 
 from tasks.data.builtin import corpus, tiny_classifier, tiny_model
 from tasks.data.sources.heads import give_head
-from tasks.data.sources.row_store import stored_rows
+from tasks.data.sources.row_store import store_rows
 from tasks.params.sources import BUILTIN_CLASSIFIERS, DatasetParams, ModelParams
 from tasks.process.failure import DataError
 from tasks.process.foreign import is_panic
 from tasks.records.sources import BaseModelManifest
 from tasks.services import hub
 from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
-from tasks.store.kept import keeping, kept_manifest
-from training.process.files import digest_of_file, digest_of_json
+from tasks.store.kept import fill_folder, find_manifest
+from training.process.files import digest_file, digest_json
 
 _log = logging.getLogger(__name__)
 
@@ -33,37 +33,37 @@ _BUILT_ONE_BY_ONE = re.compile(r"(num|n)_(.*_)?(layer|expert|block)s?")
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
 
 
-def stored_model(model: ModelParams, *, commit: str | None = None, class_names: Sequence[str] = ()) -> Path:
+def store_model(model: ModelParams, *, commit: str | None = None, class_names: Sequence[str] = ()) -> Path:
     """Return a folder with the model's files and its manifest.json; made only if it is not stored whole yet.
 
     With `class_names` it is a model that tells these classes apart: its head, if it is new, is made here, once.
     Raises DataError if the model has no safetensors weights, an unknown architecture, or a tokenizer that does not
     fit its embedding.
     """
-    identity = _identity(model, commit)
+    identity = _make_identity(model, commit)
     if class_names:
         identity["class_names"] = list(class_names)
-    folder = STORE / digest_of_json(identity)[:32]
-    if kept_manifest(folder) is not None:
+    folder = STORE / digest_json(identity)[:32]
+    if find_manifest(folder) is not None:
         _log.info("%s: reused the model in %s", model.source, folder)
         return folder
-    with keeping(folder) as partial:
+    with fill_folder(folder) as partial:
         _fill(partial, model, commit, class_names, identity)
-        facts = _checked_facts(partial, model.source, is_classifier=bool(class_names))
+        facts = _read_facts(partial, model.source, is_classifier=bool(class_names))
         if class_names and model.kind != "builtin":
-            with _refusing(f"model.source {model.source}: as a classifier of {len(class_names)} classes"):
+            with _translate_errors(f"model.source {model.source}: as a classifier of {len(class_names)} classes"):
                 facts["num_parameters"] = give_head(partial, class_names)
-        files = {file.name: digest_of_file(file) for file in sorted(partial.iterdir())}
+        files = {file.name: digest_file(file) for file in sorted(partial.iterdir())}
         manifest = BaseModelManifest(
             source=model.source,
             kind=model.kind,
             revision=model.revision,
             commit=commit,
-            license=_license(model, commit),
-            label=_label(model, facts),
+            license=_find_license(model, commit),
+            label=_make_label(model, facts),
             **facts,
             is_random_weights=model.kind == "builtin",
-            digest=digest_of_json(files),
+            digest=digest_json(files),
             files=files,
         )
         manifest.write(partial)
@@ -71,7 +71,7 @@ def stored_model(model: ModelParams, *, commit: str | None = None, class_names: 
     return folder
 
 
-def _identity(model: ModelParams, commit: str | None) -> dict[str, Any]:
+def _make_identity(model: ModelParams, commit: str | None) -> dict[str, Any]:
     if model.kind == "builtin":
         import importlib.metadata
 
@@ -79,13 +79,13 @@ def _identity(model: ModelParams, commit: str | None) -> dict[str, Any]:
         return {
             "source": model.source,
             "versions": {name: importlib.metadata.version(name) for name in _LIBRARIES},
-            "packages": corpus.package_versions(),
-            "code": {file.name: digest_of_file(file) for file in files},
+            "packages": corpus.read_package_versions(),
+            "code": {file.name: digest_file(file) for file in files},
         }
     if model.kind == "hub":
         return {"source": model.source, "revision": model.revision, "commit": commit}
-    files = _files_to_take(Path(model.location), model.source)
-    return {"source": model.source, "files": {file.name: digest_of_file(file) for file in files}}
+    files = _select_files(Path(model.location), model.source)
+    return {"source": model.source, "files": {file.name: digest_file(file) for file in files}}
 
 
 def _fill(
@@ -93,7 +93,7 @@ def _fill(
 ) -> None:
     if model.kind == "builtin":
         corpus_params = DatasetParams(source="builtin:docstrings")
-        rows = next(stored_rows(corpus_params, tiny_model.NUM_TOKENIZER_ROWS).batches(tiny_model.NUM_TOKENIZER_ROWS))
+        rows = next(store_rows(corpus_params, tiny_model.NUM_TOKENIZER_ROWS).batches(tiny_model.NUM_TOKENIZER_ROWS))
         texts = [row.text for row in rows]
         if model.location in BUILTIN_CLASSIFIERS:
             tiny_classifier.write_tiny_modernbert(folder, texts, class_names)
@@ -104,18 +104,18 @@ def _fill(
         hub.download_model(model.location, commit, folder)
     else:
         # Copies, not links: DVC makes its outputs read-only, and the user's own files must stay as they are.
-        for file in _files_to_take(Path(model.location), model.source):
+        for file in _select_files(Path(model.location), model.source):
             shutil.copyfile(file, folder / file.name)
         # The store is named after what the source held.
-        if {file.name: digest_of_file(file) for file in folder.iterdir()} != identity["files"]:
+        if {file.name: digest_file(file) for file in folder.iterdir()} != identity["files"]:
             raise DataError(f"model.source {model.source}: changed while it was read; run again")
 
 
-def _license(model: ModelParams, commit: str | None) -> str | None:
-    return None if commit is None else hub.license_of(model.location, commit, kind="model")
+def _find_license(model: ModelParams, commit: str | None) -> str | None:
+    return None if commit is None else hub.find_license(model.location, commit, kind="model")
 
 
-def _files_to_take(folder: Path, source: str) -> list[Path]:
+def _select_files(folder: Path, source: str) -> list[Path]:
     """Return the files of a local model folder that are data: never pickles (.bin, .pt), never code (.py)."""
     weights = [file for pattern in WEIGHTS_FILES for file in sorted(folder.glob(pattern))]
     if not weights:
@@ -140,7 +140,7 @@ def _check_sizes(files: Iterable[Path], source: str) -> None:
             )
 
 
-def _checked_facts(folder: Path, source: str, *, is_classifier: bool) -> dict[str, Any]:
+def _read_facts(folder: Path, source: str, *, is_classifier: bool) -> dict[str, Any]:
     """Return `num_parameters` and `model_type`, having read the config, every weights header and the tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -149,12 +149,12 @@ def _checked_facts(folder: Path, source: str, *, is_classifier: bool) -> dict[st
     place = f"model.source {source}"
     _check_sizes((file for name in SMALL_FILES if (file := folder / name).is_file()), source)
     num_tensors = _check_weights(folder, place)
-    with _refusing(f"{place}: config.json"):
+    with _translate_errors(f"{place}: config.json"):
         _refuse_phantom_layers(json.loads((folder / "config.json").read_bytes()), num_tensors)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             network = kind.from_config(config, trust_remote_code=False)
-    with _refusing(f"{place}: tokenizer"):
+    with _translate_errors(f"{place}: tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         vocabulary = tokenizer.get_vocab()
     num_embeddings = network.get_input_embeddings().num_embeddings
@@ -193,7 +193,7 @@ def _check_weights(folder: Path, place: str) -> int:
 
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        with _refusing(f"{place}: {index.name}"):
+        with _translate_errors(f"{place}: {index.name}"):
             named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         if outside := sorted(
             name for name in named if name in (".", "..") or name != Path(str(name)).name or not name.isprintable()
@@ -205,7 +205,7 @@ def _check_weights(folder: Path, place: str) -> int:
     num_tensors = 0
     for file in sorted(folder.glob("*.safetensors")):
         _check_header(file, place)
-        with _refusing(f"{place}: {file.name}"), safe_open(file, framework="np") as weights:
+        with _translate_errors(f"{place}: {file.name}"), safe_open(file, framework="np") as weights:
             names = list(weights.keys())
             if not names:
                 raise ValueError("holds no tensors")
@@ -214,7 +214,7 @@ def _check_weights(folder: Path, place: str) -> int:
 
 
 @contextlib.contextmanager
-def _refusing(what: str) -> Iterator[None]:
+def _translate_errors(what: str) -> Iterator[None]:
     """Turn any complaint of a library about a file that is not ours into one line with exit code 3."""
     try:
         yield
@@ -226,7 +226,7 @@ def _refusing(what: str) -> Iterator[None]:
         raise DataError(f"{what}: cannot be used ({type(error).__name__}: {reason})") from None
 
 
-def _label(model: ModelParams, facts: dict[str, Any]) -> str:
+def _make_label(model: ModelParams, facts: dict[str, Any]) -> str:
     size = f"{facts['num_parameters'] / 1e6:,.1f} M parameters"
     if model.kind == "builtin":
         architecture = "ModernBERT" if model.location in BUILTIN_CLASSIFIERS else "Qwen2"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.data.sources.decoding import MOST_BYTES, decoding_within
+from tasks.data.sources.decoding import MOST_BYTES, bound_decoding
 from tasks.data.sources.parquet import open_parquet
 from tasks.data.sources.row_policy import MAX_CHARACTERS
 from tasks.process.failure import DataError
@@ -32,21 +32,21 @@ def read_values(path: Path, columns: list[str], *, place: str) -> Iterator[Any]:
             metadata = file.metadata
             for column in columns:
                 _require_kind(file.schema_arrow.field(column).type, column, place, is_text=column == columns[0])
-        sizes = {column: _column_bytes(metadata, column, place) for column in columns}
+        sizes = {column: _read_column_sizes(metadata, column, place) for column in columns}
         largest = max(largest for _, largest in sizes.values())
         # As a dictionary, a value that many rows share is decoded once. In a larger part the limit below ends a file
         # whose rows share what does not fit into memory as often as there are rows.
         shared = [column for column in columns if sizes[column][1] <= _SHARED_BYTES]
         with (
             open_parquet(path, read_dictionary=shared, metadata=metadata) as file,
-            decoding_within(min(MOST_BYTES, _SPARE_BYTES + 4 * largest), place=place),
+            bound_decoding(min(MOST_BYTES, _SPARE_BYTES + 4 * largest), place=place),
         ):
-            yield from _rows(file, columns, packed=sizes[columns[0]][0], largest=largest, place=place)
+            yield from _read_rows(file, columns, packed=sizes[columns[0]][0], largest=largest, place=place)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{place}: no readable parquet file ({error}); write it anew") from None
 
 
-def column_names(path: Path, *, place: str) -> list[str]:
+def read_column_names(path: Path, *, place: str) -> list[str]:
     """Return the names of the file's columns. Raises DataError, naming `place`, if it cannot be read."""
     import pyarrow as pa
 
@@ -57,37 +57,37 @@ def column_names(path: Path, *, place: str) -> list[str]:
         raise DataError(f"{place}: no readable parquet file ({error}); write it anew") from None
 
 
-def _rows(file: Any, columns: list[str], *, packed: int, largest: int, place: str) -> Iterator[Any]:
+def _read_rows(file: Any, columns: list[str], *, packed: int, largest: int, place: str) -> Iterator[Any]:
     rows_of_group = max((file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)), default=1)
     batch_rows = max(1, min(_BATCH_ROWS, rows_of_group * _BATCH_BYTES // max(largest, 1)))
     first = num_characters = 0
     for batch in file.iter_batches(batch_rows, columns=columns, use_threads=False):
-        parts = [_decoded(batch.column(name), first, place) for name in columns]
+        parts = [_decode_values(batch.column(name), first, place) for name in columns]
         for values in zip(*parts, strict=True):
             if isinstance(text := values[0], str):
                 num_characters += len(text)
             if num_characters > max(_MAX_UNPACKED_BYTES, _MAX_RATIO * packed):
-                raise _too_large(columns[0], packed, f"over {num_characters:,} characters of text", place)
+                raise _make_size_error(columns[0], packed, f"over {num_characters:,} characters of text", place)
             yield values if len(columns) > 1 else text
         first += batch.num_rows
 
 
-def _decoded(values: Any, first_row: int, place: str) -> Iterable[Any]:
+def _decode_values(values: Any, first_row: int, place: str) -> Iterable[Any]:
     """Yield the batch as Python values; those that are equal are one. DataError with the row that is no UTF-8."""
     import pyarrow as pa
 
     if not pa.types.is_dictionary(values.type):
         for row, value in enumerate(values, start=first_row):
-            yield _python_value(value, row, place)
+            yield _convert_value(value, row, place)
         return
     known: dict[int | None, Any] = {None: None}
     for row, index in enumerate(values.indices.to_pylist(), start=first_row):
         if index not in known:
-            known[index] = _python_value(values.dictionary[index], row, place)
+            known[index] = _convert_value(values.dictionary[index], row, place)
         yield known[index]
 
 
-def _python_value(value: Any, row: int, place: str) -> Any:
+def _convert_value(value: Any, row: int, place: str) -> Any:
     try:
         found = value.as_py()
     except UnicodeDecodeError:
@@ -106,7 +106,7 @@ def _require_kind(kind: Any, column: str, place: str, *, is_text: bool) -> None:
         raise DataError(f"{place}: column {column!r} holds {kind}; allowed: strings or whole numbers")
 
 
-def _column_bytes(metadata: Any, column: str, place: str) -> tuple[int, int]:
+def _read_column_sizes(metadata: Any, column: str, place: str) -> tuple[int, int]:
     """Return the column's packed size, and the unpacked size of the largest part of it, as the file claims.
 
     Raises DataError if it unpacks to far more than texts do: reading one page would take all memory.
@@ -117,12 +117,12 @@ def _column_bytes(metadata: Any, column: str, place: str) -> tuple[int, int]:
         chunk = metadata.row_group(group).column(index)
         unpacked = chunk.total_uncompressed_size
         if unpacked > max(_MAX_UNPACKED_BYTES, _MAX_RATIO * chunk.total_compressed_size):
-            raise _too_large(column, chunk.total_compressed_size, f"{unpacked:,}", place)
+            raise _make_size_error(column, chunk.total_compressed_size, f"{unpacked:,}", place)
         packed, largest = packed + chunk.total_compressed_size, max(largest, unpacked)
     return packed, largest
 
 
-def _too_large(column: str, packed: int, unpacked: str, place: str) -> DataError:
+def _make_size_error(column: str, packed: int, unpacked: str, place: str) -> DataError:
     return DataError(
         f"{place}: column {column!r} unpacks {packed:,} bytes to {unpacked}; allowed: at most {_MAX_RATIO} times "
         "as many"

@@ -59,9 +59,9 @@ class RowCheck:
         for value, label in values:
             if value is not None and not isinstance(value, str):
                 raise DataError(f"{self._place}: row {self._num_rows} is {type(value).__name__}; allowed: text")
-            row = judged(value)
+            row = judge_value(value)
             if labels is not None:
-                row = self._classed(row, label)
+                row = self._set_label(row, label)
             if row.fault is not None:
                 first, count = self._faults.get(row.fault, (self._num_rows, 0))
                 self._faults[row.fault] = (first, count + 1)
@@ -69,7 +69,7 @@ class RowCheck:
             self._num_rows += 1
         return rows
 
-    def _classed(self, row: Row, label: Any) -> Row:
+    def _set_label(self, row: Row, label: Any) -> Row:
         if row.fault in QUARANTINED:
             return row
         if label is None or label == "":
@@ -99,14 +99,14 @@ class RowCheck:
             )
 
 
-def in_words(counts: Mapping[str, int]) -> str:
+def describe_faults(counts: Mapping[str, int]) -> str:
     """Return how many rows have which of the faults, such as `2 rows: null; 1 row: empty or white space`."""
     return "; ".join(
         f"{count} {'row' if count == 1 else 'rows'}: {_IN_WORDS[fault]}" for fault, count in counts.items()
     )
 
 
-def class_names(labels: Iterable[str]) -> list[str]:
+def list_class_names(labels: Iterable[str]) -> list[str]:
     """Return the distinct classes in order: whole numbers by size, else by the alphabet."""
     names = set(labels)
     if all(name.removeprefix("-").isdecimal() for name in names):
@@ -114,7 +114,7 @@ def class_names(labels: Iterable[str]) -> list[str]:
     return sorted(names)
 
 
-def judged(value: str | None) -> Row:
+def judge_value(value: str | None) -> Row:
     """Return the value as it is kept."""
     if value is None:
         return Row("", "null")

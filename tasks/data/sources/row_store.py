@@ -17,15 +17,15 @@ import pyarrow.parquet as pq
 from tasks.data.builtin import corpus
 from tasks.data.sources.parquet import open_parquet
 from tasks.data.sources.repeated_rows import RepeatedRows
-from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, class_names
-from tasks.data.sources.rows import values_of
+from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, list_class_names
+from tasks.data.sources.rows import read_source_values
 from tasks.params.sources import DatasetParams, RowRange
 from tasks.process.failure import ConfigurationError, DataError
-from tasks.process.progress import counting
+from tasks.process.progress import show_progress
 from tasks.services import hub
 from tasks.store.kept import mark_used
 from tasks.store.links import link_file
-from training.process.files import digest_of_file, digest_of_json, replacing, write_json
+from training.process.files import digest_file, digest_json, replace_file, write_json
 
 _log = logging.getLogger(__name__)
 
@@ -68,28 +68,28 @@ class StoredRows:
                 left -= table.num_rows
 
 
-def stored_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = None) -> StoredRows:
+def store_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = None) -> StoredRows:
     """Return the data set's first `num_rows` rows or more, read from the source only if they are not stored yet.
 
     Raises ConfigurationError if the data set has fewer rows, DataError if too many of them are no good texts.
     """
-    identity = _identity(dataset, commit)
-    folder = STORE / digest_of_json(identity)[:32]
+    identity = _make_identity(dataset, commit)
+    folder = STORE / digest_json(identity)[:32]
     file, facts_file = folder / "rows.parquet", folder / "facts.json"
-    facts = _facts(facts_file)
+    facts = _read_facts(facts_file)
     if facts is not None and facts["num_rows"] >= num_rows and file.is_file():
-        if digest_of_file(file) == facts["sha256"]:
+        if digest_file(file) == facts["sha256"]:
             mark_used(folder)
             _log.info("%s: reused the %d rows in %s", dataset.source, facts["num_rows"], folder)
             return StoredRows(file, facts["num_rows"], identity.get("digest"), facts.get("license"))
         _log.warning("%s: %s is damaged; reading the source again", dataset.source, file)
-    with replacing(file) as temporary:
+    with replace_file(file) as temporary:
         _read(dataset, num_rows, commit, temporary)
         # The store is named after what the source held.
-        if _identity(dataset, commit) != identity:
+        if _make_identity(dataset, commit) != identity:
             raise DataError(f"dataset.source {dataset.source}: changed while it was read; run again")
-    license_id = None if commit is None else hub.license_of(dataset.location, commit, kind="dataset")
-    facts = {"num_rows": num_rows, "sha256": digest_of_file(file), "license": license_id, "identity": identity}
+    license_id = None if commit is None else hub.find_license(dataset.location, commit, kind="dataset")
+    facts = {"num_rows": num_rows, "sha256": digest_file(file), "license": license_id, "identity": identity}
     write_json(facts_file, facts)
     _log.info("%s: read %d rows into %s", dataset.source, num_rows, folder)
     return StoredRows(file, num_rows, identity.get("digest"), license_id)
@@ -110,11 +110,11 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
     with contextlib.ExitStack() as opened:
         first, repeated, writer = 0, RepeatedRows(heldout), None
         if num_rows < stored.num_rows:
-            temporary = opened.enter_context(replacing(target))
+            temporary = opened.enter_context(replace_file(target))
             writer = opened.enter_context(pq.ParquetWriter(temporary, schema, compression="zstd"))
         for rows in stored.batches(num_rows):
             if writer is not None:
-                writer.write_table(_table(first, rows, schema))
+                writer.write_table(_make_table(first, rows, schema))
             for index, (text, fault, label) in enumerate(rows, start=first):
                 raw = text.encode()
                 digest.update(raw + b"\0")
@@ -134,17 +134,17 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
         **repeated.count(),
         "quarantined": {fault: faults[fault] for fault in QUARANTINED if faults[fault]},
         "num_cut_rows": faults[CUT],
-        **({"class_names": _checked_classes(classes)} if "label" in schema.names else {}),
+        **({"class_names": _require_classes(classes)} if "label" in schema.names else {}),
     }
 
 
-def _checked_classes(classes: Counter[str]) -> list[str]:
+def _require_classes(classes: Counter[str]) -> list[str]:
     if not 2 <= len(classes) <= _MAX_CLASSES:
         raise DataError(
             f"dataset.label: the rows have {len(classes)} classes; allowed: 2 to {_MAX_CLASSES:,}; choose another "
             "column or other ranges"
         )
-    return class_names(classes)
+    return list_class_names(classes)
 
 
 def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Path) -> None:
@@ -153,12 +153,12 @@ def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Pat
     first = 0
     with (
         pq.ParquetWriter(target, schema, compression="zstd") as writer,
-        counting(f"{dataset.source}: rows", num_rows) as advance,
-        contextlib.closing(values_of(dataset, num_rows, commit=commit)) as batches,
+        show_progress(f"{dataset.source}: rows", num_rows) as advance,
+        contextlib.closing(read_source_values(dataset, num_rows, commit=commit)) as batches,
     ):
         for values in batches:
             texts, labels = (values, None) if dataset.label is None else zip(*values, strict=True)
-            writer.write_table(_table(first, check.take(texts, labels), schema))
+            writer.write_table(_make_table(first, check.take(texts, labels), schema))
             first += len(values)
             advance(len(values))
     check.finish()
@@ -169,7 +169,7 @@ def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Pat
         )
 
 
-def _table(first: int, rows: list[Row], schema: pa.Schema) -> pa.Table:
+def _make_table(first: int, rows: list[Row], schema: pa.Schema) -> pa.Table:
     columns = {
         "row_id": np.arange(first, first + len(rows), dtype=np.int64),
         "text": pa.array([row.text for row in rows], pa.string()),
@@ -180,23 +180,23 @@ def _table(first: int, rows: list[Row], schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]:
+def _make_identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]:
     """Return everything that the rows depend on, apart from how many of them are asked for."""
     identity: dict[str, Any] = {"format": _FORMAT, "source": dataset.source, "column": dataset.text_column}
     if dataset.label is not None:
         identity["label"] = dataset.label
     if dataset.kind == "builtin":
         files = sorted(Path(corpus.__file__).parent.glob("*.py"))
-        identity["packages"] = corpus.package_versions()
-        identity["code"] = {file.name: digest_of_file(file) for file in files}
+        identity["packages"] = corpus.read_package_versions()
+        identity["code"] = {file.name: digest_file(file) for file in files}
     elif dataset.kind == "hub":
         identity |= {"commit": commit, "split": dataset.split}
     else:
-        identity["digest"] = digest_of_file(Path(dataset.location))
+        identity["digest"] = digest_file(Path(dataset.location))
     return identity
 
 
-def _facts(file: Path) -> dict[str, Any] | None:
+def _read_facts(file: Path) -> dict[str, Any] | None:
     try:
         facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

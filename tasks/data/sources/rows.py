@@ -7,20 +7,22 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.data.builtin.corpus import corpus_rows, corpus_rows_by_package
-from tasks.data.sources.decoding import MOST_BYTES, decoding_within
-from tasks.data.sources.parquet_rows import column_names, read_values
+from tasks.data.builtin.corpus import read_corpus, read_corpus_by_package
+from tasks.data.sources.decoding import MOST_BYTES, bound_decoding
+from tasks.data.sources.parquet_rows import read_column_names, read_values
 from tasks.params.sources import DatasetParams
 from tasks.process.failure import ConfigurationError, DataError, ResourceError, StageError
 from tasks.services import hub
-from tasks.services.network import causes, is_transient, reason, status_code
+from tasks.services.network import find_status_code, is_transient, name_error, walk_causes
 
 BATCH_ROWS = 1_000
 _MAX_LINE_BYTES = 16 * 2**20
 _MAX_BATCH_CHARACTERS = 32_000_000
 
 
-def values_of(dataset: DatasetParams, num_rows: int, *, commit: str | None) -> Generator[list[Any], None, None]:
+def read_source_values(
+    dataset: DatasetParams, num_rows: int, *, commit: str | None
+) -> Generator[list[Any], None, None]:
     """Yield batches of the text column's first `num_rows` values, unchecked, in the order of the source.
 
     With a label column: pairs of text and label. Fewer come if the source has fewer. What stands behind the last one is
@@ -29,17 +31,17 @@ def values_of(dataset: DatasetParams, num_rows: int, *, commit: str | None) -> G
     Raises DataError if the source cannot be read or has no such column, ResourceError if the Hub is away.
     """
     if dataset.kind == "builtin":
-        labelled = ((text, package) for package, text in corpus_rows_by_package())
-        return _batches(itertools.islice(corpus_rows() if dataset.label is None else labelled, num_rows))
+        labelled = ((text, package) for package, text in read_corpus_by_package())
+        return _make_batches(itertools.islice(read_corpus() if dataset.label is None else labelled, num_rows))
     if dataset.kind == "hub":
         assert commit is not None
-        return _hub_texts(dataset, num_rows, commit)
+        return _read_hub(dataset, num_rows, commit)
     file = Path(dataset.location)
-    values = _parquet_texts(file, dataset) if file.suffix == ".parquet" else _jsonl_texts(file, dataset)
-    return _batches(itertools.islice(values, num_rows))
+    values = _read_parquet(file, dataset) if file.suffix == ".parquet" else _read_jsonl(file, dataset)
+    return _make_batches(itertools.islice(values, num_rows))
 
 
-def _batches(values: Iterable[Any]) -> Generator[list[Any], None, None]:
+def _make_batches(values: Iterable[Any]) -> Generator[list[Any], None, None]:
     """Yield the values in batches of bounded size, whatever the size of one."""
     batch: list[Any] = []
     num_characters = 0
@@ -54,7 +56,7 @@ def _batches(values: Iterable[Any]) -> Generator[list[Any], None, None]:
         yield batch
 
 
-def _missing_column(dataset: DatasetParams, columns: Iterable[str], where: str = "") -> DataError:
+def _make_column_error(dataset: DatasetParams, columns: Iterable[str], where: str = "") -> DataError:
     there = sorted(columns)
     key = "text_column" if dataset.text_column not in there else "label"
     return DataError(
@@ -63,18 +65,18 @@ def _missing_column(dataset: DatasetParams, columns: Iterable[str], where: str =
     )
 
 
-def _columns(dataset: DatasetParams) -> list[str]:
+def _list_columns(dataset: DatasetParams) -> list[str]:
     return [dataset.text_column, *([] if dataset.label is None else [dataset.label])]
 
 
-def _parquet_texts(path: Path, dataset: DatasetParams) -> Iterator[Any]:
-    place, columns = f"dataset.source {dataset.source}", _columns(dataset)
-    if not set(columns) <= set(names := column_names(path, place=place)):
-        raise _missing_column(dataset, names)
+def _read_parquet(path: Path, dataset: DatasetParams) -> Iterator[Any]:
+    place, columns = f"dataset.source {dataset.source}", _list_columns(dataset)
+    if not set(columns) <= set(names := read_column_names(path, place=place)):
+        raise _make_column_error(dataset, names)
     yield from read_values(path, columns, place=place)
 
 
-def _jsonl_texts(path: Path, dataset: DatasetParams) -> Iterator[Any]:
+def _read_jsonl(path: Path, dataset: DatasetParams) -> Iterator[Any]:
     """Yield the column of every JSON object, one a line; empty lines are no rows."""
     with path.open("rb") as file:
         for number in itertools.count(1):
@@ -82,10 +84,10 @@ def _jsonl_texts(path: Path, dataset: DatasetParams) -> Iterator[Any]:
             if not line:
                 return
             if line.strip():
-                yield _value_of_line(line, f"line {number}", dataset)
+                yield _parse_line(line, f"line {number}", dataset)
 
 
-def _value_of_line(line: bytes, where: str, dataset: DatasetParams) -> Any:
+def _parse_line(line: bytes, where: str, dataset: DatasetParams) -> Any:
     place = f"dataset.source {dataset.source}: {where}"
     if len(line) == _MAX_LINE_BYTES and not line.endswith(b"\n"):
         raise DataError(f"{place} is longer than {_MAX_LINE_BYTES} bytes; allowed: one JSON object a line")
@@ -97,13 +99,13 @@ def _value_of_line(line: bytes, where: str, dataset: DatasetParams) -> Any:
         raise DataError(f"{place} is not valid JSON ({error}); allowed: one JSON object a line") from None
     if not isinstance(row, dict):
         raise DataError(f"{place} holds {type(row).__name__}; allowed: one JSON object a line")
-    columns = _columns(dataset)
+    columns = _list_columns(dataset)
     if not set(columns) <= set(row):
-        raise _missing_column(dataset, row, f"{where} has ")
+        raise _make_column_error(dataset, row, f"{where} has ")
     return row[dataset.text_column] if dataset.label is None else tuple(row[column] for column in columns)
 
 
-def _hub_texts(dataset: DatasetParams, num_rows: int, commit: str) -> Generator[list[Any], None, None]:
+def _read_hub(dataset: DatasetParams, num_rows: int, commit: str) -> Generator[list[Any], None, None]:
     """Yield the column of a Hub data set as it streams in; files further on are never fetched."""
     import datasets
 
@@ -113,13 +115,13 @@ def _hub_texts(dataset: DatasetParams, num_rows: int, commit: str) -> Generator[
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     place = f"dataset.source {dataset.source} at {commit}"
     try:
-        with decoding_within(MOST_BYTES, place=place):
-            left, columns = num_rows, _columns(dataset)
+        with bound_decoding(MOST_BYTES, place=place):
+            left, columns = num_rows, _list_columns(dataset)
             for split in dataset.split.split("+"):
                 rows = datasets.load_dataset(dataset.location, revision=commit, split=split, streaming=True)
                 for batch in rows.iter(batch_size=BATCH_ROWS):
                     if not set(columns) <= set(batch):
-                        raise _missing_column(dataset, batch)
+                        raise _make_column_error(dataset, batch)
                     values = batch[dataset.text_column]
                     if dataset.label is not None:
                         values = list(zip(*(batch[column] for column in columns), strict=True))
@@ -128,21 +130,21 @@ def _hub_texts(dataset: DatasetParams, num_rows: int, commit: str) -> Generator[
                     if left <= 0:
                         return
     except Exception as error:  # whatever the reader of the files' format raises
-        raise _hub_failure(error, dataset, place) from None
+        raise _translate_hub_error(error, dataset, place) from None
 
 
-def _hub_failure(error: Exception, dataset: DatasetParams, place: str) -> StageError:
+def _translate_hub_error(error: Exception, dataset: DatasetParams, place: str) -> StageError:
     """Return the one line for what went wrong while a Hub data set was read."""
     if isinstance(error, StageError):
         return error
-    if any(isinstance(cause, MemoryError) for cause in causes(error)):
+    if any(isinstance(cause, MemoryError) for cause in walk_causes(error)):
         return DataError(f"{place}: decoding its rows takes more than {MOST_BYTES / 2**30:.0f} GiB at one time")
     if is_transient(error):
         return ResourceError(
-            f"{place}: the Hub could not be reached ({reason(error)}); check the network and run again"
+            f"{place}: the Hub could not be reached ({name_error(error)}); check the network and run again"
         )
-    if status_code(error) is not None:
-        return DataError(f"{place}: the Hub refused ({reason(error)}); accept its terms there, or set HF_TOKEN")
+    if find_status_code(error) is not None:
+        return DataError(f"{place}: the Hub refused ({name_error(error)}); accept its terms there, or set HF_TOKEN")
     message = " ".join(str(error).split())[:300]
     if message.startswith(("Bad split", "Unknown split")):
         return ConfigurationError(f"params.yaml: dataset.split: got {dataset.split!r}; {message}")

@@ -15,8 +15,8 @@ from training.data.batches import MicroBatch
 _PACKED = "reference-packed"
 
 
-def rows_of(folder: Path, rows: Iterable[int], *, seq_len: int) -> Iterator[np.ndarray]:
-    """Yield the tokens of these rows of a slice, cut to `seq_len`, for loss_of_rows."""
+def read_rows(folder: Path, rows: Iterable[int], *, seq_len: int) -> Iterator[np.ndarray]:
+    """Yield the tokens of these rows of a slice, cut to `seq_len`, for compute_rows_loss."""
     tokens, offsets = (
         np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("tokens", "offsets")
     )
@@ -24,7 +24,7 @@ def rows_of(folder: Path, rows: Iterable[int], *, seq_len: int) -> Iterator[np.n
         yield tokens[offsets[row] : min(offsets[row + 1], offsets[row] + seq_len)]
 
 
-def loss_of_rows(model_dir: Path, rows: Iterable[np.ndarray], *, device: str) -> tuple[float, int]:
+def compute_rows_loss(model_dir: Path, rows: Iterable[np.ndarray], *, device: str) -> tuple[float, int]:
     """Return the sum of -log p(token | tokens before it) in nats, and the number of tokens predicted.
 
     The model runs in fp32 without dropout; the logarithm and the sum are fp64. A row of one token predicts nothing.
@@ -82,14 +82,16 @@ def loss_sum(model: Any, micro_batch: MicroBatch, *, chunk_rows: int) -> torch.T
     parts = list(zip(hidden.split(chunk_rows), labels.split(chunk_rows), strict=True))
     with torch.autocast(kind, enabled=False):
         losses = [
-            checkpoint(_chunk_loss, part, matrix, labels_of_part, dtype, use_reentrant=False)
+            checkpoint(_compute_chunk_loss, part, matrix, labels_of_part, dtype, use_reentrant=False)
             # The last first: a backward begins with what was computed last, and so adds from the first one on.
             for part, labels_of_part in reversed(parts)
         ]
     return torch.stack(losses).sum()
 
 
-def _chunk_loss(hidden: torch.Tensor, matrix: torch.Tensor, labels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _compute_chunk_loss(
+    hidden: torch.Tensor, matrix: torch.Tensor, labels: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
     """Return the loss, whose gradient is written out: softmax - 1 at the label."""
     logits = torch.nn.functional.linear(hidden.to(dtype), matrix.to(dtype)).float()
     loss = -logits.detach().log_softmax(1).gather(1, labels[:, None]).sum()

@@ -10,12 +10,12 @@ import numpy as np
 from tasks.params import Params
 from tasks.process.failure import DataError, DivergedError
 from tasks.records.evaluation import FirstStepFile
-from training.registry import file_named, has_file
+from training.registry import has_file, import_file
 
 _log = logging.getLogger(__name__)
 
 
-def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -> FirstStepFile:
+def compute_first_step(params: Params, *, slices: Path, base_model: Path, device: str) -> FirstStepFile:
     """Return range, epoch, num_rows and num_tokens of the first global batch, and the base model's mean loss per label.
 
     The loss is None, and `why_no_loss` says why, where step 1 of a right training has another one: with dropout.
@@ -23,7 +23,7 @@ def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -
     """
     from training.data.augmentation import Augmentation
     from training.data.plan import plan_segment
-    from training.model.weights import parameter_checksum
+    from training.model.weights import compute_parameter_checksum
     from training.workloads import find_workload
 
     part, train = str(params.ranges[0]), params.train
@@ -44,14 +44,14 @@ def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -
         epoch=1,
         num_rows=len(rows),
         num_tokens=int(source.num_tokens(train.seq_len)[rows].sum()),
-        parameter_checksum=parameter_checksum(model),
+        parameter_checksum=compute_parameter_checksum(model),
         loss=None,
-        why_no_loss=_why_no_loss(params.workload, has_dropout=workload.has_dropout(model)),
+        why_no_loss=_explain_no_loss(params.workload, has_dropout=workload.has_dropout(model)),
     )
     del model
     if facts.why_no_loss:
         return facts
-    reference = file_named("tasks.equivalence.reference", params.workload)
+    reference = import_file("tasks.equivalence.reference", params.workload)
     options: dict[str, Any] = {}
     if train.augment != "none":
         options["augmentation"] = Augmentation(kind=train.augment, seed=train.seed, epoch=1)
@@ -68,7 +68,7 @@ def first_step(params: Params, *, slices: Path, base_model: Path, device: str) -
     return facts.model_copy(update={"loss": loss})
 
 
-def _why_no_loss(workload: str, *, has_dropout: bool) -> str | None:
+def _explain_no_loss(workload: str, *, has_dropout: bool) -> str | None:
     if has_dropout:
         return "the model has dropout, so the loss of a training step is not that of an evaluation"
     if not has_file("tasks.equivalence.reference", workload):

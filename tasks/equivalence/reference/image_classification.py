@@ -16,10 +16,10 @@ from training.data.batches import MicroBatch
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def rows_of(
+def read_rows(
     folder: Path, rows: Iterable[int], *, seq_len: int, augmentation: Augmentation | None = None
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield pixels, (3, size, size) from 0 to 255, and class of these rows of a slice, for loss_of_rows.
+    """Yield pixels, (3, size, size) from 0 to 255, and class of these rows of a slice, for compute_rows_loss.
 
     What is drawn for each comes from `augmentation`; what is made of it is done a second time here.
     """
@@ -30,13 +30,13 @@ def rows_of(
         image = np.array(images[row])
         if augmentation is not None:
             size = image.shape[-1]
-            ((is_mirrored, down, right),) = augmentation.drawn([int(row_ids[row])], size=size)
+            ((is_mirrored, down, right),) = augmentation.sample_transforms([int(row_ids[row])], size=size)
             framed = np.pad(np.flip(image, 2) if is_mirrored else image, ((0, 0), (size, size), (size, size)))
             image = framed[:, size - down : 2 * size - down, size - right : 2 * size - right].copy()
         yield image, int(labels[row])
 
 
-def loss_of_rows(model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, device: str) -> tuple[float, int]:
+def compute_rows_loss(model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, device: str) -> tuple[float, int]:
     """Return the sum of -log p(class | image) in nats, and the number of images.
 
     The model runs in fp32; the logarithm and the sum are fp64.
@@ -45,7 +45,7 @@ def loss_of_rows(model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, dev
     loss_sum, num_images = 0.0, 0
     with torch.inference_mode():
         for image, label in rows:
-            logits = model(_channels(torch.from_numpy(image)[None].to(device)))[0].double()
+            logits = model(_normalise_channels(torch.from_numpy(image)[None].to(device)))[0].double()
             loss_sum += float(logits.logsumexp(0) - logits[label])
             num_images += 1
     return loss_sum, num_images
@@ -65,14 +65,14 @@ def load_model(model_dir: Path, *, device: str, is_packed: bool = False) -> Any:
 
 def loss_sum(model: Any, micro_batch: MicroBatch, *, chunk_rows: int) -> torch.Tensor:
     """Return the summed loss (nats) over a micro-batch's labels; -100 is no label."""
-    logits = model(_channels(micro_batch.input_ids)).float()
+    logits = model(_normalise_channels(micro_batch.input_ids)).float()
     has_label = micro_batch.labels >= 0
     labels = micro_batch.labels[has_label]
     log_probabilities = logits[has_label].log_softmax(1)
     return -log_probabilities[torch.arange(len(labels), device=labels.device), labels].sum()
 
 
-def _channels(images: torch.Tensor) -> torch.Tensor:
+def _normalise_channels(images: torch.Tensor) -> torch.Tensor:
     """Return bytes as numbers around 0, channel by channel."""
     # Plain numbers: on CUDA a division by a tensor is rounded otherwise.
     channels = [(images[:, index].float() / 255 - _MEAN[index]) / _STD[index] for index in range(3)]

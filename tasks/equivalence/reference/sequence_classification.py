@@ -12,7 +12,7 @@ from transformers.utils import logging
 from training.data.batches import MicroBatch
 
 
-def rows_of(folder: Path, rows: Iterable[int], *, seq_len: int) -> Iterator[tuple[np.ndarray, int]]:
+def read_rows(folder: Path, rows: Iterable[int], *, seq_len: int) -> Iterator[tuple[np.ndarray, int]]:
     """Yield tokens and class of these rows of a slice; a text that is too long loses tokens before its last."""
     tokens, offsets, labels = (
         np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("tokens", "offsets", "labels")
@@ -24,12 +24,12 @@ def rows_of(folder: Path, rows: Iterable[int], *, seq_len: int) -> Iterator[tupl
         yield text, int(labels[row])
 
 
-def loss_of_rows(model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, device: str) -> tuple[float, int]:
+def compute_rows_loss(model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, device: str) -> tuple[float, int]:
     """Return the sum of -log p(class | text) in nats, and the number of texts.
 
     The model runs in fp32 without dropout; the logarithm and the sum are fp64.
     """
-    model: Any = _loaded(model_dir).to(device).eval()
+    model: Any = _load_classifier(model_dir).to(device).eval()
     loss_sum, num_texts = 0.0, 0
     with torch.inference_mode():
         for text, label in rows:
@@ -44,7 +44,7 @@ def load_model(model_dir: Path, *, device: str, is_packed: bool = False) -> Any:
     """Return the base model in fp32, ready to be trained."""
     assert not is_packed, "texts that are classified are not packed"
     logging.disable_progress_bar()
-    return _loaded(model_dir).to(device).train()
+    return _load_classifier(model_dir).to(device).train()
 
 
 def loss_sum(model: Any, micro_batch: MicroBatch, *, chunk_rows: int) -> torch.Tensor:
@@ -59,7 +59,7 @@ def loss_sum(model: Any, micro_batch: MicroBatch, *, chunk_rows: int) -> torch.T
     return -chances[torch.arange(len(chances), device=chances.device), labels[has_label]].sum()
 
 
-def _loaded(model_dir: Path) -> Any:
+def _load_classifier(model_dir: Path) -> Any:
     config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     return AutoModelForSequenceClassification.from_pretrained(
         model_dir, config=config, dtype=torch.float32, local_files_only=True, trust_remote_code=False

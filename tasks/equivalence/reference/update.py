@@ -17,11 +17,11 @@ from torch import Tensor
 from tasks.process.failure import DivergedError
 from training.config import TrainingConfig
 from training.data.batches import IGNORED_LABEL, MicroBatch
-from training.data.plan import SegmentPlan, StepPlan, micro_batch_of, plan_of
+from training.data.plan import SegmentPlan, StepPlan, make_micro_batch, make_segment_plan
 from training.data.rows import Rows
-from training.registry import file_named
-from training.step.schedule import learning_rate_at
-from training.workloads import find_workload, training_rows
+from training.registry import import_file
+from training.step.schedule import compute_learning_rate
+from training.workloads import find_workload, open_training_rows
 
 _LARGEST_CACHE = 2**30
 """Bytes of micro-batches' gradients that are kept to be added up in several orders."""
@@ -59,7 +59,7 @@ Part = list[Tensor | None]
 """Of one micro-batch, or of several: the gradient of every parameter."""
 
 
-def as_ranks(config: TrainingConfig) -> Order:
+def make_rank_order(config: TrainingConfig) -> Order:
     """Return the order of the config's ranks: each adds up what it was dealt, then the ranks are added, in rank order.
 
     In exact mode there is one sum only. Each micro-batch is in the order exactly once, whatever the plan deals out.
@@ -67,12 +67,12 @@ def as_ranks(config: TrainingConfig) -> Order:
 
     def order(step: StepPlan, number: int) -> list[list[int]]:
         if config.exact:
-            return as_one_rank(step, number)
+            return order_as_one_rank(step, number)
         left = set(range(len(step.micro_batches)))
         groups: list[list[int]] = []
         for rank in range(config.world_size):
             groups.append([])
-            for index in step.dealt_to(rank, config.world_size):
+            for index in step.select_for_rank(rank, config.world_size):
                 if index in left:
                     left.remove(index)
                     groups[-1].append(index)
@@ -82,29 +82,29 @@ def as_ranks(config: TrainingConfig) -> Order:
     return order
 
 
-def as_one_rank(step: StepPlan, number: int) -> list[list[int]]:
+def order_as_one_rank(step: StepPlan, number: int) -> list[list[int]]:
     """Return one sum over all micro-batches from the last to the first, as one rank alone runs them."""
     return [list(reversed(range(len(step.micro_batches))))]
 
 
-def shuffled(step: StepPlan, number: int) -> list[list[int]]:
+def shuffle(step: StepPlan, number: int) -> list[list[int]]:
     """Return one sum over all micro-batches in a random order, another one in every step."""
-    return shuffled_by(0, step, number)
+    return shuffle_with_seed(0, step, number)
 
 
-def shuffled_by(seed: int, step: StepPlan, number: int) -> list[list[int]]:
+def shuffle_with_seed(seed: int, step: StepPlan, number: int) -> list[list[int]]:
     """Return the same for this seed."""
     return [np.random.default_rng([seed, number]).permutation(len(step.micro_batches)).tolist()]
 
 
-def other_orders(config: TrainingConfig) -> list[Order]:
+def make_other_orders(config: TrainingConfig) -> list[Order]:
     """Return orders that are as right as the ranks'; what they give differs by rounding alone.
 
     Where gradients are exchanged in 16 bit each rank's are rounded, so that what a rank adds up stays together.
     """
     if config.options.get("gradient_hook", "none") == "none":
-        return [as_one_rank, shuffled]
-    ranks = as_ranks(config)
+        return [order_as_one_rank, shuffle]
+    ranks = make_rank_order(config)
     return [
         lambda step, number: [group[::-1] for group in reversed(ranks(step, number))],
         lambda step, number: [
@@ -120,12 +120,12 @@ class OneProcess:
     def __init__(self, config: TrainingConfig) -> None:
         torch.set_num_threads(config.threads_per_rank)
         self._config = config
-        self._workload = file_named("tasks.equivalence.reference", config.workload)
+        self._workload = import_file("tasks.equivalence.reference", config.workload)
         self._model = self._workload.load_model(config.model_dir, device=config.device, is_packed=config.packing)
         self._named = {name: part for name, part in self._model.named_parameters() if part.requires_grad}
         self.start_weights = {name: part.detach().to("cpu", copy=True) for name, part in self._named.items()}
         """The base model's weights, on the CPU."""
-        self._steps = list(_steps(config))
+        self._steps = list(_generate_steps(config))
         self.num_steps = len(self._steps)
         """Steps of all segments."""
         self.start_over()
@@ -133,7 +133,7 @@ class OneProcess:
     def start_over(self) -> None:
         """Stand before the first step: the base model's weights, no moments, the first scale."""
         self.begin_at(self.start_weights)
-        self._optimizer = _optimizer(list(self._named.values()), self._config)
+        self._optimizer = _make_optimizer(list(self._named.values()), self._config)
         self._scale, self._num_finite = (65536.0 if self._config.precision == "fp16" else 1.0), 0
 
     def begin_at(self, weights: Mapping[str, Tensor]) -> None:
@@ -156,12 +156,12 @@ class OneProcess:
         As on N ranks, what a rank adds up is N times too large and then divided by N, which matters where fp16
         overflows; and exchanged in the dtype that the config asks for.
         """
-        step, micro_batches = self._steps[number - 1].plan, self._micro_batches(number)
+        step, micro_batches = self._steps[number - 1].plan, self._make_micro_batches(number)
         num_labels = max(sum(int((part.labels != IGNORED_LABEL).sum()) for part in micro_batches), 1)
         losses: dict[int, float] = {}
 
         def compute(index: int) -> Part:
-            losses[index], part = self._of_micro_batch(micro_batches[index], num_labels)
+            losses[index], part = self._compute_micro_batch_gradient(micro_batches[index], num_labels)
             return part
 
         bytes_of_all = 4 * sum(part.numel() for part in self._named.values()) * len(micro_batches)
@@ -202,16 +202,16 @@ class OneProcess:
         weights = {name: part.to("cpu", copy=True) for name, part in self.weights.items()}
         return Updated(gradient=first[1], gradient_step=first[0], weights=weights)
 
-    def _micro_batches(self, number: int) -> list[MicroBatch]:
+    def _make_micro_batches(self, number: int) -> list[MicroBatch]:
         config, step = self._config, self._steps[number - 1]
         return [
-            micro_batch_of(step.source, step.plan, index, seq_len=config.seq_len, seed=(config.seed, number)).to(
+            make_micro_batch(step.source, step.plan, index, seq_len=config.seq_len, seed=(config.seed, number)).to(
                 torch.device(config.device)
             )
             for index in range(len(step.plan.micro_batches))
         ]
 
-    def _of_micro_batch(self, part: MicroBatch, num_labels: int) -> tuple[float, Part]:
+    def _compute_micro_batch_gradient(self, part: MicroBatch, num_labels: int) -> tuple[float, Part]:
         """Return the sum of the losses, and the gradient of the mean over so many labels, scaled as on a rank."""
         config, dtype = self._config, _DTYPES[self._config.precision]
         torch.manual_seed(part.dropout_seed)
@@ -228,9 +228,9 @@ class OneProcess:
         dtype = _DTYPES.get(self._config.options.get("gradient_hook", "none"), torch.float32)
         ranks = [
             [None if part is None else part.to(dtype).div(self._num_ranks) for part in mine]
-            for mine in (functools.reduce(_added, map(gradient_of, group)) for group in groups)
+            for mine in (functools.reduce(_add, map(gradient_of, group)) for group in groups)
         ]
-        total = functools.reduce(_added, ranks)
+        total = functools.reduce(_add, ranks)
         return {
             name: part.to(torch.float32).div(self._scale)
             for name, part in zip(self._named, total, strict=True)
@@ -255,7 +255,7 @@ def is_all_finite(gradient: Mapping[str, Tensor]) -> bool:
     return all(bool(part.isfinite().all()) for part in gradient.values())
 
 
-def _added(left: Part, right: Part) -> Part:
+def _add(left: Part, right: Part) -> Part:
     return [a if b is None else b if a is None else a + b for a, b in zip(left, right, strict=True)]
 
 
@@ -273,21 +273,21 @@ class _Step:
         return self.segment_plan.step(self.segment_step)
 
 
-def _steps(config: TrainingConfig) -> Iterator[_Step]:
+def _generate_steps(config: TrainingConfig) -> Iterator[_Step]:
     """Yield every step of the run."""
     workload = find_workload(config.workload)
     for segment in config.segments:
-        source = training_rows(workload, config, segment)
-        plan = plan_of(source, config, segment)
+        source = open_training_rows(workload, config, segment)
+        plan = make_segment_plan(source, config, segment)
         for number in range(1, plan.num_steps + 1):
-            learning_rate = learning_rate_at(
+            learning_rate = compute_learning_rate(
                 number, plan.num_steps, peak=config.learning_rate, schedule=config.schedule,
                 warmup_steps=config.warmup_steps,
             )  # fmt: skip
             yield _Step(source=source, segment_plan=plan, segment_step=number, learning_rate=learning_rate)
 
 
-def _optimizer(parameters: list[Any], config: TrainingConfig) -> torch.optim.Optimizer:
+def _make_optimizer(parameters: list[Any], config: TrainingConfig) -> torch.optim.Optimizer:
     """Return the config's optimizer, which decays matrices and kernels and leaves biases and norms alone."""
     matrices, vectors = [part for part in parameters if part.ndim > 1], [part for part in parameters if part.ndim <= 1]
     decays = ((matrices, config.weight_decay), (vectors, 0.0))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from training.registry import file_named
+from training.registry import import_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +47,15 @@ class Launch(Protocol):
         """Return 0, or the exit code of the rank that caused the end (negative: the signal that ended it)."""
         ...
 
-    def explanation(self, *, rank: int | None = None) -> str:
+    def explain_end(self, *, rank: int | None = None) -> str:
         """Return the rank that caused the end (`rank`, where that is known), its exit code and last words."""
         ...
 
-    def last_words(self, rank: int) -> str:
+    def read_last_words(self, rank: int) -> str:
         """Return the end of what the rank wrote on its standard error."""
         ...
 
-    def killed_rank(self) -> int | None:
+    def find_killed_rank(self) -> int | None:
         """Return a rank that a signal ended, and not the launcher's own."""
         ...
 
@@ -78,7 +78,7 @@ class Launcher(Protocol):
         ...
 
 
-def launcher_named(name: str) -> Launcher:
+def load_launcher(name: str) -> Launcher:
     """Return the file of this folder with that name."""
-    found: Launcher = file_named("tasks.ranks.launchers", name)
+    found: Launcher = import_file("tasks.ranks.launchers", name)
     return found

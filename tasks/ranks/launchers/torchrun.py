@@ -6,9 +6,9 @@ from typing import Any
 from tasks.ranks import launchers
 from tasks.ranks.launchers import Nodes
 from tasks.ranks.launchers.nodes.head import SeveralNodes
-from tasks.ranks.one_machine import Launch
+from tasks.ranks.one_machine import RanksHere
 
 
 def start(config: Path, *, nodes: Nodes | None = None, **options: Any) -> launchers.Launch:
     """Start the ranks on this machine, or on several: what every launcher offers, with the options of Launcher."""
-    return Launch(config, **options) if nodes is None else SeveralNodes(config, nodes=nodes, **options)
+    return RanksHere(config, **options) if nodes is None else SeveralNodes(config, nodes=nodes, **options)

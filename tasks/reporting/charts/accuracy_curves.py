@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tasks.reporting.drawing import add_legend, series_color, series_line, short
+from tasks.reporting.drawing import add_legend, select_color, select_dashes, shorten
 from tasks.reporting.results import Results
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ def is_shown(results: Results) -> bool:
     return bool(results.quality.epochs)
 
 
-def alt_text(results: Results) -> str:
+def describe_chart(results: Results) -> str:
     """Return first, best and last accuracy of every cell."""
     told = []
-    for cell, shares in _curves(results):
+    for cell, shares in _list_curves(results):
         best = max(shares[1:])
         told.append(f"{cell} from {shares[0]:.3f} to {shares[-1]:.3f}, at best {best:.3f}")
     return (
@@ -35,17 +35,17 @@ def draw(results: Results, axes: "Axes") -> None:
     """Draw a line per cell, the first one broad, so that a line on top of another stays visible."""
     from matplotlib.ticker import MaxNLocator
 
-    for number, (cell, shares) in enumerate(_curves(results)):
+    for number, (cell, shares) in enumerate(_list_curves(results)):
         axes.plot(
             range(len(shares)),
             [100 * share for share in shares],
-            color=series_color(number),
-            linestyle=series_line(number),
+            color=select_color(number),
+            linestyle=select_dashes(number),
             linewidth=3.2 if number == 0 else 1.3,
             alpha=0.55 if number == 0 else 1,
             marker="o",
             markersize=4,
-            label=short(cell),
+            label=shorten(cell),
         )
     axes.set_xlabel("passes over a range; 0: the base model")
     axes.set_ylabel("accuracy (%)")
@@ -55,7 +55,7 @@ def draw(results: Results, axes: "Axes") -> None:
     add_legend(axes)
 
 
-def _curves(results: Results) -> list[tuple[str, list[float]]]:
+def _list_curves(results: Results) -> list[tuple[str, list[float]]]:
     """Return each cell's accuracies, the base model's first."""
     base = next((model.accuracy for model in results.quality.models if model.model == "base"), None)
     return [

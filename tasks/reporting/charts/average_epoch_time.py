@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tasks.process import wording
-from tasks.reporting.drawing import series_color, short
+from tasks.reporting.drawing import select_color, shorten
 from tasks.reporting.results import Results
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ def is_shown(results: Results) -> bool:
     return True
 
 
-def alt_text(results: Results) -> str:
+def describe_chart(results: Results) -> str:
     """Return the mean seconds per epoch of every cell."""
-    seconds = ", ".join(f"{cell.cell} {wording.seconds(cell.seconds_per_epoch)}" for cell in results.cells)
-    epochs = wording.counted(results.baseline.num_epochs, "epoch")
+    seconds = ", ".join(f"{cell.cell} {wording.format_seconds(cell.seconds_per_epoch)}" for cell in results.cells)
+    epochs = wording.format_plural(results.baseline.num_epochs, "epoch")
     return f"Training seconds for one pass over all ranges, mean over {epochs}, lower is better: {seconds}."
 
 
@@ -31,9 +31,9 @@ def draw(results: Results, axes: "Axes") -> None:
     """Draw a bar per cell with its seconds beside it."""
     seconds = [cell.seconds_per_epoch for cell in results.cells]
     places = range(len(seconds))
-    bars = axes.barh(places, seconds, 0.62, color=[series_color(number) for number in places])
-    axes.bar_label(bars, [wording.seconds(value) for value in seconds], padding=4)
-    axes.set_yticks(places, [short(cell.cell) for cell in results.cells])
+    bars = axes.barh(places, seconds, 0.62, color=[select_color(number) for number in places])
+    axes.bar_label(bars, [wording.format_seconds(value) for value in seconds], padding=4)
+    axes.set_yticks(places, [shorten(cell.cell) for cell in results.cells])
     axes.invert_yaxis()
     axes.set_xlabel("training seconds per epoch, all ranges")
     axes.set_ylabel("cell (name)")

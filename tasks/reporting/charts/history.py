@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from tasks.process import wording
 from tasks.records.measurement import Estimate
-from tasks.reporting.drawing import MUTED, add_legend, series_color, series_line, short
+from tasks.reporting.drawing import MUTED, add_legend, select_color, select_dashes, shorten
 from tasks.reporting.results import Results
 
 if TYPE_CHECKING:
@@ -22,14 +22,15 @@ _MOST_DATES = 4
 
 def is_shown(results: Results) -> bool:
     """Return whether at least one cell was measured twice."""
-    return any(len(points) > 1 for points in _steps(results).values())
+    return any(len(points) > 1 for points in _list_step_times(results).values())
 
 
-def alt_text(results: Results) -> str:
+def describe_chart(results: Results) -> str:
     """Return the first and the last step time of every cell."""
     told = [
-        f"{cell} {wording.span(points[0][1].value)} at first, {wording.span(points[-1][1].value)} now"
-        for cell, points in _steps(results).items()
+        f"{cell} {wording.format_duration(points[0][1].value)} at first, "
+        f"{wording.format_duration(points[-1][1].value)} now"
+        for cell, points in _list_step_times(results).items()
         if len(points) > 1
     ]
     more = f"; and {len(told) - _MOST_TOLD} more cells" if len(told) > _MOST_TOLD else ""
@@ -41,9 +42,9 @@ def alt_text(results: Results) -> str:
 
 def draw(results: Results, axes: "Axes") -> None:
     """Draw a line with intervals per cell over the comparisons, and 1 as the first of them."""
-    dates = _dates(results)
+    dates = _list_dates(results)
     axes.axhline(1, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
-    for number, (cell, points) in enumerate(_steps(results).items()):
+    for number, (cell, points) in enumerate(_list_step_times(results).items()):
         first = points[0][1].value if points else 1.0
         places = [place + 0.06 * number for place, _ in points]
         values = [step.value / first for _, step in points]
@@ -52,8 +53,8 @@ def draw(results: Results, axes: "Axes") -> None:
             [(step.high - step.value) / first for _, step in points],
         ]
         axes.errorbar(
-            places, values, yerr=errors, color=series_color(number), linestyle=series_line(number), marker="o",
-            markersize=4.5, capsize=3, elinewidth=1.2, label=short(cell),
+            places, values, yerr=errors, color=select_color(number), linestyle=select_dashes(number), marker="o",
+            markersize=4.5, capsize=3, elinewidth=1.2, label=shorten(cell),
         )  # fmt: skip
     step = math.ceil(len(dates) / _MOST_DATES)
     axes.set_xticks(range(0, len(dates), step), [date[:10] for date in dates[::step]])
@@ -63,12 +64,12 @@ def draw(results: Results, axes: "Axes") -> None:
     add_legend(axes)
 
 
-def _dates(results: Results) -> list[str]:
+def _list_dates(results: Results) -> list[str]:
     records = [] if results.history is None else results.history.records
     return list({record.comparison: record.finished_at for record in records}.values())
 
 
-def _steps(results: Results) -> dict[str, list[tuple[int, Estimate]]]:
+def _list_step_times(results: Results) -> dict[str, list[tuple[int, Estimate]]]:
     """Return for every cell (number of the comparison, step time), as far as it was measured."""
     records = [] if results.history is None else results.history.records
     places = {key: number for number, key in enumerate(dict.fromkeys(record.comparison for record in records))}

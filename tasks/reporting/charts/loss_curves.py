@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tasks.process import wording
-from tasks.reporting.drawing import add_legend, series_color, series_line, short
+from tasks.reporting.drawing import add_legend, select_color, select_dashes, shorten
 from tasks.reporting.results import Results
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ def is_shown(results: Results) -> bool:
     return True
 
 
-def alt_text(results: Results) -> str:
+def describe_chart(results: Results) -> str:
     """Return first and last loss of every cell, and how many steps a point stands for."""
     told = "; ".join(
         f"{curve.cell} from {curve.losses[0]:.3f} to {curve.losses[-1]:.3f} in "
-        f"{wording.counted(curve.steps[-1], 'step')}"
+        f"{wording.format_plural(curve.steps[-1], 'step')}"
         for curve in results.loss_curves
     )
     per_point = results.loss_curves[0].steps_per_point
@@ -38,11 +38,11 @@ def draw(results: Results, axes: "Axes") -> None:
         axes.plot(
             curve.steps,
             curve.losses,
-            color=series_color(number),
-            linestyle=series_line(number),
+            color=select_color(number),
+            linestyle=select_dashes(number),
             linewidth=3.2 if number == 0 else 1.3,
             alpha=0.55 if number == 0 else 1,
-            label=short(curve.cell),
+            label=shorten(curve.cell),
         )
     axes.set_xlabel("optimizer step")
     axes.set_ylabel(f"loss ({results.loss_unit})")

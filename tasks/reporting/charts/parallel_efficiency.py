@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tasks.process import wording
-from tasks.reporting.drawing import INK, MUTED, series_color, short
+from tasks.reporting.drawing import INK, MUTED, select_color, shorten
 from tasks.reporting.results import Results
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ def is_shown(results: Results) -> bool:
     return True
 
 
-def alt_text(results: Results) -> str:
+def describe_chart(results: Results) -> str:
     """Return the parallel efficiency of every cell."""
-    told = ", ".join(f"{cell.cell} {wording.percent(cell.parallel_efficiency)}" for cell in results.cells)
+    told = ", ".join(f"{cell.cell} {wording.format_percent(cell.parallel_efficiency)}" for cell in results.cells)
     bars = " The thin bar is the 95 % interval." if any(cell.measured_efficiency for cell in results.cells) else ""
     return f"Share of linear speedup that was reached, 100 % is linear: {told}.{bars}"
 
@@ -31,8 +31,8 @@ def draw(results: Results, axes: "Axes") -> None:
     """Draw a bar per cell in percent, and the line of 100 %."""
     shares = [100 * (cell.parallel_efficiency or 0) for cell in results.cells]
     places = range(len(shares))
-    bars = axes.bar(places, shares, 0.55, color=[series_color(number) for number in places])
-    labels = [wording.percent(cell.parallel_efficiency) for cell in results.cells]
+    bars = axes.bar(places, shares, 0.55, color=[select_color(number) for number in places])
+    labels = [wording.format_percent(cell.parallel_efficiency) for cell in results.cells]
     axes.bar_label(bars, labels, padding=3)
     tops = list(shares)
     for place, cell in enumerate(results.cells):
@@ -41,7 +41,7 @@ def draw(results: Results, axes: "Axes") -> None:
             tops.append(100 * measured.high)
     axes.axhline(100, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
     is_crowded = len(shares) > 5
-    axes.set_xticks(places, [short(cell.cell) for cell in results.cells], rotation=40 if is_crowded else 0)
+    axes.set_xticks(places, [shorten(cell.cell) for cell in results.cells], rotation=40 if is_crowded else 0)
     axes.set_xlabel("cell (name)")
     axes.set_ylabel("percent of linear speedup")
     axes.set_xlim(-0.7, len(shares) - 0.3)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from tasks.process import wording
 from tasks.records.measurement import PredictedPoint
-from tasks.reporting.drawing import INK, MUTED, add_legend, series_color, set_height, short
+from tasks.reporting.drawing import INK, MUTED, add_legend, select_color, set_height, shorten
 from tasks.reporting.results import Results
 
 if TYPE_CHECKING:
@@ -28,16 +28,16 @@ def is_shown(results: Results) -> bool:
     return results.is_withheld or any(curve.points for curve in curves[:1])
 
 
-def alt_text(results: Results) -> str:
+def describe_chart(results: Results) -> str:
     """Return the predicted speedups with their intervals, and the measured ones beside them."""
-    points = _points(results)
+    points = _list_points(results)
     told = ", ".join(
-        f"{wording.ratio_with_interval(point.speedup)} on {wording.counted(point.world_size, 'rank')}"
+        f"{wording.format_ratio_with_interval(point.speedup)} on {wording.format_plural(point.world_size, 'rank')}"
         f"{' (extrapolated)' if point.is_extrapolated else ''}"
         for point in points
     )
     measured = ", ".join(
-        f"{wording.ratio_with_interval(point.measured)} on {wording.counted(point.world_size, 'rank')}"
+        f"{wording.format_ratio_with_interval(point.measured)} on {wording.format_plural(point.world_size, 'rank')}"
         for point in points
         if point.measured is not None
     )
@@ -52,11 +52,11 @@ def draw(results: Results, axes: "Axes") -> None:
     """Draw the prediction with its band, dashed beyond what was measured, thin lines per change, and the ideal."""
     assert results.measurement is not None
     assert results.measurement.prediction is not None
-    points, base = _points(results), results.baseline.world_size
+    points, base = _list_points(results), results.baseline.world_size
     sizes = [point.world_size for point in points]
     ends = [min(base, *sizes), max(sizes)]
     axes.plot(ends, [size / base for size in ends], color=MUTED, linestyle=(0, (1, 2)), linewidth=1.2, label="linear")
-    color = series_color(1)
+    color = select_color(1)
     low, high = [point.speedup.low for point in points], [point.speedup.high for point in points]
     axes.fill_between(sizes, low, high, color=color, alpha=0.2, linewidth=0, label="90 % interval")
     _draw_line(axes, points, color)
@@ -64,15 +64,15 @@ def draw(results: Results, axes: "Axes") -> None:
         axes.plot(
             [point.world_size for point in curve.points],
             [point.speedup.value for point in curve.points],
-            color=series_color(number + 2), linewidth=1, marker=_MARKERS[number], markersize=3.5,
-            label=short(curve.lever, 30),
+            color=select_color(number + 2), linewidth=1, marker=_MARKERS[number], markersize=3.5,
+            label=shorten(curve.lever, 30),
         )  # fmt: skip
     for point in points:
         if (measured := point.measured) is not None:
             errors = [[measured.value - measured.low], [measured.high - measured.value]]
             axes.errorbar(
                 [point.world_size], [measured.value], yerr=errors, color=INK, marker="o", markersize=5, capsize=4,
-                linestyle="none", label="measured" if point is _first_measured(points) else None,
+                linestyle="none", label="measured" if point is _find_first_measured(points) else None,
             )  # fmt: skip
     _label_axes(axes, sorted({base, *sizes}), results)
 
@@ -100,17 +100,17 @@ def _label_axes(axes: "Axes", ticks: list[int], results: Results) -> None:
     axes.set_xticks([], minor=True)
     axes.set_yticks([], minor=True)
     axes.set_xlabel("number of ranks (log scale)")
-    axes.set_ylabel(f"times as fast as {short(results.baseline.cell)} (log scale)")
+    axes.set_ylabel(f"times as fast as {shorten(results.baseline.cell)} (log scale)")
     set_height(axes, 3.9)
     axes.grid()
     add_legend(axes, columns=2)
 
 
-def _points(results: Results) -> list[PredictedPoint]:
+def _list_points(results: Results) -> list[PredictedPoint]:
     assert results.measurement is not None
     assert results.measurement.prediction is not None
     return sorted(results.measurement.prediction.curves[0].points, key=lambda point: point.world_size)
 
 
-def _first_measured(points: list[PredictedPoint]) -> PredictedPoint | None:
+def _find_first_measured(points: list[PredictedPoint]) -> PredictedPoint | None:
     return next((point for point in points if point.measured is not None), None)

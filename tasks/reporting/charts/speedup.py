@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tasks.process import wording
-from tasks.reporting.drawing import MUTED, series_color, short
+from tasks.reporting.drawing import MUTED, select_color, shorten
 from tasks.reporting.results import Results
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ def is_shown(results: Results) -> bool:
     return True
 
 
-def alt_text(results: Results) -> str:
+def describe_chart(results: Results) -> str:
     """Return the speedup of every cell with its number of ranks."""
     told = ", ".join(
-        f"{cell.cell} {wording.ratio(cell.whole.speedup)} on {wording.counted(cell.world_size, 'rank')}"
+        f"{cell.cell} {wording.format_ratio(cell.whole.speedup)} on {wording.format_plural(cell.world_size, 'rank')}"
         for cell in results.cells
     )
     spread = any(cell.speedup_of_segments for cell in results.cells)
@@ -45,11 +45,11 @@ def draw(results: Results, axes: "Axes") -> None:
         ratio, spread = cell.whole.speedup, cell.speedup_of_segments
         if ratio is None:
             continue
-        color = series_color(number)
+        color = select_color(number)
         if spread is not None:
             axes.plot([cell.world_size] * 2, [spread.lowest, spread.highest], color=color, linewidth=2, alpha=0.6)
         axes.plot([cell.world_size], [ratio], color=color, marker="o", markersize=9)
-        label = f"{short(cell.cell)}  {wording.ratio(ratio)}"
+        label = f"{shorten(cell.cell)}  {wording.format_ratio(ratio)}"
         # To the right and a little below: the line of linear speedup runs above.
         point = (cell.world_size, ratio)
         axes.annotate(label, point, xytext=(10, -11), textcoords="offset points", ha="left", fontsize=9.5)
@@ -58,5 +58,5 @@ def draw(results: Results, axes: "Axes") -> None:
     axes.set_xlim(0, most * 1.45)
     axes.set_ylim(0, max([most / base, *(cell.whole.speedup or 0 for cell in results.cells)]) * 1.2)
     axes.set_xlabel("number of ranks")
-    axes.set_ylabel(f"times as fast as {short(results.baseline.cell)}")
+    axes.set_ylabel(f"times as fast as {shorten(results.baseline.cell)}")
     axes.grid()

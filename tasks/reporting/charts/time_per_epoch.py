@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from tasks.process import wording
 from tasks.reporting.cell_results import Figures
-from tasks.reporting.drawing import add_legend, series_color, series_line, short
+from tasks.reporting.drawing import add_legend, select_color, select_dashes, shorten
 from tasks.reporting.results import Results
 
 if TYPE_CHECKING:
@@ -24,12 +24,14 @@ def is_shown(results: Results) -> bool:
     return True
 
 
-def alt_text(results: Results) -> str:
+def describe_chart(results: Results) -> str:
     """Return the seconds of every segment, or of the first and the last if there are many."""
     parts = []
     for cell in results.cells:
         shown = cell.segments if len(cell.segments) <= 6 else [cell.segments[0], cell.segments[-1]]
-        seconds = ", ".join(f"{_name(part, results)} {wording.seconds(part.train_seconds)}" for part in shown)
+        seconds = ", ".join(
+            f"{_name_segment(part, results)} {wording.format_seconds(part.train_seconds)}" for part in shown
+        )
         parts.append(f"{cell.cell}: {seconds}")
     return f"Training seconds, lower is better. {'; '.join(parts)}."
 
@@ -40,18 +42,18 @@ def draw(results: Results, axes: "Axes") -> None:
     is_bars = num_cells * num_groups <= _MOST_BARS
     for number, cell in enumerate(results.cells):
         seconds = [part.train_seconds for part in cell.segments]
-        color = series_color(number)
+        color = select_color(number)
         if is_bars:
             width = 0.8 / num_cells
             places = [group + (number - (num_cells - 1) / 2) * width for group in range(len(seconds))]
-            bars = axes.bar(places, seconds, width * 0.92, color=color, label=short(cell.cell))
+            bars = axes.bar(places, seconds, width * 0.92, color=color, label=shorten(cell.cell))
             if num_cells * num_groups <= _MOST_NUMBERS:
-                axes.bar_label(bars, [wording.three_digits(value) for value in seconds], padding=2, fontsize=9)
+                axes.bar_label(bars, [wording.format_three_digits(value) for value in seconds], padding=2, fontsize=9)
         else:
             places = list(range(len(seconds)))
-            axes.plot(places, seconds, color=color, linestyle=series_line(number), label=short(cell.cell))
+            axes.plot(places, seconds, color=color, linestyle=select_dashes(number), label=shorten(cell.cell))
     step = max(1, num_groups // 6)
-    names = [_name(part, results) for part in results.baseline.segments]
+    names = [_name_segment(part, results) for part in results.baseline.segments]
     axes.set_xticks(range(0, num_groups, step), names[::step])
     axes.set_xlabel("range (rows of the data set)" + (", epoch" if results.baseline.num_epochs > 1 else ""))
     axes.set_ylabel("training seconds")
@@ -60,5 +62,5 @@ def draw(results: Results, axes: "Axes") -> None:
     add_legend(axes)
 
 
-def _name(part: Figures, results: Results) -> str:
+def _name_segment(part: Figures, results: Results) -> str:
     return str(part.range) if results.baseline.num_epochs == 1 else f"{part.range}, {part.epoch}"

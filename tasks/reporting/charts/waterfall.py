@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from tasks.process import wording
 from tasks.records.measurement import Waterfall
-from tasks.reporting.drawing import INK, MUTED, series_color, set_height, short
+from tasks.reporting.drawing import INK, MUTED, select_color, set_height, shorten
 from tasks.reporting.results import Results
 
 if TYPE_CHECKING:
@@ -26,20 +26,23 @@ def is_shown(results: Results) -> bool:
     return results.measurement is not None and bool(results.measurement.waterfalls)
 
 
-def alt_text(results: Results) -> str:
+def describe_chart(results: Results) -> str:
     """Return the seconds of every part; ideal and unexplained ones only where they are not withheld."""
     assert results.measurement is not None
-    return " ".join(_told(waterfall) for waterfall in results.measurement.waterfalls)
+    return " ".join(_describe_waterfall(waterfall) for waterfall in results.measurement.waterfalls)
 
 
-def _told(waterfall: Waterfall) -> str:
-    parts = ", ".join(f"{part.name} {wording.span(part.seconds.value)}" for part in waterfall.parts) or "no parts"
-    measured = wording.span(waterfall.measured_seconds)
+def _describe_waterfall(waterfall: Waterfall) -> str:
+    parts = (
+        ", ".join(f"{part.name} {wording.format_duration(part.seconds.value)}" for part in waterfall.parts)
+        or "no parts"
+    )
+    measured = wording.format_duration(waterfall.measured_seconds)
     if waterfall.ideal_seconds is None or waterfall.unexplained_seconds is None:
         return f"{waterfall.cell}: of a step of {measured}: {parts}."
     return (
-        f"{waterfall.cell}: from the ideal step of {wording.span(waterfall.ideal_seconds)} to the measured "
-        f"{measured}: {parts}, unexplained {wording.span(waterfall.unexplained_seconds)}."
+        f"{waterfall.cell}: from the ideal step of {wording.format_duration(waterfall.ideal_seconds)} to the measured "
+        f"{measured}: {parts}, unexplained {wording.format_duration(waterfall.unexplained_seconds)}."
     )
 
 
@@ -51,10 +54,10 @@ def draw(results: Results, axes: "Axes") -> None:
     names: list[str] = []
     for waterfall in waterfalls:
         if len(waterfalls) > 1:
-            axes.text(0, len(names), short(waterfall.cell), va="center", fontweight="bold")
+            axes.text(0, len(names), shorten(waterfall.cell), va="center", fontweight="bold")
             names.append("")
         start = 0.0
-        for name, seconds, is_whole in _rows(waterfall):
+        for name, seconds, is_whole in _list_rows(waterfall):
             begin = 0.0 if is_whole else start
             _draw_row(axes, len(names), name, factor * begin, factor * seconds)
             start = begin + seconds
@@ -74,14 +77,14 @@ def _draw_row(axes: "Axes", place: int, name: str, begin: float, length: float) 
     if name == "unexplained":
         axes.barh(place, length, 0.7, left=begin, facecolor="none", edgecolor=MUTED, hatch="////")
     else:
-        color = series_color(0 if name in ("ideal", "measured") else _COLORS.get(name, 3))
+        color = select_color(0 if name in ("ideal", "measured") else _COLORS.get(name, 3))
         axes.barh(place, length, 0.7, left=begin, color=color)
     end = max(begin, begin + length)
-    shown = wording.three_digits(length)
+    shown = wording.format_three_digits(length)
     axes.annotate(shown, (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
 
 
-def _rows(waterfall: Waterfall) -> list[tuple[str, float, bool]]:
+def _list_rows(waterfall: Waterfall) -> list[tuple[str, float, bool]]:
     """Return (name, seconds, whether the bar begins at 0) from top to bottom."""
     rows = [] if waterfall.ideal_seconds is None else [("ideal", waterfall.ideal_seconds, True)]
     rows += [(part.name, part.seconds.value, False) for part in waterfall.parts]
@@ -94,7 +97,7 @@ def _goes_below_zero(waterfalls: list[Waterfall]) -> bool:
     """Return whether a bar reaches below 0, as negative parts without the ideal step before them do."""
     for waterfall in waterfalls:
         reached = 0.0
-        for _, seconds, is_whole in _rows(waterfall):
+        for _, seconds, is_whole in _list_rows(waterfall):
             reached = seconds if is_whole else reached + seconds
             if reached < 0:
                 return True

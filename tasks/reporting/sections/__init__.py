@@ -5,7 +5,7 @@ Their order stands in tasks/reporting/document.py.
 
 from typing import Protocol
 
-from tasks.reporting.blocks import Block, Section
+from tasks.reporting.blocks import Block, PageSection
 from tasks.reporting.results import Results
 
 
@@ -21,7 +21,7 @@ class SectionFile(Protocol):
         """Return what it says of the results, in order."""
 
 
-def make_section(file: SectionFile, results: Results) -> Section:
+def make_section(file: SectionFile, results: Results) -> PageSection:
     """Return the section that a file of this folder makes of the results."""
     anchor = file.__name__.rpartition(".")[2].replace("_", "-")
-    return Section(anchor, file.TITLE, file.make_blocks(results))
+    return PageSection(anchor, file.TITLE, file.make_blocks(results))

@@ -1,6 +1,6 @@
 """The changes that were tried, what each gained, and what to write into params.yaml."""
 
-from tasks.gates.measured import left_out
+from tasks.gates.measured import explain_omission
 from tasks.process import wording
 from tasks.records.measurement import Advice, Advised, Measurement
 from tasks.reporting.blocks import Block, Code, Heading, Text, tabulate
@@ -17,10 +17,10 @@ def make_blocks(results: Results) -> list[Block]:
     advice = measurement.advice
     if advice is None:
         off = "No change was tried: none can be here, or measure.advice in params.yaml is off."
-        return [Text(left_out(measurement, "advice") or off)]
+        return [Text(explain_omission(measurement, "advice") or off)]
     if not advice.tried:
         none = "No change was tried: none of those that are known can matter here."
-        return [Text(_could_not_run(advice) or left_out(measurement, "advice on options: not") or none)]
+        return [Text(_describe_failed(advice) or explain_omission(measurement, "advice on options: not") or none)]
     combined = [] if advice.combined is None else [advice.combined]
     tried = [(one.change, one) for one in advice.tried]
     table = tabulate(
@@ -28,7 +28,7 @@ def make_blocks(results: Results) -> list[Block]:
         [
             ("Change", lambda row: row[0]),
             ("Cell", lambda row: row[1].cell),
-            ("Gain", lambda row: wording.ratio_with_interval(row[1].gain)),
+            ("Gain", lambda row: wording.format_ratio_with_interval(row[1].gain)),
             ("Advice", lambda row: row[1].verdict),
             ("Note", lambda row: row[1].note or ""),
         ],
@@ -43,16 +43,17 @@ def _advise(measurement: Measurement, advice: Advice) -> str:
     """Return how many changes are recommended, and which could not be run."""
     recommended = sum(one.verdict == "recommended" for one in advice.tried)
     found = (
-        f"{recommended} of {wording.counted(len(advice.tried), 'change')} made the cell faster beyond doubt: the whole "
+        f"{recommended} of {wording.format_plural(len(advice.tried), 'change')} made the cell faster beyond doubt: the "
+        "whole "
         "interval of the gain is above 1."
         if recommended
         else "None of these changes is recommended: of none is the whole interval of the gain above 1."
     )
-    more = [left_out(measurement, f"advice {words}") for words in ("on options: not available", "is withheld")]
-    return " ".join([found, *filter(None, [_could_not_run(advice), *more])])
+    more = [explain_omission(measurement, f"advice {words}") for words in ("on options: not available", "is withheld")]
+    return " ".join([found, *filter(None, [_describe_failed(advice), *more])])
 
 
-def _could_not_run(advice: Advice) -> str | None:
+def _describe_failed(advice: Advice) -> str | None:
     return f"Could not be run: {'; '.join(advice.failed)}." if advice.failed else None
 
 
@@ -61,6 +62,6 @@ def _show_patch(title: str, one: Advised) -> list[Block]:
     if one.verdict != "recommended" or not one.patch.strip():
         return []
     return [
-        Heading(f"{title}: {wording.ratio_with_interval(one.gain)} on {one.cell}"),
+        Heading(f"{title}: {wording.format_ratio_with_interval(one.gain)} on {one.cell}"),
         Code(one.patch.strip("\n"), "yaml", "What to write into params.yaml"),
     ]

@@ -26,37 +26,42 @@ def tell_facts(results: Results) -> list[tuple[str, str]]:
     weights = "random start weights" if model.is_random_weights else "pretrained"
     rows = sum(part.num_rows for part in facts.ranges)
     tokens = sum(part.num_tokens for part in facts.ranges)
-    gpus = wording.listed([f"{gpu.name} ({gpu.memory_gib:g} GiB)" for gpu in machine.gpus])
+    gpus = wording.join_names([f"{gpu.name} ({gpu.memory_gib:g} GiB)" for gpu in machine.gpus])
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items() if version)
     return [
-        ("Model", f"{model.label}; {model.model_type}, {wording.count(model.num_parameters)} parameters, {weights}"),
-        ("Model source", _source(model)),
-        ("Data", f"{dataset.label}; {wording.count(dataset.num_rows)} rows read"),
-        ("Data source", _source(dataset)),
+        (
+            "Model",
+            f"{model.label}; {model.model_type}, {wording.format_count(model.num_parameters)} parameters, {weights}",
+        ),
+        ("Model source", _describe_source(model)),
+        ("Data", f"{dataset.label}; {wording.format_count(dataset.num_rows)} rows read"),
+        ("Data source", _describe_source(dataset)),
         (
             "Ranges",
-            f"{', '.join(part.range for part in facts.ranges)} ({wording.count(rows)} rows"
-            f"{'' if facts.unit == 'image' else f', {wording.count(tokens)} tokens'}); held out: {facts.heldout.range}",
+            f"{', '.join(part.range for part in facts.ranges)} ({wording.format_count(rows)} rows"
+            f"{'' if facts.unit == 'image' else f', {wording.format_count(tokens)} tokens'}); held out: "
+            f"{facts.heldout.range}",
         ),
-        ("Rows", _rows(facts)),
+        ("Rows", _describe_rows(facts)),
         (
             "Work",
-            f"{facts.workload}, {wording.counted(int(train['epochs']), 'epoch')}, {train['global_batch_size']} "
-            f"samples per step, {_sample(facts)}, {_optimizer(train)}, {train['precision']}, seed {train['seed']}; "
-            f"{_scaling(results)}",
+            f"{facts.workload}, {wording.format_plural(int(train['epochs']), 'epoch')}, {train['global_batch_size']} "
+            f"samples per step, {_describe_sample(facts)}, {_describe_optimizer(train)}, {train['precision']}, seed "
+            f"{train['seed']}; "
+            f"{_describe_scaling(results)}",
         ),
         (
             "Machine",
-            f"{gpus + ', ' if gpus else 'no GPU, '}{machine.cpu}, {wording.counted(machine.num_cpus, 'CPU')}, "
+            f"{gpus + ', ' if gpus else 'no GPU, '}{machine.cpu}, {wording.format_plural(machine.num_cpus, 'CPU')}, "
             f"{machine.os}" + (f", driver {machine.driver}" if machine.driver else ""),
         ),
         ("Versions", versions),
-        *_recorded(facts),
-        ("Trained", f"from {_utc(facts.trained_at)}; figures put together {_utc(results.created_at)}"),
+        *_tell_recorded(facts),
+        ("Trained", f"from {_format_utc(facts.trained_at)}; figures put together {_format_utc(results.created_at)}"),
     ]
 
 
-def _recorded(facts: ComparisonFacts) -> list[tuple[str, str]]:
+def _tell_recorded(facts: ComparisonFacts) -> list[tuple[str, str]]:
     """Return what the ranks themselves wrote down of kernels and environment; nothing of an earlier version's."""
     return [
         (title, ", ".join(f"{name} {value}" for name, value in values.items() if value is not None))
@@ -65,7 +70,7 @@ def _recorded(facts: ComparisonFacts) -> list[tuple[str, str]]:
     ]
 
 
-def _sample(facts: ComparisonFacts) -> str:
+def _describe_sample(facts: ComparisonFacts) -> str:
     """Return how large a sample is, or what is done to it."""
     if facts.unit != "image":
         return f"{facts.train['seq_len']} tokens per sample at most"
@@ -73,50 +78,52 @@ def _sample(facts: ComparisonFacts) -> str:
     return f"images {changes.get(str(facts.train['augment']), 'as they are')}"
 
 
-def _optimizer(train: dict[str, Any]) -> str:
+def _describe_optimizer(train: dict[str, Any]) -> str:
     # Results of an earlier version name none: there was but one.
     is_sgd = train.get("optimizer") == "sgd"
     name = f"SGD with momentum {train['momentum']:g}" if is_sgd else "AdamW"
     return f"{name}, learning rate {train['learning_rate']:g} ({train['schedule']})"
 
 
-def _rows(facts: ComparisonFacts) -> str:
+def _describe_rows(facts: ComparisonFacts) -> str:
     """Return what became of rows that are no good, of repeated ones and of those that name special tokens."""
     parts = [*facts.ranges, facts.heldout]
     left_out: Counter[str] = Counter()
     for part in parts:
         left_out.update(part.quarantined)
-    why = f" ({row_policy.in_words(left_out)})" if left_out else ""
+    why = f" ({row_policy.describe_faults(left_out)})" if left_out else ""
     dataset = facts.dataset
     repeated = (
-        f"of the rows read {wording.count(dataset.num_duplicate_rows)} repeat an earlier one, and "
-        f"{wording.count(dataset.num_heldout_rows_seen)} held-out rows also stand elsewhere"
+        f"of the rows read {wording.format_count(dataset.num_duplicate_rows)} repeat an earlier one, and "
+        f"{wording.format_count(dataset.num_heldout_rows_seen)} held-out rows also stand elsewhere"
     )
     if facts.unit == "image":
-        return f"{wording.count(left_out.total())} left out as no good image{why}; {repeated}"
+        return f"{wording.format_count(left_out.total())} left out as no good image{why}; {repeated}"
     return (
-        f"{wording.count(left_out.total())} left out as no good text{why}, "
-        f"{wording.count(sum(part.num_cut_rows for part in parts))} cut to {wording.count(row_policy.MAX_CHARACTERS)} "
-        f"characters, {wording.count(sum(part.num_special_token_rows for part in parts))} name a special token, which "
+        f"{wording.format_count(left_out.total())} left out as no good text{why}, "
+        f"{wording.format_count(sum(part.num_cut_rows for part in parts))} cut to "
+        f"{wording.format_count(row_policy.MAX_CHARACTERS)} "
+        f"characters, {wording.format_count(sum(part.num_special_token_rows for part in parts))} name a special token, "
+        "which "
         f"stayed text; {repeated}"
     )
 
 
-def _scaling(results: Results) -> str:
+def _describe_scaling(results: Results) -> str:
     measurement = results.measurement
     if measurement is not None and measurement.scaling == "weak":
         return "strong scaling: the same in every cell; speed was measured at weak scaling, with a batch per rank"
     return "strong scaling: the same in every cell"
 
 
-def _source(source: SourceFacts) -> str:
+def _describe_source(source: SourceFacts) -> str:
     asked = f", revision {source.revision}" if source.revision else ""
     resolved = f", commit {source.commit}" if source.commit and source.commit != source.revision else ""
     licence = f", licence {source.license}" if source.license else ""
     return f"{source.source}{asked}{resolved}{licence}, content {source.digest[:12]}"
 
 
-def _utc(moment: str) -> str:
+def _format_utc(moment: str) -> str:
     """Return `2026-11-21 02:41 UTC` of an ISO time in UTC."""
     return f"{moment[:10]} {moment[11:16]} UTC"
 
@@ -129,22 +136,23 @@ def tabulate_work(results: Results) -> Table:
         [
             ("Cell", lambda cell: cell.cell),
             ("Strategy", lambda cell: cell.strategy),
-            ("Ranks", _ranks),
+            ("Ranks", _describe_ranks),
             ("Launcher", lambda cell: cell.launcher),
             ("Device", lambda cell: cell.device if cell.backend is None else f"{cell.device}, {cell.backend}"),
             ("Threads", lambda cell: str(cell.threads_per_rank)),
             ("Micro-batch", lambda cell: str(cell.micro_batch_size)),
             ("Accumulation", lambda cell: str(cell.grad_accum_steps)),
-            ("Exchanged", lambda cell: f"{wording.three_digits(cell.exchanged_mib_per_step)} MiB"),
-            *[("Peak memory", lambda cell: wording.if_known(cell.peak_memory_gib, wording.gib))] * has_memory,
-            ("Checkpoints", lambda cell: wording.seconds(cell.checkpoint_seconds)),
+            ("Exchanged", lambda cell: f"{wording.format_three_digits(cell.exchanged_mib_per_step)} MiB"),
+            *[("Peak memory", lambda cell: wording.format_optional(cell.peak_memory_gib, wording.format_gib))]
+            * has_memory,
+            ("Checkpoints", lambda cell: wording.format_seconds(cell.checkpoint_seconds)),
             ("Resumed", lambda cell: str(cell.num_resumes)),
         ],
         results.cells,
     )
 
 
-def _ranks(cell: CellResults) -> str:
+def _describe_ranks(cell: CellResults) -> str:
     return str(cell.world_size) if cell.num_nodes == 1 else f"{cell.world_size} on {cell.num_nodes} nodes"
 
 
@@ -162,7 +170,10 @@ def tabulate_nodes(results: Results) -> Table:
             ("CPUs", lambda row: str(row[1].num_cpus)),
             ("GPUs", lambda row: ", ".join(gpu.name for gpu in row[1].gpus) or "none"),
             ("Address", lambda row: f"{row[1].address} ({row[1].interface})"),
-            ("GPU energy", lambda row: wording.if_known(row[1].gpu_energy_joules, lambda one: f"{one / 1000:.1f} kJ")),
+            (
+                "GPU energy",
+                lambda row: wording.format_optional(row[1].gpu_energy_joules, lambda one: f"{one / 1000:.1f} kJ"),
+            ),
         ],
         nodes,
         num_row_headings=2,

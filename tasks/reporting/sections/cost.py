@@ -18,12 +18,12 @@ def make_blocks(results: Results) -> list[Block]:
     if cost is None:
         return [Text("Not worked out: these results are of an earlier version.")]
     jobs = _tabulate_jobs(cost)
-    return [_tabulate_cells(cost).in_unit(results.unit), *[jobs] * bool(jobs.rows), Items(_tell(results, cost))]
+    return [_tabulate_cells(cost).replace_unit(results.unit), *[jobs] * bool(jobs.rows), Items(_tell(results, cost))]
 
 
 def _tell(results: Results, cost: Cost) -> list[str]:
     """Return at what price, from which figures and under which assumptions, one sentence each."""
-    sentences = [_price(cost)]
+    sentences = [_describe_price(cost)]
     if cost.basis == "measured":
         scaling = "" if results.measurement is None else f" ({results.measurement.scaling} scaling)"
         sentences.append(
@@ -39,14 +39,14 @@ def _tell(results: Results, cost: Cost) -> list[str]:
             "Jobs side by side are taken to run each as fast as alone; where they share cores, memory, storage or "
             "power they are slower than that."
         )
-    return [wording.in_unit(sentence, results.unit) for sentence in sentences]
+    return [wording.replace_unit(sentence, results.unit) for sentence in sentences]
 
 
-def _price(cost: Cost) -> str:
+def _describe_price(cost: Cost) -> str:
     if cost.price_per_gpu_hour_usd is None:
         return "No price is stated (cost.price_per_gpu_hour in params.yaml), so there is nothing in money here."
     source = f", {cost.price_source}" if cost.price_source else ""
-    return f"At {wording.usd(cost.price_per_gpu_hour_usd)} per device and hour ({cost.price_date}{source})."
+    return f"At {wording.format_usd(cost.price_per_gpu_hour_usd)} per device and hour ({cost.price_date}{source})."
 
 
 def _tabulate_cells(cost: Cost) -> Table:
@@ -54,7 +54,7 @@ def _tabulate_cells(cost: Cost) -> Table:
     columns: list[tuple[str, Callable[[CellCost], str]]] = [
         ("Cell", lambda cell: cell.cell),
         ("Devices", lambda cell: str(cell.num_devices)),
-        ("Device hours per epoch", lambda cell: wording.three_digits(cell.device_hours_per_epoch)),
+        ("Device hours per epoch", lambda cell: wording.format_three_digits(cell.device_hours_per_epoch)),
     ]
     money: list[tuple[str, Callable[[CellCost], float | None]]] = [
         ("Cost per epoch", lambda cell: cell.usd_per_epoch),
@@ -64,9 +64,9 @@ def _tabulate_cells(cost: Cost) -> Table:
         ("Energy per epoch", lambda cell: cell.kwh_per_epoch),
         ("Energy per 1M tokens", lambda cell: cell.kwh_per_million_tokens),
     ]
-    columns += [_column(name, figure, wording.usd) for name, figure in money if _is_known(cost, figure)]
-    columns.append(("Cost of the speedup", lambda cell: _cost_of_speedup(cell, cost)))
-    columns += [_column(name, figure, _kwh) for name, figure in energy if _is_known(cost, figure)]
+    columns += [_make_column(name, figure, wording.format_usd) for name, figure in money if _is_known(cost, figure)]
+    columns.append(("Cost of the speedup", lambda cell: _format_speedup_cost(cell, cost)))
+    columns += [_make_column(name, figure, _format_kwh) for name, figure in energy if _is_known(cost, figure)]
     return tabulate("What each cell costs", columns, cost.cells)
 
 
@@ -74,13 +74,13 @@ def _is_known(cost: Cost, figure: Callable[[CellCost], float | None]) -> bool:
     return any(figure(cell) is not None for cell in cost.cells)
 
 
-def _column(
+def _make_column(
     name: str, figure: Callable[[CellCost], float | None], words: Callable[[float], str]
 ) -> tuple[str, Callable[[CellCost], str]]:
-    return name, lambda cell: wording.if_known(figure(cell), words)
+    return name, lambda cell: wording.format_optional(figure(cell), words)
 
 
-def _cost_of_speedup(cell: CellCost, cost: Cost) -> str:
+def _format_speedup_cost(cell: CellCost, cost: Cost) -> str:
     if cell is cost.cells[0]:
         return wording.BASELINE
     if cell.cost_of_speedup is None:
@@ -90,8 +90,8 @@ def _cost_of_speedup(cell: CellCost, cost: Cost) -> str:
     return f"{cell.cost_of_speedup:.2f} times ({cell.cost_of_speedup_low:.2f} to {cell.cost_of_speedup_high:.2f})"
 
 
-def _kwh(value: float) -> str:
-    return f"{wording.three_digits(value)} kWh"
+def _format_kwh(value: float) -> str:
+    return f"{wording.format_three_digits(value)} kWh"
 
 
 def _tabulate_jobs(cost: Cost) -> Table:
@@ -102,13 +102,13 @@ def _tabulate_jobs(cost: Cost) -> Table:
     for cell in others:
         if cell.num_baseline_jobs is None or cell.baseline_results_per_hour is None:
             continue
-        several = f"{wording.counted(cell.num_baseline_jobs, 'job')} of {first.cell}"
+        several = f"{wording.format_plural(cell.num_baseline_jobs, 'job')} of {first.cell}"
         for name, one, per_hour in (
             (f"1 job of {cell.cell}", cell, cell.results_per_hour),
             (several, first, cell.baseline_results_per_hour),
         ):
-            money = [] if one.usd_per_result is None else [wording.usd(one.usd_per_result)]
-            seconds, results = wording.seconds(one.result_seconds), wording.three_digits(per_hour)
+            money = [] if one.usd_per_result is None else [wording.format_usd(one.usd_per_result)]
+            seconds, results = wording.format_seconds(one.result_seconds), wording.format_three_digits(per_hour)
             rows.append([name, str(cell.num_devices), seconds, results, *money])
     headings = ["Jobs", "Devices", "First result after", "Results per hour", *["Cost per result"] * has_price]
     return Table("One job on all devices, or one on each", headings, rows)

@@ -13,7 +13,7 @@ TITLE = "Gates"
 def make_blocks(results: Results) -> list[Block]:
     """Return the verdict of every gate, which of them decided, and what each compared."""
     tables = [tabulate_gates(results), tabulate_standings(results), tabulate_equivalence(results)]
-    compared = [(wording.in_unit(gate.name, results.unit), _tell_compared(gate)) for gate in results.gates]
+    compared = [(wording.replace_unit(gate.name, results.unit), _tell_compared(gate)) for gate in results.gates]
     return [
         Text(
             "Is it the same training, and is the comparison fair? A cell has a speedup if none of its gates failed, "
@@ -32,9 +32,10 @@ def _tell_compared(gate: Gate) -> str:
 
 def tabulate_gates(results: Results) -> Table:
     """Return the verdict of each gate for each cell, and in the last row what they leave of its speedup."""
-    names, in_unit = [cell.cell for cell in results.cells], partial(wording.in_unit, unit=results.unit)
+    names, in_unit = [cell.cell for cell in results.cells], partial(wording.replace_unit, unit=results.unit)
     rows = [
-        [in_unit(gate.name), *(_mark(gate, name) for name in names), in_unit(gate.question)] for gate in results.gates
+        [in_unit(gate.name), *(_mark_verdict(gate, name) for name in names), in_unit(gate.question)]
+        for gate in results.gates
     ]
     states = [wording.BASELINE if cell.is_baseline else cell.standing.state for cell in results.cells]
     rows.append(["Speedup", *states, "What do the gates leave of it?"])
@@ -42,15 +43,15 @@ def tabulate_gates(results: Results) -> Table:
     return Table("Each gate, cell by cell", headings, rows, num_prose=1, words=dict.fromkeys(names, "Cell"))
 
 
-def _mark(gate: Gate, cell: str) -> str:
-    found = gate.of(cell)
+def _mark_verdict(gate: Gate, cell: str) -> str:
+    found = gate.find_cell_finding(cell)
     return wording.NOTHING if found is None else wording.MARKS[found.verdict]
 
 
 def tabulate_standings(results: Results) -> Table:
     """Return why a speedup is withheld or unproven, of each cell of which it is; no row where none is."""
     rows = [
-        [cell.cell, cell.standing.state, wording.listed(cell.standing.gates), cell.standing.reason or ""]
+        [cell.cell, cell.standing.state, wording.join_names(cell.standing.gates), cell.standing.reason or ""]
         for cell in results.cells
         if cell.standing.state != "proven"
     ]
@@ -65,11 +66,11 @@ def tabulate_equivalence(results: Results) -> Table:
         [
             ("Cell", lambda part: part.cell),
             ("Compared", lambda part: f"{part.compared} of {part.num_steps} updates, the widest"),
-            ("Difference", lambda part: wording.difference(part.relative_l2)),
-            ("Largest", lambda part: wording.difference(part.max_abs)),
+            ("Difference", lambda part: wording.format_difference(part.relative_l2)),
+            ("Largest", lambda part: wording.format_difference(part.max_abs)),
             ("Bitwise equal", lambda part: "yes" if part.is_bitwise_equal else "no"),
-            ("Noise floor", lambda part: wording.difference(part.noise_floor)),
-            ("Allowed", lambda part: wording.difference(part.tolerance)),
+            ("Noise floor", lambda part: wording.format_difference(part.noise_floor)),
+            ("Allowed", lambda part: wording.format_difference(part.tolerance)),
         ],
         results.equivalence,
         num_row_headings=2,

@@ -142,4 +142,11 @@ def make_blocks(results: Results) -> list[Block]:
     """Return the words of a report on classes, or of one on texts, in what the comparison counts."""
     foreign = _OF_TEXTS if results.quality.is_classified else _OF_CLASSES
     known = {word: meaning for word, meaning in GLOSSARY.items() if word not in foreign}
-    return [Terms({wording.in_unit(word, results.unit): wording.in_unit(known[word], results.unit) for word in known})]
+    return [
+        Terms(
+            {
+                wording.replace_unit(word, results.unit): wording.replace_unit(known[word], results.unit)
+                for word in known
+            }
+        )
+    ]

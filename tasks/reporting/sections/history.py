@@ -2,7 +2,7 @@
 
 from tasks.process import wording
 from tasks.reporting.blocks import Block, Charts, Table, Text, tabulate
-from tasks.reporting.history import Change, History, HistoryRecord, comparisons_of, moment
+from tasks.reporting.history import Change, History, HistoryRecord, format_time, group_comparisons
 from tasks.reporting.results import Results
 
 TITLE = "History"
@@ -25,9 +25,11 @@ def _tabulate_changes(changes: list[Change]) -> Table:
 
 
 def _show_change(change: Change) -> list[str]:
-    shown = wording.span_with_interval if change.quantity == "step time" else wording.ratio_with_interval
+    shown = (
+        wording.format_duration_with_interval if change.quantity == "step time" else wording.format_ratio_with_interval
+    )
     verdict = f"{change.verdict}: regression" if change.is_regression else change.verdict
-    ratio = wording.ratio_with_interval(change.ratio)
+    ratio = wording.format_ratio_with_interval(change.ratio)
     return [change.cell, change.quantity, shown(change.before), shown(change.now), ratio, verdict]
 
 
@@ -36,28 +38,31 @@ def _tabulate_records(results: Results, history: History) -> Table:
     return tabulate(
         "The last comparisons of the same work",
         [
-            ("Finished", lambda record: moment(record.finished_at)),
+            ("Finished", lambda record: format_time(record.finished_at)),
             ("Cell", lambda record: record.cell),
-            ("Step time", lambda record: wording.if_known(record.step_time, wording.span_with_interval)),
-            ("Speedup", lambda record: _speedup(results, record)),
-            ("Tokens/s", lambda record: wording.if_known(record.tokens_per_second, wording.three_digits)),
+            (
+                "Step time",
+                lambda record: wording.format_optional(record.step_time, wording.format_duration_with_interval),
+            ),
+            ("Speedup", lambda record: _format_speedup(results, record)),
+            ("Tokens/s", lambda record: wording.format_optional(record.tokens_per_second, wording.format_three_digits)),
             ("Gates", lambda record: "passed" if record.gates_passed else "failed"),
-            ("Machine", _machine),
+            ("Machine", _describe_machine),
             ("Preflight", lambda record: record.preflight or wording.NOT_AVAILABLE),
         ],
-        [record for cells in reversed(comparisons_of(history.records)) for record in cells],
+        [record for cells in reversed(group_comparisons(history.records)) for record in cells],
         num_prose=2,
-    ).in_unit(results.unit)
+    ).replace_unit(results.unit)
 
 
-def _speedup(results: Results, record: HistoryRecord) -> str:
+def _format_speedup(results: Results, record: HistoryRecord) -> str:
     if record.cell == results.baseline.cell:
         return wording.BASELINE
     if record.measured_speedup is None and record.gates_passed and not results.is_hidden(record.cell):
         return wording.NOT_AVAILABLE
-    return wording.ratio_with_interval(record.measured_speedup)
+    return wording.format_ratio_with_interval(record.measured_speedup)
 
 
-def _machine(record: HistoryRecord) -> str:
+def _describe_machine(record: HistoryRecord) -> str:
     driver = f", driver {record.driver}" if record.driver else ""
     return f"{record.gpus or record.cpu}{driver}, torch {record.torch or 'unknown'}"

@@ -1,6 +1,6 @@
 """Where the seconds of each cell's step go, and how much of the ideal step is lost on the way."""
 
-from tasks.gates.measured import largest_part, left_out
+from tasks.gates.measured import explain_omission, find_largest_part
 from tasks.process import wording
 from tasks.records.measurement import Waterfall
 from tasks.reporting.blocks import Block, Charts, Items, Table, Text
@@ -16,7 +16,7 @@ def make_blocks(results: Results) -> list[Block]:
     waterfalls = results.measurement.waterfalls
     if not waterfalls:
         none = "No cell has a step that could be taken apart: that takes several ranks inside DDP."
-        return [Text(left_out(results.measurement, "waterfall: not available") or none)]
+        return [Text(explain_omission(results.measurement, "waterfall: not available") or none)]
     told = [sentence for one in waterfalls for sentence in _tell(one)]
     return [Items(told), Charts("losses"), *[_tabulate(one) for one in waterfalls]]
 
@@ -27,13 +27,13 @@ def _tell(one: Waterfall) -> list[str]:
     if one.verdict is not None:
         named = "" if one.verdict.startswith(one.cell) else f"{one.cell}: "
         told.append(f"{named}{one.verdict.rstrip('.')}.")
-    elif (largest := largest_part(one)) is not None:
-        share = wording.small_percent(largest.seconds.value / one.measured_seconds)
+    elif (largest := find_largest_part(one)) is not None:
+        share = wording.format_small_percent(largest.seconds.value / one.measured_seconds)
         told.append(f"{one.cell}: the largest part is {largest.name}, {share} of the step.")
     if one.lost_efficiency is not None and one.unexplained_efficiency is not None:
         told.append(
-            f"{one.cell} loses {wording.small_percent(one.lost_efficiency)} of its efficiency; "
-            f"{wording.small_percent(one.unexplained_efficiency)} are not explained by the parts."
+            f"{one.cell} loses {wording.format_small_percent(one.lost_efficiency)} of its efficiency; "
+            f"{wording.format_small_percent(one.unexplained_efficiency)} are not explained by the parts."
         )
     return told
 
@@ -41,23 +41,29 @@ def _tell(one: Waterfall) -> list[str]:
 def _tabulate(waterfall: Waterfall) -> Table:
     """Return what the step is made of; without ideal and unexplained share while those are withheld."""
 
-    def row(name: str, seconds: float, shown: str, timer: str, how: str) -> list[str]:
-        return [name, shown, wording.small_percent(seconds / waterfall.measured_seconds), timer, how]
+    def make_row(name: str, seconds: float, shown: str, timer: str, how: str) -> list[str]:
+        return [name, shown, wording.format_small_percent(seconds / waterfall.measured_seconds), timer, how]
 
     own = waterfall.ddp_exposed_communication_seconds
     rows = []
     if waterfall.ideal_seconds is not None:
-        shown = wording.span(waterfall.ideal_seconds)
-        rows.append(row("ideal", waterfall.ideal_seconds, shown, "", "the baseline's step / how many times more ranks"))
+        shown = wording.format_duration(waterfall.ideal_seconds)
+        rows.append(
+            make_row("ideal", waterfall.ideal_seconds, shown, "", "the baseline's step / how many times more ranks")
+        )
     for part in waterfall.parts:
-        timer = wording.span(own) if own is not None and part.name == "exposed communication" else ""
-        shown = wording.span_with_interval(part.seconds)
-        rows.append(row(part.name, part.seconds.value, shown, timer, part.how))
+        timer = wording.format_duration(own) if own is not None and part.name == "exposed communication" else ""
+        shown = wording.format_duration_with_interval(part.seconds)
+        rows.append(make_row(part.name, part.seconds.value, shown, timer, part.how))
     if waterfall.unexplained_seconds is not None:
         seconds = waterfall.unexplained_seconds
-        rows.append(row("unexplained", seconds, wording.span(seconds), "", "measured - ideal - all parts"))
+        rows.append(
+            make_row("unexplained", seconds, wording.format_duration(seconds), "", "measured - ideal - all parts")
+        )
     measured = waterfall.measured_seconds
-    rows.append(row("measured", measured, wording.span(measured), "", "real steps of the cell as it is trained"))
+    rows.append(
+        make_row("measured", measured, wording.format_duration(measured), "", "real steps of the cell as it is trained")
+    )
     headings = ["Part", "Seconds per step", "Share of step", "DDP's timer", "How measured"]
     if own is None:
         del headings[3]

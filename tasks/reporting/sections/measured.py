@@ -23,7 +23,8 @@ def tell(results: Results) -> list[str]:
         "the weights of the one before.",
         "Seconds are those of optimizer steps only (forward, backward, exchange of gradients, update, and waiting "
         "for data), the maximum over the ranks. Checkpoints, logging, evaluation and upload are outside.",
-        f"{wording.in_unit('Tokens', results.unit)} and samples are counted from what was really learned from, without "
+        f"{wording.replace_unit('Tokens', results.unit)} and samples are counted from what was really learned from, "
+        "without "
         "padding, and divided by wall time.",
         "Forward and backward ran before the first timed step of each segment, outside the clock; what still warms "
         "up after that is inside.",
@@ -70,7 +71,8 @@ def _tell_memory(cell: CellResults) -> str:
     smaller = [size for size in cell.micro_batch_sizes if size != cell.micro_batch_size]
     return (
         f"{cell.cell} ran out of memory with {cell.micro_batch_size} samples per forward pass and went on with "
-        f"{wording.listed([str(size) for size in smaller])}: the global batch stayed {cell.global_batch_size}, with "
+        f"{wording.join_names([str(size) for size in smaller])}: the global batch stayed {cell.global_batch_size}, "
+        "with "
         "more forward passes per step, so that its weights differ by rounding and its seconds are of what it used."
     )
 
@@ -78,6 +80,7 @@ def _tell_memory(cell: CellResults) -> str:
 def _tell_lag(cell: str, slowest: SlowestRank) -> str:
     verdict = "a straggler, and the cell's speedup is that of its slowest device" if slowest.is_straggler else "no lag"
     return (
-        f"Of {cell}, rank {slowest.rank} took longest for the same work, {wording.ratio(slowest.times_as_long)} as "
+        f"Of {cell}, rank {slowest.rank} took longest for the same work, {wording.format_ratio(slowest.times_as_long)} "
+        "as "
         f"long as the others: {verdict}."
     )

@@ -47,10 +47,11 @@ def tell(results: Results) -> list[str]:
             )
     unchecked = [gate.name for gate in results.gates if gate.verdict == "not checked"]
     if unchecked:
-        notes.append(f"Not checked: {wording.listed(unchecked)}.")
+        notes.append(f"Not checked: {wording.join_names(unchecked)}.")
     if unproven := [cell.cell for cell in results.answers if cell.standing.state == "unproven"]:
         notes.append(
-            f"That the training of {wording.listed(unproven)} is that of {results.baseline.cell} is not shown: what "
+            f"That the training of {wording.join_names(unproven)} is that of {results.baseline.cell} is not shown: "
+            "what "
             "shows it was not checked."
         )
     if all(cell.device == "cpu" for cell in results.cells):

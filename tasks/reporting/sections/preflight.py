@@ -15,7 +15,7 @@ def make_blocks(results: Results) -> list[Block]:
     if not preflight.checks:
         return [Text(f"The machine was {preflight.verdict}; no check was recorded.")]
     warnings = [check.name for check in preflight.checks if check.verdict == "warning"]
-    because = f": {wording.listed(warnings)}" if warnings else ""
+    because = f": {wording.join_names(warnings)}" if warnings else ""
     table = tabulate(
         "The machine before measuring",
         [

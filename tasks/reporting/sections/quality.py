@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from tasks.process import wording
 from tasks.reporting.accuracy import NEAR, TimeToAccuracy
 from tasks.reporting.blocks import Block, Charts, Heading, Quotes, Table, Text, tabulate
-from tasks.reporting.quality import ModelQuality, Sample
+from tasks.reporting.quality import Continuation, ModelQuality
 from tasks.reporting.results import Results
 from tasks.reporting.time_to_loss import NEAR_SHARE, TimeToLoss
 
@@ -39,25 +39,31 @@ def _tabulate_models(results: Results) -> Table:
     base = next((model for model in models if model.model == "base"), None)
     has_top5 = any(model.accuracy_top5 is not None for model in models)
 
-    def against_base(model: ModelQuality) -> str:
+    def compare_with_base(model: ModelQuality) -> str:
         known = None if base is None or model is base else model.loss - base.loss
-        return wording.if_known(known, lambda apart: f"{apart:+.4f}")
+        return wording.format_optional(known, lambda apart: f"{apart:+.4f}")
 
     return tabulate(
         "On the held-out rows",
         [
             ("Model", lambda model: _name_model(model.model)),
-            ("Loss", lambda model: wording.loss(model.loss)),
-            *[("Perplexity", lambda model: wording.if_known(model.perplexity, wording.three_digits))]
+            ("Loss", lambda model: wording.format_loss(model.loss)),
+            *[("Perplexity", lambda model: wording.format_optional(model.perplexity, wording.format_three_digits))]
             * (not is_classified),
-            *[("Accuracy", lambda model: wording.if_known(model.accuracy, wording.small_percent))] * is_classified,
-            *[("Top-5 accuracy", lambda model: wording.if_known(model.accuracy_top5, wording.small_percent))]
+            *[("Accuracy", lambda model: wording.format_optional(model.accuracy, wording.format_small_percent))]
+            * is_classified,
+            *[
+                (
+                    "Top-5 accuracy",
+                    lambda model: wording.format_optional(model.accuracy_top5, wording.format_small_percent),
+                )
+            ]
             * (is_classified and has_top5),
-            ("Against base", against_base),
-            ("Tokens", lambda model: wording.count(model.num_tokens)),
+            ("Against base", compare_with_base),
+            ("Tokens", lambda model: wording.format_count(model.num_tokens)),
         ],
         models,
-    ).in_unit(results.unit)
+    ).replace_unit(results.unit)
 
 
 def _name_model(model: str) -> str:
@@ -69,17 +75,18 @@ def _tell_time_to_loss(results: Results, found: TimeToLoss) -> list[Block]:
     which = (
         "the loss that params.yaml states"
         if found.is_stated
-        else f"within {wording.small_percent(NEAR_SHARE)} of where {results.baseline.cell} ended"
+        else f"within {wording.format_small_percent(NEAR_SHARE)} of where {results.baseline.cell} ended"
     )
     mean = "" if found.window_steps == 1 else f", mean over {found.window_steps} steps"
-    target = f"{wording.loss(found.target_loss)} {results.loss_unit}"
+    target = f"{wording.format_loss(found.target_loss)} {results.loss_unit}"
     told = f"Time to quality: until the training loss{mean} was {target} for the first time, {which}."
     if not any(cell.is_withheld for cell in results.cells):
         told += " The same training comes there at the same step, so the seconds tell the speed."
     reached = [
-        (cell.cell, None if cell.step is None else wording.count(cell.step), cell.train_seconds) for cell in found.cells
+        (cell.cell, None if cell.step is None else wording.format_count(cell.step), cell.train_seconds)
+        for cell in found.cells
     ]
-    title = f"To a loss of {wording.loss(found.target_loss)}"
+    title = f"To a loss of {wording.format_loss(found.target_loss)}"
     return [Text(told), _tabulate_times(title, "Reached at step", "Seconds to it", reached)]
 
 
@@ -88,9 +95,9 @@ def _tell_time_to_accuracy(results: Results, found: TimeToAccuracy) -> list[Bloc
     which = (
         "the accuracy that params.yaml states"
         if found.is_stated
-        else f"within {wording.small_percent(NEAR)} of the rows of where {results.baseline.cell} ended"
+        else f"within {wording.format_small_percent(NEAR)} of the rows of where {results.baseline.cell} ended"
     )
-    target = wording.small_percent(found.target_accuracy)
+    target = wording.format_small_percent(found.target_accuracy)
     told = (
         f"Time to accuracy: until {target} of the held-out rows were put into the right class after an epoch for the "
         f"first time, {which}."
@@ -108,7 +115,7 @@ def _tabulate_times(
 ) -> Table:
     rows = [
         [cell, "never", wording.NOT_AVAILABLE] if place is None or after is None
-        else [cell, place, wording.seconds(after)]
+        else [cell, place, wording.format_seconds(after)]
         for cell, place, after in reached
     ]  # fmt: skip
     return Table(title, ["Cell", where, seconds], rows)
@@ -121,17 +128,17 @@ def _tabulate_best_and_last(results: Results) -> Table:
     for cell in results.cells:
         best = next(one for one in epochs if one.cell == cell.cell and one.is_best)
         last = next(one for one in epochs if one.cell == cell.cell and one.is_last)
-        shown = [wording.if_known(one.accuracy, wording.small_percent) for one in (best, last)]
+        shown = [wording.format_optional(one.accuracy, wording.format_small_percent) for one in (best, last)]
         rows.append([cell.cell, shown[0], str(best.epoch), shown[1], best.checkpoint.rpartition("/")[2]])
     headings = ["Cell", "Best accuracy", "Best epoch", "Last accuracy", "Best checkpoint"]
     return Table("Best and last", headings, rows, num_prose=1)
 
 
-def _quote(sample: Sample) -> Quotes:
+def _quote(sample: Continuation) -> Quotes:
     """Return the row's beginning, how it goes on, and what the models wrote; those that wrote the same are one."""
     writers: dict[str, list[str]] = {}
     for model, text in sample.continuations.items():
         writers.setdefault(text.strip(), []).append(_name_model(model))
-    written = [(wording.listed(models), text) for text, models in writers.items()]
+    written = [(wording.join_names(models), text) for text, models in writers.items()]
     texts = [("prompt", sample.prompt.strip()), ("the text itself", sample.reference.strip()), *written]
     return Quotes(f"Row {sample.row_id}", texts)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from tasks.gates.measured import efficiency
+from tasks.gates.measured import compute_efficiency
 from tasks.process import wording
 from tasks.records.measurement import ArmSpeed, Measurement
 from tasks.reporting.blocks import Block, Charts, Heading, Items, Table, Text, tabulate
@@ -41,8 +41,8 @@ def _tell_withheld(results: Results) -> list[Block]:
     cells = [cell.cell for cell in results.cells[1:] if cell.is_withheld]
     if not (cells or results.is_withheld):
         return []
-    failed = wording.counted(len(results.failed_gates), "gate")
-    whose = "" if results.is_withheld else f" of {wording.listed(cells)}"
+    failed = wording.format_plural(len(results.failed_gates), "gate")
+    whose = "" if results.is_withheld else f" of {wording.join_names(cells)}"
     return [
         Text(
             f"Speedup and efficiency{whose} are withheld, because {failed} failed. What was timed is shown as it was "
@@ -58,11 +58,11 @@ def _tabulate_speedups(results: Results, measurement: Measurement) -> Table:
     columns: _Arms = [
         ("Arm", lambda arm: arm.arm),
         ("Ranks", lambda arm: str(arm.world_size)),
-        ("Step time", lambda arm: wording.span_with_interval(arm.step_seconds)),
-        ("Speedup", lambda arm: _speedup(results, arm)),
-        *([("Over wrapped", lambda arm: _over_wrapped(results, arm))] if has_wrapped else []),
-        ("Efficiency", lambda arm: _efficiency(results, arm)),
-        ("Karp-Flatt", lambda arm: _karp_flatt_of_arm(results, arm)),
+        ("Step time", lambda arm: wording.format_duration_with_interval(arm.step_seconds)),
+        ("Speedup", lambda arm: _format_speedup(results, arm)),
+        *([("Over wrapped", lambda arm: _format_over_wrapped(results, arm))] if has_wrapped else []),
+        ("Efficiency", lambda arm: _format_efficiency(results, arm)),
+        ("Karp-Flatt", lambda arm: _format_arm_karp_flatt(results, arm)),
     ]
     title = f"Each arm, measured in turns, {measurement.scaling} scaling, 95 % intervals"
     return tabulate(title, columns, measurement.arms)
@@ -75,79 +75,82 @@ def _tabulate_rates(measurement: Measurement, unit: str) -> Table:
     """
     columns: _Arms = [
         ("Arm", lambda arm: arm.arm),
-        ("Step p50", lambda arm: wording.span(max(arm.step_p50_seconds, default=arm.step_seconds.value))),
-        ("Step p95", lambda arm: wording.span(max(arm.step_p95_seconds, default=arm.step_seconds.value))),
-        ("Tokens/s", lambda arm: wording.three_digits(arm.tokens_per_second)),
+        ("Step p50", lambda arm: wording.format_duration(max(arm.step_p50_seconds, default=arm.step_seconds.value))),
+        ("Step p95", lambda arm: wording.format_duration(max(arm.step_p95_seconds, default=arm.step_seconds.value))),
+        ("Tokens/s", lambda arm: wording.format_three_digits(arm.tokens_per_second)),
     ]
     if unit == "token":
-        columns.append(("Padded tokens/s", lambda arm: wording.three_digits(arm.padded_tokens_per_second)))
-    columns += [("Samples/s", lambda arm: wording.three_digits(arm.samples_per_second)), ("MFU", _mfu)]
+        columns.append(("Padded tokens/s", lambda arm: wording.format_three_digits(arm.padded_tokens_per_second)))
+    columns += [("Samples/s", lambda arm: wording.format_three_digits(arm.samples_per_second)), ("MFU", _format_mfu)]
     optional: list[tuple[str, Callable[[ArmSpeed], float | None], Callable[[float], str]]] = [
-        ("Peak memory", lambda arm: arm.peak_memory_gib, wording.gib),
-        ("GPU use", lambda arm: arm.gpu_utilisation, wording.percent),
-        ("Power", lambda arm: arm.gpu_watts, lambda watts: f"{wording.three_digits(watts)} W"),
-        ("Energy", lambda arm: arm.joules_per_token, lambda joules: f"{wording.three_digits(joules)} J/{unit}"),
+        ("Peak memory", lambda arm: arm.peak_memory_gib, wording.format_gib),
+        ("GPU use", lambda arm: arm.gpu_utilisation, wording.format_percent),
+        ("Power", lambda arm: arm.gpu_watts, lambda watts: f"{wording.format_three_digits(watts)} W"),
+        ("Energy", lambda arm: arm.joules_per_token, lambda joules: f"{wording.format_three_digits(joules)} J/{unit}"),
     ]
     columns += [
-        (name, lambda arm, figure=figure, shown=shown: wording.if_known(figure(arm), shown))  # type: ignore[misc]
+        (name, lambda arm, figure=figure, shown=shown: wording.format_optional(figure(arm), shown))  # type: ignore[misc]
         for name, figure, shown in optional
         if any(figure(arm) is not None for arm in measurement.arms)
     ]
-    return tabulate("What each arm got done", columns, measurement.arms).in_unit(unit)
+    return tabulate("What each arm got done", columns, measurement.arms).replace_unit(unit)
 
 
 def _is_baseline(results: Results, arm: ArmSpeed) -> bool:
     return arm.cell == results.baseline.cell and not arm.is_wrapped_baseline
 
 
-def _speedup(results: Results, arm: ArmSpeed) -> str:
+def _format_speedup(results: Results, arm: ArmSpeed) -> str:
     if _is_baseline(results, arm):
         return wording.BASELINE
     if arm.speedup is None and not results.is_hidden(arm.cell):
         return wording.NOT_AVAILABLE
-    return wording.ratio_with_interval(arm.speedup)
+    return wording.format_ratio_with_interval(arm.speedup)
 
 
-def _over_wrapped(results: Results, arm: ArmSpeed) -> str:
+def _format_over_wrapped(results: Results, arm: ArmSpeed) -> str:
     if arm.is_wrapped_baseline:
         return wording.BASELINE
     if arm.speedup_over_wrapped is None and (_is_baseline(results, arm) or not results.is_hidden(arm.cell)):
         return wording.NOT_AVAILABLE
-    return wording.ratio_with_interval(arm.speedup_over_wrapped)
+    return wording.format_ratio_with_interval(arm.speedup_over_wrapped)
 
 
-def _efficiency(results: Results, arm: ArmSpeed) -> str:
+def _format_efficiency(results: Results, arm: ArmSpeed) -> str:
     if _is_baseline(results, arm):
         return wording.BASELINE
     if arm.speedup is None:
         return wording.WITHHELD if results.is_hidden(arm.cell) else wording.NOT_AVAILABLE
-    share = efficiency(arm.speedup, arm.world_size, results.baseline.world_size)
-    return wording.percent_with_interval(share)
+    share = compute_efficiency(arm.speedup, arm.world_size, results.baseline.world_size)
+    return wording.format_percent_with_interval(share)
 
 
-def _karp_flatt_of_arm(results: Results, arm: ArmSpeed) -> str:
+def _format_arm_karp_flatt(results: Results, arm: ArmSpeed) -> str:
     if arm.is_wrapped_baseline:
         return wording.NOT_AVAILABLE
-    return _karp_flatt(next(cell for cell in results.cells if cell.cell == arm.cell))
+    return _format_karp_flatt(next(cell for cell in results.cells if cell.cell == arm.cell))
 
 
-def _mfu(arm: ArmSpeed) -> str:
-    palm = "" if arm.mfu_palm is None else f" (PaLM {wording.small_percent(arm.mfu_palm)})"
-    return wording.if_known(arm.mfu, lambda mfu: wording.small_percent(mfu) + palm)
+def _format_mfu(arm: ArmSpeed) -> str:
+    palm = "" if arm.mfu_palm is None else f" (PaLM {wording.format_small_percent(arm.mfu_palm)})"
+    return wording.format_optional(arm.mfu, lambda mfu: wording.format_small_percent(mfu) + palm)
 
 
 def _tell_noise(results: Results, measurement: Measurement) -> list[str]:
     """Return what noise alone does to a ratio here and why measuring ended, one sentence each."""
     floor = measurement.noise
     low, high = f"{floor.ratio.low:.3f}x", f"{floor.ratio.high:.3f}x"
-    asked = wording.small_percent(measurement.half_width_asked)
+    asked = wording.format_small_percent(measurement.half_width_asked)
     met = "contains 1, as it should" if floor.ratio.holds_one else "does not contain 1, though nothing differed"
     return [
-        f"Noise floor: {results.baseline.cell} against itself, {wording.counted(floor.num_pairs, 'pair')} of blocks, "
+        f"Noise floor: {results.baseline.cell} against itself, {wording.format_plural(floor.num_pairs, 'pair')} of "
+        "blocks, "
         f"came out as {floor.ratio.value:.3f}x ({low} to {high}): the interval {met}.",
-        f"The seconds of a block scatter by {wording.small_percent(floor.coefficient_of_variation)} (standard "
-        f"deviation / mean); at that noise a half-width of {asked} takes {wording.count(floor.pairs_needed)} pairs.",
-        f"Measuring took {wording.seconds(measurement.seconds)} and {wording.counted(measurement.num_rounds, 'round')} "
+        f"The seconds of a block scatter by {wording.format_small_percent(floor.coefficient_of_variation)} (standard "
+        f"deviation / mean); at that noise a half-width of {asked} takes {wording.format_count(floor.pairs_needed)} "
+        "pairs.",
+        f"Measuring took {wording.format_seconds(measurement.seconds)} and "
+        f"{wording.format_plural(measurement.num_rounds, 'round')} "
         f"for ± {asked}. Why it stopped: {measurement.stopped_because.rstrip('.')}.",
     ]
 
@@ -155,7 +158,7 @@ def _tell_noise(results: Results, measurement: Measurement) -> list[str]:
 def _tabulate_training(results: Results) -> list[Table]:
     """Return how fast each cell was over the whole training, on each range and in each epoch."""
     tables = [_tabulate_cells(results), _tabulate_ranges(results), *_tabulate_epochs(results)]
-    return [table.in_unit(results.unit) for table in tables]
+    return [table.replace_unit(results.unit) for table in tables]
 
 
 def _tabulate_cells(results: Results) -> Table:
@@ -163,14 +166,14 @@ def _tabulate_cells(results: Results) -> Table:
     columns: list[tuple[str, Callable[[CellResults], str]]] = [
         ("Cell", lambda cell: cell.cell),
         ("Ranks", lambda cell: str(cell.world_size)),
-        ("Seconds per epoch", lambda cell: wording.seconds(cell.seconds_per_epoch)),
-        ("Tokens/s", lambda cell: wording.three_digits(cell.whole.tokens_per_second)),
-        ("Samples/s", lambda cell: wording.three_digits(cell.whole.samples_per_second)),
-        ("Speedup", lambda cell: wording.ratio(cell.whole.speedup)),
-        ("Efficiency", lambda cell: wording.percent(cell.whole.parallel_efficiency)),
-        ("Speedup of segments", _spread),
-        *([] if results.is_speedup_measured else [("Karp-Flatt", _karp_flatt)]),
-        ("Data wait", lambda cell: wording.small_percent(cell.whole.data_wait_share)),
+        ("Seconds per epoch", lambda cell: wording.format_seconds(cell.seconds_per_epoch)),
+        ("Tokens/s", lambda cell: wording.format_three_digits(cell.whole.tokens_per_second)),
+        ("Samples/s", lambda cell: wording.format_three_digits(cell.whole.samples_per_second)),
+        ("Speedup", lambda cell: wording.format_ratio(cell.whole.speedup)),
+        ("Efficiency", lambda cell: wording.format_percent(cell.whole.parallel_efficiency)),
+        ("Speedup of segments", _format_spread),
+        *([] if results.is_speedup_measured else [("Karp-Flatt", _format_karp_flatt)]),
+        ("Data wait", lambda cell: wording.format_small_percent(cell.whole.data_wait_share)),
     ]
     return tabulate("Each cell", columns, results.cells)
 
@@ -199,7 +202,7 @@ def _tabulate_epochs(results: Results) -> list[Table]:
         for part in cell.epochs
         if part.epoch == number
     ]
-    loss = ("Loss", lambda row: wording.loss(row[1].loss))
+    loss = ("Loss", lambda row: wording.format_loss(row[1].loss))
     return [_tabulate_parts("Each epoch", ("Epoch", lambda row: str(row[1].epoch)), parts, loss)]
 
 
@@ -212,17 +215,17 @@ def _tabulate_parts(
     columns: _Parts = [
         first,
         ("Cell", lambda row: row[0].cell),
-        ("Seconds", lambda row: wording.seconds(row[1].train_seconds)),
-        ("Tokens/s", lambda row: wording.three_digits(row[1].tokens_per_second)),
-        ("Samples/s", lambda row: wording.three_digits(row[1].samples_per_second)),
-        ("Speedup", lambda row: wording.ratio(row[1].speedup)),
-        ("Efficiency", lambda row: wording.percent(row[1].parallel_efficiency)),
+        ("Seconds", lambda row: wording.format_seconds(row[1].train_seconds)),
+        ("Tokens/s", lambda row: wording.format_three_digits(row[1].tokens_per_second)),
+        ("Samples/s", lambda row: wording.format_three_digits(row[1].samples_per_second)),
+        ("Speedup", lambda row: wording.format_ratio(row[1].speedup)),
+        ("Efficiency", lambda row: wording.format_percent(row[1].parallel_efficiency)),
         *last,
     ]
     return tabulate(title, columns, parts, num_row_headings=2)
 
 
-def _spread(cell: CellResults) -> str:
+def _format_spread(cell: CellResults) -> str:
     spread = cell.speedup_of_segments
     if spread is None:
         is_given = cell.is_baseline or len(cell.segments) < 2 or not cell.is_withheld
@@ -230,7 +233,7 @@ def _spread(cell: CellResults) -> str:
     return f"{spread.lowest:.2f}x to {spread.highest:.2f}x ({spread.num_segments})"
 
 
-def _karp_flatt(cell: CellResults) -> str:
+def _format_karp_flatt(cell: CellResults) -> str:
     """Return the serial fraction of a cell, or why there is none."""
     if cell.karp_flatt is None:
         return wording.WITHHELD if cell.is_withheld and cell.world_size > 1 else wording.NOT_AVAILABLE

@@ -1,12 +1,12 @@
 """The answer, and the few figures that it rests on."""
 
-from tasks.gates.measured import arm_of, cells_of
+from tasks.gates.measured import select_arm, select_cell_arms
 from tasks.process import wording
 from tasks.records.measurement import Measurement
 from tasks.reporting.blocks import Block, KeyFigures, Text
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results
-from tasks.reporting.verdict import by_merit
+from tasks.reporting.verdict import sort_by_merit
 
 TITLE = "Verdict"
 
@@ -19,7 +19,7 @@ def make_lead(results: Results) -> list[Block]:
     return [text for text in (description, label) if text.text]
 
 
-def answer(results: Results) -> Text:
+def make_answer(results: Results) -> Text:
     """Return the verdict."""
     return Text(results.verdict, "refusal" if results.is_withheld else "answer")
 
@@ -30,40 +30,44 @@ def make_blocks(results: Results) -> list[Block]:
     figures = _tell_trained(results) if measurement is None else _tell_measured(results, measurement)
     passed = sum(gate.verdict == "passed" for gate in results.gates)
     gates = (f"{passed} of {len(results.gates)}", "gates passed", _tell_gates(results))
-    return [answer(results), KeyFigures([*figures, gates])]
+    return [make_answer(results), KeyFigures([*figures, gates])]
 
 
 def _tell_trained(results: Results) -> _Figures:
     """Return the figures of the whole training of the fastest cell."""
-    fastest, baseline = [*by_merit(results), *results.cells[1:], *results.cells][0], results.baseline
+    fastest, baseline = [*sort_by_merit(results), *results.cells[1:], *results.cells][0], results.baseline
     speedup = [
-        (wording.ratio(fastest.whole.speedup), _name_speedup(fastest), f"{fastest.cell} against {baseline.cell}"),
-        (wording.percent(fastest.whole.parallel_efficiency), "parallel efficiency", "100 % is linear"),
+        (
+            wording.format_ratio(fastest.whole.speedup),
+            _name_speedup(fastest),
+            f"{fastest.cell} against {baseline.cell}",
+        ),
+        (wording.format_percent(fastest.whole.parallel_efficiency), "parallel efficiency", "100 % is linear"),
     ]
-    beside = "" if fastest is baseline else f"; {baseline.cell} {wording.seconds(baseline.seconds_per_epoch)}"
+    beside = "" if fastest is baseline else f"; {baseline.cell} {wording.format_seconds(baseline.seconds_per_epoch)}"
     return [
         *(speedup if len(results.cells) > 1 else []),
-        (wording.seconds(fastest.seconds_per_epoch), "per epoch", f"{fastest.cell}{beside}"),
-        (wording.three_digits(fastest.whole.tokens_per_second), f"{results.unit}s per second", fastest.cell),
+        (wording.format_seconds(fastest.seconds_per_epoch), "per epoch", f"{fastest.cell}{beside}"),
+        (wording.format_three_digits(fastest.whole.tokens_per_second), f"{results.unit}s per second", fastest.cell),
     ]
 
 
 def _tell_measured(results: Results, measurement: Measurement) -> _Figures:
     """Return the figures of the fastest cell while arms took turns."""
-    first = cells_of(measurement)[0]
-    cell = [*by_merit(results), *results.cells[1:]][0]
-    fastest, efficiency = arm_of(measurement, cell.cell), cell.measured_efficiency
-    doubt = f"{wording.interval(fastest.speedup)} (95 %); " if fastest.speedup else ""
-    steps = f"{fastest.cell}; {first.cell} {wording.span(first.step_seconds.value)}"
+    first = select_cell_arms(measurement)[0]
+    cell = [*sort_by_merit(results), *results.cells[1:]][0]
+    fastest, efficiency = select_arm(measurement, cell.cell), cell.measured_efficiency
+    doubt = f"{wording.format_interval(fastest.speedup)} (95 %); " if fastest.speedup else ""
+    steps = f"{fastest.cell}; {first.cell} {wording.format_duration(first.step_seconds.value)}"
     return [
         (
-            wording.ratio(fastest.speedup.value if fastest.speedup else None),
+            wording.format_ratio(fastest.speedup.value if fastest.speedup else None),
             _name_speedup(cell),
             f"{doubt}{fastest.cell} against {first.cell}",
         ),
-        (wording.percent(efficiency.value if efficiency else None), "parallel efficiency", "100 % is linear"),
-        (wording.span(fastest.step_seconds.value), "per step", steps),
-        (wording.three_digits(fastest.tokens_per_second), f"{results.unit}s per second", fastest.cell),
+        (wording.format_percent(efficiency.value if efficiency else None), "parallel efficiency", "100 % is linear"),
+        (wording.format_duration(fastest.step_seconds.value), "per step", steps),
+        (wording.format_three_digits(fastest.tokens_per_second), f"{results.unit}s per second", fastest.cell),
     ]
 
 

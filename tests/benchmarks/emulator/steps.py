@@ -19,7 +19,7 @@ from tests.tiny import make_config
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.config import TrainingConfig, read_config
 from training.data.batches import MicroBatch, open_slice
-from training.process.distributed import Ranks, joined_ranks
+from training.process.distributed import Ranks, join_ranks
 from training.process.files import write_json
 from training.step.replicated import Replicated
 from training.strategies import ddp, single
@@ -72,7 +72,7 @@ def main() -> int:
     torch.set_num_threads(1)
     config = read_config(Path(sys.argv[-1]))
     asked = json.loads((config.work_dir / "steps.json").read_bytes())
-    with joined_ranks(config) as ranks:
+    with join_ranks(config) as ranks:
         built = {name: _build(config, kind, ranks) for name, kind in asked["kinds"].items()}
         rows = open_slice(config.segments[0].slice_dir)
         micro_batch = rows.collate(range(ranks.rank * 2, ranks.rank * 2 + 2), seq_len=32)

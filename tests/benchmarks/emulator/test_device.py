@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.emulator import workload
 from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, read_device, write_device
-from training.process.files import digest_of_file
+from training.process.files import digest_file
 
 _DEVICE = EmulatedDevice(num_layers=8, forward_ms=1.0, backward_ms=2.0, gradient_mib_per_layer=10.0)
 """24 ms per micro-batch; DDP's buckets hold 3, 3 and 2 of its layers."""
@@ -31,7 +31,7 @@ def test_a_device_is_read_back_as_it_was_written_with_a_manifest_that_fits(tmp_p
     folder = write_device(tmp_path / "device", device)
     assert read_device(folder) == device
     manifest = json.loads((folder / "manifest.json").read_bytes())
-    assert manifest["files"] == {"config.json": digest_of_file(folder / "config.json")}
+    assert manifest["files"] == {"config.json": digest_file(folder / "config.json")}
     model = workload.load_model(folder)
     assert manifest["num_parameters"] == sum(part.numel() for part in model.parameters()) == 8 * 2048
 
@@ -74,10 +74,10 @@ def test_a_folder_without_a_device_is_refused_in_one_line(tmp_path: Path) -> Non
 def test_a_bucket_costs_latency_and_its_bytes_around_a_ring() -> None:
     device = dataclasses.replace(_DEVICE, link_latency_ms=0.5, link_gib_per_second=2.0)
     quarter_of_a_gib = 2**28
-    assert device.link_seconds(quarter_of_a_gib, 1) == 0
-    assert device.link_seconds(quarter_of_a_gib, 2) == pytest.approx(0.0005 + 0.125)
-    assert device.link_seconds(quarter_of_a_gib, 4) == pytest.approx(0.0005 + 1.5 * 0.125)
-    assert dataclasses.replace(device, link_gib_per_second=None).link_seconds(quarter_of_a_gib, 4) == 0.0005
+    assert device.compute_link_seconds(quarter_of_a_gib, 1) == 0
+    assert device.compute_link_seconds(quarter_of_a_gib, 2) == pytest.approx(0.0005 + 0.125)
+    assert device.compute_link_seconds(quarter_of_a_gib, 4) == pytest.approx(0.0005 + 1.5 * 0.125)
+    assert dataclasses.replace(device, link_gib_per_second=None).compute_link_seconds(quarter_of_a_gib, 4) == 0.0005
 
 
 def test_the_true_step_is_the_sum_of_its_parts() -> None:

@@ -17,7 +17,7 @@ from tests.tiny import make_config
 from tests.training.conftest import facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.data.batches import open_slice
-from training.model.weights import parameter_checksum
+from training.model.weights import compute_parameter_checksum
 from training.process.distributed import Ranks
 from training.strategies import ddp
 
@@ -76,7 +76,7 @@ def test_training_on_two_ranks_is_the_training_on_one_and_learns(
     start = workload.load_model(model_dir)
     assert relative_l2(weights_at_end(configs[2]), start.state_dict()) > 0.01
     loaded = workload.load_model(model_dir, checkpoint=_checkpoint(configs[2]))
-    assert parameter_checksum(loaded) == two["parameter_checksums"][0]
+    assert compute_parameter_checksum(loaded) == two["parameter_checksums"][0]
 
 
 def test_a_rank_whose_peer_died_ends_and_does_not_wait(ranks: ForkedRanks, tmp_path: Path, slices: list[Path]) -> None:

@@ -45,7 +45,7 @@ EXHIBITS = [
     _exhibit(
         "timed: each arm draws its own steps",
         "The arms of a turn run different steps, long rows here and short ones there.",
-        Mutation(_BLOCKS, "self.run(by_name[name], steps)", "self.run(by_name[name], self.draw_steps())"),
+        Mutation(_BLOCKS, "self.run(by_name[name], steps)", "self.run(by_name[name], self.choose_steps())"),
         _WORK,
     ),
     _exhibit(
@@ -102,8 +102,8 @@ EXHIBITS = [
         "The one process is timed inside a DDP wrapper and called the plain one.",
         Mutation(
             _ARMS,
-            "return Arm(name=cell.name, cell=cell.name, variant=_variant(cell))",
-            'return Arm(name=cell.name, cell=cell.name, variant=_variant(cell, strategy="ddp"))',
+            "return Arm(name=cell.name, cell=cell.name, variant=_make_variant(cell))",
+            'return Arm(name=cell.name, cell=cell.name, variant=_make_variant(cell, strategy="ddp"))',
         ),
         _WORK,
     ),
@@ -128,8 +128,8 @@ EXHIBITS = [
         "The speedup is computed from seconds that the blocks did not take.",
         Mutation(
             _SPEED,
-            "trials.by_round(arm.name, of),",
-            "[0.7 * seconds for seconds in trials.by_round(arm.name, of)],",
+            "trials.list_by_round(arm.name, of),",
+            "[0.7 * seconds for seconds in trials.list_by_round(arm.name, of)],",
         ),
         _TRAINING,
     ),

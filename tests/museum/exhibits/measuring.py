@@ -12,7 +12,7 @@ _LOOP = "training/loop.py"
 _DATA = "training/data/batches.py"
 _STEP = "result = strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=learning_rate)"
 _NOTED = "record.consume(step, strategy.data_rank, micro_batches if strategy.counts_rows else [], result)"
-_CLOSE = "facts = window.close(forgives_overflow=strategy.forgives_overflow)"
+_CLOSE = "facts = window.close(forgives_overflow=strategy.may_overflow)"
 
 EXHIBITS = [
     Exhibit(

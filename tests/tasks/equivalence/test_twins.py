@@ -12,7 +12,7 @@ from tasks.equivalence.twins import train_twins
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.config import TrainingConfig, read_config
 from training.loop import train
-from training.process.distributed import joined_ranks
+from training.process.distributed import join_ranks
 from training.process.events import EventStream
 from training.process.files import write_json
 from training.process.stop_request import StopRequest
@@ -33,7 +33,7 @@ def test_the_first_twin_has_the_losses_of_the_real_baseline(tmp_path: Path) -> N
     baseline = told(tmp_path)
     twins = train_twins(baseline, {}, max_seconds=60)
     one_rank: Any = type("Config", (), {"world_size": 1, "device": "cpu", "oversubscribe": False})()
-    with joined_ranks(one_rank) as ranks:
+    with join_ranks(one_rank) as ranks:
         train(baseline, ranks, stop=StopRequest(), events=EventStream(tmp_path / "work" / "steps.jsonl", rank=0))
     lines = [json.loads(line) for line in (tmp_path / "work" / "steps.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["event"] == "step"]

@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.gates.asked_for import learning_rates, steps_as_asked_for
+from tasks.gates.asked_for import check_steps, compute_learning_rates
 from tasks.params import Params
 from tests.tasks.reporting.comparison import PARAMS, edit_ledger, edit_steps, outputs_of, write_comparison
-from training.step.schedule import learning_rate_at
+from training.step.schedule import compute_learning_rate
 
 
 def test_rows_and_rates_of_the_second_computation_pass(tmp_path: Path) -> None:
     outputs = outputs_of(tmp_path, write_comparison(tmp_path))
     for cell in ("1proc", "2proc"):
-        found = steps_as_asked_for(outputs, cell)
+        found = check_steps(outputs, cell)
         assert found.verdict == "passed", found.compared
         assert found.numbers == {"steps": 4}
         assert "4 steps are in the order of seed 0" in found.compared
@@ -27,7 +27,7 @@ def test_an_order_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_path: Path)
         edit_ledger(tmp_path, cell, lambda arrays: arrays.update(row_id=np.sort(arrays["row_id"])))
     outputs = outputs_of(tmp_path, params)
     for cell in ("1proc", "2proc"):
-        found = steps_as_asked_for(outputs, cell)
+        found = check_steps(outputs, cell)
         assert found.verdict == "failed"
         assert found.compared == f"{cell} 0-8 epoch 1: its rows are not in the order of seed 0"
 
@@ -38,7 +38,7 @@ def test_a_rate_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_path: Path) -
         edit_steps(tmp_path, cell, learning_rate=2e-3)
     outputs = outputs_of(tmp_path, params)
     for cell in ("1proc", "2proc"):
-        found = steps_as_asked_for(outputs, cell)
+        found = check_steps(outputs, cell)
         assert found.verdict == "failed"
         assert found.compared == f"{cell} 0-8 epoch 1: learning rate 0.002 in its step 2, asked for 0.001"
 
@@ -49,7 +49,7 @@ def test_the_second_computation_gives_what_training_takes(schedule: str, warmup_
     train: dict[str, Any] = PARAMS["train"] | {"schedule": schedule, "warmup_steps": warmup_steps}
     params = Params.model_validate(PARAMS | {"train": train})
     taken = [
-        learning_rate_at(step, num_steps, peak=2e-3, schedule=schedule, warmup_steps=warmup_steps)
+        compute_learning_rate(step, num_steps, peak=2e-3, schedule=schedule, warmup_steps=warmup_steps)
         for step in range(1, num_steps + 1)
     ]
-    np.testing.assert_allclose(learning_rates(params, num_steps=num_steps), taken, rtol=1e-12)
+    np.testing.assert_allclose(compute_learning_rates(params, num_steps=num_steps), taken, rtol=1e-12)

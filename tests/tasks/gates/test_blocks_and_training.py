@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.gates.blocks_and_training import training_bears_out_blocks
-from tasks.gates.equivalence import update_equivalence
+from tasks.gates.blocks_and_training import check_blocks_against_training
+from tasks.gates.equivalence import check_update_equivalence
 from tasks.records.gate import Finding
 from tests.tasks.reporting.blocks import NUM_TURNS, SECONDS, SPEEDUP, arm_blocks, block, give_steps, write_blocks
 from tests.tasks.reporting.comparison import outputs_of
@@ -24,7 +24,7 @@ def judged(
     give_steps(
         outputs, **{"1proc": of_1proc * SECONDS["1proc"] * waves, "2proc": of_2proc * SECONDS["2proc"] * waves}
     )  # fmt: skip
-    found = training_bears_out_blocks(outputs, cell)
+    found = check_blocks_against_training(outputs, cell)
     assert found is not None
     return found
 
@@ -104,7 +104,7 @@ def test_weak_scaling_is_another_training_which_nothing_bears_out_or_certifies(
 
 
 def judged_equivalence(folder: Path, params: dict[str, Any]) -> str:
-    found = update_equivalence(outputs_of(folder, params), "2proc")
+    found = check_update_equivalence(outputs_of(folder, params), "2proc")
     assert found is not None
     return found.verdict
 

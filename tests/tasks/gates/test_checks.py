@@ -44,7 +44,7 @@ def gates_of(folder: Path, params: dict[str, Any]) -> dict[str, Gate]:
 
 def true_figure(gates: dict[str, Gate]) -> str | None:
     """Return the speedup per unit of work that is given for 2proc."""
-    found = gates[TOKENS].of("2proc")
+    found = gates[TOKENS].find_cell_finding("2proc")
     assert found is not None
     return found.true_figure
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tasks.gates.heldout import evaluated_what_was_trained, heldout_rows_unseen
+from tasks.gates.heldout import check_evaluated_weights, check_heldout_rows
 from tests.tasks.reporting.comparison import edit_json, edit_ledger, outputs_of, write_comparison
 
 
@@ -11,7 +11,7 @@ def test_a_cell_that_learned_from_a_held_out_row_fails_and_the_other_passes(tmp_
     params = write_comparison(tmp_path)
     edit_ledger(tmp_path, "2proc", lambda arrays: arrays["row_id"].put(3, 17))
     outputs = outputs_of(tmp_path, params)
-    clean, found = (heldout_rows_unseen(outputs, cell) for cell in ("1proc", "2proc"))
+    clean, found = (check_heldout_rows(outputs, cell) for cell in ("1proc", "2proc"))
     assert clean.compared == "1proc: none of 16 samples learned from is one of the 4 held-out rows"
     assert (clean.verdict, found.verdict) == ("passed", "failed")
     assert found.compared == "2proc 0-8 epoch 1: learned 1 time from a held-out row"
@@ -25,7 +25,7 @@ def test_weights_that_are_not_those_the_ranks_ended_with_fail(tmp_path: Path) ->
     models["2proc"]["parameter_checksum"] = "other weights"
     edit_json(file, models=models)
     outputs = outputs_of(tmp_path, params)
-    clean, found = (evaluated_what_was_trained(outputs, cell) for cell in ("1proc", "2proc"))
+    clean, found = (check_evaluated_weights(outputs, cell) for cell in ("1proc", "2proc"))
     assert clean.verdict == "passed", clean.compared
     assert found.verdict == "failed"
     assert found.compared == "2proc 8-16 epoch 1: evaluated weights other weight, the ranks ended with 050505050505"
@@ -37,6 +37,6 @@ def test_the_checkpoint_of_an_epoch_is_held_against_the_end_of_that_epoch(tmp_pa
     figures = {"loss": 3.5, "num_tokens": 16, "parameter_checksum": "05" * 8}
     epoch = {"range": "0-8", "epoch": 1, "checkpoint": "a.pt"} | figures
     edit_json(tmp_path / "evaluation" / "evaluation.json", epochs={"2proc": [epoch]})
-    found = evaluated_what_was_trained(outputs_of(tmp_path, params), "2proc")
+    found = check_evaluated_weights(outputs_of(tmp_path, params), "2proc")
     assert found.verdict == "failed"
     assert found.compared == "2proc 0-8 epoch 1: evaluated weights 050505050505, the ranks ended with 030303030303"

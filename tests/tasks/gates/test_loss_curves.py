@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.gates.loss_curves import allowed_by, differences, loss_curves_coincide
+from tasks.gates.loss_curves import check_loss_curves, compute_tolerances, list_differences
 from tasks.records.gate import Finding
 from tasks.records.twins import Twin, Twins
-from tasks.reporting.chaos import chaos_of
+from tasks.reporting.chaos import compute_chaos
 from tests.tasks.reporting.comparison import edit_json, edit_steps, outputs_of, write_twins
 
 BASE = np.linspace(4.0, 3.0, 40)
@@ -28,25 +28,28 @@ def twins_of(*apart: Any, num_steps: int = 16) -> Twins:
 def found(own: Any, twins: Twins | None, *, precision: str = "fp32") -> list[str]:
     """Return in what a curve as long as `own` differs from BASE by more than the twins allow."""
     own = np.asarray(own)
-    return differences(own, BASE[: len(own)], allowed_by(twins, precision=precision, num_steps=len(own)))
+    return list_differences(own, BASE[: len(own)], compute_tolerances(twins, precision=precision, num_steps=len(own)))
 
 
 def gate_of(folder: Path, params: dict[str, Any]) -> Finding:
     """Return what the gate finds of the cell that is no baseline."""
-    finding = loss_curves_coincide(outputs_of(folder, params), "2proc")
+    finding = check_loss_curves(outputs_of(folder, params), "2proc")
     assert finding is not None
     return finding
 
 
 def test_a_step_may_be_ten_times_as_far_apart_as_the_twins_have_been_until_a_little_later() -> None:
     apart = [0.0, 1e-6, 1e-6, 4e-5, 1e-5, 2e-3, 1e-3, 1e-3]
-    allowed = allowed_by(twins_of(apart, num_steps=8), precision="fp32", num_steps=8)
+    allowed = compute_tolerances(twins_of(apart, num_steps=8), precision="fp32", num_steps=8)
     # Step 1 looks 2 steps ahead, so do 2 to 5; 6 looks as far as there is something.
     assert allowed.by_step == pytest.approx([1e-5, 4e-4, 4e-4, 2e-2, 2e-2, 2e-2, 2e-2, 2e-2], rel=1e-2)
-    assert len(allowed_by(twins_of(apart, num_steps=8), precision="fp32", num_steps=40).by_step) == 5
-    nothing = allowed_by(twins_of(np.zeros(8), num_steps=8), precision="fp32", num_steps=8)
+    assert len(compute_tolerances(twins_of(apart, num_steps=8), precision="fp32", num_steps=40).by_step) == 5
+    nothing = compute_tolerances(twins_of(np.zeros(8), num_steps=8), precision="fp32", num_steps=8)
     assert nothing.by_step.tolist() == [2e-6] * 8
-    assert allowed_by(twins_of(np.zeros(8), num_steps=8), precision="bf16", num_steps=8).by_step.tolist() == [1e-3] * 8
+    assert (
+        compute_tolerances(twins_of(np.zeros(8), num_steps=8), precision="bf16", num_steps=8).by_step.tolist()
+        == [1e-3] * 8
+    )
 
 
 def test_a_right_training_that_is_chaotic_is_not_withheld() -> None:
@@ -84,11 +87,11 @@ def test_beyond_the_twins_windows_are_compared() -> None:
 
 
 def test_where_the_twins_part_by_much_the_end_is_allowed_three_times_that() -> None:
-    allowed = allowed_by(twins_of(CHAOTIC, OTHER), precision="fp32", num_steps=16)
+    allowed = compute_tolerances(twins_of(CHAOTIC, OTHER), precision="fp32", num_steps=16)
     widest = float(twins_of(CHAOTIC, OTHER).widest[-1])
     assert allowed.late == pytest.approx(3 * widest)
     assert allowed.heldout == 0.1
-    none = allowed_by(None, precision="fp32", num_steps=16)
+    none = compute_tolerances(None, precision="fp32", num_steps=16)
     assert (len(none.by_step), none.late, none.heldout) == (0, 3e-2, 1e-1)
 
 
@@ -100,7 +103,7 @@ def test_a_loss_that_is_no_number_is_no_coincidence() -> None:
 
 
 def test_the_gate_says_what_it_held_against_what(tmp_path: Path, params: dict[str, Any]) -> None:
-    assert loss_curves_coincide(outputs_of(tmp_path, params), "1proc") is None
+    assert check_loss_curves(outputs_of(tmp_path, params), "1proc") is None
     finding = gate_of(tmp_path, params)
     assert finding.verdict == "passed"
     assert "on each of the first 4 steps 10 times what re-ordered sums grow to" in finding.compared
@@ -121,15 +124,15 @@ def test_another_loss_on_held_out_rows_fails(tmp_path: Path, params: dict[str, A
 
 
 def test_how_chaotic_a_training_is_stands_in_one_sentence() -> None:
-    chaotic = chaos_of(twins_of(CHAOTIC, OTHER))
+    chaotic = compute_chaos(twins_of(CHAOTIC, OTHER))
     assert chaotic is not None
     assert chaotic.sentence == (
         "This training is chaotic: two runs of the same work, which differ in how their sums are rounded alone, part "
         "by 1 % of the loss after 11 steps."
     )
     assert chaotic.largest_differences[:3] == pytest.approx([0, 7e-8, 1e-7], rel=0.1)
-    calm = chaos_of(twins_of(np.full(16, 2e-7)))
+    calm = compute_chaos(twins_of(np.full(16, 2e-7)))
     assert calm is not None
     assert "This training is not chaotic as far as was looked" in calm.sentence
     assert "at most 2.0e-07 of the loss apart in 16 steps" in calm.sentence
-    assert chaos_of(None) is None
+    assert compute_chaos(None) is None

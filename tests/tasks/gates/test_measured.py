@@ -7,14 +7,14 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tasks.gates.measured import efficiency, largest_part
+from tasks.gates.measured import compute_efficiency, find_largest_part
 from tasks.process.failure import DataError
 from tasks.records.measurement import Measurement, MeasurementFile
 from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results
-from tasks.reporting.model_card import card_text
+from tasks.reporting.model_card import render_model_card
 from tasks.reporting.results import SCHEMA_FILE, Results, read_results, write_results
-from tasks.services.tracked import final_figures
+from tasks.services.tracked import collect_final_figures
 from tests.tasks.reporting.comparison import PARAMS, edit_json, outputs_of, write_comparison
 from tests.tasks.reporting.measured import arm, estimate, measurement, waterfall, with_speedup, write_measurement
 
@@ -34,15 +34,15 @@ def test_the_reported_speedup_is_the_measured_one_and_the_whole_training_keeps_i
 
 
 def test_efficiency_counts_how_many_times_more_ranks() -> None:
-    share = efficiency(estimate(1.5, 0.1), 8, 4)
+    share = compute_efficiency(estimate(1.5, 0.1), 8, 4)
     assert (share.value, share.low, share.high) == (0.75, pytest.approx(0.675), pytest.approx(0.825))
 
 
 def test_the_largest_part_is_one_that_costs_something() -> None:
-    largest = largest_part(waterfall())
+    largest = find_largest_part(waterfall())
     assert largest is not None
     assert largest.name == "exposed communication"
-    assert largest_part(waterfall(parts=[])) is None
+    assert find_largest_part(waterfall(parts=[])) is None
 
 
 def test_speed_json_is_read_back_as_it_was_written(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_an_older_results_json_without_the_new_keys_is_still_read(tmp_path: Path
 
 
 def test_metrics_and_tracker_get_the_measured_speedup_with_its_ends(measured_results: Results) -> None:
-    metrics = data_files.metrics_of(measured_results)["2proc"]
+    metrics = data_files.collect_metrics(measured_results)["2proc"]
     assert metrics["speedup"] == pytest.approx(68 / 42)
     assert metrics["parallel_efficiency"] == pytest.approx(34 / 42)
     assert (metrics["speedup_low"], metrics["speedup_high"]) == (
@@ -105,8 +105,8 @@ def test_metrics_and_tracker_get_the_measured_speedup_with_its_ends(measured_res
     assert (metrics["speedup_of_whole_training"], metrics["step_seconds"]) == (1.5625, 0.042)
     assert metrics["measured_tokens_per_second"] == pytest.approx(1680 / 0.042)
     assert metrics["tokens_per_second"] == 9.84375
-    assert data_files.metrics_of(measured_results)["1proc"]["speedup"] == 1.0
-    figures = final_figures(measured_results.model_dump(mode="json"))["2proc"]
+    assert data_files.collect_metrics(measured_results)["1proc"]["speedup"] == 1.0
+    figures = collect_final_figures(measured_results.model_dump(mode="json"))["2proc"]
     for name in ("speedup", "speedup_low", "speedup_high", "parallel_efficiency", "step_seconds"):
         assert figures[f"final/{name}"] == metrics[name], name
     assert figures["final/speedup_of_whole_training"] == 1.5625
@@ -116,9 +116,9 @@ def test_metrics_and_tracker_get_the_measured_speedup_with_its_ends(measured_res
 
 
 def test_without_a_measurement_metrics_and_tracker_are_as_before(clean_results: Results) -> None:
-    assert data_files.metrics_of(clean_results)["2proc"]["speedup"] == 1.5625
-    assert "speedup_low" not in data_files.metrics_of(clean_results)["2proc"]
-    figures = final_figures(clean_results.model_dump(mode="json"))["2proc"]
+    assert data_files.collect_metrics(clean_results)["2proc"]["speedup"] == 1.5625
+    assert "speedup_low" not in data_files.collect_metrics(clean_results)["2proc"]
+    figures = collect_final_figures(clean_results.model_dump(mode="json"))["2proc"]
     assert figures["final/speedup"] == 1.5625
     assert not [name for name in figures if "step_seconds" in name or "whole" in name]
 
@@ -126,12 +126,12 @@ def test_without_a_measurement_metrics_and_tracker_are_as_before(clean_results: 
 def test_the_model_card_gives_the_measured_speedup_and_says_so(
     measured_results: Results, withheld_measured_results: Results
 ) -> None:
-    card = card_text(measured_results, cell="2proc", repo_id=None, checkpoints=[])
+    card = render_model_card(measured_results, cell="2proc", repo_id=None, checkpoints=[])
     assert "| 2proc | 2 | 42.0 ms (41.6 to 42.4) | 1.62x (1.58 to 1.66) | 1.65x" in card
     assert "| 81 % (79 to 83) |" in card
     assert "Each arm, measured in turns, strong scaling, 95 % intervals" in card
     assert "| 2proc | 2 | 6.40 s | 9.84 | 2.50 | 1.56x | 78 % |" in card
-    assert "1.62" not in card_text(withheld_measured_results, cell="2proc", repo_id=None, checkpoints=[])
+    assert "1.62" not in render_model_card(withheld_measured_results, cell="2proc", repo_id=None, checkpoints=[])
 
 
 @pytest.mark.parametrize(("speedup", "verdict"), [(2.18, "passed"), (2.22, "failed")])
@@ -170,8 +170,10 @@ def test_a_failed_gate_leaves_no_comparison_with_the_baseline_in_results_metrics
     for results in (measured_results, withheld_measured_results):
         figures = {
             **_leaves(results.model_dump(mode="json")),
-            **_leaves(data_files.metrics_of(results), "metrics"),
-            **_leaves({str(cell): found for cell, found in final_figures(results.model_dump()).items()}, "tracker"),
+            **_leaves(data_files.collect_metrics(results), "metrics"),
+            **_leaves(
+                {str(cell): found for cell, found in collect_final_figures(results.model_dump()).items()}, "tracker"
+            ),
         }
         found = [key for key, one in figures.items() if any(one == pytest.approx(ratio) for ratio in compared)]
         assert bool(found) != results.is_withheld, found

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.gates.checks import check_gates
-from tasks.gates.setting import setting_problems
+from tasks.gates.setting import find_setting_problems
 from tasks.reporting.collect import collect_results
 from tasks.reporting.sections.compared import tell_facts
 from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, setting_of
@@ -58,7 +58,7 @@ def test_a_cell_that_trained_with_something_else_fails_the_gate(
     change, says = DEFECTS[defect]
     edit_segment(tmp_path, "2proc", "8-16", settings=[change(setting_of(params))])
     outputs = outputs_of(tmp_path, params)
-    assert any(f"2proc 8-16 epoch 1: {says}" in found for found in setting_problems(outputs, "2proc"))
+    assert any(f"2proc 8-16 epoch 1: {says}" in found for found in find_setting_problems(outputs, "2proc"))
     gate = next(gate for gate in check_gates(outputs) if gate.name == "Same work in every cell")
     assert gate.verdict == "failed"
     assert says in gate.compared
@@ -67,25 +67,25 @@ def test_a_cell_that_trained_with_something_else_fails_the_gate(
 def test_cells_with_the_same_records_pass(params: dict[str, Any], tmp_path: Path) -> None:
     outputs = outputs_of(tmp_path, params)
     for cell in params["cells"]:
-        assert setting_problems(outputs, cell) == []
+        assert find_setting_problems(outputs, cell) == []
 
 
 def test_a_launch_that_went_on_with_other_values_is_found(params: dict[str, Any], tmp_path: Path) -> None:
     first = setting_of(params)
     edit_segment(tmp_path, "2proc", settings=[first, _changed(first, "kernels", matmul_precision="high")])
-    (found,) = setting_problems(outputs_of(tmp_path, params), "2proc")
+    (found,) = find_setting_problems(outputs_of(tmp_path, params), "2proc")
     assert "kernels.matmul_precision high" in found
 
 
 def test_a_smaller_micro_batch_for_want_of_memory_is_the_same_work(params: dict[str, Any], tmp_path: Path) -> None:
     first = setting_of(params)
     edit_segment(tmp_path, "2proc", settings=[first, _changed(first, "train", micro_batch_size=2)])
-    assert setting_problems(outputs_of(tmp_path, params), "2proc") == []
+    assert find_setting_problems(outputs_of(tmp_path, params), "2proc") == []
 
 
 def test_a_segment_without_a_record_of_its_setting_does_not_pass(params: dict[str, Any], tmp_path: Path) -> None:
     edit_segment(tmp_path, "2proc", settings=[])
-    (found,) = setting_problems(outputs_of(tmp_path, params), "2proc")
+    (found,) = find_setting_problems(outputs_of(tmp_path, params), "2proc")
     assert "nothing was recorded" in found
 
 
@@ -96,7 +96,7 @@ def test_a_record_that_is_not_what_params_yaml_says_fails_and_the_report_prints_
     outputs = outputs_of(tmp_path, asked)
     for cell in params["cells"]:
         wanted = f"{cell}: the record has weight_decay 0.0, params.yaml 0.05"
-        assert any(wanted in found for found in setting_problems(outputs, cell))
+        assert any(wanted in found for found in find_setting_problems(outputs, cell))
     results = collect_results(outputs)
     assert all(cell.is_withheld for cell in results.cells)
     assert results.comparison.train["weight_decay"] == 0.0
@@ -107,7 +107,7 @@ def test_a_run_whose_segments_are_not_of_its_own_values_is_found(params: dict[st
     record = setting_of(params)["train"] | {"epochs": 1, "watchdog_seconds": 60.0, "loss_chunk_rows": None}
     for cell in params["cells"]:
         edit_json(tmp_path / "runs" / cell / "run.json", train=record | {"seed": 7})
-    found = setting_problems(outputs_of(tmp_path, params | {"train": params["train"] | {"seed": 7}}), "1proc")
+    found = find_setting_problems(outputs_of(tmp_path, params | {"train": params["train"] | {"seed": 7}}), "1proc")
     assert "1proc 0-8 epoch 1: the ranks used seed 0, the cell's run.json 7" in " ".join(found)
 
 

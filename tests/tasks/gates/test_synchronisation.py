@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tasks.gates.checks import check_gates
-from tasks.gates.synchronisation import gradients_synchronised
+from tasks.gates.synchronisation import check_synchronisation
 from tasks.records.gate import Gate
 from tests.tasks.reporting.comparison import PARAMS, edit_json, edit_segment, edit_traffic, outputs_of, write_comparison
 
@@ -208,7 +208,7 @@ def test_what_torch_recorded_of_the_last_steps_decides_over_what_was_reckoned(
 ) -> None:
     told = {"num_steps": 2, "number": 2, "num_bytes": 8000, "counted_number": 2, "counted_bytes": 8000} | recorded
     edit_segment(tmp_path, "2proc", recorded_exchanges=told)
-    found = gradients_synchronised(outputs_of(tmp_path, params), "2proc")
+    found = check_synchronisation(outputs_of(tmp_path, params), "2proc")
     assert found is not None
     assert found.verdict == ("failed" if says else "passed")
     assert (says or "") in found.compared

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.gates.work_of_blocks import blocks_do_the_work
+from tasks.gates.work_of_blocks import check_block_work
 from tasks.records.gate import Finding
 from tests.tasks.reporting.blocks import arm_blocks, block, write_blocks
 from tests.tasks.reporting.comparison import NUM_PARAMETERS, outputs_of
@@ -14,7 +14,7 @@ from tests.tasks.reporting.measured import write_measurement
 
 
 def judged(folder: Path, params: dict[str, Any], cell: str) -> Finding:
-    found = blocks_do_the_work(outputs_of(folder, params), cell)
+    found = check_block_work(outputs_of(folder, params), cell)
     assert found is not None
     return found
 
@@ -29,7 +29,7 @@ def test_blocks_that_did_the_work_pass_in_every_cell(tmp_path: Path, params: dic
 def test_a_measurement_without_blocks_is_not_checked_and_none_at_all_says_nothing(
     tmp_path: Path, params: dict[str, Any]
 ) -> None:
-    assert blocks_do_the_work(outputs_of(tmp_path, params), "2proc") is None
+    assert check_block_work(outputs_of(tmp_path, params), "2proc") is None
     write_measurement(tmp_path)
     assert judged(tmp_path, params, "2proc").verdict == "not checked"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasks.fingerprint import write_snapshots
-from tasks.inputs.meaning import NOT_CONTENT, meanings_below
+from tasks.inputs.meaning import NOT_CONTENT, collect_meanings
 from tasks.params import load_params
 
 MODULES = {
@@ -127,7 +127,7 @@ def test_names_put_together_and_lazy_imports_are_followed(tmp_path: Path) -> Non
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text)
-    assert set(meanings_below("tasks.one", project=tmp_path)) == {
+    assert set(collect_meanings("tasks.one", project=tmp_path)) == {
         "tasks/__init__.py", "tasks/one.py", "tasks/many/__init__.py", "tasks/many/a.py", "tasks/many/b.py",
         "tasks/many/beside.txt", "tasks/lazy.py",
     }  # fmt: skip
@@ -136,9 +136,9 @@ def test_names_put_together_and_lazy_imports_are_followed(tmp_path: Path) -> Non
 def test_what_measure_keeps_outside_of_dvc_depends_on_the_schema_that_it_writes() -> None:
     from tasks import measure
 
-    timed = set(meanings_below(*measure._TIMING, without=measure._STARTING))
+    timed = set(collect_meanings(*measure._TIMING, without=measure._STARTING))
     assert {"tasks/records/measurement.py", "tasks/measuring/model_error.json", "training/probing/parts.py"} < timed
-    certified = set(meanings_below(*measure._CERTIFYING, without=measure._STARTING))
+    certified = set(collect_meanings(*measure._CERTIFYING, without=measure._STARTING))
     assert {
         "tasks/equivalence/reference/update.py",
         "tasks/equivalence/reference/causal_lm.py",

@@ -15,10 +15,18 @@ from tasks.machine.gpu_checks import (
     check_pcie,
     judge_gpus,
 )
-from tasks.machine.gpu_facts import SWITCHED_OFF, GpuFacts, GpuProcess, LinkFacts, read_gpu, read_link, slowdowns_of
-from tasks.machine.gpus import visible
+from tasks.machine.gpu_facts import (
+    SWITCHED_OFF,
+    GpuMoment,
+    GpuProcess,
+    LinkFacts,
+    describe_slowdowns,
+    read_gpu,
+    read_link,
+)
+from tasks.machine.gpus import select_visible
 
-T4 = GpuFacts(
+T4 = GpuMoment(
     index=0,
     name="Tesla T4",
     utilisation=0.0,
@@ -42,15 +50,15 @@ PAIR = (T4, dataclasses.replace(T4, index=1))
 NO_PEER = LinkFacts(
     first=0, second=1, has_nvlink=False, peer="no peer to peer: the GPUs do not support it", path="through one socket"
 )
-UNKNOWN = GpuFacts(index=0, name="some GPU")
+UNKNOWN = GpuMoment(index=0, name="some GPU")
 
 
 def test_a_driver_that_refuses_every_question_leaves_every_fact_unknown(no_driver: str) -> None:
-    assert read_gpu(None, 0) == GpuFacts(index=0, name="unnamed GPU")
+    assert read_gpu(None, 0) == GpuMoment(index=0, name="unnamed GPU")
     assert read_link(None, None, indices=(0, 1)).kind == "PCIe, peer to peer unknown"
 
 
-def changed(**facts: Any) -> tuple[GpuFacts, GpuFacts]:
+def changed(**facts: Any) -> tuple[GpuMoment, GpuMoment]:
     """The pair with the second one changed."""
     return T4, dataclasses.replace(PAIR[1], **facts)
 
@@ -118,8 +126,11 @@ def test_heat_brakes_and_a_lowered_power_limit_are_warnings() -> None:
 
 def test_only_the_reasons_that_cost_speed_are_slowdowns() -> None:
     gpu_idle, applications_clocks, power_cap, hardware, hot = 0x1, 0x2, 0x4, 0x8, 0x40
-    assert slowdowns_of(gpu_idle | applications_clocks | power_cap) == ()
-    assert slowdowns_of(hardware | hot) == ("slowed down by the hardware (heat or power supply)", "too hot (hardware)")
+    assert describe_slowdowns(gpu_idle | applications_clocks | power_cap) == ()
+    assert describe_slowdowns(hardware | hot) == (
+        "slowed down by the hardware (heat or power supply)",
+        "too hot (hardware)",
+    )
 
 
 def nvlinked(first: int, second: int, *, is_linked: bool = True) -> LinkFacts:
@@ -155,8 +166,8 @@ def test_the_ranks_of_all_cells_must_fit_on_a_gpu_side_by_side() -> None:
 
 def test_cuda_visible_devices_chooses_and_orders() -> None:
     uuids = ["GPU-aa1", "GPU-bb2", "GPU-cc3"]
-    assert visible(uuids, None) == [0, 1, 2]
-    assert visible(uuids, "2,0") == [2, 0]
-    assert visible(uuids, "GPU-bb, 0") == [1, 0]
-    assert visible(uuids, "1,7,0") == [1]
-    assert visible(uuids, "") == []
+    assert select_visible(uuids, None) == [0, 1, 2]
+    assert select_visible(uuids, "2,0") == [2, 0]
+    assert select_visible(uuids, "GPU-bb, 0") == [1, 0]
+    assert select_visible(uuids, "1,7,0") == [1]
+    assert select_visible(uuids, "") == []

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tasks.machine.gpu_meter import GpuFigures, GpuMeter, NvmlGpu, Reading, figures_of, gpu_meter
+from tasks.machine.gpu_meter import GpuFigures, GpuMeter, NvmlGpu, Reading, compute_gpu_figures, open_gpu_meter
 from tasks.machine.gpus import open_gpus
 
 
@@ -15,7 +15,7 @@ def reading(at: float, *, energy: float | None = None, power: float | None = 100
 
 
 def figures(readings: list[Reading]) -> GpuFigures:
-    return figures_of(readings, index=0, name="Tesla T4")
+    return compute_gpu_figures(readings, index=0, name="Tesla T4")
 
 
 def test_energy_is_what_the_counter_rose_by() -> None:
@@ -103,7 +103,7 @@ def test_energy_of_all_is_unknown_if_one_gpus_is() -> None:
 
 
 def test_without_a_driver_the_meter_says_why_and_never_raises(no_driver: str) -> None:
-    with gpu_meter() as meter, meter.span() as span:
+    with open_gpu_meter() as meter, meter.span() as span:
         pass
     assert span.figures is not None
     assert span.figures.gpus == ()
@@ -126,7 +126,7 @@ def test_a_real_gpu_is_metered() -> None:
             pytest.skip(opened.problem)
     import torch
 
-    with gpu_meter(1) as meter, meter.span() as span:
+    with open_gpu_meter(1) as meter, meter.span() as span:
         matrix = torch.ones(4096, 4096, device="cuda")
         end = time.monotonic() + 2
         while time.monotonic() < end:

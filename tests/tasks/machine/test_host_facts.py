@@ -8,12 +8,12 @@ import psutil
 from tasks.machine.host_checks import check_frequency, check_siblings
 from tasks.machine.host_facts import (
     CpuFrequency,
-    cpu_frequency,
-    cpu_quota,
-    free_memory_bytes,
+    count_physical_cores,
     is_virtual_machine,
-    num_physical_cores,
-    usable_cpus,
+    list_usable_cpus,
+    read_cpu_frequency,
+    read_cpu_quota,
+    read_free_memory_bytes,
 )
 
 
@@ -25,16 +25,16 @@ def put(root: Path, path: str, text: str) -> None:
 def test_hyper_threads_of_one_core_are_one_physical_core(tmp_path: Path) -> None:
     for cpu, siblings in enumerate(("0,4", "1,5", "2,6", "3,7") * 2):
         put(tmp_path, f"sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list", siblings)
-    assert num_physical_cores([0, 1, 2, 3], root=tmp_path) == 4
-    assert num_physical_cores([0, 4], root=tmp_path) == 1
-    assert num_physical_cores(list(range(8)), root=tmp_path) == 4
-    assert num_physical_cores([8], root=tmp_path) is None
+    assert count_physical_cores([0, 1, 2, 3], root=tmp_path) == 4
+    assert count_physical_cores([0, 4], root=tmp_path) == 1
+    assert count_physical_cores(list(range(8)), root=tmp_path) == 4
+    assert count_physical_cores([8], root=tmp_path) is None
 
 
 def test_older_kernels_call_siblings_by_another_name(tmp_path: Path) -> None:
     for cpu in (0, 1):
         put(tmp_path, f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", "0-1")
-    assert num_physical_cores([0, 1], root=tmp_path) == 1
+    assert count_physical_cores([0, 1], root=tmp_path) == 1
 
 
 def test_a_virtual_machines_cores_are_not_taken_on_trust(tmp_path: Path) -> None:
@@ -49,13 +49,13 @@ def test_a_virtual_machines_cores_are_not_taken_on_trust(tmp_path: Path) -> None
 
 def test_the_tightest_quota_of_nested_control_groups_counts(tmp_path: Path) -> None:
     put(tmp_path, "proc/self/cgroup", "0::/kubepods/pod7")
-    assert cpu_quota(root=tmp_path) is None
+    assert read_cpu_quota(root=tmp_path) is None
     put(tmp_path, "sys/fs/cgroup/kubepods/pod7/cpu.max", "max 100000")
-    assert cpu_quota(root=tmp_path) is None
+    assert read_cpu_quota(root=tmp_path) is None
     put(tmp_path, "sys/fs/cgroup/kubepods/cpu.max", "250000 100000")
-    assert cpu_quota(root=tmp_path) == 2.5
+    assert read_cpu_quota(root=tmp_path) == 2.5
     put(tmp_path, "sys/fs/cgroup/kubepods/pod7/cpu.max", "150000 100000")
-    assert cpu_quota(root=tmp_path) == 1.5
+    assert read_cpu_quota(root=tmp_path) == 1.5
 
 
 def test_the_quota_of_version_1_is_read_too(tmp_path: Path) -> None:
@@ -64,31 +64,31 @@ def test_the_quota_of_version_1_is_read_too(tmp_path: Path) -> None:
     top = "sys/fs/cgroup/cpu,cpuacct"
     put(tmp_path, f"{top}/cpu.cfs_period_us", "100000")
     put(tmp_path, f"{top}/cpu.cfs_quota_us", "-1")
-    assert cpu_quota(root=tmp_path) is None
+    assert read_cpu_quota(root=tmp_path) is None
     put(tmp_path, f"{top}/cpu.cfs_quota_us", "50000")
-    assert cpu_quota(root=tmp_path) == 0.5
+    assert read_cpu_quota(root=tmp_path) == 0.5
 
 
 def test_the_control_groups_memory_counts_without_its_cache(tmp_path: Path) -> None:
     put(tmp_path, "proc/self/cgroup", "0::/box")
-    machine, whose = free_memory_bytes(root=tmp_path)
+    machine, whose = read_free_memory_bytes(root=tmp_path)
     assert whose == "of the machine"
     assert 0 < machine <= psutil.virtual_memory().total
     put(tmp_path, "sys/fs/cgroup/box/memory.max", str(2 * 2**20))
     put(tmp_path, "sys/fs/cgroup/box/memory.current", str(2**20))
     put(tmp_path, "sys/fs/cgroup/box/memory.stat", f"anon 5\ninactive_file {2**18}")
-    assert free_memory_bytes(root=tmp_path) == (2**20 + 2**18, "of the control group")
+    assert read_free_memory_bytes(root=tmp_path) == (2**20 + 2**18, "of the control group")
     put(tmp_path, "sys/fs/cgroup/box/memory.max", "max")
-    assert free_memory_bytes(root=tmp_path)[1] == "of the machine"
+    assert read_free_memory_bytes(root=tmp_path)[1] == "of the machine"
 
 
 def test_version_1_without_a_memory_limit_is_no_limit(tmp_path: Path) -> None:
     put(tmp_path, "proc/self/cgroup", "4:memory:/")
     put(tmp_path, "sys/fs/cgroup/memory/memory.usage_in_bytes", "1000")
     put(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712")
-    assert free_memory_bytes(root=tmp_path)[1] == "of the machine"
+    assert read_free_memory_bytes(root=tmp_path)[1] == "of the machine"
     put(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "3000")
-    assert free_memory_bytes(root=tmp_path) == (2000, "of the control group")
+    assert read_free_memory_bytes(root=tmp_path) == (2000, "of the control group")
 
 
 def test_governor_cap_and_throttling_are_read(tmp_path: Path) -> None:
@@ -99,10 +99,10 @@ def test_governor_cap_and_throttling_are_read(tmp_path: Path) -> None:
         put(tmp_path, f"{folder}/cpufreq/scaling_max_freq", "1800000")
         put(tmp_path, f"{folder}/cpufreq/cpuinfo_max_freq", "3600000")
         put(tmp_path, f"{folder}/thermal_throttle/core_throttle_count", count)
-    facts = cpu_frequency([0, 1], root=tmp_path)
+    facts = read_cpu_frequency([0, 1], root=tmp_path)
     assert facts == CpuFrequency(governors=("powersave",), driver="acpi-cpufreq", capped_to=0.5, num_throttled=7)
     nothing = CpuFrequency(governors=(), driver=None, capped_to=None, num_throttled=None)
-    assert cpu_frequency([9], root=tmp_path) == nothing
+    assert read_cpu_frequency([9], root=tmp_path) == nothing
     assert check_frequency(nothing, nothing, is_on_battery=False).verdict == "not checked"
     assert check_frequency(nothing, nothing, is_on_battery=True).verdict == "warning"
 
@@ -124,5 +124,5 @@ def test_a_clock_that_is_held_down_is_a_warning() -> None:
 
 
 def test_the_cpus_that_may_be_used_are_those_of_this_process() -> None:
-    assert usable_cpus()
-    assert len(usable_cpus()) <= (os.cpu_count() or 1)
+    assert list_usable_cpus()
+    assert len(list_usable_cpus()) <= (os.cpu_count() or 1)

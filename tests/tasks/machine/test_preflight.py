@@ -15,8 +15,8 @@ import pytest
 
 from tasks.machine.check import Check
 from tasks.machine.host_checks import LARGEST_LOAD, check_cores, check_disk, check_load, check_memory
-from tasks.machine.host_facts import BusyProcess, Load, our_processes, watch_load
-from tasks.machine.preflight import preflight, verdict_on
+from tasks.machine.host_facts import BusyProcess, Load, list_our_pids, watch_load
+from tasks.machine.preflight import judge_checks, run_preflight
 from tasks.params import Params, load_params
 
 SPIN = "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
@@ -50,9 +50,9 @@ def named(result: dict[str, Any], name: str) -> dict[str, Any]:
 def test_a_busy_process_of_somebody_else_makes_the_machine_unfit(
     stranger: int, params: Params, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert stranger not in our_processes()
+    assert stranger not in list_our_pids()
     with caplog.at_level(logging.INFO):
-        result = preflight(params, MACHINE, cells=list(params.cells), device="cpu", folder=tmp_path)
+        result = run_preflight(params, MACHINE, cells=list(params.cells), device="cpu", folder=tmp_path)
     assert result["verdict"] == "not fit to measure"
     load = named(result, "load by others")
     assert load["verdict"] == "warning"
@@ -126,7 +126,7 @@ def test_more_ranks_than_cores_is_found_from_the_params(params: Params, tmp_path
     num_cpus = os.cpu_count() or 1
     crowd = params.cells["2proc"].model_copy(update={"world_size": 4 * num_cpus})
     crowded = params.model_copy(update={"cells": {**params.cells, "crowd": crowd}})
-    result = preflight(crowded, MACHINE, cells=["crowd"], device="cpu", folder=tmp_path)
+    result = run_preflight(crowded, MACHINE, cells=["crowd"], device="cpu", folder=tmp_path)
     assert result["verdict"] == "not fit to measure"
     assert named(result, "cores for crowd")["verdict"] == "warning"
 
@@ -153,7 +153,7 @@ def test_ranks_that_do_not_fit_into_memory_are_found() -> None:
 def test_without_a_driver_gpus_are_not_checked_for_the_librarys_own_reason(
     no_driver: str, params: Params, tmp_path: Path
 ) -> None:
-    result = preflight(params, MACHINE, cells=list(params.cells), device="cuda", folder=tmp_path)
+    result = run_preflight(params, MACHINE, cells=list(params.cells), device="cuda", folder=tmp_path)
     gpus = named(result, "GPUs")
     assert gpus["verdict"] == "not checked"
     assert no_driver in gpus["found"]
@@ -162,8 +162,8 @@ def test_without_a_driver_gpus_are_not_checked_for_the_librarys_own_reason(
 def test_the_verdict_is_fit_unless_a_check_warns(caplog: pytest.LogCaptureFixture) -> None:
     fine, unread = Check.ok("a", "1 of 2"), Check.not_checked("b", "it is not shown")
     with caplog.at_level(logging.INFO):
-        assert verdict_on([fine, unread])["verdict"] == "fit to measure"
+        assert judge_checks([fine, unread])["verdict"] == "fit to measure"
     assert caplog.messages == ["fit to measure: 1 checks passed, not checked: b"]
     caplog.clear()
-    assert verdict_on([fine, Check.warning("c", "9 of 2", remedy="do d")])["verdict"] == "not fit to measure"
+    assert judge_checks([fine, Check.warning("c", "9 of 2", remedy="do d")])["verdict"] == "not fit to measure"
     assert caplog.messages == ["not fit to measure: c: 9 of 2; do d"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from tasks.measuring.advice import knobs_for
+from tasks.measuring.advice import list_knobs
 from tasks.params import Params
 from tests.tasks.reporting.comparison import PARAMS
 
@@ -24,7 +24,7 @@ def _keys(params: Params, cell: str = "2proc", **changes: Any) -> list[str]:
         "can": ["packing", "early_tied_head"],
         **changes,
     }
-    return [knob.key for knob in knobs_for(params, cell, **asked)]
+    return [knob.key for knob in list_knobs(params, cell, **asked)]
 
 
 def test_levers_are_tried_where_the_cell_and_its_model_make_them_possible() -> None:
@@ -58,7 +58,7 @@ def test_every_change_is_written_so_that_params_yaml_takes_it() -> None:
         "exchange": {"bucket_bytes": [40 * 2**20, 2 * 2**20]},
         "can": ["packing", "early_tied_head"],
     }
-    for knob in knobs_for(params, "2proc", **asked):
+    for knob in list_knobs(params, "2proc", **asked):
         patch = yaml.safe_load(knob.patch("2proc"))
         train = patch.get("train", {})
         options = patch.get("cells", {}).get("2proc", {}).get("options", {"bucket_view": False})

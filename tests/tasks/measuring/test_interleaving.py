@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from tasks.measuring.interleaving import GROWTH, LOOK_CONFIDENCE, Stopping, rounds, trial
+from tasks.measuring.interleaving import GROWTH, LOOK_CONFIDENCE, Stopping, average_blocks, generate_rounds
 from tasks.measuring.intervals import Interval
 from tests.simulated_machine import Noise, SimulatedMachine
 
@@ -23,14 +23,14 @@ class _Looks:
 
 
 def test_a_round_is_an_order_of_all_arms_and_its_mirror_image() -> None:
-    for order in itertools.islice(rounds(ARMS, seed=0), 50):
+    for order in itertools.islice(generate_rounds(ARMS, seed=0), 50):
         assert sorted(order[:3]) == sorted(ARMS)
         assert order == order[::-1]
 
 
 def test_every_order_of_the_arms_comes_equally_often() -> None:
     counts = dict.fromkeys(itertools.permutations(ARMS), 0)
-    for order in itertools.islice(rounds(ARMS, seed=0), 6000):
+    for order in itertools.islice(generate_rounds(ARMS, seed=0), 6000):
         first, second, third = order[:3]
         counts[first, second, third] += 1
     # 1000 each; the standard deviation is 29.
@@ -38,23 +38,23 @@ def test_every_order_of_the_arms_comes_equally_often() -> None:
 
 
 def test_rounds_follow_from_the_seed_alone() -> None:
-    first, again, other = (list(itertools.islice(rounds(ARMS, seed=seed), 20)) for seed in (7, 7, 8))
+    first, again, other = (list(itertools.islice(generate_rounds(ARMS, seed=seed), 20)) for seed in (7, 7, 8))
     assert first == again != other
 
 
 def test_arms_must_be_given_and_differ() -> None:
-    assert next(rounds(["1gpu"], seed=0)) == ["1gpu", "1gpu"]
+    assert next(generate_rounds(["1gpu"], seed=0)) == ["1gpu", "1gpu"]
     for arms in ([], ["1gpu", "1gpu"]):
         with pytest.raises(ValueError, match="each once"):
-            next(rounds(arms, seed=0))
+            next(generate_rounds(arms, seed=0))
 
 
 def test_a_linear_drift_cancels_within_a_round() -> None:
-    order = next(rounds(ARMS, seed=3))
-    values = trial(order, [1.0 + 0.1 * position for position in range(6)])
+    order = next(generate_rounds(ARMS, seed=3))
+    values = average_blocks(order, [1.0 + 0.1 * position for position in range(6)])
     assert values == pytest.approx(dict.fromkeys(ARMS, 1.25))
     with pytest.raises(ValueError, match="zip"):
-        trial(order, [1.0])
+        average_blocks(order, [1.0])
 
 
 def test_it_looks_only_at_fixed_numbers_of_rounds() -> None:

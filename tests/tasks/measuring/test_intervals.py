@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tasks.measuring import intervals
-from tasks.measuring.interleaving import Stopping, rounds, trial
-from tasks.measuring.intervals import Interval, least_trials, median_interval, ratio_of_medians
+from tasks.measuring.interleaving import Stopping, average_blocks, generate_rounds
+from tasks.measuring.intervals import Interval, bootstrap_median, bootstrap_median_ratio, count_needed_trials
 from tests.simulated_machine import Noise, SimulatedMachine
 
 NUM_EXPERIMENTS = 200
@@ -24,12 +24,14 @@ def _measure(truth: float, seed: int, noise: Noise) -> tuple[Interval, Stopping,
     seconds: dict[str, list[float]] = {"1gpu": [], "2gpu": []}
 
     def look(confidence: float) -> dict[str, Interval]:
-        ratio = ratio_of_medians(seconds["1gpu"], seconds["2gpu"], seed=seed, confidence=confidence, num_draws=2000)
+        ratio = bootstrap_median_ratio(
+            seconds["1gpu"], seconds["2gpu"], seed=seed, confidence=confidence, num_draws=2000
+        )
         return {"2gpu": ratio}
 
-    for num_rounds, order in enumerate(rounds(["1gpu", "2gpu"], seed=seed), start=1):
+    for num_rounds, order in enumerate(generate_rounds(["1gpu", "2gpu"], seed=seed), start=1):
         blocks = [statistics.fmean(machine.run_block(arm, STEPS_PER_BLOCK)) for arm in order]
-        for arm, value in trial(order, blocks).items():
+        for arm, value in average_blocks(order, blocks).items():
             seconds[arm].append(value)
         if not stopping.goes_on(num_rounds, seconds=machine.now_seconds, look=look):
             return stopping.intervals["2gpu"], stopping, num_rounds
@@ -43,7 +45,7 @@ def _measure_one_after_the_other(truth: float, seed: int, noise: Noise, num_roun
         arm: [statistics.fmean(machine.run_block(arm, 2 * STEPS_PER_BLOCK)) for _ in range(num_rounds)]
         for arm in ("1gpu", "2gpu")
     }
-    return ratio_of_medians(seconds["1gpu"], seconds["2gpu"], seed=seed, confidence=0.97, num_draws=2000)
+    return bootstrap_median_ratio(seconds["1gpu"], seconds["2gpu"], seed=seed, confidence=0.97, num_draws=2000)
 
 
 @pytest.mark.parametrize("truth", [1.0, 1.34, 1.9])
@@ -71,11 +73,11 @@ def test_turns_of_many_arms_cover_a_ratio_at_the_least_number_of_rounds() -> Non
     missed = []
     for seed in range(NUM_EXPERIMENTS):
         machine, blocks = SimulatedMachine(truths, Noise(), seed), {arm: list[float]() for arm in arms}
-        for order in itertools.islice(rounds(arms, seed=seed), math.ceil(least_trials(confidence) / 2)):
+        for order in itertools.islice(generate_rounds(arms, seed=seed), math.ceil(count_needed_trials(confidence) / 2)):
             for arm in order:
                 blocks[arm].append(statistics.fmean(machine.run_block(arm, STEPS_PER_BLOCK)))
         missed += [
-            not ratio_of_medians(blocks[arms[0]], blocks[arm], seed=seed, confidence=confidence, num_draws=2000)
+            not bootstrap_median_ratio(blocks[arms[0]], blocks[arm], seed=seed, confidence=confidence, num_draws=2000)
             .contains(truths[arms[0]] / truths[arm])
             for arm in arms[1:]
         ]  # fmt: skip
@@ -84,7 +86,7 @@ def test_turns_of_many_arms_cover_a_ratio_at_the_least_number_of_rounds() -> Non
 
 def _difference_of_medians(minuend: list[float], subtrahend: list[float], *, seed: int) -> Interval:
     arms = {"minuend": minuend, "subtrahend": subtrahend}
-    return intervals.paired_bootstrap(arms, lambda of: of["minuend"] - of["subtrahend"], seed=seed, num_draws=2000)
+    return intervals.bootstrap_statistic(arms, lambda of: of["minuend"] - of["subtrahend"], seed=seed, num_draws=2000)
 
 
 def test_a_fixed_number_of_trials_covers_a_difference_of_medians() -> None:
@@ -101,7 +103,7 @@ def test_what_slows_whole_rounds_down_does_not_widen_the_interval() -> None:
     random = np.random.default_rng(0)
     quiet = random.lognormal(0, 0.01, size=(2, 30))
     drifting = quiet * np.exp(random.normal(0, 0.3, size=30))
-    calm, stormy = (ratio_of_medians(*pair.tolist(), seed=1) for pair in (quiet, drifting))
+    calm, stormy = (bootstrap_median_ratio(*pair.tolist(), seed=1) for pair in (quiet, drifting))
     assert (calm.value, calm.low, calm.high) == pytest.approx((stormy.value, stormy.low, stormy.high), rel=1e-12)
 
 
@@ -111,14 +113,14 @@ def test_levelled_ratio_is_that_of_the_middle_round() -> None:
     levels = [2.0, 4.0, 1.0, 12.0, 6.0, 3.0, 5.0]
     above = [level * ratio**0.5 for level, ratio in zip(levels, ratios, strict=True)]
     below = [level / ratio**0.5 for level, ratio in zip(levels, ratios, strict=True)]
-    assert ratio_of_medians(above, below, seed=0).value == pytest.approx(1.21)
+    assert bootstrap_median_ratio(above, below, seed=0).value == pytest.approx(1.21)
     # Medians of the levelled rounds, 1.1 and 1 / 1.1, times the median level, 4.
     assert _difference_of_medians(above, below, seed=0).value == pytest.approx(4 * (1.1 - 1 / 1.1))
 
 
 def test_interval_of_one_arm_is_that_of_its_order_statistics() -> None:
     values = [float(value) for value in range(1, 21)]
-    found = median_interval(values, seed=0)
+    found = bootstrap_median(values, seed=0)
     assert found.value == pytest.approx(10.5)
     # 20 trials: the 6th to the 15th cover the median with 95.9 % (binomial); the bootstrap comes near them.
     assert found.low == pytest.approx(6, abs=1)
@@ -129,7 +131,7 @@ def test_any_function_of_several_medians_gets_an_interval() -> None:
     random = np.random.default_rng(3)
     drift = np.exp(random.normal(0, 0.2, size=25))
     arms = {name: (true * drift).tolist() for name, true in {"ideal": 1.0, "no_op": 1.2, "real": 1.5}.items()}
-    lost = intervals.paired_bootstrap(arms, lambda of: (of["real"] - of["no_op"]) / of["ideal"], seed=0)
+    lost = intervals.bootstrap_statistic(arms, lambda of: (of["real"] - of["no_op"]) / of["ideal"], seed=0)
     # Without noise beside the drift nothing is left to be unsure of.
     assert (lost.value, lost.low, lost.high) == pytest.approx((0.3, 0.3, 0.3))
 
@@ -137,7 +139,7 @@ def test_any_function_of_several_medians_gets_an_interval() -> None:
 def test_equal_seeds_give_equal_intervals() -> None:
     random = np.random.default_rng(5)
     above, below = random.lognormal(0, 0.05, size=(2, 60)).tolist()
-    first, again, other = (ratio_of_medians(above, below, seed=seed, num_draws=100) for seed in (1, 1, 2))
+    first, again, other = (bootstrap_median_ratio(above, below, seed=seed, num_draws=100) for seed in (1, 1, 2))
     assert first == again != other
     assert first.value == other.value
 
@@ -146,7 +148,7 @@ def test_higher_confidence_is_wider() -> None:
     random = np.random.default_rng(6)
     above, below = random.lognormal(0, 0.05, size=(2, 25)).tolist()
     widths = [
-        ratio_of_medians(above, below, seed=1, confidence=confidence).relative_half_width
+        bootstrap_median_ratio(above, below, seed=1, confidence=confidence).relative_half_width
         for confidence in (0.5, 0.8, 0.95, 0.99)
     ]
     assert widths == sorted(set(widths))
@@ -154,30 +156,30 @@ def test_higher_confidence_is_wider() -> None:
 
 @pytest.mark.parametrize(("degrees", "quantile"), [(5, 2.5706), (9, 2.2622), (19, 2.0930), (59, 2.0010)])
 def test_students_quantile_is_that_of_the_printed_tables(degrees: int, quantile: float) -> None:
-    assert intervals._student(0.975, degrees) == pytest.approx(quantile, rel=1e-3)
+    assert intervals._compute_t_quantile(0.975, degrees) == pytest.approx(quantile, rel=1e-3)
 
 
 def test_pairs_needed_follows_the_formula() -> None:
     # (1.96 * 0.05 * sqrt(2) / 0.02)^2 = 48.02
-    assert intervals.pairs_needed(0.05, 0.02) == 49
-    assert intervals.pairs_needed(0.0, 0.02) == 0
+    assert intervals.count_needed_pairs(0.05, 0.02) == 49
+    assert intervals.count_needed_pairs(0.0, 0.02) == 0
     with pytest.raises(ValueError, match="half_width above 0"):
-        intervals.pairs_needed(0.05, 0.0)
+        intervals.count_needed_pairs(0.05, 0.0)
 
 
 def test_what_gives_no_honest_interval_is_refused() -> None:
     with pytest.raises(ValueError, match="5 trials are too few for a 95 % interval of a median; it needs at least 6"):
-        median_interval([1.0, 2.0, 3.0, 4.0, 5.0], seed=0)
-    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], seed=0).high == pytest.approx(6.0)
+        bootstrap_median([1.0, 2.0, 3.0, 4.0, 5.0], seed=0)
+    assert bootstrap_median([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], seed=0).high == pytest.approx(6.0)
     with pytest.raises(ValueError, match=r"one value per round; got \{'numerator': 7, 'denominator': 6\}"):
-        ratio_of_medians([1.0] * 7, [1.0] * 6, seed=0)
+        bootstrap_median_ratio([1.0] * 7, [1.0] * 6, seed=0)
     with pytest.raises(ValueError, match="no arm"):
-        intervals.paired_bootstrap({}, lambda of: of["x"], seed=0)
+        intervals.bootstrap_statistic({}, lambda of: of["x"], seed=0)
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=f"above 0; got {wrong}"):
-            median_interval([wrong, *[1.0] * 9], seed=0)
+            bootstrap_median([wrong, *[1.0] * 9], seed=0)
     with pytest.raises(ValueError, match="between 0 and 1"):
-        median_interval([1.0] * 9, seed=0, confidence=1.0)
+        bootstrap_median([1.0] * 9, seed=0, confidence=1.0)
 
 
 def test_interval_says_its_width_and_what_it_contains() -> None:

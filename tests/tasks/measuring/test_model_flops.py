@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tasks.machine.gpu_peaks import peak_of, peak_tflops
-from tasks.measuring.model_flops import ModelShape, model_shape
+from tasks.machine.gpu_peaks import find_peak, find_peak_tflops
+from tasks.measuring.model_flops import ModelShape, find_model_shape
 
 QWEN2_05B: dict[str, Any] = {
     "model_type": "qwen2",
@@ -23,7 +23,7 @@ QWEN2_05B: dict[str, Any] = {
 
 
 def shape_of(config: dict[str, Any]) -> ModelShape:
-    shape, problem = model_shape(config)
+    shape, problem = find_model_shape(config)
     assert shape is not None, problem
     return shape
 
@@ -31,24 +31,26 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
 def test_qwen2_05b_has_the_known_number_of_weights() -> None:
     shape = shape_of(QWEN2_05B)
     assert shape.matmul_weights == 493_961_216
-    assert shape.flops_per_token(512) == 6 * 493_961_216 + 12 * 24 * (14 * 64) * 512
+    assert shape.count_flops_per_token(512) == 6 * 493_961_216 + 12 * 24 * (14 * 64) * 512
 
 
 def test_documents_count_the_pairs_that_causal_attention_has() -> None:
     shape = ModelShape(matmul_weights=1000, num_layers=3, attention_width=8)
     # 4 tokens have 1 + 2 + 3 + 4 = 10 pairs, 2 tokens have 3.
-    assert shape.flops_of_documents([4, 2]) == 6 * 1000 * 6 + 12 * 3 * 8 * 13
-    assert shape.flops_per_document_token([4, 2]) == shape.flops_of_documents([4, 2]) / 6
+    assert shape.count_document_flops([4, 2]) == 6 * 1000 * 6 + 12 * 3 * 8 * 13
+    assert shape.count_document_token_flops([4, 2]) == shape.count_document_flops([4, 2]) / 6
     # Packed into one they would have more pairs, padded ones more still.
-    assert shape.flops_of_documents([6]) > shape.flops_of_documents([4, 2])
-    assert shape.flops_per_token(6) > shape.flops_per_document_token([6])
+    assert shape.count_document_flops([6]) > shape.count_document_flops([4, 2])
+    assert shape.count_flops_per_token(6) > shape.count_document_token_flops([6])
     with pytest.raises(ValueError, match="without a token"):
-        shape.flops_per_document_token([0])
+        shape.count_document_token_flops([0])
 
 
 def test_a_long_document_needs_half_the_attention_of_the_usual_definition() -> None:
     shape = ModelShape(matmul_weights=0, num_layers=1, attention_width=1)
-    assert shape.flops_per_document_token([100_000]) / shape.flops_per_token(100_000) == pytest.approx(0.5, rel=1e-4)
+    assert shape.count_document_token_flops([100_000]) / shape.count_flops_per_token(100_000) == pytest.approx(
+        0.5, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
@@ -65,7 +67,7 @@ def test_torch_counts_the_same_operations(kind: str) -> None:
     input_ids = torch.zeros(3, seq_len, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         model(input_ids=input_ids, use_cache=False).logits.sum().backward()
-    expected = shape_of(config.to_dict()).flops_per_token(seq_len) * input_ids.numel()
+    expected = shape_of(config.to_dict()).count_flops_per_token(seq_len) * input_ids.numel()
     # Rotary angles are a tiny product of their own, the same for every layer and batch.
     angles = 2 * heads["head_dim"] / 2 * seq_len * len(input_ids)
     assert expected <= counter.get_total_flops() <= expected + angles
@@ -80,7 +82,7 @@ def test_other_models_are_refused_with_a_reason() -> None:
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding window"),
         ({"model_type": "llama", "hidden_size": 8}, "num_hidden_layers"),
     ):
-        shape, problem = model_shape(config)
+        shape, problem = find_model_shape(config)
         assert shape is None
         assert reason in str(problem)
     assert shape_of({**QWEN2_05B, "model_type": "mistral", "sliding_window": None}) == shape_of(QWEN2_05B)
@@ -107,8 +109,8 @@ def test_other_models_are_refused_with_a_reason() -> None:
     ],
 )
 def test_the_peak_of_a_gpu_is_that_of_its_data_sheet(name: str, precision: str, tflops: float | None) -> None:
-    assert peak_tflops(name, precision) == tflops
-    peak = peak_of(name)
+    assert find_peak_tflops(name, precision) == tflops
+    peak = find_peak(name)
     assert peak is not None
     assert "NVIDIA" in peak.source
 
@@ -119,9 +121,9 @@ def test_the_peak_of_a_gpu_is_that_of_its_data_sheet(name: str, precision: str, 
      "NVIDIA GeForce RTX 4090 D", "NVIDIA H20", "AMD Instinct MI300X", ""],
 )  # fmt: skip
 def test_the_peak_of_any_other_gpu_is_not_guessed(name: str) -> None:
-    assert peak_tflops(name, "fp16") is None
+    assert find_peak_tflops(name, "fp16") is None
 
 
 def test_a_precision_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match=r"got 'fp8'; allowed: fp32, tf32, bf16, fp16"):
-        peak_tflops("Tesla T4", "fp8")
+        find_peak_tflops("Tesla T4", "fp8")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.measuring.prediction import ModelError, as_prediction, levers, predict, read_model_error
-from tasks.measuring.probe import AllReduce, Gradient, Probe, expected_maximum
+from tasks.measuring.prediction import ModelError, list_levers, make_prediction, predict, read_model_error
+from tasks.measuring.probe import AllReduce, Gradient, Probe, compute_expected_maximum
 from tasks.records.measurement import Estimate
 from training.data.plan import StepPlan
 
@@ -82,7 +82,7 @@ def test_a_wrappers_cost_grows_with_the_number_of_buckets() -> None:
     halves = tuple(Gradient(num_bytes=2 * _MIB, ready=share) for share in (0.5, 1.0))
     probe = _probe(wrapper_seconds=(0.4,), buckets=halves)
     assert _speedup(probe) == pytest.approx(12 / (6 + 0.4), rel=1e-9)
-    assert _speedup(probe.with_bucket_bytes(_MIB)) == pytest.approx(12 / (6 + 0.8), rel=1e-9)
+    assert _speedup(probe.rebuild_buckets(_MIB)) == pytest.approx(12 / (6 + 0.8), rel=1e-9)
 
 
 def test_copying_is_paid_for_every_micro_batch() -> None:
@@ -112,7 +112,7 @@ def test_a_straggler_costs_the_expected_maximum_of_the_ranks_spreads() -> None:
     probe = _probe(spread_seconds={2: (0.2,)})
     assert _speedup(probe) == pytest.approx(12 / (6 + 0.2 * math.sqrt(2) * 1 / math.sqrt(math.pi)), rel=1e-6)
     # Half the micro-batches, so spread by the root of a half.
-    assert _speedup(probe, 4) == pytest.approx(12 / (3 + 0.2 * expected_maximum(4)), rel=1e-6)
+    assert _speedup(probe, 4) == pytest.approx(12 / (3 + 0.2 * compute_expected_maximum(4)), rel=1e-6)
 
 
 @pytest.mark.parametrize(("num_micro_batches", "world_size", "rounds"), [(4, 3, 2), (4, 8, 1), (7, 2, 4), (8, 4, 2)])
@@ -128,9 +128,11 @@ def test_the_busiest_rank_is_the_one_of_the_plan_that_training_deals_by() -> Non
     probe = _probe(micro_batches=tuple((works / works.mean()).tolist()))
     plan = StepPlan(micro_batches=tuple(np.array([index]) for index in range(11)), num_tokens=0, num_targets=0)
     for world_size in (1, 2, 3, 4, 8, 16):
-        dealt = [[part for part in plan.dealt_to(rank, world_size) if part is not None] for rank in range(world_size)]
+        dealt = [
+            [part for part in plan.select_for_rank(rank, world_size) if part is not None] for rank in range(world_size)
+        ]
         busiest = max(dealt, key=lambda parts: sum(probe.micro_batches[part] for part in parts))
-        num, work, last = probe.share_of(world_size)
+        num, work, last = probe.compute_busiest_share(world_size)
         assert num == len(busiest)
         assert work == pytest.approx(sum(probe.micro_batches[part] for part in busiest))
         assert last == probe.micro_batches[busiest[-1]]
@@ -183,7 +185,7 @@ def test_no_sync_brings_two_t4_to_1_85_and_16_bits_to_1_93() -> None:
     assert _speedup(probe) == pytest.approx((2 * once + update) / (once + exposed + update), rel=1e-3)
     assert _speedup(probe) == pytest.approx(1.85, abs=0.005)
     # At half the bytes backward hides all but the head's.
-    halved = probe.with_gradient_bytes(0.5)
+    halved = probe.scale_gradient_bytes(0.5)
     by_hand = (2 * once + update) / (once + _HEAD * _RHO / 2 + update)
     assert _speedup(halved) == pytest.approx(by_hand, rel=1e-3)
     assert _speedup(halved) == pytest.approx(1.93, abs=0.005)
@@ -192,7 +194,7 @@ def test_no_sync_brings_two_t4_to_1_85_and_16_bits_to_1_93() -> None:
 def test_without_an_update_accumulation_divides_the_exposed_communication() -> None:
     exposed = 1 / 3 + 2 / 3 * _HEAD + _RHO - 1
     for num in (2, 8):
-        assert _speedup(_t4(1).with_accumulation(num)) == pytest.approx(2 / (1 + exposed / num), rel=1e-3)
+        assert _speedup(_t4(1).scale_accumulation(num)) == pytest.approx(2 / (1 + exposed / num), rel=1e-3)
 
 
 # --------------------------------------------------------------------------------------- intervals and what is printed
@@ -236,9 +238,9 @@ def test_a_sweep_of_more_ranks_than_any_cell_has_tells_how_latency_grows(hops: i
     found = predict(probe, [4], seed=1)[4]
     assert found.low == found.high == pytest.approx(12 / (3 + 0.6 * hops), rel=1e-9)
     assert probe.measured_world_sizes == [2]
-    unknown = predict(probe.without_link_only(), [4], seed=1)[4]
+    unknown = predict(probe.drop_link_only(), [4], seed=1)[4]
     assert unknown.low < 12 / (3 + 0.6 * 2) < unknown.high
-    record = as_prediction(probe, measured={}, seed=1, model_error=None)
+    record = make_prediction(probe, measured={}, seed=1, model_error=None)
     assert [point.is_extrapolated for point in record.curves[0].points] == [False, True, True, True, True]
     assert "measured with 2 and 4 ranks" in " ".join(record.assumptions)
 
@@ -270,14 +272,14 @@ def test_the_models_own_error_widens_the_interval_and_more_so_beyond_what_was_me
 
 def test_an_error_that_nobody_calibrated_is_not_made_up(tmp_path: Path) -> None:
     assert read_model_error(tmp_path / "none.json") is None
-    record = as_prediction(_probe(), measured={}, seed=1, model_error=None)
+    record = make_prediction(_probe(), measured={}, seed=1, model_error=None)
     assert "has not been calibrated" in record.assumptions[-1]
     figures = {
         "relative": 0.05, "relative_link_only": 0.07, "relative_extrapolated": 0.1,
         "calibrated_on": "2025-11-21", "num_configurations": 12,
     }  # fmt: skip
     (tmp_path / "some.json").write_text(json.dumps(figures))
-    calibrated = as_prediction(_probe(), measured={}, seed=1, model_error=read_model_error(tmp_path / "some.json"))
+    calibrated = make_prediction(_probe(), measured={}, seed=1, model_error=read_model_error(tmp_path / "some.json"))
     assert (
         "5.0% at measured numbers of ranks, 7.0% where only the link was measured and 10.0% beyond"
         in calibrated.assumptions[-1]
@@ -293,7 +295,7 @@ def test_every_lever_against_exposed_communication_helps_and_buckets_are_split()
     )
     # 2 s for all of it, and nothing can be hidden.
     assert _speedup(one_bucket) == pytest.approx(12 / (6 + 2), rel=1e-9)
-    found = {lever: _speedup(changed) for lever, changed in levers(one_bucket)}
+    found = {lever: _speedup(changed) for lever, changed in list_levers(one_bucket)}
     assert list(found) == [
         "twice the micro-batches per step, so twice the global batch",
         "gradients exchanged in 16 bits",
@@ -305,7 +307,7 @@ def test_every_lever_against_exposed_communication_helps_and_buckets_are_split()
 
 def test_the_record_marks_what_is_extrapolated_and_shows_what_was_measured_beside_it() -> None:
     measured = {2: Estimate(value=1.8, low=1.7, high=1.9)}
-    record = as_prediction(_probe(seconds_per_byte=0.1 / _MIB), measured=measured, seed=1, model_error=None)
+    record = make_prediction(_probe(seconds_per_byte=0.1 / _MIB), measured=measured, seed=1, model_error=None)
     as_is, *changed = record.curves
     assert as_is.lever == "as it is"
     assert [point.world_size for point in as_is.points] == [2, 4, 8, 16, 64]
@@ -316,8 +318,8 @@ def test_the_record_marks_what_is_extrapolated_and_shows_what_was_measured_besid
 
 def test_gradients_in_16_bits_are_no_change_where_they_are_so_already_and_buckets_still_fill_by_fp32() -> None:
     plain = _probe(seconds_per_byte=0.001 / _MIB)
-    halved = dataclasses.replace(plain.with_gradient_bytes(0.5), is_16_bit=True)
-    before, after = dict(levers(plain)), dict(levers(halved))
+    halved = dataclasses.replace(plain.scale_gradient_bytes(0.5), is_16_bit=True)
+    before, after = dict(list_levers(plain)), dict(list_levers(halved))
     assert before.keys() - after.keys() == {"gradients exchanged in 16 bits"}
     # Four gradients of 1 MiB in fp32: two fill a bucket of 2 MiB, however few bytes the link carries of them.
     assert len(after["gradient buckets of 2 MiB"].buckets) == 2

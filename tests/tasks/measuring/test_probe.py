@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.measuring.probe import AllReduce, Gradient, expected_maximum, in_buckets, probe_from
+from tasks.measuring.probe import AllReduce, Gradient, compute_expected_maximum, make_buckets, make_probe
 
 
 def test_the_expected_maximum_of_normals_is_that_of_the_textbooks_and_of_a_simulation() -> None:
-    assert expected_maximum(1) == pytest.approx(0, abs=1e-9)
-    assert expected_maximum(2) == pytest.approx(1 / math.sqrt(math.pi), rel=1e-6)
-    assert expected_maximum(3) == pytest.approx(1.5 / math.sqrt(math.pi), rel=1e-6)
+    assert compute_expected_maximum(1) == pytest.approx(0, abs=1e-9)
+    assert compute_expected_maximum(2) == pytest.approx(1 / math.sqrt(math.pi), rel=1e-6)
+    assert compute_expected_maximum(3) == pytest.approx(1.5 / math.sqrt(math.pi), rel=1e-6)
     drawn = np.random.default_rng(1).normal(size=(100_000, 64)).max(axis=1)
-    assert expected_maximum(64) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / math.sqrt(len(drawn)))
+    assert compute_expected_maximum(64) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / math.sqrt(len(drawn)))
 
 
 def test_a_bucket_ends_with_the_parameter_that_fills_it() -> None:
     parts = [Gradient(num_bytes=size, ready=index / 4) for index, size in enumerate((3, 3, 10, 1, 2))]
-    assert [bucket.num_bytes for bucket in in_buckets(parts, 5)] == [6, 10, 3]
-    assert [bucket.ready for bucket in in_buckets(parts, 5)] == [0.25, 0.5, 1.0]
+    assert [bucket.num_bytes for bucket in make_buckets(parts, 5)] == [6, 10, 3]
+    assert [bucket.ready for bucket in make_buckets(parts, 5)] == [0.25, 0.5, 1.0]
 
 
 def _answer(*parts: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_a_probe_is_built_from_the_answers_of_the_ranks() -> None:
     alone = _answer([[[1, 3], [1, 3]]], [[[1, 3], [1, 3]]], [[1, 1]], [[0.5, 0.5]])
     slower = [[[1.5], [1.5]], [[4.5], [4.5]]]
     pair = _answer(slower, slower, [[2, 2], [2, 2]], [[0, 1], [1, 0]])
-    probe = probe_from(
+    probe = make_probe(
         {1: alone, 2: pair},
         {2: {"points": [{"num_bytes": 64, "seconds": [0.1, 0.2]}]}},
         buckets=[{"num_bytes": 12, "ready": 1.0, "parameters": ["a", "b"]}],
@@ -58,7 +58,7 @@ def test_a_probe_is_built_from_the_answers_of_the_ranks() -> None:
     assert probe.update_contention == {2: (2.0, 2.0)}
     assert probe.in_flight_slowdown == pytest.approx((1.2, 1.4))
     # In weak scaling the ranks' rows are others: half as long again here, which is no contention.
-    longer = probe_from(
+    longer = make_probe(
         {1: alone, 2: {**pair, "num_positions": [[12], [12]]}},
         {2: {"points": [{"num_bytes": 64, "seconds": [0.1, 0.2]}]}},
         buckets=[{"num_bytes": 12, "ready": 1.0, "parameters": ["a", "b"]}],
@@ -70,14 +70,14 @@ def test_a_probe_is_built_from_the_answers_of_the_ranks() -> None:
     assert probe.buckets == (Gradient(num_bytes=120.0, ready=1.0),)
     assert probe.all_reduce == {2: (AllReduce(num_bytes=64, seconds=(0.1, 0.2)),)}
     # The latest is 0.5 s behind the mean in both steps; two repeats show but half the variance.
-    assert probe.spread_seconds[2] == pytest.approx((0.5 * math.sqrt(2) / expected_maximum(2),) * 2)
+    assert probe.spread_seconds[2] == pytest.approx((0.5 * math.sqrt(2) / compute_expected_maximum(2),) * 2)
 
 
 def test_micro_batches_that_differ_by_noise_only_are_taken_to_be_alike() -> None:
     random = np.random.default_rng(7)
     noisy = 1 + random.normal(0, 0.02, size=(1, 9, 8))
     alone = _answer(noisy, noisy, np.ones((1, 9)), np.zeros((1, 9)))
-    probe = probe_from(
+    probe = make_probe(
         {1: alone}, {2: {"points": [{"num_bytes": 1, "seconds": [1.0]}]}}, buckets=alone["gradients"]
     )  # fmt: skip
     assert max(probe.micro_batches) < 1.01
@@ -91,9 +91,9 @@ def test_a_hiccup_of_one_rank_is_no_spread() -> None:
     def spread(fixed_seconds: Any) -> float:
         pair = _answer(seconds, seconds, np.ones((2, 10)), fixed_seconds)
         sweep = {"points": [{"num_bytes": 1, "seconds": [1.0]}]}
-        return float(np.mean(probe_from({1: alone, 2: pair}, {2: sweep}, buckets=alone["gradients"]).spread_seconds[2]))
+        return float(np.mean(make_probe({1: alone, 2: pair}, {2: sweep}, buckets=alone["gradients"]).spread_seconds[2]))
 
     steady = spread(fixed)
-    assert steady == pytest.approx(0.1 * math.sqrt(10 / 9) / expected_maximum(2))
+    assert steady == pytest.approx(0.1 * math.sqrt(10 / 9) / compute_expected_maximum(2))
     fixed[0, 0] += 30.0
     assert spread(fixed) == pytest.approx(steady, rel=0.1)

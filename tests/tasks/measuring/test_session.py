@@ -20,12 +20,12 @@ from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, wr
 from benchmarks.emulator.measuring import emulated_params, emulated_ranks, measure_device
 from tasks.measuring import advice, session
 from tasks.measuring.account import Arithmetic
-from tasks.measuring.arms import WRAPPED, Arm, Cell, as_trained, spreading_arms
+from tasks.measuring.arms import WRAPPED, Arm, Cell, make_spreading_arms, make_trained_arm
 from tasks.measuring.blocks import Bench, Timed, Trials
-from tasks.measuring.interleaving import rounds
+from tasks.measuring.interleaving import generate_rounds
 from tasks.measuring.planning import Session
 from tasks.measuring.session import has_room
-from tasks.measuring.speed import Comparison
+from tasks.measuring.speed import TimedComparison
 from tasks.measuring.workers import Workers
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
 from tasks.records.measurement import MeasurementFile
@@ -39,7 +39,7 @@ DEVICE = EmulatedDevice(
 PARAMS = emulated_params(
     [1, 2], num_micro_batches=4, measure={"max_seconds": 2, "block_seconds": 0.04, "advice_seconds": 2}
 )
-COMPARISON = Comparison(
+COMPARISON = TimedComparison(
     cells=[Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4)],
     has_copy=True, is_weak=False, is_exact=False, half_width=0.03, max_seconds=1.0, block_seconds=0.04, seed=1,
 )  # fmt: skip
@@ -115,9 +115,9 @@ def test_a_link_that_cannot_be_measured_costs_nothing_but_its_sweep(
         tried.extend(config["world_size"] for config in configs.values())
         raise ResourceError("no memory for more ranks")
 
-    monkeypatch.setattr(session, "working", none_starts)
+    monkeypatch.setattr(session, "open_workers", none_starts)
     pair = Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4)
-    comparison = Comparison(
+    comparison = TimedComparison(
         cells=[Cell(name="1dev", strategy="single", world_size=1, global_batch_size=4), pair], has_copy=True,
         is_weak=False, is_exact=False, half_width=0.02, max_seconds=1.0, block_seconds=0.1, seed=1,
     )  # fmt: skip
@@ -127,7 +127,7 @@ def test_a_link_that_cannot_be_measured_costs_nothing_but_its_sweep(
         arithmetic=Arithmetic(base_model=tmp_path, lengths=None, precision="fp32", gpu_name=None), device="cpu",
         num_devices=8,
     )  # fmt: skip
-    assert session._sweeps_beyond_cells(asked, threading.Event()) == {}
+    assert session._sweep_beyond_cells(asked, threading.Event()) == {}
     assert tried == [4, 8]
     assert caplog.text.count("no memory for more ranks") == 2
 
@@ -171,11 +171,11 @@ def test_a_rank_that_dies_ends_the_measurement_in_one_line(waiting: Workers, cap
 def test_where_memory_holds_one_variant_each_is_built_at_its_turn(waiting: Workers) -> None:
     bench = Bench({"2dev": waiting}, seed=1, holds_all=False)
     cell = Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4)
-    arms = [as_trained(cell), *spreading_arms(cell)]
+    arms = [make_trained_arm(cell), *make_spreading_arms(cell)]
     bench.build(arms)
     assert all(bench.facts(arm)[0]["num_steps"] == 16 for arm in arms)
     trials = Trials()
-    bench.run_round(arms, rounds([arm.name for arm in arms], seed=1), trials)
+    bench.run_round(arms, generate_rounds([arm.name for arm in arms], seed=1), trials)
     assert {name: len(blocks) for name, blocks in trials.blocks.items()} == {arm.name: 2 for arm in arms}
     # Four rows of 7 learned tokens in a step, two where one rank runs alone, none in an update.
     assert [trials.blocks[arm.name][0].num_tokens for arm in arms] == [28, 28, 28, 14, 0]
@@ -189,7 +189,7 @@ def test_room_is_counted_with_every_copy_and_its_optimizer(
         Cell(name="1gpu", strategy="single", world_size=1, global_batch_size=4),
         Cell(name="2gpu", strategy="ddp", world_size=2, global_batch_size=4),
     ]
-    comparison = Comparison(
+    comparison = TimedComparison(
         cells=cells, has_copy=True, is_weak=False, is_exact=False, half_width=0.02,
         max_seconds=1.0, block_seconds=0.1, seed=1,
     )  # fmt: skip
@@ -226,7 +226,7 @@ def test_a_change_that_cannot_run_is_left_out_with_the_reason_and_the_others_are
         _knob("seven layers", layers=7.0),
         _knob("two", bucket_mib=50.0),
     ]
-    monkeypatch.setattr(advice, "knobs_for", lambda *_, **__: knobs)
+    monkeypatch.setattr(advice, "list_knobs", lambda *_, **__: knobs)
     found = advice.advise(PARAMS, COMPARISON, Bench({"2dev": waiting}, seed=1), device="cpu", has_room=lambda _: True)
     assert found is not None
     assert {one.change for one in found.tried} == {"one bucket", "two"}
@@ -246,7 +246,7 @@ def test_changes_that_help_are_tried_together_too(
         _knob("one bucket", bucket_mib=75.0),
         advice.Knob(key="train.faster", change="a faster device", overrides={"model_dir": str(fast)}),
     ]
-    monkeypatch.setattr(advice, "knobs_for", lambda *_, **__: knobs)
+    monkeypatch.setattr(advice, "list_knobs", lambda *_, **__: knobs)
     found = advice.advise(PARAMS, COMPARISON, Bench({"2dev": waiting}, seed=1), device="cpu", has_room=lambda _: True)
     assert found is not None
     assert {one.verdict for one in found.tried} == {"recommended"}
@@ -258,7 +258,7 @@ def test_a_change_whose_ranks_die_while_it_is_timed_costs_the_others_nothing(
     waiting: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     knobs = [_knob("one bucket", bucket_mib=75.0), _knob("deadly", bucket_mib=30.0), _knob("two", bucket_mib=50.0)]
-    monkeypatch.setattr(advice, "knobs_for", lambda *_, **__: knobs)
+    monkeypatch.setattr(advice, "list_knobs", lambda *_, **__: knobs)
     bench, run, killed = Bench({"2dev": waiting}, seed=1), Bench.run, list[str]()
 
     def deadly(self: Bench, arm: Arm, steps: Sequence[int]) -> Timed:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tasks.measuring.blocks import Bench
-from tasks.measuring.timed_ranges import timed_ranges
+from tasks.measuring.timed_ranges import select_timed_ranges
 
 
 def write(folder: Path, lengths: list[int]) -> None:
@@ -34,14 +34,14 @@ def test_all_ranges_are_timed_where_the_rows_of_one_are_not_as_long_as_the_first
 ) -> None:
     write(tmp_path / "0-20", [20, 40] * 10)
     write(tmp_path / "20-40", second)
-    assert timed_ranges(tmp_path, ["0-20", "20-40"], seq_len=seq_len, least_rows=8) == expected
+    assert select_timed_ranges(tmp_path, ["0-20", "20-40"], seq_len=seq_len, least_rows=8) == expected
 
 
 def test_rows_without_lengths_are_all_alike(tmp_path: Path) -> None:
     for name in ("0-20", "20-40"):
         (tmp_path / name).mkdir()
         np.save(tmp_path / name / "row_ids.npy", np.arange(20))
-    assert timed_ranges(tmp_path, ["0-20", "20-40"], seq_len=128, least_rows=8) == ["0-20"]
+    assert select_timed_ranges(tmp_path, ["0-20", "20-40"], seq_len=128, least_rows=8) == ["0-20"]
 
 
 def test_turns_go_round_all_ranges_in_proportion_to_their_steps_and_stay_in_one() -> None:
@@ -49,10 +49,10 @@ def test_turns_go_round_all_ranges_in_proportion_to_their_steps_and_stay_in_one(
     bench._num_steps, bench.steps_per_block = [30, 10], 6
     found = []
     for _ in range(40):
-        steps = bench.draw_steps()
-        segment, own = bench._placed(steps)
+        steps = bench.choose_steps()
+        segment, own = bench._locate_steps(steps)
         assert len(set(own)) == 6
         assert all(1 <= step <= bench._num_steps[segment] for step in own)
-        assert {bench._placed([step])[0] for step in steps} == {segment}
+        assert {bench._locate_steps([step])[0] for step in steps} == {segment}
         found.append(segment)
     assert found.count(0) == pytest.approx(30, abs=1)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tasks.measuring import waterfall as waterfall_module
-from tasks.measuring.arms import Cell, as_trained, data_name, spreading_arms
+from tasks.measuring.arms import Cell, make_spreading_arms, make_trained_arm, name_data_arm
 from tasks.measuring.blocks import Timed, Trials
-from tasks.measuring.waterfall import waterfall
+from tasks.measuring.waterfall import compute_waterfall
 from tasks.records.measurement import Estimate, Waterfall
 
 ONE = Cell(name="1gpu", strategy="single", world_size=1, global_batch_size=8)
@@ -46,12 +46,12 @@ def trials(
     device = max(silent) + lost["exposed communication"]
     host = device + lost["host-to-device copy"]
     whole = COMPUTE + optimizer + fixed
-    no_communication, together, lone, update = (arm.name for arm in spreading_arms(FOUR))
+    no_communication, together, lone, update = (arm.name for arm in make_spreading_arms(FOUR))
     seconds = {
-        **{name: [whole * shorter] for name in (ONE.name, data_name(ONE, "host"), data_name(ONE, "device"))},
-        as_trained(FOUR).name: [host + lost["data wait"]] * 4,
-        data_name(FOUR, "host"): [host] * 4,
-        data_name(FOUR, "device"): [device] * 4,
+        **{name: [whole * shorter] for name in (ONE.name, name_data_arm(ONE, "host"), name_data_arm(ONE, "device"))},
+        make_trained_arm(FOUR).name: [host + lost["data wait"]] * 4,
+        name_data_arm(FOUR, "host"): [host] * 4,
+        name_data_arm(FOUR, "device"): [device] * 4,
         no_communication: silent,
         together: [copies * own / np.mean(positions) for own in positions[:3]] + [copies + late],
         lone: [alone * positions[0] / np.mean(positions)],
@@ -76,7 +76,7 @@ def trials(
 
 
 def fall(lost: dict[str, float], *, waits: float = 0.0, is_weak: bool = False, timers: object = None) -> Waterfall:
-    return waterfall(
+    return compute_waterfall(
         trials(lost, waits=waits), baseline=ONE, cell=FOUR, has_copy=True, is_weak=is_weak,
         ddp_timers=timers or {}, seed=1,
     )  # fmt: skip
@@ -110,7 +110,9 @@ def test_noise_in_one_arm_is_levelled_out_between_the_two_parts_that_share_it() 
     def noisy(name: str, seconds: float) -> Estimate:
         return Estimate(value=seconds, low=seconds - 0.010, high=seconds + 0.010)
 
-    found = waterfall_module._losses([noisy("straggler", 0.009), noisy("contention", -0.006), noisy("fixed", 0.008)])
+    found = waterfall_module._compute_losses(
+        [noisy("straggler", 0.009), noisy("contention", -0.006), noisy("fixed", 0.008)]
+    )
     assert [one.value for one in found] == pytest.approx([0.006, 0.0, 0.005])
     assert sum(one.value for one in found) == pytest.approx(0.009 - 0.006 + 0.008)
     assert [(one.low, one.high) for one in found] == [
@@ -125,11 +127,13 @@ def test_ideal_and_measured_stand_where_the_first_or_the_last_part_is_noise(
     values: list[float], losses: list[float]
 ) -> None:
     found = [Estimate(value=value, low=value - 0.010, high=value + 0.010) for value in values]
-    assert [one.value for one in waterfall_module._losses(found)] == pytest.approx(losses, abs=1e-9)
+    assert [one.value for one in waterfall_module._compute_losses(found)] == pytest.approx(losses, abs=1e-9)
 
 
 def test_what_is_levelled_out_does_not_hide_that_a_cell_waits_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waterfall_module, "_losses", lambda found: [Estimate(value=0, low=0, high=0) for _ in found])
+    monkeypatch.setattr(
+        waterfall_module, "_compute_losses", lambda found: [Estimate(value=0, low=0, high=0) for _ in found]
+    )
     assert fall({**LOST, "data wait": 0.015}).is_data_bound
     assert not fall({**LOST, "data wait": 0.0}).is_data_bound
 
@@ -146,7 +150,7 @@ def test_in_weak_scaling_the_optimizer_is_no_loss() -> None:
 
 
 def test_a_first_rank_with_more_than_its_share_of_the_work_is_the_straggler_and_nothing_else() -> None:
-    found = waterfall(
+    found = compute_waterfall(
         trials({**LOST, "straggler": 0.0}, positions=[3, 2, 2, 1]), baseline=ONE, cell=FOUR, has_copy=True,
         is_weak=False, ddp_timers={}, seed=1,
     )  # fmt: skip
@@ -158,7 +162,7 @@ def test_a_first_rank_with_more_than_its_share_of_the_work_is_the_straggler_and_
 def test_in_weak_scaling_a_baseline_of_shorter_rows_is_held_against_as_many_tokens() -> None:
     def ideal(shorter: float) -> float:
         given = trials(LOST, shorter=shorter)
-        return waterfall(
+        return compute_waterfall(
             given, baseline=ONE, cell=FOUR, has_copy=True, is_weak=True, ddp_timers={}, seed=1
         ).ideal_seconds
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from tasks.process.failure import ExitCode, ResourceError
-from tasks.process.lock import is_taken, lock_name, machine_lock, workspace_lock
+from tasks.process.lock import is_taken, lock_machine, lock_workspace, make_lock_name
 
 HOLD = (
-    "from tasks.process.lock import machine_lock\n"
-    "with machine_lock('training of cell x'):\n  print('held', flush=True)\n"
+    "from tasks.process.lock import lock_machine\n"
+    "with lock_machine('training of cell x'):\n  print('held', flush=True)\n"
 )
 
 
@@ -42,7 +42,7 @@ def test_a_second_holder_is_refused_with_the_first_ones_pid() -> None:
     try:
         with (
             pytest.raises(ResourceError, match=rf"training of cell x, pid {holder.pid} on ") as caught,
-            machine_lock("y"),
+            lock_machine("y"),
         ):
             pass
         assert caught.value.exit_code == ExitCode.RESOURCES
@@ -54,7 +54,7 @@ def test_a_killed_holder_frees_the_lock_by_itself() -> None:
     holder = _holder()
     os.kill(holder.pid, signal.SIGKILL)
     holder.communicate()
-    with machine_lock("y"):
+    with lock_machine("y"):
         pass
 
 
@@ -76,8 +76,8 @@ def test_of_twenty_at_once_exactly_one_wins_and_all_others_name_it() -> None:
 
 
 def test_a_lock_that_this_process_has_is_not_asked_for_again_and_is_freed_once() -> None:
-    with machine_lock("outer"):
-        with machine_lock("inner"):
+    with lock_machine("outer"):
+        with lock_machine("inner"):
             pass
         refused = subprocess.run([sys.executable, "-c", HOLD], capture_output=True, text=True, check=False)
         assert f"outer, pid {os.getpid()} on " in refused.stderr
@@ -90,7 +90,7 @@ def _hold_as_nobody(ways: Connection, name: str | None, *, is_silent: bool) -> N
     os.setuid(65534)
     with contextlib.ExitStack() as stack:
         if name is None:
-            stack.enter_context(machine_lock("nobody's training"))
+            stack.enter_context(lock_machine("nobody's training"))
         else:
             door = stack.enter_context(socket.socket(socket.AF_UNIX))
             door.bind(name)
@@ -117,11 +117,11 @@ def _held_by_nobody(name: str | None = None, *, is_silent: bool = False) -> Iter
 
 
 def _lock_of_nobody() -> str:
-    return f"{lock_name().rpartition('/')[0]}/65534"
+    return f"{make_lock_name().rpartition('/')[0]}/65534"
 
 
 def test_another_users_training_costs_a_warning_and_our_own_is_still_alone(caplog: pytest.LogCaptureFixture) -> None:
-    with _held_by_nobody() as other, machine_lock("ours"):
+    with _held_by_nobody() as other, lock_machine("ours"):
         assert "ours: another comparison may be training on this machine (of the user nobody)" in caplog.text
         refused = subprocess.run([sys.executable, "-c", HOLD], capture_output=True, text=True, check=False)
         assert f"ours, pid {os.getpid()} on " in refused.stderr
@@ -137,9 +137,9 @@ def test_a_holder_tells_another_user_nothing_of_itself() -> None:
         caller.settimeout(10)
         caller.connect(_lock_of_nobody())
         assert caller.recv(4096) == b""
-    with machine_lock("ours"), socket.socket(socket.AF_UNIX) as caller:
+    with lock_machine("ours"), socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(10)
-        caller.connect(lock_name())
+        caller.connect(make_lock_name())
         assert b'"purpose": "ours"' in caller.recv(4096)
 
 
@@ -147,17 +147,17 @@ def test_a_holder_tells_another_user_nothing_of_itself() -> None:
 def test_a_user_who_takes_the_name_of_our_lock_keeps_us_from_nothing(
     is_silent: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with _held_by_nobody(lock_name(), is_silent=is_silent), machine_lock("ours"):
+    with _held_by_nobody(make_lock_name(), is_silent=is_silent), lock_machine("ours"):
         pass
     assert "going on without the machine's lock" in caplog.text
 
 
 def test_a_crowd_of_names_costs_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    folder = lock_name().rpartition("/")[0]
+    folder = make_lock_name().rpartition("/")[0]
     with contextlib.ExitStack() as stack:
         for user in (*range(70_000, 70_300), 2**32 + 1):
             stack.enter_context(socket.socket(socket.AF_UNIX)).bind(f"{folder}/{user}")
-        with machine_lock("ours"):
+        with lock_machine("ours"):
             pass
     (said,) = caplog.messages
     assert "(of the user 4294967297, 70000, 70001, " in said
@@ -165,7 +165,7 @@ def test_a_crowd_of_names_costs_one_warning(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_the_machines_lock_leaves_no_file_that_anybody_could_remove_or_be_kept_from(tmp_path: Path) -> None:
-    with machine_lock("ours"):
+    with lock_machine("ours"):
         assert list(tmp_path.iterdir()) == []
 
 
@@ -184,9 +184,9 @@ def test_what_stands_in_the_place_of_the_folders_lock_is_one_line_or_no_matter(
     else:
         path.mkdir() if kind == "folder" else path.touch()
     if (path.name, kind) in [(".work", "folder"), ("comparison.lock", "file"), ("comparison.lock", "fifo")]:
-        with workspace_lock("x"):
+        with lock_workspace("x"):
             return
-    with pytest.raises(ResourceError, match="remove what stands in its place, then run again"), workspace_lock("x"):
+    with pytest.raises(ResourceError, match="remove what stands in its place, then run again"), lock_workspace("x"):
         pass
 
 

@@ -17,7 +17,7 @@ from tasks.records.measurement import Estimate
     ],
 )
 def test_numbers_have_three_digits(value: float, words: str) -> None:
-    assert wording.three_digits(value) == words
+    assert wording.format_three_digits(value) == words
 
 
 @pytest.mark.parametrize(
@@ -25,27 +25,27 @@ def test_numbers_have_three_digits(value: float, words: str) -> None:
     [(0.0001234, "$0.000123"), (0.0142, "$0.0142"), (1.0, "$1.00"), (12.3, "$12.30"), (1234.0, "$1,230")],
 )
 def test_dollars_have_cents_where_those_matter(value: float, words: str) -> None:
-    assert wording.usd(value) == words
+    assert wording.format_usd(value) == words
 
 
 def test_what_is_withheld_says_so() -> None:
-    assert wording.ratio(None) == wording.percent(None) == "withheld"
-    assert (wording.ratio(1.5625), wording.percent(0.78125)) == ("1.56x", "78 %")
+    assert wording.format_ratio(None) == wording.format_percent(None) == "withheld"
+    assert (wording.format_ratio(1.5625), wording.format_percent(0.78125)) == ("1.56x", "78 %")
 
 
 def test_names_are_listed_as_people_do() -> None:
-    assert [wording.listed(list(names)) for names in ("a", "ab", "abc")] == ["a", "a and b", "a, b and c"]
+    assert [wording.join_names(list(names)) for names in ("a", "ab", "abc")] == ["a", "a and b", "a, b and c"]
 
 
 def test_readable_text_has_no_lone_surrogate_and_no_control_character() -> None:
-    assert wording.readable("a\ud800b\x00c\x1b[31m\td\n") == "a?b�c�[31m\td\n"
-    wording.readable("\udfff").encode()
+    assert wording.replace_unprintable("a\ud800b\x00c\x1b[31m\td\n") == "a?b�c�[31m\td\n"
+    wording.replace_unprintable("\udfff").encode()
 
 
 def test_sizes_of_models_are_named_as_people_do() -> None:
-    assert wording.parameters(494_032_768) == "494.0 million parameters"
-    assert wording.parameters(7_000_000_000) == "7.0 billion parameters"
-    assert wording.parameters(1000) == "1,000 parameters"
+    assert wording.format_parameters(494_032_768) == "494.0 million parameters"
+    assert wording.format_parameters(7_000_000_000) == "7.0 billion parameters"
+    assert wording.format_parameters(1000) == "1,000 parameters"
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,19 @@ def test_sizes_of_models_are_named_as_people_do() -> None:
     ],
 )
 def test_the_ends_of_an_interval_are_told_apart_and_from_one(low: float, value: float, high: float, words: str) -> None:
-    assert wording.interval(Estimate(value=value, low=low, high=high)) == words
+    assert wording.format_interval(Estimate(value=value, low=low, high=high)) == words
 
 
 def test_a_figure_and_its_interval_have_one_unit() -> None:
-    assert wording.span_with_interval(Estimate(value=0.042, low=0.0416, high=0.0424)) == "42.0 ms (41.6 to 42.4)"
-    assert wording.span_with_interval(Estimate(value=1.2, low=0.9, high=1.5)) == "1.20 s (0.900 to 1.50)"
-    assert (wording.span(0.9994), wording.span(1.0), wording.span(-0.0005)) == ("999 ms", "1.00 s", "-0.500 ms")
-    assert wording.percent_with_interval(Estimate(value=0.81, low=0.79, high=0.83)) == "81 % (79 to 83)"
-    assert wording.ratio_with_interval(None) == "withheld"
+    assert (
+        wording.format_duration_with_interval(Estimate(value=0.042, low=0.0416, high=0.0424))
+        == "42.0 ms (41.6 to 42.4)"
+    )
+    assert wording.format_duration_with_interval(Estimate(value=1.2, low=0.9, high=1.5)) == "1.20 s (0.900 to 1.50)"
+    assert (wording.format_duration(0.9994), wording.format_duration(1.0), wording.format_duration(-0.0005)) == (
+        "999 ms",
+        "1.00 s",
+        "-0.500 ms",
+    )
+    assert wording.format_percent_with_interval(Estimate(value=0.81, low=0.79, high=0.83)) == "81 % (79 to 83)"
+    assert wording.format_ratio_with_interval(None) == "withheld"

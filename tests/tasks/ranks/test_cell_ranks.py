@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from tasks.params import Params
 from tasks.process.failure import ExitCode, ResourceError
-from tasks.ranks.cell_ranks import choose_device, run_ranks, told_to_ranks
+from tasks.ranks.cell_ranks import choose_device, make_ranks_config, run_ranks
 from tests.tiny import make_config, make_slice, make_tiny_model
 
 
@@ -70,5 +70,5 @@ def test_a_chunk_of_the_loss_is_as_large_as_its_device_likes_unless_params_say_s
     raw = YAML(typ="safe", pure=True).load(project / "params.yaml")
     params = Params.model_validate(raw)
     params = params.model_copy(update={"train": params.train.model_copy(update={"loss_chunk_rows": asked})})
-    config = told_to_ranks("2proc", params, device=device, base_model=tmp_path, work=tmp_path)
+    config = make_ranks_config("2proc", params, device=device, base_model=tmp_path, work=tmp_path)
     assert config["loss_chunk_rows"] == told

@@ -19,7 +19,7 @@ from tasks.ranks.watchdog import Hang, Watchdog
 from tests.chaos.hangs import HangTrial, hang_trials, work_of
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end
-from training.process.heartbeat import NUM_COLLECTIVES, PID, Heartbeat, Section
+from training.process.heartbeat import NUM_COLLECTIVES, PID, Heartbeat, StepSection
 
 _PATIENCE = 0.5
 
@@ -37,7 +37,7 @@ def ranks(watchdog: Watchdog) -> list[Heartbeat]:
     ranks = [Heartbeat(watchdog.file, rank=rank) for rank in range(2)]
     for rank in ranks:
         rank.begin(7)
-        rank.enter(Section.FORWARD)
+        rank.enter(StepSection.FORWARD)
     return ranks
 
 
@@ -54,10 +54,10 @@ def _look(watchdog: Watchdog, seconds: float) -> Hang | None:
 def test_the_rank_that_is_behind_is_named_and_those_that_wait_for_it_are_not(
     watchdog: Watchdog, ranks: list[Heartbeat]
 ) -> None:
-    ranks[0].enter(Section.BACKWARD)
+    ranks[0].enter(StepSection.BACKWARD)
     hang = _look(watchdog, 3)
     assert hang is not None
-    assert (hang.ranks, hang.step, hang.section, hang.stopped) == ([1], 7, Section.FORWARD, [])
+    assert (hang.ranks, hang.step, hang.section, hang.stopped) == ([1], 7, StepSection.FORWARD, [])
     assert re.fullmatch(
         r"rank 1 hangs in section forward of step 7: nothing for \d+ s; rank 0 is in section backward of step 7",
         str(hang),
@@ -68,7 +68,7 @@ def test_a_rank_may_wait_for_as_long_as_the_other_one_moves_on(watchdog: Watchdo
     ranks[0].begin(1000)
     deadline = time.monotonic() + 3 * _PATIENCE
     while time.monotonic() < deadline:
-        ranks[1].enter(Section.FORWARD)
+        ranks[1].enter(StepSection.FORWARD)
         assert _look(watchdog, _PATIENCE / 5) is None
 
 
@@ -109,9 +109,9 @@ def test_starting_warming_up_and_large_checkpoints_are_given_more_time(
         rank.rest()
     assert _look(watchdog, 2 * _PATIENCE) is None
     for rank in ranks:
-        rank.needs_patience(warm_up_seconds=0.6, checkpoint_bytes=20_000_000)
+        rank.set_patience(warm_up_seconds=0.6, checkpoint_bytes=20_000_000)
         rank.begin(8)
-        rank.enter(Section.CHECKPOINT)
+        rank.enter(StepSection.CHECKPOINT)
     assert _look(watchdog, 2 * _PATIENCE) is None, "a second for its 20 MB, and then half a second"
     for rank in ranks:
         rank.begin(9)

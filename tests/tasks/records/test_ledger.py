@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.records import sorted_numbers
-from tasks.records.ledger import Samples, compare_rows, compare_steps, digest_of_rows, ledger_of
+from tasks.records.ledger import Samples, compare_rows, compare_steps, digest_rows, make_ledger
 
 Entries = list[tuple[int, int]]
 """Step and row id."""
@@ -39,19 +39,19 @@ def parts(found: Entries) -> Iterator[Samples]:
 
 def test_a_ledger_comes_to_its_samples_tokens_rows_and_steps_in_any_order() -> None:
     found: Entries = [(2, 7), (1, 3), (1, 0), (2, 3)]
-    ledger = ledger_of(parts(found))
+    ledger = make_ledger(parts(found))
     assert (ledger.num_samples, ledger.num_tokens) == (4, 8 + 4 + 1 + 4)
     assert ledger.rows_digest == hashlib.sha256(np.array([0, 3, 3, 7]).tobytes()).hexdigest()
     placed = np.array([(1 << 32) + 0, (1 << 32) + 3, (2 << 32) + 3, (2 << 32) + 7])
     assert ledger.steps_digest == hashlib.sha256(placed.tobytes()).hexdigest()
-    assert ledger_of(parts(found[::-1])) == ledger
-    assert ledger_of(parts([(1, 7), (2, 3), (1, 0), (2, 3)])).rows_digest == ledger.rows_digest
+    assert make_ledger(parts(found[::-1])) == ledger
+    assert make_ledger(parts([(1, 7), (2, 3), (1, 0), (2, 3)])).rows_digest == ledger.rows_digest
 
 
 @given(mine=entries, its=entries)
 @settings(max_examples=150, deadline=None)
 def test_other_steps_are_counted_as_often_as_they_occur_and_the_first_is_named(mine: Entries, its: Entries) -> None:
-    is_same = ledger_of(parts(mine)).steps_digest == ledger_of(parts(its)).steps_digest
+    is_same = make_ledger(parts(mine)).steps_digest == make_ledger(parts(its)).steps_digest
     excess = (Counter(mine) - Counter(its)) + (Counter(its) - Counter(mine))
     assert is_same == (not excess)
     if excess:
@@ -67,7 +67,7 @@ def test_each_expected_row_has_to_be_there_once(used: list[int], expected: list[
         return (np.array(expected[first : first + 4]) for first in range(0, len(expected), 4))
 
     found = [(1, row) for row in used]
-    is_same = ledger_of(parts(found)).rows_digest == digest_of_rows(some())
+    is_same = make_ledger(parts(found)).rows_digest == digest_rows(some())
     assert is_same == (sorted(used) == sorted(set(expected)))
     other = compare_rows(parts(found), some())
     assert other.num_expected == len(set(expected))
@@ -100,9 +100,9 @@ del places, rows, shown
 outputs = outputs_of(folder)
 Path("/proc/self/clear_refs").write_text("5")
 before = resident_mib("VmRSS")
-found = [comparability.same_rows_per_step(outputs, "2proc")]
-found += [comparability.every_sample_once(outputs, cell) for cell in outputs.runs]
-tokens = [comparability.equal_tokens(outputs, cell).numbers for cell in outputs.runs]
+found = [comparability.check_rows_per_step(outputs, "2proc")]
+found += [comparability.check_every_sample_once(outputs, cell) for cell in outputs.runs]
+tokens = [comparability.check_equal_tokens(outputs, cell).numbers for cell in outputs.runs]
 totals = [one["tokens"] for one in tokens]
 print(*(one.verdict for one in found), *totals, tokens[0]["expected"], resident_mib("VmHWM") - before)
 """

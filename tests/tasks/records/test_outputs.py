@@ -54,11 +54,11 @@ def test_tokens_to_learn_leave_out_the_first_of_each_row_and_what_is_cut(
     tmp_path: Path, params: dict[str, Any]
 ) -> None:
     part = outputs_of(tmp_path, params).slices["0-8"]
-    assert part.num_units(128, workload="causal_lm") == 3 + 4 + 5 + 3 + 4 + 5 + 3 + 4
-    assert part.num_units(5, workload="causal_lm") == 3 + 4 + 4 + 3 + 4 + 4 + 3 + 4
-    assert part.num_units(1, workload="causal_lm") == 0
-    assert part.num_units(5, workload="sequence_classification") == 4 + 5 + 5 + 4 + 5 + 5 + 4 + 5
-    assert part.num_units(5, workload="image_classification") == 8
+    assert part.count_units(128, workload="causal_lm") == 3 + 4 + 5 + 3 + 4 + 5 + 3 + 4
+    assert part.count_units(5, workload="causal_lm") == 3 + 4 + 4 + 3 + 4 + 4 + 3 + 4
+    assert part.count_units(1, workload="causal_lm") == 0
+    assert part.count_units(5, workload="sequence_classification") == 4 + 5 + 5 + 4 + 5 + 5 + 4 + 5
+    assert part.count_units(5, workload="image_classification") == 8
 
 
 def test_a_pickle_in_a_ledger_is_never_opened(tmp_path: Path, params: dict[str, Any]) -> None:
@@ -155,4 +155,4 @@ def test_offsets_that_fall_are_refused_whatever_the_rows_count(
     offsets[3], offsets[4] = offsets[4], offsets[3]
     np.save(path, offsets)
     with pytest.raises(DataError, match=r"offsets.npy: ValueError: offsets that fall"):
-        outputs_of(tmp_path, params).slices["0-8"].num_units(128, workload=workload)
+        outputs_of(tmp_path, params).slices["0-8"].count_units(128, workload=workload)

@@ -9,7 +9,7 @@ from tasks.records.measurement import ArmBlocks, BlockWork, MeasurementFile, Ran
 from tasks.records.outputs import Outputs, Steps
 from tests.tasks.reporting.comparison import NUM_PARAMETERS, RANGES, num_labels, rows_in_order
 from tests.tasks.reporting.measured import arm, estimate, measurement
-from training.data.row_digest import digest_of_rows
+from training.data.row_digest import digest_rows
 from training.process.files import write_json
 
 NUM_TURNS = 20
@@ -52,8 +52,8 @@ def block(name: str, turn: int, **changes: Any) -> BlockWork:
         "num_targets": tokens,
         "num_positions": 8 * num_samples,
         "num_micro_batches": num_samples,
-        "rows": f"{digest_of_rows([[rows] for rows in steps]):016x}",
-        "rows_of_first_rank": f"{digest_of_rows([[rows] for rows in first]):016x}",
+        "rows": f"{digest_rows([[rows] for rows in steps]):016x}",
+        "rows_of_first_rank": f"{digest_rows([[rows] for rows in first]):016x}",
         "loss_sum": 4.1 * tokens,
         "grad_norm_sum": 0.0 if kind == "update" else 2.5,
         "num_exchanges": [exchanges] * world_size,

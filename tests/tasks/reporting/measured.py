@@ -12,9 +12,9 @@ from tasks.records.measurement import (
     Advised,
     ArmSpeed,
     Estimate,
+    LostPart,
     Measurement,
     NoiseFloor,
-    Part,
     PredictedCurve,
     PredictedPoint,
     Prediction,
@@ -81,7 +81,7 @@ def waterfall(cell: str = "2proc", world_size: int = 2, **changes: Any) -> Water
         "ideal_seconds": ideal,
         "measured_seconds": measured,
         "parts": [
-            Part(name=name, seconds=estimate(seconds * 2 / world_size, 0.2), how=f"runs with and without {name}")
+            LostPart(name=name, seconds=estimate(seconds * 2 / world_size, 0.2), how=f"runs with and without {name}")
             for name, seconds in PARTS.items()
         ],
         "unexplained_seconds": unexplained,

@@ -15,7 +15,7 @@ def html_of(results: Results) -> str:
 
 def drawn_html_of(results: Results) -> str:
     """Return the page as it is published."""
-    svgs = {name: drawing.draw_svg(name, chart, results) for name, chart in drawing.charts_of(results).items()}
+    svgs = {name: drawing.draw_svg(name, chart, results) for name, chart in drawing.select_charts(results).items()}
     return render_html(make_document(results), svgs)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tasks.reporting.accuracy import accuracies, time_to_accuracy
+from tasks.reporting.accuracy import compute_time_to_accuracy, list_accuracies
 from tasks.reporting.collect import collect_results
-from tasks.reporting.data_files import metrics_of, write_epochs
-from tasks.reporting.drawing import charts_of
+from tasks.reporting.data_files import collect_metrics, write_epochs
+from tasks.reporting.drawing import select_charts
 from tasks.reporting.results import Results
 from tests.tasks.reporting.comparison import PARAMS, end_checksum, outputs_of, write_comparison
 from tests.tasks.reporting.rendered import html_of, markdown_of
@@ -46,7 +46,7 @@ def results_of(folder: Path, **quality: Any) -> Results:
 
 
 def test_best_is_the_first_of_the_most_accurate_and_last_the_last(tmp_path: Path) -> None:
-    found = accuracies(outputs_of(tmp_path, classified(tmp_path)))
+    found = list_accuracies(outputs_of(tmp_path, classified(tmp_path)))
     marks = [(one.cell, one.range, one.is_best, one.is_last, one.step, one.train_seconds) for one in found]
     assert marks == [
         ("1proc", "0-8", False, False, 2, 6.0),
@@ -64,7 +64,7 @@ def test_the_seconds_to_an_accuracy_end_with_the_first_epoch_that_has_it(
     tmp_path: Path, stated: float | None, seconds: list[float | None]
 ) -> None:
     outputs = outputs_of(tmp_path, classified(tmp_path, target_accuracy=stated))
-    found = time_to_accuracy(outputs, accuracies(outputs))
+    found = compute_time_to_accuracy(outputs, list_accuracies(outputs))
     assert found is not None
     assert found.target_accuracy == (0.745 if stated is None else stated)
     assert [cell.train_seconds for cell in found.cells] == seconds
@@ -78,7 +78,7 @@ def test_the_figures_stand_in_csv_metrics_page_and_markdown(tmp_path: Path) -> N
         ("1proc", "0.75", "1.25"), ("2proc", "0.75", "1.25"),
     ]  # fmt: skip
     assert [float(row["train_loss"]) for row in rows] == [float(row["loss"]) for row in rows]
-    metrics = metrics_of(results)
+    metrics = collect_metrics(results)
     assert (metrics["base"]["heldout_accuracy"], metrics["2proc"]["heldout_accuracy"]) == (0.25, 0.75)
     text, page = markdown_of(results), html_of(results)
     for shown in (text, page):
@@ -91,7 +91,7 @@ def test_the_figures_stand_in_csv_metrics_page_and_markdown(tmp_path: Path) -> N
 
 def test_the_curves_begin_with_the_base_model(tmp_path: Path) -> None:
     results = results_of(tmp_path)
-    told = charts_of(results)["accuracy_curves"].alt_text(results)
+    told = select_charts(results)["accuracy_curves"].describe_chart(results)
     assert "1proc from 0.250 to 0.750, at best 0.750; 2proc from 0.250 to 0.750" in told
 
 
@@ -99,7 +99,7 @@ def test_a_language_model_has_none_of_it(tmp_path: Path) -> None:
     params = write_comparison(tmp_path)
     results = collect_results(outputs_of(tmp_path, params))
     assert (results.quality.epochs, results.quality.time_to_accuracy) == ([], None)
-    assert "accuracy_curves" not in charts_of(results)
+    assert "accuracy_curves" not in select_charts(results)
     write_epochs(tmp_path / "epochs.csv", results)
     assert "val_accuracy" not in (tmp_path / "epochs.csv").read_text()
     assert "ccuracy" not in markdown_of(results)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from tasks.measuring.interleaving import Stopping, rounds, trial
-from tasks.measuring.intervals import Interval, median_interval, ratio_of_medians
-from tasks.reporting.changes import history_of
+from tasks.measuring.interleaving import Stopping, average_blocks, generate_rounds
+from tasks.measuring.intervals import Interval, bootstrap_median, bootstrap_median_ratio
+from tasks.reporting.changes import make_history
 from tasks.reporting.history import History, HistoryRecord
 from tests.simulated_machine import Noise, SimulatedMachine
 
@@ -57,19 +57,21 @@ def session(seed: int, noise: Noise, slower: tuple[tuple[str, float], ...] = ())
     seconds: dict[str, list[float]] = {cell: [] for cell in true}
 
     def look(confidence: float) -> Mapping[str, Interval]:
-        ratio = ratio_of_medians(seconds["1gpu"], seconds["2gpu"], seed=seed, confidence=confidence, num_draws=1000)
+        ratio = bootstrap_median_ratio(
+            seconds["1gpu"], seconds["2gpu"], seed=seed, confidence=confidence, num_draws=1000
+        )
         return {"2gpu": ratio}
 
-    for num_rounds, order in enumerate(rounds(list(true), seed=seed), start=1):
+    for num_rounds, order in enumerate(generate_rounds(list(true), seed=seed), start=1):
         blocks = [statistics.fmean(machine.run_block(cell, STEPS_PER_BLOCK)) for cell in order]
-        for cell, value in trial(order, blocks).items():
+        for cell, value in average_blocks(order, blocks).items():
             seconds[cell].append(value)
         if not stopping.goes_on(num_rounds, seconds=machine.now_seconds, look=look):
             break
     return [
         record(
             cell,
-            median_interval(seconds[cell], seed=seed, num_draws=1000),
+            bootstrap_median(seconds[cell], seed=seed, num_draws=1000),
             stopping.intervals.get(cell),
             session=seed,
             num_rounds=num_rounds,
@@ -84,7 +86,7 @@ def rebenches(noise: Noise, slower: dict[str, float]) -> list[History]:
     for seed in range(1, NUM_SESSIONS):
         earlier = [one for before in range(max(0, seed - 11), seed) for one in session(before, noise)]
         now = session(seed, noise, tuple(slower.items()))
-        found.append(history_of([*earlier, *now], now))
+        found.append(make_history([*earlier, *now], now))
     return found
 
 
@@ -132,7 +134,7 @@ def test_the_interval_of_a_change_is_that_worked_out_by_hand() -> None:
     half = math.exp(1.96 * 0.01)
     before = record("2gpu", Interval(value=0.1, low=0.1 / half, high=0.1 * half), session=1)
     now = record("2gpu", Interval(value=0.11, low=0.11 / half, high=0.11 * half), session=2)
-    (change,) = history_of([before, now], [now]).changes
+    (change,) = make_history([before, now], [now]).changes
     assert change.ratio.value == pytest.approx(1 / 1.1)
     assert change.ratio.low == pytest.approx(math.exp(-0.06684) / 1.1, rel=1e-4)
     assert change.ratio.high == pytest.approx(math.exp(0.06684) / 1.1, rel=1e-4)
@@ -147,31 +149,31 @@ def test_a_regression_is_slower_by_interval_and_by_more_than_3_percent(
     speedup: float, verdict: str, is_regression: bool
 ) -> None:
     before, now = pair(2.0, speedup, width=0.01)
-    change = history_of([before, now], [now]).changes[-1]
+    change = make_history([before, now], [now]).changes[-1]
     assert (change.quantity, change.verdict, change.is_regression) == ("speedup", verdict, is_regression)
 
 
 def test_a_wide_interval_is_no_regression_however_large_the_difference() -> None:
     before, now = pair(2.0, 1.8, width=0.1)
-    assert history_of([before, now], [now]).regression is None
+    assert make_history([before, now], [now]).regression is None
 
 
 def test_what_scattered_before_widens_the_interval() -> None:
     speedups = [2.0, 2.2, 2.0, 2.2, 2.0, 2.2]
     earlier = [record("2gpu", tight(0.1), tight(value), session=number) for number, value in enumerate(speedups)]
     now = record("2gpu", tight(0.1), tight(1.95), session=9)
-    assert history_of([earlier[-1], now], [now]).regression is not None
-    assert history_of([*earlier, now], [now]).regression is None
+    assert make_history([earlier[-1], now], [now]).regression is not None
+    assert make_history([*earlier, now], [now]).regression is None
 
 
 def test_a_baseline_that_became_faster_is_no_regression_of_the_others() -> None:
     before = [record("1gpu", tight(0.2), session=1), record("2gpu", tight(0.1), tight(2.0), session=1)]
     now = [record("1gpu", tight(0.16), session=2), record("2gpu", tight(0.1), tight(1.6), session=2)]
-    history = history_of([*before, *now], now)
+    history = make_history([*before, *now], now)
     assert [change.verdict for change in history.changes] == ["faster", "no difference", "slower"]
     assert history.regression is None
     slower = [now[0], record("2gpu", tight(0.12), tight(1.33), session=2)]
-    assert history_of([*before, *slower], slower).regression is not None
+    assert make_history([*before, *slower], slower).regression is not None
 
 
 @pytest.mark.parametrize(
@@ -188,13 +190,13 @@ def test_a_baseline_that_became_faster_is_no_regression_of_the_others() -> None:
 )
 def test_only_the_same_work_on_the_same_models_that_passed_is_comparable(changes: dict[str, object]) -> None:
     before, now = pair(2.0, 1.5, width=0.01)
-    assert history_of([before, now], [now]).regression is not None
+    assert make_history([before, now], [now]).regression is not None
     other = before.model_copy(update=changes)
-    history = history_of([other, now], [now])
+    history = make_history([other, now], [now])
     assert history.changes == []
     assert history.summary.startswith("No earlier record is comparable")
     # The one before it counts then.
-    assert history_of([before, other, now], [now]).regression is not None
+    assert make_history([before, other, now], [now]).regression is not None
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ def test_only_the_same_work_on_the_same_models_that_passed_is_comparable(changes
 def test_what_else_changed_is_named_as_suspect(changes: dict[str, object], suspect: str) -> None:
     before, now = pair(2.0, 1.5, width=0.01)
     now = now.model_copy(update=changes)
-    regression = history_of([before, now], [now]).regression
+    regression = make_history([before, now], [now]).regression
     assert regression is not None
     assert regression == (
         "slower than in the last comparable record: speedup of 2gpu 2.00x -> 1.50x, 0.75x (0.74 to 0.76) of what "
@@ -223,16 +225,16 @@ def test_what_else_changed_is_named_as_suspect(changes: dict[str, object], suspe
 def test_an_older_report_is_compared_with_what_was_before_it() -> None:
     first, second = pair(2.0, 1.5, width=0.01)
     third = record("2gpu", tight(0.1), tight(1.5), session=3)
-    assert history_of([first, second, third], [second]) == history_of([first, second], [second])
-    assert history_of([first, second, third], [third]).regression is None
+    assert make_history([first, second, third], [second]) == make_history([first, second], [second])
+    assert make_history([first, second, third], [third]).regression is None
 
 
 def test_the_last_ten_comparisons_are_shown_and_without_speedups_while_withheld() -> None:
     records = [record("2gpu", tight(0.1), tight(2.0), session=number) for number in range(15)]
-    shown = history_of(records, records[-1:]).records
+    shown = make_history(records, records[-1:]).records
     assert shown == records[5:]
     failed = records[-1].model_copy(update={"gates_passed": False})
-    withheld = history_of([*records[:-1], failed], [failed])
+    withheld = make_history([*records[:-1], failed], [failed])
     assert [one.speedup for one in withheld.records] == [None] * 10
     assert (withheld.changes, withheld.suspects) == ([], [])
     assert withheld.summary == "Not compared with earlier records: a gate failed."

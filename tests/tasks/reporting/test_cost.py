@@ -9,7 +9,7 @@ import pytest
 from tasks.report import write_report
 from tasks.reporting.blocks import Table
 from tasks.reporting.collect import collect_results
-from tasks.reporting.cost import usd_per_million_tokens
+from tasks.reporting.cost import compute_token_cost
 from tasks.reporting.results import Results, read_results, write_results
 from tasks.reporting.sections import cost
 from tests.tasks.reporting.comparison import PARAMS, edit_json, edit_segment, outputs_of, write_comparison
@@ -35,9 +35,9 @@ def texts_of(results: Results) -> list[str]:
 
 def test_a_million_tokens_cost_price_times_devices_times_the_hours_they_take() -> None:
     # 1,000,000 tokens at 1,000 per second take 1,000 s on two GPUs of 3.60 dollars per hour: 0.002 dollars per second.
-    assert usd_per_million_tokens(3.6, 2, 1000.0) == pytest.approx(2.0)
+    assert compute_token_cost(3.6, 2, 1000.0) == pytest.approx(2.0)
     with pytest.raises(ValueError, match="above 0"):
-        usd_per_million_tokens(3.6, 2, 0.0)
+        compute_token_cost(3.6, 2, 0.0)
 
 
 def test_the_cost_of_a_training_is_worked_out_from_its_seconds_and_its_speedup(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_metrics_json_holds_the_few_figures_that_dvc_prints(tmp_path: Path, clea
 
 
 def test_a_withheld_figure_is_null_in_metrics_and_empty_in_tables(tmp_path: Path, withheld_results: Results) -> None:
-    metrics = data_files.metrics_of(withheld_results)
+    metrics = data_files.collect_metrics(withheld_results)
     assert metrics["gates"]["failed"] == 1
     assert metrics["2proc"]["state"] == "withheld"
     assert metrics["2proc"]["speedup"] is metrics["2proc"]["parallel_efficiency"] is None

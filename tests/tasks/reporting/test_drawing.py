@@ -24,15 +24,15 @@ def test_the_charts_are_found_by_their_files_in_the_order_of_the_report() -> Non
 
 
 def test_a_chart_that_has_nothing_to_show_is_left_out(clean_results: Results, measured_results: Results) -> None:
-    assert list(drawing.charts_of(clean_results)) == NAMES_OF_CHARTS
+    assert list(drawing.select_charts(clean_results)) == NAMES_OF_CHARTS
     first, *others = MEASURED_CHARTS
     # Of one comparison there is no history yet.
-    assert list(drawing.charts_of(measured_results)) == [first, *NAMES_OF_CHARTS, *others]
+    assert list(drawing.select_charts(measured_results)) == [first, *NAMES_OF_CHARTS, *others]
     nothing = measurement(waterfalls=[], prediction=None)
     bare = measured_results.model_copy(update={"measurement": nothing})
-    assert list(drawing.charts_of(bare)) == ["measured_speedup", *NAMES_OF_CHARTS]
+    assert list(drawing.select_charts(bare)) == ["measured_speedup", *NAMES_OF_CHARTS]
     empty = measurement(prediction=Prediction(curves=[], assumptions=[]))
-    assert "prediction" not in drawing.charts_of(measured_results.model_copy(update={"measurement": empty}))
+    assert "prediction" not in drawing.select_charts(measured_results.model_copy(update={"measurement": empty}))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_chart_of_what_was_measured_shows_its_figures_and_a_unit_on_every_axis
 def test_a_chart_of_what_was_measured_says_its_figures_in_words(
     measured_results: Results, name: str, expected: list[str]
 ) -> None:
-    told = drawing.caption(drawing.find_charts()[name], measured_results)
+    told = drawing.make_caption(drawing.find_charts()[name], measured_results)
     assert all(words in told for words in expected), told
 
 
@@ -121,7 +121,7 @@ def test_a_withheld_waterfall_keeps_the_parts_of_the_cell_alone_and_has_neither_
     found = texts(drawing.draw_svg("waterfall", chart, withheld_measured_results))
     assert {"exposed communication", "3.50", "measured", "42.0"} <= set(found)
     assert not {"ideal", "34.0", "unexplained"} & set(found)
-    told = drawing.caption(chart, withheld_measured_results)
+    told = drawing.make_caption(chart, withheld_measured_results)
     assert told == (
         "2proc: of a step of 42.0 ms: exposed communication 3.50 ms, straggler 0.600 ms, DDP overhead 1.00 ms, "
         "contention 2.00 ms."
@@ -141,19 +141,19 @@ def test_the_same_results_give_the_same_bytes(measured_results: Results, name: s
 def test_a_withheld_chart_says_which_gate_failed_and_shows_no_figure(
     withheld_measured_results: Results, name: str
 ) -> None:
-    svg = drawing.draw_svg(name, drawing.charts_of(withheld_measured_results)[name], withheld_measured_results)
+    svg = drawing.draw_svg(name, drawing.select_charts(withheld_measured_results)[name], withheld_measured_results)
     assert "Withheld" in texts(svg)
     assert "“Same parameters on all ranks”" in " ".join(texts(svg))
     assert not any(re.search(r"\d", text) for text in texts(svg))
 
 
 def test_every_colour_of_a_chart_is_a_variable_that_the_page_sets(measured_results: Results) -> None:
-    for name, chart in drawing.charts_of(measured_results).items():
+    for name, chart in drawing.select_charts(measured_results).items():
         svg = drawing.draw_svg(name, chart, measured_results)
         drawn = re.sub(r"<style.*?</style>", "", svg)
         bare = re.sub(r"var\(--[a-z0-9-]+, #[0-9a-f]{6}\)", "", drawn)
         assert not re.search(r"#[0-9a-fA-F]{6}\b", bare), name
-        assert set(re.findall(r"var\(--([a-z0-9-]+)", drawn)) <= set(drawing.colors())
+        assert set(re.findall(r"var\(--([a-z0-9-]+)", drawn)) <= set(drawing.list_colors())
 
 
 def _contrast(one: str, other: str) -> float:
@@ -167,7 +167,7 @@ def _contrast(one: str, other: str) -> float:
 
 
 def test_text_and_series_stand_out_from_light_and_dark_ground() -> None:
-    for variable, (light, dark) in drawing.colors().items():
+    for variable, (light, dark) in drawing.list_colors().items():
         if variable == "chart-grid":
             continue
         # WCAG 2.2: 4.5 for text, 3 for graphics.
@@ -177,7 +177,7 @@ def test_text_and_series_stand_out_from_light_and_dark_ground() -> None:
 
 
 def test_hostile_names_stay_text(measured_results: Results) -> None:
-    for name, chart in drawing.charts_of(measured_results).items():
+    for name, chart in drawing.select_charts(measured_results).items():
         svg = drawing.draw_svg(name, chart, hostile(measured_results))
         assert not [part for part in ElementTree.fromstring(svg).iter() if part.tag.endswith("script")]
         assert "<script" not in svg
@@ -196,15 +196,15 @@ def test_many_cells_and_many_segments_can_be_drawn(clean_results: Results) -> No
     waterfalls = [waterfall(cell.cell, cell.world_size) for cell in cells[1:]]
     found = measurement(arms=arms, waterfalls=waterfalls)
     results = clean_results.model_copy(update={"cells": cells, "loss_curves": curves, "measurement": found})
-    assert "waterfall" in drawing.charts_of(results)
-    for name, chart in drawing.charts_of(results).items():
+    assert "waterfall" in drawing.select_charts(results)
+    for name, chart in drawing.select_charts(results).items():
         assert chart.TITLE in texts(drawing.draw_svg(name, chart, results))
 
 
 def test_a_new_chart_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_results: Results) -> None:
     (tmp_path / "data_wait.py").write_text(
         'TITLE = "Data wait"\nPOSITION = 35\nNEEDS_SPEEDUP = False\nSECTION = "training"\n\n'
-        'def alt_text(results):\n    return "words"\n\n'
+        'def describe_chart(results):\n    return "words"\n\n'
         "def draw(results, axes):\n    axes.plot([0, 1])\n"
     )
     monkeypatch.setattr(charts, "__path__", [*charts.__path__, str(tmp_path)])

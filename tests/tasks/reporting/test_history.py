@@ -11,7 +11,7 @@ from tasks.process.failure import DataError
 from tasks.report import make_report, write_report
 from tasks.reporting import drawing
 from tasks.reporting.collect import collect_results
-from tasks.reporting.history_file import COLUMNS, read_history, with_history
+from tasks.reporting.history_file import COLUMNS, add_history, read_history
 from tasks.reporting.results import Results, read_results
 from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, record_as, write_comparison
 from tests.tasks.reporting.measured import arm, estimate, measurement, write_measurement
@@ -37,7 +37,7 @@ def report(folder: Path, params: dict[str, Any]) -> Results:
 def remember(folder: Path, params: dict[str, Any]) -> Results:
     """Do of the stage what concerns the history, and draw nothing."""
     outputs = outputs_of(folder, params)
-    return with_history(collect_results(outputs), outputs, folder / "reports" / "history.csv")
+    return add_history(collect_results(outputs), outputs, folder / "reports" / "history.csv")
 
 
 def measure_again(folder: Path, **of_2proc: Any) -> None:

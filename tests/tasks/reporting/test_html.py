@@ -51,8 +51,8 @@ def test_ids_are_unique_and_headings_leave_no_level_out(page: Page) -> None:
 def test_every_chart_says_in_words_what_it_shows(page: Page, clean_results: Results) -> None:
     named = [element.attributes["aria-label"] for element in page.all("div") if element.attributes.get("role") == "img"]
     assert len(named) == len(page.all("figure")) == 5
-    for (name, chart), label in zip(drawing.charts_of(clean_results).items(), named, strict=True):
-        assert chart.alt_text(clean_results) in label, name
+    for (name, chart), label in zip(drawing.select_charts(clean_results).items(), named, strict=True):
+        assert chart.describe_chart(clean_results) in label, name
 
 
 @pytest.mark.parametrize(

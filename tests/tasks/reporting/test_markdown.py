@@ -1,7 +1,7 @@
 import pytest
 from markdown_it import MarkdownIt
 
-from tasks.reporting.markdown import escaped
+from tasks.reporting.markdown import escape
 from tasks.reporting.results import Results
 from tests.tasks.reporting.hostile import NAMES, hostile
 from tests.tasks.reporting.rendered import markdown_of
@@ -35,7 +35,7 @@ def test_every_table_has_as_many_cells_in_each_row_as_in_its_head(clean_results:
 
 @pytest.mark.parametrize("text", [*NAMES.values(), "a_b _c_ *d* `e`", "x\n| y |\n# z", "![i](j) <b>", r"\| \\"])
 def test_escaped_text_is_read_back_as_it_was(text: str) -> None:
-    rendered = MarkdownIt("gfm-like", {"linkify": False}).parse(f"| h |\n| --- |\n| {escaped(text)} |")
+    rendered = MarkdownIt("gfm-like", {"linkify": False}).parse(f"| h |\n| --- |\n| {escape(text)} |")
     cell = next(token for token in rendered if token.type == "inline" and token.content != "h")
     assert cell.children is not None
     assert {child.type for child in cell.children} <= {"text", "text_special"}

@@ -6,7 +6,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tasks.reporting import drawing
-from tasks.reporting.markdown import escaped
+from tasks.reporting.markdown import escape
 from tasks.reporting.results import Results
 from tests.tasks.reporting.hostile import hostile
 from tests.tasks.reporting.measured import advice, arm, measurement, preflight
@@ -77,7 +77,7 @@ def test_every_column_is_explained_and_ids_are_unique(page: Page) -> None:
 def test_every_chart_stands_in_its_section(page: Page, measured_results: Results) -> None:
     ids = [element.attributes["id"] for element in page.elements if "id" in element.attributes]
     sections = {"training": "speed"}
-    for name, chart in drawing.charts_of(measured_results).items():
+    for name, chart in drawing.select_charts(measured_results).items():
         above = [one for one in ids[: ids.index(f"chart-{name}")] if f"{one}-heading" in ids]
         assert above[-1] == sections.get(chart.SECTION, chart.SECTION), name
 
@@ -157,7 +157,7 @@ def test_the_markdown_holds_the_same_rows(measured_results: Results) -> None:
     assert "| 64 | 8.88x (6.34 to 11.42) | 14 % | n/a | extrapolated |" in text
     assert "```yaml\ntrain:\n  micro_batch_size: 2\ncells:\n  2proc:\n    options: {bucket_mib: 5.0}\n```" in text
     assert "[Where the step goes](charts/waterfall.svg)" in text
-    assert escaped(measured_results.verdict) in text
+    assert escape(measured_results.verdict) in text
 
 
 def test_hostile_names_are_shown_and_never_run(measured_results: Results) -> None:

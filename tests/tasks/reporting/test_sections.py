@@ -10,7 +10,6 @@ from markdown_it import MarkdownIt
 from tasks.reporting import document as report
 from tasks.reporting.blocks import (
     Block,
-    Chart,
     Charts,
     Code,
     Document,
@@ -18,14 +17,15 @@ from tasks.reporting.blocks import (
     Heading,
     Items,
     KeyFigures,
+    PageSection,
     Quotes,
-    Section,
+    ShownChart,
     Table,
     Terms,
     Text,
 )
 from tasks.reporting.document import SECTIONS, make_document
-from tasks.reporting.drawing import charts_of
+from tasks.reporting.drawing import select_charts
 from tasks.reporting.html import render_html
 from tasks.reporting.markdown import render_markdown
 from tasks.reporting.results import Results
@@ -56,14 +56,14 @@ def make_every_kind(attack: str) -> list[Block]:
         Facts([(attack, attack)]),
         Terms({attack: attack}),
         Table(attack, [attack, "other"], [[attack, attack]], num_prose=1, words={"other": attack}),
-        Charts("place", [Chart("drawn", "A chart", attack)]),
+        Charts("place", [ShownChart("drawn", "A chart", attack)]),
         Code(attack, "text", attack),
         Quotes(attack, [("whose", attack)]),
     ]
 
 
 def render_both(blocks: list[Block]) -> tuple[Page, str]:
-    found = Document("title", "tab", "summary", [], [Section("only", "Only", blocks)])
+    found = Document("title", "tab", "summary", [], [PageSection("only", "Only", blocks)])
     return Page(render_html(found, {"drawn": "<svg></svg>"})), render_markdown(found)
 
 
@@ -121,7 +121,7 @@ def test_every_chart_that_has_something_to_show_has_its_place(name: str, request
     results = request.getfixturevalue(f"{name}_results")
     blocks = [block for section in make_document(results).sections for block in section.blocks]
     placed = [chart.name for block in blocks if isinstance(block, Charts) for chart in block.charts]
-    assert sorted(placed) == sorted(charts_of(results))
+    assert sorted(placed) == sorted(select_charts(results))
 
 
 def test_what_stands_in_results_alone_makes_the_same_report(measured_results: Results) -> None:
@@ -140,7 +140,7 @@ def test_a_heading_that_no_word_explains_is_plain_and_one_that_a_word_explains_l
 
 
 def test_a_chart_without_a_drawing_is_left_out_of_the_page() -> None:
-    drawn, missing = Chart("drawn", "Drawn", "a line"), Chart("missing", "Missing", "nothing")
+    drawn, missing = ShownChart("drawn", "Drawn", "a line"), ShownChart("missing", "Missing", "nothing")
     page, markdown = render_both([Charts("place", [drawn, missing])])
     assert [figure.attributes["id"] for figure in page.all("figure")] == ["chart-drawn"]
     assert markdown.endswith("- [Drawn](charts/drawn.svg): a line\n- [Missing](charts/missing.svg): nothing\n")

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tasks.gates.checks import check_gates, standings
+from tasks.gates.checks import check_gates, compute_standings
 from tasks.records.gate import CellFinding, Gate
 from tasks.records.measurement import Measurement
 from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results
-from tasks.reporting.model_card import card_text
+from tasks.reporting.model_card import render_model_card
 from tasks.reporting.results import Results
-from tasks.services.tracked import final_figures, gate_tags
+from tasks.services.tracked import collect_final_figures, make_gate_tags
 from tests.tasks.reporting.comparison import (
     PARAMS,
     edit_json,
@@ -100,16 +100,16 @@ def test_of_what_was_measured_only_what_rests_on_the_bad_cell_goes(one_of_three:
 
 
 def test_every_output_gives_the_good_cell_and_withholds_the_bad_one(one_of_three: Results) -> None:
-    figures = final_figures(one_of_three.model_dump(mode="json"))
+    figures = collect_final_figures(one_of_three.model_dump(mode="json"))
     assert figures["2proc"]["final/speedup"] == pytest.approx(68 / 42)
     assert not [key for key in figures["4proc"] if "speedup" in key or "efficiency" in key]
-    metrics = data_files.metrics_of(one_of_three)
+    metrics = data_files.collect_metrics(one_of_three)
     assert metrics["2proc"]["state"] == "proven"
     assert (metrics["4proc"]["state"], metrics["4proc"]["speedup"]) == ("withheld", None)
     for text in (
         markdown_of(one_of_three),
         html_of(one_of_three),
-        card_text(one_of_three, cell="4proc", repo_id=None, checkpoints=[]),
+        render_model_card(one_of_three, cell="4proc", repo_id=None, checkpoints=[]),
     ):
         assert "1.62" in text
         assert "2.72" not in text  # 68 / 25
@@ -124,7 +124,7 @@ def test_every_output_gives_the_good_cell_and_withholds_the_bad_one(one_of_three
 
 
 def test_the_tracker_has_the_gates_of_each_cell_in_its_run(one_of_three: Results) -> None:
-    tags = gate_tags(one_of_three.model_dump(mode="json"))
+    tags = make_gate_tags(one_of_three.model_dump(mode="json"))
     own = "gate.Every rank has a device of its own"
     assert tags["2proc"][own] == "passed: 2proc 2 of 2 CPUs"
     assert tags["4proc"][own].startswith("failed: 4proc needs 4 CPUs")
@@ -190,12 +190,12 @@ def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_spee
     page = html_of(results)
     assert "<span>speedup, unproven</span>" in page
     assert "| Speedup | baseline | unproven |" in markdown_of(results)
-    card = card_text(results, cell="2proc", repo_id=None, checkpoints=[])
+    card = render_model_card(results, cell="2proc", repo_id=None, checkpoints=[])
     assert "Unproven: 2proc trains" in card
     assert "| Speedup | baseline | unproven |" in card
-    tags = gate_tags(results.model_dump(mode="json"))
+    tags = make_gate_tags(results.model_dump(mode="json"))
     assert tags["2proc"]["speedup"] == tags[None]["speedup.2proc"] == f"unproven: Update equivalence: {why}"
-    assert data_files.metrics_of(results)["2proc"]["state"] == "unproven"
+    assert data_files.collect_metrics(results)["2proc"]["state"] == "unproven"
 
 
 def test_nothing_is_called_unproven_where_all_was_checked(clean_results: Results, measured_results: Results) -> None:
@@ -211,14 +211,14 @@ def test_each_of_the_three_proofs_is_needed_of_the_cell_and_of_a_baseline_of_sev
     tmp_path: Path, gate: str, cell: str
 ) -> None:
     gates = check_gates(outputs_of(tmp_path, write_three(tmp_path, num_cpus=4)))
-    assert {one.state for one in standings(gates, {"2proc": 2, "4proc": 4}).values()} == {"proven"}
+    assert {one.state for one in compute_standings(gates, {"2proc": 2, "4proc": 4}).values()} == {"proven"}
     without = [_without(one, cell) if one.name == gate else one for one in gates]
-    found = standings(without, {"2proc": 2, "4proc": 4})
+    found = compute_standings(without, {"2proc": 2, "4proc": 4})
     # Whatever is measured against an unproven baseline is unproven too.
     assert [one.state for one in found.values()] == ["unproven" if cell == "2proc" else "proven", "unproven"]
     assert found["4proc"].gates == [gate]
     # One rank has nothing to show.
-    assert standings(without, {"1proc": 1})["1proc"].state == "proven"
+    assert compute_standings(without, {"1proc": 1})["1proc"].state == "proven"
 
 
 def _without(gate: Gate, cell: str) -> Gate:

@@ -9,8 +9,8 @@ import pytest
 from tasks.records.outputs import Steps
 from tasks.reporting.collect import collect_results
 from tasks.reporting.sections import measured, not_claimed
-from tasks.reporting.straggler import SlowestRank, slowest_rank
-from tasks.reporting.verdict import verdict_of
+from tasks.reporting.straggler import SlowestRank, find_slowest_rank
+from tasks.reporting.verdict import make_verdict
 from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of
 
 
@@ -26,7 +26,7 @@ def _steps(own: Any, positions: Any = None) -> Steps:
 
 
 def test_a_rank_that_takes_twice_as_long_is_named_with_what_the_others_wait() -> None:
-    slowest = slowest_rank(_steps([[0.2, 0.4, 0.2]] * 10))
+    slowest = find_slowest_rank(_steps([[0.2, 0.4, 0.2]] * 10))
     assert slowest is not None
     assert (slowest.rank, slowest.times_as_long, slowest.is_straggler) == (1, 2.0, True)
     assert slowest.waiting_share == pytest.approx(0.2), "0.4 s of each second, of which the others need half"
@@ -36,16 +36,16 @@ def test_longer_micro_batches_and_moments_are_no_lag() -> None:
     positions = np.array([[100, 300], [400, 100], [100, 900], [200, 100]] * 5)
     # 50 ms and 1 ms per position: a rank with three times the work takes 2.3 times as long.
     own = 0.05 + 0.001 * positions
-    slowest = slowest_rank(_steps(own, positions))
+    slowest = find_slowest_rank(_steps(own, positions))
     assert slowest is not None
     assert slowest.times_as_long == pytest.approx(1.0)
     assert not slowest.is_straggler
     own[3, 1] += 30.0
-    slowest = slowest_rank(_steps(own, positions))
+    slowest = find_slowest_rank(_steps(own, positions))
     assert slowest is not None
     assert not slowest.is_straggler
     own[:, 1] *= 2.5
-    slowest = slowest_rank(_steps(own, positions))
+    slowest = find_slowest_rank(_steps(own, positions))
     assert slowest is not None
     assert slowest.is_straggler
     assert slowest.rank == 1
@@ -61,18 +61,18 @@ def test_clean_ranks_on_a_noisy_machine_are_never_called_stragglers() -> None:
         # A rank is put aside for a while in a fifth of its steps; one core is 1.2 times as slow.
         own += (random.random((num_steps, world_size)) < 0.2) * random.exponential(0.1, (num_steps, world_size))
         own[:, 0] *= 1.2
-        slowest = slowest_rank(_steps(own, positions))
+        slowest = find_slowest_rank(_steps(own, positions))
         assert slowest is not None
         assert not slowest.is_straggler, slowest
 
 
 def test_one_rank_alone_and_ranks_that_do_not_say_have_none() -> None:
-    assert slowest_rank(_steps([[0.2]] * 4)) is None
-    assert slowest_rank(_steps([[0.0, 0.0]] * 4)) is None
+    assert find_slowest_rank(_steps([[0.2]] * 4)) is None
+    assert find_slowest_rank(_steps([[0.0, 0.0]] * 4)) is None
 
 
 def test_too_few_steps_are_no_evidence() -> None:
-    slowest = slowest_rank(_steps([[0.2, 0.6]] * 7))
+    slowest = find_slowest_rank(_steps([[0.2, 0.6]] * 7))
     assert slowest is not None
     assert (slowest.times_as_long, slowest.is_straggler) == (pytest.approx(3.0), False)
 
@@ -85,7 +85,7 @@ def test_a_straggler_is_in_the_verdict_and_a_clean_rank_is_not(tmp_path: Path, p
     baseline, other = clean.cells
     results = clean.model_copy(update={"cells": [baseline, other.model_copy(update={"slowest_rank": slow})]})
     says = "2proc is not clean: rank 1 took 2.00x as long as the others for the same work, and they waited for it 23 %"
-    assert says in verdict_of(results)
+    assert says in make_verdict(results)
     assert results.cells[1].whole.speedup == pytest.approx(1.5625), "it is a finding, no reason to withhold"
     assert any("a straggler" in note for note in measured.tell(results))
 

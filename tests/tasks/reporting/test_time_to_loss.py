@@ -10,7 +10,7 @@ import pytest
 from tasks.records.outputs import Steps
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import Results
-from tasks.reporting.time_to_loss import TimeToLoss, first_reached, smoothed, time_to_loss
+from tasks.reporting.time_to_loss import TimeToLoss, compute_time_to_loss, find_first_reached, smooth_losses
 from tests.tasks.reporting.comparison import PARAMS, edit_steps, outputs_of, write_comparison
 from tests.tasks.reporting.page import Page
 from tests.tasks.reporting.rendered import html_of, markdown_of
@@ -29,19 +29,19 @@ def times_of(folder: Path, params: dict[str, Any]) -> list[tuple[int | None, flo
 
 def test_smoothed_losses_are_means_over_full_windows() -> None:
     losses = np.array([4.0, 2.0, 3.0, 1.0])
-    assert smoothed(losses, 2).tolist() == [3.0, 2.5, 2.0]
-    assert smoothed(losses, 1).tolist() == losses.tolist()
-    assert smoothed(losses, 4).tolist() == [2.5]
+    assert smooth_losses(losses, 2).tolist() == [3.0, 2.5, 2.0]
+    assert smooth_losses(losses, 1).tolist() == losses.tolist()
+    assert smooth_losses(losses, 4).tolist() == [2.5]
     with pytest.raises(ValueError, match="1 to 4 steps; got 5"):
-        smoothed(losses, 5)
+        smooth_losses(losses, 5)
 
 
 def test_a_loss_is_reached_after_the_first_full_window_that_is_low_enough() -> None:
     losses = np.array([4.0, 2.0, 3.0, 1.0, 1.0])  # over two steps: 3.0, 2.5, 2.0, 1.0
-    assert first_reached(losses, target=2.5, window=2) == 2
-    assert first_reached(losses, target=2.4, window=2) == 3
-    assert first_reached(losses, target=2.0, window=1) == 1  # one lucky step, which smoothing does not take for it
-    assert first_reached(losses, target=0.5, window=2) is None
+    assert find_first_reached(losses, target=2.5, window=2) == 2
+    assert find_first_reached(losses, target=2.4, window=2) == 3
+    assert find_first_reached(losses, target=2.0, window=1) == 1  # one lucky step, which smoothing does not take for it
+    assert find_first_reached(losses, target=0.5, window=2) is None
 
 
 def test_each_cells_seconds_to_where_the_baseline_ended_are_those_of_its_steps_up_to_there(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_long_curves_are_smoothed_over_a_twentieth_of_their_steps(tmp_path: Path
         steps = Steps(**columns | {"step": np.arange(num_steps), "seconds": np.ones(num_steps)})
         for run in outputs.runs.values():
             run.__dict__["steps"] = steps  # where cached_property keeps what was read
-        found = time_to_loss(outputs)
+        found = compute_time_to_loss(outputs)
         assert found.window_steps == window
         assert found.target_loss == pytest.approx(1.005 * losses[-window:].mean())
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from tasks.services.own_site import OwnSite, make_private_folder, new_credentials, write_private
+from tasks.services.own_site import OwnSite, make_credentials, make_private_folder, write_private
 
 ADDRESS = "http://127.0.0.1:5000"
 
@@ -47,11 +47,11 @@ def test_only_requests_to_its_own_address_from_its_own_pages_come_in(headers: di
 
 
 def test_credentials_are_asked_for_as_a_browser_understands_and_only_the_right_ones_open() -> None:
-    credentials = new_credentials()
+    credentials = make_credentials()
     refused = _ask(credentials)
     assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, 'Basic realm="ddp-compare"')
     assert "inside" not in refused.text
-    for wrong in (new_credentials(), credentials[:-1], credentials + "x", ":"):
+    for wrong in (make_credentials(), credentials[:-1], credentials + "x", ":"):
         assert _ask(credentials, Authorization=_basic(wrong)).status_code == 401
     assert _ask(credentials, Authorization=f"Bearer {credentials}").status_code == 401
     assert _ask(credentials, Authorization=_basic(credentials)).text == "inside"
@@ -89,4 +89,4 @@ def test_private_file_is_private_whatever_stood_there_and_whatever_the_umask(tmp
 
 
 def test_credentials_differ_each_time() -> None:
-    assert len({new_credentials() for _ in range(100)}) == 100
+    assert len({make_credentials() for _ in range(100)}) == 100

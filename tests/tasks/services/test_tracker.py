@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tasks.params import Params
-from tasks.services.follower import attempt_within, one_line
+from tasks.services.follower import attempt_within, describe_error
 from tasks.services.tracked import (
+    choose_tracking_uri,
+    collect_final_figures,
     describe_comparison,
-    final_figures,
-    flattened,
-    point_of_step,
-    points_of_segment,
-    tracking_uri,
+    flatten,
+    make_step_point,
+    read_segment_points,
 )
 from tests.tracked_run import (
     NUM_STEPS,
@@ -24,7 +24,7 @@ from tests.tracked_run import (
     tracked_params,
     write_comparison,
 )
-from training.process.redaction import redacted
+from training.process.redaction import redact
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_identity_changes_with_params_code_model_machine_and_data(params: Params
 
 def test_params_become_one_level_of_text_below_the_limit_of_mlflow() -> None:
     value = {"a": {"b": True, "c": None}, "ranges": ["0-8", "8-9"], "gpus": [{"name": "T4"}], "text": "x" * 7000}
-    flat = flattened(value)
+    flat = flatten(value)
     assert {key: flat[key] for key in ("a.b", "a.c", "ranges", "gpus.0.name")} == {
         "a.b": "true",
         "a.c": "null",
@@ -79,19 +79,19 @@ def test_params_become_one_level_of_text_below_the_limit_of_mlflow() -> None:
 
 
 def test_tokens_per_second_of_a_step_is_its_tokens_over_its_seconds() -> None:
-    assert point_of_step(step_event(4), timestamp_ms=1).values["tokens_per_second"] == 104 / 0.5
+    assert make_step_point(step_event(4), timestamp_ms=1).values["tokens_per_second"] == 104 / 0.5
 
 
 def test_a_value_that_a_step_has_not_is_absent() -> None:
-    assert "grad_norm" not in point_of_step(step_event(3), timestamp_ms=1).values
-    assert "grad_norm" in point_of_step(step_event(2), timestamp_ms=1).values
+    assert "grad_norm" not in make_step_point(step_event(3), timestamp_ms=1).values
+    assert "grad_norm" in make_step_point(step_event(2), timestamp_ms=1).values
 
 
 def test_replayed_times_are_the_start_of_the_segment_plus_the_seconds_of_its_steps(
     params: Params, tmp_path: Path
 ) -> None:
     write_comparison(tmp_path, params)
-    points, epoch = points_of_segment(tmp_path / "runs" / "1proc" / "segments" / "0-80-epoch-1")
+    points, epoch = read_segment_points(tmp_path / "runs" / "1proc" / "segments" / "0-80-epoch-1")
     start = 1_772_366_400_000  # 2026-03-01T12:00:00Z
     assert [point.timestamp_ms - start for point in points] == [500 * step for step in range(1, NUM_STEPS + 1)]
     assert (epoch.step, epoch.values["epoch/train_seconds"]) == (NUM_STEPS, 2.5)
@@ -99,8 +99,8 @@ def test_replayed_times_are_the_start_of_the_segment_plus_the_seconds_of_its_ste
 
 
 def test_a_withheld_speedup_is_no_figure(params: Params) -> None:
-    assert final_figures(report_results(params, speedup=1.5))["2proc"]["final/speedup"] == 1.5
-    withheld = final_figures(report_results(params, speedup=None))
+    assert collect_final_figures(report_results(params, speedup=1.5))["2proc"]["final/speedup"] == 1.5
+    withheld = collect_final_figures(report_results(params, speedup=None))
     assert not [key for figures in withheld.values() for key in figures if "speedup" in key]
     assert withheld["2proc"] == {
         "final/seconds_per_epoch": 12.5,
@@ -116,19 +116,19 @@ def test_params_yaml_then_the_environment_then_a_file_here_say_where_runs_are_ke
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert tracking_uri(tracked_params()) == f"sqlite:///{tmp_path}/mlflow.db"
+    assert choose_tracking_uri(tracked_params()) == f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://from-environment")
-    assert tracking_uri(tracked_params()) == "http://from-environment"
-    assert tracking_uri(tracked_params(uri="http://from-params")) == "http://from-params"
+    assert choose_tracking_uri(tracked_params()) == "http://from-environment"
+    assert choose_tracking_uri(tracked_params(uri="http://from-params")) == "http://from-params"
 
 
 def test_no_secret_reaches_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "canary-password")
     token = "hf_" + "Canary0" * 5
     text = f"API request to https://me:canary-url@host/api?token=canary-query failed: {token} canary-password"
-    assert "canary" not in redacted(text).lower()
-    assert redacted("https://me:pw@host/api?x=1 failed") == "https://***@host/api failed"
-    assert "canary" not in one_line(ValueError(text)).lower()
+    assert "canary" not in redact(text).lower()
+    assert redact("https://me:pw@host/api?x=1 failed") == "https://***@host/api failed"
+    assert "canary" not in describe_error(ValueError(text)).lower()
     assert "canary" not in os.environ.get("MLFLOW_TRACKING_URI", "")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.params import Params, load_params
 from tasks.process.failure import ExitCode
-from tasks.process.lock import workspace_lock
+from tasks.process.lock import lock_workspace
 from tasks.store.prune import note_comparison, prune
 from tests.finished_comparison import run_facts
 
@@ -111,7 +111,7 @@ def test_nothing_is_removed_while_a_comparison_runs() -> None:
     old = _keep("slices/a", used_at=0.0)
     _compared(1, 2)
     command = [sys.executable, "-m", "tasks.store.prune", "--keep", "1", "--go", "1"]
-    with workspace_lock("make compare"):
+    with lock_workspace("make compare"):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == ExitCode.RESOURCES
     assert f"a comparison runs in this folder already: make compare, pid {os.getpid()}" in done.stderr

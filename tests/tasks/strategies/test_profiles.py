@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tasks.strategies import Work, exchanged_as, not_available, profile_of
+from tasks.strategies import Work, find_profile, get_exchange_dtype, list_unavailable
 from tasks.strategies import fsdp2 as sharded
 
 
@@ -28,7 +28,7 @@ RIGHT = {"all_gather": Counted(15, 1350), "reduce_scatter": Counted(3, 500), "al
 
 
 def test_layers_are_gathered_twice_per_micro_batch_and_the_root_once_and_all_are_reduced_once_per_step() -> None:
-    expected = sharded.expected_traffic(_work())
+    expected = sharded.compute_expected_traffic(_work())
     assert set(expected) == set(RIGHT)
     for kind, counted in RIGHT.items():
         assert expected[kind].number == (counted.number, counted.number)
@@ -57,17 +57,17 @@ def test_a_sharded_step_that_reduces_otherwise_is_told(
 
 
 def test_what_a_strategy_has_not_is_said_and_never_left_out_in_silence() -> None:
-    assert not_available("2gpu", "ddp", {}, is_exact=False) == []
-    assert not_available("2gpu", "ddp", {"early_tied_head": True}, is_exact=False) == [
+    assert list_unavailable("2gpu", "ddp", {}, is_exact=False) == []
+    assert list_unavailable("2gpu", "ddp", {"early_tied_head": True}, is_exact=False) == [
         "2gpu: A prediction: not available for early_tied_head, with which a gradient is exchanged in two parts."
     ]
     for strategy, is_exact in (("ddp", True), ("fsdp2", False)):
-        found = not_available("2gpu", strategy, {}, is_exact=is_exact)
+        found = list_unavailable("2gpu", strategy, {}, is_exact=is_exact)
         assert [sentence.split(": ")[1] for sentence in found] == ["A waterfall", "A prediction", "Advice on options"]
         assert all(f"not available for the strategy {strategy}" in sentence for sentence in found)
-    assert profile_of("unheard_of") is None
-    assert exchanged_as("unheard_of", {}) == "none"
-    (sentence,) = not_available("2gpu", "unheard_of", {}, is_exact=False)
+    assert find_profile("unheard_of") is None
+    assert get_exchange_dtype("unheard_of", {}) == "none"
+    (sentence,) = list_unavailable("2gpu", "unheard_of", {}, is_exact=False)
     assert sentence.startswith(
         "2gpu: Waterfall, prediction and advice on options: not available for the strategy unhea"
     )

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.data.batches import Slice
-from training.data.plan import SegmentPlan, micro_batches_for, plan_segment
+from training.data.plan import SegmentPlan, make_micro_batches, plan_segment
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
 
@@ -47,7 +47,7 @@ def test_every_sample_is_used_exactly_once_by_any_number_of_ranks(
         for segment_step in range(1, plan.num_steps + 1):
             step = plan.step(segment_step)
             per_rank = [
-                list(micro_batches_for(source, step, rank=rank, world_size=world_size, seq_len=32, seed=(3, 1)))
+                list(make_micro_batches(source, step, rank=rank, world_size=world_size, seq_len=32, seed=(3, 1)))
                 for rank in range(world_size)
             ]
             assert len({len(parts) for parts in per_rank}) == 1, "a rank with fewer micro-batches would hang the rest"
@@ -71,7 +71,7 @@ def test_micro_batches_and_their_dropout_seeds_are_the_same_for_any_number_of_ra
             Counter(
                 (tuple(part.row_ids.tolist()), tuple(part.input_ids.shape), part.dropout_seed)
                 for rank in range(world_size)
-                for part in micro_batches_for(
+                for part in make_micro_batches(
                     source,
                     plan.step(segment_step),
                     rank=rank,
@@ -93,7 +93,7 @@ def test_ranks_get_nearly_equal_work() -> None:
     for segment_step in range(1, plan.num_steps + 1):
         step = plan.step(segment_step)
         for rank in range(2):
-            dealt = step.dealt_to(rank, 2)
+            dealt = step.select_for_rank(rank, 2)
             work[rank] += sum(int(lengths[step.micro_batches[index]].max()) for index in dealt if index is not None)
     assert abs(work[0] - work[1]) / work.sum() < 0.02
 
@@ -110,7 +110,7 @@ def test_epochs_have_orders_of_their_own_and_each_is_reproducible() -> None:
 def test_micro_batches_are_padded_to_their_longest_row_rounded_up_to_8() -> None:
     source = _slice_with(np.array([3, 9, 17, 40, 1, 1]))
     plan = _plan(source.lengths(20), global_batch_size=6, micro_batch_size=2)
-    parts = list(micro_batches_for(source, plan.step(1), rank=0, world_size=1, seq_len=20, seed=(0, 1)))
+    parts = list(make_micro_batches(source, plan.step(1), rank=0, world_size=1, seq_len=20, seed=(0, 1)))
     assert [tuple(part.input_ids.shape) for part in parts] == [(2, 8), (2, 16), (2, 20)]
     assert [part.num_tokens for part in parts] == [0, 10, 35]
     assert [part.num_padding_tokens for part in parts] == [14, 20, 3]

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tasks.data.sources.heads import give_head
 from tests.tiny import make_config, make_slice, make_tiny_classifier, make_tiny_model
 from tests.training.conftest import parsed
-from training.data.plan import micro_batches_for, plan_of
-from training.model.attention_masks import made_without_looking
+from training.data.plan import make_micro_batches, make_segment_plan
+from training.model.attention_masks import skip_mask_checks
 from training.process.distributed import Ranks
 
 _READS = {
@@ -74,10 +74,10 @@ def test_no_step_reads_a_value(job: str, strategy: str, precision: str, alone: R
     trainer = built.build(workload.load_model(config.model_dir), workload, config, alone)
     for segment in config.segments:
         source = workload.open_slice(segment.slice_dir)
-        plan = plan_of(source, config, segment)
+        plan = make_segment_plan(source, config, segment)
         for number in (1, 2):
             step = plan.step(number)
-            parts = list(micro_batches_for(source, step, rank=0, world_size=1, seq_len=32, seed=(1, number)))
+            parts = list(make_micro_batches(source, step, rank=0, world_size=1, seq_len=32, seed=(1, number)))
             trainer.warm_up(parts[0])
             with _NoReads():
                 result = trainer.train_step(parts, num_targets=step.num_targets, learning_rate=1e-3)
@@ -107,7 +107,7 @@ def test_what_is_seen_is_what_transformers_lets_be_seen(kind: str, is_padded: bo
         mask[1, 15:] = 0
     with torch.no_grad():
         theirs = model(input_ids=input_ids, attention_mask=mask).logits
-        with made_without_looking(is_padded=is_padded), _NoReads():
+        with skip_mask_checks(is_padded=is_padded), _NoReads():
             ours = model(input_ids=input_ids, attention_mask=mask).logits
         blind = model(input_ids=input_ids, attention_mask=torch.ones_like(mask)).logits
     if kind == "decoder":

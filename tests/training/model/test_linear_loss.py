@@ -193,6 +193,6 @@ def test_a_model_that_caps_its_logits_keeps_its_own(tmp_path: Path, slices: list
     expected = F.cross_entropy(logits, batch.labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
     found = causal_lm.loss_sum(model, batch)
     assert found.item() == pytest.approx(float(expected.detach()), rel=1e-6)
-    with causal_lm._without_head(model) as head:
+    with causal_lm._bypass_head(model) as head:
         hidden = model(input_ids=batch.input_ids).logits.flatten(0, 1)
     assert logits.abs().max().item() <= 1.0 < (hidden @ head.weight.T).abs().max().item()

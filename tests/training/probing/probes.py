@@ -8,12 +8,12 @@ from typing import Any
 
 from training.config import read_config
 from training.data.batches import open_slice
-from training.data.plan import micro_batches_for, plan_segment
-from training.model.weights import parameter_checksum
-from training.plug import hardware_of
+from training.data.plan import make_micro_batches, plan_segment
+from training.model.weights import compute_parameter_checksum
+from training.plug import select_hardware
 from training.probing.parts import probe_buckets, probe_compute, probe_slowdown_in_flight
-from training.probing.sweep import all_reduce_sweep
-from training.process.distributed import joined_ranks
+from training.probing.sweep import sweep_all_reduce
+from training.process.distributed import join_ranks
 from training.process.files import write_json
 from training.workloads import find_workload
 
@@ -24,7 +24,7 @@ SIZES = (2**16, 2**18, 2**20)
 def main() -> int:
     """Probe what the config file describes; return the exit code."""
     config = read_config(Path(sys.argv[-1]))
-    with joined_ranks(config) as ranks:
+    with join_ranks(config) as ranks:
         workload = find_workload(config.workload)
         strategies: Any = importlib.import_module(f"training.strategies.{config.strategy}")
         model = workload.load_model(config.model_dir)
@@ -36,25 +36,25 @@ def main() -> int:
         )  # fmt: skip
         step = plan.step(1)
         parts = list(
-            micro_batches_for(
+            make_micro_batches(
                 source, step, rank=ranks.rank, world_size=ranks.world_size, seq_len=config.seq_len, seed=(1, 1)
             )
         )
         strategy.warm_up(parts[-1])
         strategy.train_step(parts, num_targets=step.num_targets, learning_rate=0.0)
-        before = parameter_checksum(model)
-        begin = partial(hardware_of(workload).begin, model)
+        before = compute_parameter_checksum(model)
+        begin = partial(select_hardware(workload).begin, model)
         buckets = strategy.describe().get("bucket_bytes", [])
         compute = probe_compute(strategy.replica, ranks, parts, num_repeats=NUM_REPEATS, on_start=begin)
         found: dict[str, Any] = {"compute": compute, "bucket_bytes": buckets}
         if ranks.world_size > 1:
             found |= {
                 "buckets": probe_buckets(buckets, compute["gradients"]),
-                "sweep": all_reduce_sweep(ranks, sizes=SIZES, num_repeats=NUM_REPEATS, seconds_budget=5.0),
-                "short_sweep": all_reduce_sweep(
+                "sweep": sweep_all_reduce(ranks, sizes=SIZES, num_repeats=NUM_REPEATS, seconds_budget=5.0),
+                "short_sweep": sweep_all_reduce(
                     ranks, sizes=(2**16, 2**30), num_repeats=NUM_REPEATS, seconds_budget=0.1
                 ),
-                "slept": all_reduce_sweep(
+                "slept": sweep_all_reduce(
                     ranks, sizes=(2**20, 2**21), num_repeats=NUM_REPEATS, seconds_budget=5.0,
                     seconds_of_link=lambda num_bytes: num_bytes / 2**20 * 10e-3,
                 ),
@@ -64,8 +64,8 @@ def main() -> int:
             }  # fmt: skip
         result = strategy.train_step(parts, num_targets=step.num_targets, learning_rate=0.0)
         found |= {
-            "checksum_stays": parameter_checksum(model) == before,
-            "checksums": ranks.gather_text(parameter_checksum(model)),
+            "checksum_stays": compute_parameter_checksum(model) == before,
+            "checksums": ranks.gather_text(compute_parameter_checksum(model)),
             "traffic": result.traffic,
         }
         if ranks.is_first:

@@ -11,12 +11,12 @@ import pytest
 from benchmarks.emulator import WORKLOAD
 from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, write_device
 from tasks.measuring.prediction import predict
-from tasks.measuring.probe import in_buckets, probe_from
+from tasks.measuring.probe import make_buckets, make_probe
 from tests.tiny import make_config, make_slice
 from tests.training.forked_ranks import ForkedRanks, last_words
 from tests.training.probing.probes import NUM_REPEATS, SIZES
 from training.probing.parts import probe_buckets
-from training.probing.sweep import all_reduce_sweep
+from training.probing.sweep import sweep_all_reduce
 from training.process.distributed import Ranks
 
 pytestmark = pytest.mark.alone
@@ -106,12 +106,12 @@ def test_buckets_hold_every_parameter_once_in_the_order_and_sizes_of_ddp(two: An
 
 
 def test_the_lever_bucket_size_fills_buckets_as_ddp_really_does(one: Any, two: Any) -> None:
-    probe = probe_from(
+    probe = make_probe(
         {1: one["compute"], 2: two["compute"]}, {2: two["sweep"]}, buckets=two["buckets"], in_flight=two["in_flight"]
     )
-    made = in_buckets(probe.gradients, int(_BUCKET_MIB * 2**20))
+    made = make_buckets(probe.gradients, int(_BUCKET_MIB * 2**20))
     assert [bucket.num_bytes for bucket in made] == two["bucket_bytes"]
-    assert probe.with_bucket_bytes(int(_BUCKET_MIB * 2**20)).buckets == made
+    assert probe.rebuild_buckets(int(_BUCKET_MIB * 2**20)).buckets == made
     # And what was measured is enough for a prediction.
     found = predict(probe, [2], num_draws=100, seed=1)[2]
     assert 0 < found.low <= found.value <= found.high
@@ -150,7 +150,7 @@ def test_a_sweep_of_a_link_whose_seconds_are_known_sleeps_for_them(two: Any) -> 
 
 def test_one_rank_has_nothing_to_all_reduce(alone: Ranks) -> None:
     with pytest.raises(ValueError, match="at least 2 ranks"):
-        all_reduce_sweep(alone, num_repeats=1, seconds_budget=1.0)
+        sweep_all_reduce(alone, num_repeats=1, seconds_budget=1.0)
 
 
 def test_all_reduces_in_flight_outlast_the_backward_beside_them(two: Any) -> None:
@@ -174,10 +174,11 @@ def test_the_parts_of_an_emulated_device_are_found_and_foretell_its_step(
     together = _probed(ranks, tmp_path / "two", model, rows, **changes, world_size=2)
     sweep = {
         "points": [
-            {"num_bytes": mib * 2**20, "seconds": [device.link_seconds(mib * 2**20, 2)]} for mib in (1, 4, 16, 32, 64)
+            {"num_bytes": mib * 2**20, "seconds": [device.compute_link_seconds(mib * 2**20, 2)]}
+            for mib in (1, 4, 16, 32, 64)
         ]
     }
-    probe = probe_from(
+    probe = make_probe(
         {1: alone["compute"], 2: together["compute"]}, {2: sweep}, buckets=together["buckets"],
         link_bytes_per_byte=device.bytes_per_real_byte,
     )  # fmt: skip

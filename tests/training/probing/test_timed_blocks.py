@@ -14,7 +14,7 @@ from tests.tiny import make_config
 from tests.training.conftest import parsed
 from training.data.batches import open_slice
 from training.data.plan import plan_segment
-from training.data.row_digest import digest_of_rows
+from training.data.row_digest import digest_rows
 from training.probing.timed_blocks import Block, BlockRunner
 from training.probing.variants import Variant
 from training.process.distributed import Ranks
@@ -56,11 +56,13 @@ def test_a_block_counts_its_steps_and_not_the_lead_in(runner: BlockRunner, confi
 def test_measuring_leaves_the_weights_of_the_base_model(
     runner: BlockRunner, tiny_model: Path, variant: Variant, part: str
 ) -> None:
-    from training.model.weights import parameter_checksum
+    from training.model.weights import compute_parameter_checksum
     from training.workloads.causal_lm import load_model
 
     runner.run(Block(variant=variant, steps=STEPS, data="device", part=part))
-    assert runner._get(variant).strategy.replica.parameter_checksum() == parameter_checksum(load_model(tiny_model))
+    assert runner._get(variant).strategy.replica.parameter_checksum() == compute_parameter_checksum(
+        load_model(tiny_model)
+    )
 
 
 @pytest.mark.alone
@@ -109,10 +111,10 @@ def test_facts_tell_full_steps_and_buckets(runner: BlockRunner) -> None:
 
 
 def test_ddp_says_what_it_timed_and_a_plain_module_says_nothing(runner: BlockRunner) -> None:
-    timers = runner.timers(Variant(strategy="ddp"))
+    timers = runner.collect_timers(Variant(strategy="ddp"))
     assert set(timers) == {"forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap"}
     assert timers["backward_comm"] > 0
-    assert runner.timers(Variant()) == {}
+    assert runner.collect_timers(Variant()) == {}
 
 
 def test_a_block_tells_its_rows_loss_gradient_and_exchanges(runner: BlockRunner) -> None:
@@ -141,8 +143,8 @@ def test_other_rows_or_the_same_in_other_steps_have_another_digest(runner: Block
     assert digest(2, 3) == digest(2, 3)
     assert len({digest(2, 3), digest(3, 2), digest(2, 4), digest(2)}) == 4
     rows = [np.arange(8), np.arange(8, 16)]
-    shares = [digest_of_rows([[part[::2]] for part in rows]), digest_of_rows([[part[1::2]] for part in rows])]
-    assert sum(shares) % 2**64 == digest_of_rows([[part[::-1]] for part in rows])
+    shares = [digest_rows([[part[::2]] for part in rows]), digest_rows([[part[1::2]] for part in rows])]
+    assert sum(shares) % 2**64 == digest_rows([[part[::-1]] for part in rows])
 
 
 def test_a_block_has_the_rows_of_the_segment_that_is_asked_for(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from training.process.heartbeat import NUM_WORDS, PID, POSITION, Heartbeat, Section, described
+from training.process.heartbeat import NUM_WORDS, PID, POSITION, Heartbeat, StepSection, decode_position
 
 
 def _words(file: Path, rank: int) -> list[int]:
@@ -14,31 +14,37 @@ def test_another_process_reads_step_and_section_and_what_comes_later_is_larger(t
     file = tmp_path / "heartbeat"
     file.write_bytes(bytes(2 * NUM_WORDS * 8))
     heartbeat = Heartbeat(file, rank=1)
-    heartbeat.enter(Section.FORWARD)  # of the warm-up: no step has begun
+    heartbeat.enter(StepSection.FORWARD)  # of the warm-up: no step has begun
     seen = [_words(file, 1)[POSITION]]
-    assert described(seen[0]) == (0, Section.START)
+    assert decode_position(seen[0]) == (0, StepSection.START)
     for step in (1, 2):
         heartbeat.begin(step)
         seen.append(_words(file, 1)[POSITION])
-        for section in (Section.FORWARD, Section.BACKWARD, Section.FORWARD, Section.BACKWARD, Section.UPDATE):
+        for section in (
+            StepSection.FORWARD,
+            StepSection.BACKWARD,
+            StepSection.FORWARD,
+            StepSection.BACKWARD,
+            StepSection.UPDATE,
+        ):
             heartbeat.enter(section)
             seen.append(_words(file, 1)[POSITION])
-            assert described(seen[-1]) == (step, section)
+            assert decode_position(seen[-1]) == (step, section)
     heartbeat.rest()
     seen.append(_words(file, 1)[POSITION])
-    assert described(seen[-1]) == (2, Section.START)
+    assert decode_position(seen[-1]) == (2, StepSection.START)
     assert seen == sorted(set(seen))
     assert _words(file, 1)[PID] > 0
     assert not any(_words(file, 0)), "the other rank's words are left alone"
 
 
 def test_whoever_listens_hears_of_sections_within_steps_only() -> None:
-    heard: list[Section] = []
+    heard: list[StepSection] = []
     heartbeat = Heartbeat()
     heartbeat.on_enter = heard.append
-    heartbeat.enter(Section.FORWARD)
+    heartbeat.enter(StepSection.FORWARD)
     heartbeat.begin(1)
-    heartbeat.enter(Section.BACKWARD)
+    heartbeat.enter(StepSection.BACKWARD)
     heartbeat.rest()
-    heartbeat.enter(Section.UPDATE)
-    assert heard == [Section.BACKWARD]
+    heartbeat.enter(StepSection.UPDATE)
+    assert heard == [StepSection.BACKWARD]

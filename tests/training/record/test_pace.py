@@ -7,20 +7,20 @@ import torch
 
 from tests.tiny import batches_in_order
 from training.data.batches import open_slice
-from training.process.heartbeat import Section
-from training.record.pace import Pace, own_positions
+from training.process.heartbeat import StepSection
+from training.record.pace import Pace, count_own_positions
 
 
 def test_seconds_run_from_one_exchange_to_the_last_backward_before_the_next() -> None:
     pace = Pace(torch.device("cpu"))
     for seconds in (0.1, 0.2):
-        pace.enter(Section.FORWARD)
-        pace.enter(Section.BACKWARD)
+        pace.enter(StepSection.FORWARD)
+        pace.enter(StepSection.BACKWARD)
         time.sleep(seconds)  # an earlier micro-batch's backward
-        pace.enter(Section.FORWARD)
-        pace.enter(Section.BACKWARD)
+        pace.enter(StepSection.FORWARD)
+        pace.enter(StepSection.BACKWARD)
         time.sleep(0.5)  # the last one's, with the exchange inside
-        pace.enter(Section.UPDATE)
+        pace.enter(StepSection.UPDATE)
     first, second = pace.seconds()
     assert 0.1 <= first < 0.5
     assert 0.2 <= second < 0.6
@@ -31,5 +31,5 @@ def test_seconds_run_from_one_exchange_to_the_last_backward_before_the_next() ->
 def test_their_work_is_every_forward_and_every_backward_but_the_last(slices: list[Path]) -> None:
     batches = list(batches_in_order(open_slice(slices[0]), batch_size=4, seq_len=32))[:3]
     sizes = [batch.input_ids.numel() for batch in batches]
-    assert own_positions(batches) == 3 * sizes[0] + 3 * sizes[1] + sizes[2]
-    assert own_positions(batches[:1]) == sizes[0]
+    assert count_own_positions(batches) == 3 * sizes[0] + 3 * sizes[1] + sizes[2]
+    assert count_own_positions(batches[:1]) == sizes[0]

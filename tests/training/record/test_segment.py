@@ -17,7 +17,7 @@ from tests.tiny import make_config
 from tests.training.conftest import events_in, facts_of
 from training.config import SegmentConfig
 from training.data.batches import MicroBatch, open_slice
-from training.model.weights import parameter_checksum
+from training.model.weights import compute_parameter_checksum
 from training.process.failure import EXIT_NO_RESOURCES, StoppedError, UnwritableError
 from training.record.segment import SegmentRecord
 from training.record.segment_facts import Counters
@@ -32,7 +32,7 @@ Launch = Callable[..., list[dict[str, Any]]]
 def test_a_segment_notes_the_weights_that_it_began_with_not_those_that_it_should_have(
     tmp_path: Path, tiny_model: Path, slices: list[Path], train_here: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = parameter_checksum(load_model(tiny_model))
+    base = compute_parameter_checksum(load_model(tiny_model))
     train_here(make_config(tmp_path / "work", tiny_model, slices[:1]))
     config = make_config(tmp_path / "work", tiny_model, slices)
     # The defect: a launch that goes on with the second range begins from the base model, and says nothing.
@@ -87,7 +87,7 @@ class _OneOfTwo:
         second[:, 0] = 1
         return [second, rows]
 
-    def first_says(self, ask: Callable[[], Any]) -> Any:
+    def ask_first_rank(self, ask: Callable[[], Any]) -> Any:
         return ask() if self._is_first else None
 
 

@@ -16,7 +16,7 @@ from tests.tiny import make_config, make_slice
 from tests.training.conftest import facts_of
 from training.process.failure import ChangedInputError
 from training.process.files import write_json
-from training.process.unwritten import digest_of_code
+from training.process.unwritten import digest_code
 
 
 def test_a_segment_says_what_its_ranks_ran_with(
@@ -90,7 +90,7 @@ def test_ranks_refuse_code_that_changed_since_they_were_started(
 ) -> None:
     config = make_config(tmp_path / "work", tiny_model, slices[:1])
     write_json(tmp_path / "config.json", config)
-    for digest, code in (("0" * 64, 3), (digest_of_code(), 0)):
+    for digest, code in (("0" * 64, 3), (digest_code(), 0)):
         done = subprocess.run(
             [sys.executable, "-m", "training", "--config", str(tmp_path / "config.json"), "--code", digest],
             cwd=PROJECT, capture_output=True, text=True, check=False,

@@ -89,7 +89,7 @@ def test_seconds_in_which_no_step_ran_are_told_from_those_of_the_step(alone: Ran
     window = Window(alone)
     for step, (seconds_inside, seconds_before) in enumerate([(0.2, 0.0), (0.0, 0.1)], start=1):
         time.sleep(seconds_before)
-        with window.computing():
+        with window.time_computation():
             time.sleep(seconds_inside)
         result = StepResult(torch.zeros(()).double(), torch.ones(()))
         window.add(
@@ -107,7 +107,7 @@ def test_seconds_in_which_no_step_ran_are_told_from_those_of_the_step(alone: Ran
 def test_a_clock_that_was_started_too_late_leaves_less_than_no_seconds(alone: Ranks, slices: list[Path]) -> None:
     batch = next(batches_in_order(open_slice(slices[0]), batch_size=4, seq_len=32))
     window = Window(alone)
-    with window.computing():
+    with window.time_computation():
         time.sleep(0.2)
     window._started = time.perf_counter()
     result = StepResult(torch.zeros(()).double(), torch.ones(()))

@@ -19,7 +19,7 @@ from training.process.failure import BadCheckpointError
 from training.record.segment import SegmentRecord
 from training.record.segment_facts import Counters
 from training.state.checkpoint import CheckpointStore
-from training.state.receipt import RECEIPT, sealed_folder
+from training.state.receipt import RECEIPT, seal_folder
 from training.strategies import single
 from training.workloads import causal_lm
 
@@ -52,7 +52,7 @@ def _edited(left: dict[str, Any], work: Path, name: str, edit: Callable[[State],
     fingerprint = left["segments"][0]["fingerprint"]
     folder = work / "partial" / fingerprint / "step-00000004"
     old = folder.rename(work / "old")
-    with sealed_folder(folder, fingerprint=fingerprint, facts=_facts_of_receipt(old)) as new:
+    with seal_folder(folder, fingerprint=fingerprint, facts=_facts_of_receipt(old)) as new:
         for file in old.iterdir():
             if file.name != RECEIPT:
                 shutil.copy(file, new / file.name)
@@ -130,7 +130,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name_and_no_weight_changes(
     before = strategy.replica.parameter_checksum()
     events = EventStream(tmp_path / "events.jsonl", rank=0)
     store = CheckpointStore(Path(config["work_dir"]), model_name="tiny", world_size=1, exact=False, events=events)
-    assert store.newest_partial(read.segments[0], start_checksum=None) == folder, "every byte of it verifies"
+    assert store.find_newest_partial(read.segments[0], start_checksum=None) == folder, "every byte of it verifies"
     record = SegmentRecord(
         segment=read.segments[0], first_step=1, num_steps=6, counters=Counters(started_at="", start_checksum=""),
         folder=tmp_path,

@@ -9,24 +9,24 @@ import pytest
 from training.state.receipt import (
     RECEIPT,
     discard,
-    problem_with,
-    reasons_set_aside,
+    find_problem,
+    list_set_aside,
     remove_unfinished,
-    sealed_folder,
+    seal_folder,
     set_aside,
 )
 
 
 def _seal(destination: Path, content: bytes = b"weights" * 40) -> None:
-    with sealed_folder(destination, fingerprint="f1", facts={"world_size": 2}) as folder:
+    with seal_folder(destination, fingerprint="f1", facts={"world_size": 2}) as folder:
         (folder / "weights.pt").write_bytes(content)
         (folder / "state.pt").write_bytes(content[::-1])
 
 
 def test_a_sealed_folder_verifies_and_only_for_its_own_fingerprint(tmp_path: Path) -> None:
     _seal(tmp_path / "a")
-    assert problem_with(tmp_path / "a", fingerprint="f1") is None
-    assert "fingerprint is f1, wanted f2" in (problem_with(tmp_path / "a", fingerprint="f2") or "")
+    assert find_problem(tmp_path / "a", fingerprint="f1") is None
+    assert "fingerprint is f1, wanted f2" in (find_problem(tmp_path / "a", fingerprint="f2") or "")
     receipt = json.loads((tmp_path / "a" / RECEIPT).read_bytes())
     assert receipt["files"]["weights.pt"]["num_bytes"] == 280
     assert receipt["world_size"] == 2
@@ -38,7 +38,7 @@ def test_an_alteration_of_any_byte_of_the_receipt_is_detected_even_if_it_says_th
     content = receipt.read_bytes()
     for altered in (content[:-1], content.replace(b"  ", b" "), content + b"\n"):
         receipt.write_bytes(altered)
-        assert "was altered" in (problem_with(tmp_path / "a", fingerprint="f1") or "")
+        assert "was altered" in (find_problem(tmp_path / "a", fingerprint="f1") or "")
 
 
 def test_a_missing_receipt_a_missing_file_and_a_file_too_many_are_detected(tmp_path: Path) -> None:
@@ -49,12 +49,12 @@ def test_a_missing_receipt_a_missing_file_and_a_file_too_many_are_detected(tmp_p
     }.items():
         _seal(tmp_path / name)
         change(tmp_path / name)
-        assert problem_with(tmp_path / name, fingerprint="f1")
+        assert find_problem(tmp_path / name, fingerprint="f1")
 
 
 def test_an_error_while_writing_leaves_nothing(tmp_path: Path) -> None:
     def fail() -> None:
-        with sealed_folder(tmp_path / "a", fingerprint="f1", facts={}) as folder:
+        with seal_folder(tmp_path / "a", fingerprint="f1", facts={}) as folder:
             (folder / "weights.pt").touch()
             raise OSError("No space left on device")
 
@@ -72,8 +72,8 @@ def test_a_folder_set_aside_is_gone_from_its_place_with_a_warning_and_its_reason
     assert not (tmp_path / "a").exists()
     assert "NOT USED" in caplog.text
     assert "weights.pt has 3 bytes" in caplog.text
-    assert reasons_set_aside(tmp_path) == ["a: weights.pt has 3 bytes"]
-    assert reasons_set_aside(tmp_path, "b") == []
+    assert list_set_aside(tmp_path) == ["a: weights.pt has 3 bytes"]
+    assert list_set_aside(tmp_path, "b") == []
 
 
 def test_what_is_discarded_is_gone_and_what_cannot_be_removed_is_said(

@@ -13,7 +13,7 @@ from training.config import UPDATES_FOLDER
 from training.data.batches import open_slice
 from training.data.plan import plan_segment
 from training.loop import train
-from training.model.weights import load_tensors, tensor_checksum
+from training.model.weights import compute_tensor_checksum, load_tensors
 from training.process.distributed import Ranks
 from training.process.events import EventStream
 from training.process.stop_request import StopRequest
@@ -54,8 +54,8 @@ def test_the_kept_gradient_is_that_of_the_mean_loss_before_clipping_and_the_weig
     for name, part in expected.items():
         torch.testing.assert_close(kept["gradient"][name], part, rtol=1e-4, atol=1e-6)
         assert torch.equal(kept["weights"][name], model.get_parameter(name))
-    assert kept["gradient_checksums"] == [tensor_checksum(kept["gradient"])]
-    assert kept["weight_checksums"] == [tensor_checksum(kept["weights"])]
+    assert kept["gradient_checksums"] == [compute_tensor_checksum(kept["gradient"])]
+    assert kept["weight_checksums"] == [compute_tensor_checksum(kept["weights"])]
     second = load_tensors(files[1])
     assert any(not torch.equal(part, kept["weights"][name]) for name, part in second["weights"].items())
 

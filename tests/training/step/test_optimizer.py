@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.equivalence.reference.update import OneProcess, as_one_rank
+from tasks.equivalence.reference.update import OneProcess, order_as_one_rank
 from tests.tiny import make_config
 from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end
 from training.data.batches import open_slice
-from training.data.plan import micro_batches_for, plan_segment
-from training.model.weights import weights_of
+from training.data.plan import make_micro_batches, plan_segment
+from training.model.weights import collect_weights
 from training.process.distributed import Ranks
 from training.process.failure import StoppedError
 from training.step.optimizer import build_optimizer
@@ -51,7 +51,7 @@ def test_a_first_step_that_is_not_finite_leaves_no_momentum(
     plan = plan_segment(source.lengths(32), seed=1, epoch=1, rows="0-45", global_batch_size=8, micro_batch_size=2).step(
         1
     )
-    parts = list(micro_batches_for(source, plan, rank=0, world_size=1, seq_len=32, seed=(1, 1)))
+    parts = list(make_micro_batches(source, plan, rank=0, world_size=1, seq_len=32, seed=(1, 1)))
     ends = []
     for is_poisoned in (False, True):
         replica = Replica(workload.load_model(tiny_model), workload, config, torch.device("cpu"))
@@ -63,7 +63,7 @@ def test_a_first_step_that_is_not_finite_leaves_no_momentum(
             replica.step(0.1)
         replica.add(replica.module, parts[0], weight=0.1)
         replica.step(0.1)
-        ends.append(weights_of(replica.module))
+        ends.append(collect_weights(replica.module))
     assert are_bitwise_equal(ends[1], ends[0])
 
 
@@ -74,7 +74,7 @@ def test_the_second_computation_of_the_updates_has_the_same_sgd(
     train_here(told)
     config = parsed(told, tmp_path)
     one_process = OneProcess(config)
-    wanted = one_process.update(as_one_rank, on_step=lambda: None).weights
+    wanted = one_process.update(order_as_one_rank, on_step=lambda: None).weights
     got, start = weights_at_end(told), one_process.start_weights
     assert relative_l2({name: got[name] for name in wanted}, wanted) < 1e-6
     assert relative_l2(start, wanted) > 1e-2, "the updates are too small to tell anything"
@@ -104,6 +104,6 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path, tiny_model
         Replica(workload.load_model(tiny_model), workload, parsed(told, tmp_path), torch.device("cpu"))
         for told in (_config(tmp_path, tiny_model, slices), _config(tmp_path, tiny_model, slices, optimizer="adamw"))
     )
-    assert sgd.state_differences(sgd.state()) == []
-    lines = sgd.state_differences({**adamw.state(), "without_moments": []})
+    assert sgd.list_state_differences(sgd.state()) == []
+    lines = sgd.list_state_differences({**adamw.state(), "without_moments": []})
     assert any(line.startswith("momentum_buffer of ") for line in lines)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from training.step.schedule import learning_rate_at
+from training.step.schedule import compute_learning_rate
 
 
 def _rates(schedule: str, num_steps: int, warmup_steps: int) -> list[float]:
     return [
-        learning_rate_at(step, num_steps, peak=2.0, schedule=schedule, warmup_steps=warmup_steps)
+        compute_learning_rate(step, num_steps, peak=2.0, schedule=schedule, warmup_steps=warmup_steps)
         for step in range(1, num_steps + 1)
     ]
 

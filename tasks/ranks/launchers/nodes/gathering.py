@@ -14,7 +14,7 @@ from typing import Any
 
 from tasks.process.failure import ConfigurationError, ResourceError
 from tasks.ranks.launchers import Nodes
-from tasks.ranks.launchers.nodes.line import KEY, Line, key_of_head
+from tasks.ranks.launchers.nodes.line import KEY, Line, get_head_key
 from tasks.ranks.launchers.nodes.lobby import Lobby
 
 _log = logging.getLogger(__name__)
@@ -66,28 +66,28 @@ class Gathering:
             missing, waited = self._nodes.num_nodes - 1 - len(found), time.monotonic() - began_at
             if not has_asked and waited > _SECONDS_BEFORE_ASKING:
                 has_asked = True
-                self._ask_for(missing)
+                self._ask_for_nodes(missing)
             if waited > self._nodes.wait_seconds:
                 raise ResourceError(
                     f"cell {self._cell}: {missing} of {self._nodes.num_nodes} nodes did not come to "
-                    f"{self._nodes.rendezvous} in {waited:.0f} s; on each of them: {join_command(self._nodes)}"
+                    f"{self._nodes.rendezvous} in {waited:.0f} s; on each of them: {make_join_command(self._nodes)}"
                 )
             if has_asked:
                 self._look_at_started()
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-        return list(_in_order(found))
+        return list(_sort_lines(found))
 
-    def _ask_for(self, missing: int) -> None:
+    def _ask_for_nodes(self, missing: int) -> None:
         if self._nodes.start_command is None:
             _log.warning(
                 "%s waits for %d more nodes; on each, in a copy of this project: %s",
-                self._cell, missing, join_command(self._nodes),
+                self._cell, missing, make_join_command(self._nodes),
             )  # fmt: skip
             return
         for node_rank in range(1, self._nodes.num_nodes):
             if node_rank in _started and _started[node_rank].process.poll() is None:
                 continue
-            command = f"cd {shlex.quote(str(Path.cwd()))} && exec {join_command(self._nodes, node_rank=node_rank)}"
+            command = f"cd {shlex.quote(str(Path.cwd()))} && exec {make_join_command(self._nodes, node_rank=node_rank)}"
             words = shlex.split(self._nodes.start_command)
             words = [word.replace("{node_rank}", str(node_rank)).replace("{command}", command) for word in words]
             file = _LOGS / f"start-{node_rank}.log"
@@ -111,7 +111,7 @@ def _start(words: list[str], log: Path) -> _Started:
     return _Started(log=log, process=process)
 
 
-def join_command(nodes: Nodes, *, node_rank: int | None = None) -> str:
+def make_join_command(nodes: Nodes, *, node_rank: int | None = None) -> str:
     """Return the command that makes another machine a node; with a number, as that one, and until the head is gone."""
     words = [
         "python" if node_rank is None else sys.executable,
@@ -122,11 +122,11 @@ def join_command(nodes: Nodes, *, node_rank: int | None = None) -> str:
     if node_rank is not None:
         words += ["--node-rank", str(node_rank), "--patience", str(_PATIENCE_SECONDS)]
     # A key of the environment is a secret of its owner's, and is in the other machine's as well.
-    words += [] if os.environ.get(KEY) else ["--key", key_of_head()]
+    words += [] if os.environ.get(KEY) else ["--key", get_head_key()]
     return shlex.join(words)
 
 
-def _in_order(lines: list[Waiting]) -> Iterator[Waiting]:
+def _sort_lines(lines: list[Waiting]) -> Iterator[Waiting]:
     """Yield the lines by the numbers that nodes ask for; those that ask for none come in between, as they came."""
     wanting = {said["node_rank"]: (line, said) for line, said in lines if said["node_rank"] in range(1, len(lines) + 1)}
     rest = [part for part in lines if part not in wanting.values()]

@@ -14,13 +14,13 @@ from typing import Any
 from tasks.process.failure import DistributedError, StageError
 from tasks.ranks.launchers import Nodes
 from tasks.ranks.launchers.nodes.gathering import Gathering
-from tasks.ranks.launchers.nodes.line import key_of_head, parse_address
-from tasks.ranks.launchers.nodes.lobby import lobby_at
+from tasks.ranks.launchers.nodes.line import get_head_key, parse_address
+from tasks.ranks.launchers.nodes.lobby import open_lobby
 from tasks.ranks.launchers.nodes.other import OtherNode
 from tasks.ranks.launchers.nodes.parcel import pack
-from tasks.ranks.launchers.nodes.route import free_port, way_to
-from tasks.ranks.launchers.nodes.topology import energy_since, gpu_energy_joules, node_facts
-from tasks.ranks.one_machine import Launch, Place
+from tasks.ranks.launchers.nodes.route import find_free_port, look_up_route
+from tasks.ranks.launchers.nodes.topology import collect_node_facts, compute_energy_since, read_gpu_energy_joules
+from tasks.ranks.one_machine import Place, RanksHere
 from tasks.ranks.rank_logs import RankLogs
 from tasks.records.run import NodeEntry, NodesFile
 
@@ -67,9 +67,9 @@ class SeveralNodes:
         self._launch_id = uuid.uuid4().hex
         self._cell: str = json.loads(config.read_bytes())["cell"]
         self._gathering = Gathering(nodes, cell=self._cell)
-        self._words = _heartbeat(self._arguments)
+        self._words = _open_heartbeat(self._arguments)
         self._others: list[OtherNode] = []
-        self._own: Launch | None = None
+        self._own: RanksHere | None = None
         self._own_facts: dict[str, Any] = {}
         self._problem: Exception | None = None
         self._is_over = threading.Event()
@@ -99,40 +99,40 @@ class SeveralNodes:
 
     def exit_code(self) -> int:
         """Return 0, or the exit code of the rank that caused the end."""
-        if (killed := self.killed_rank()) is not None:
-            cause = self._logs_of(killed // self._ranks_per_node).root_cause()
+        if (killed := self.find_killed_rank()) is not None:
+            cause = self._get_logs(killed // self._ranks_per_node).find_root_cause()
             assert cause is not None
             return cause[1]
         own = 1 if self._own is None else self._own.exit_code()
         return next((code for code in [own, *(other.exit_code or 0 for other in self._others)] if code), 0)
 
-    def explanation(self, *, rank: int | None = None) -> str:
+    def explain_end(self, *, rank: int | None = None) -> str:
         """Return the rank that caused the end, its exit code and last words, and where the whole logs are."""
-        rank = self.killed_rank() if rank is None else rank
+        rank = self.find_killed_rank() if rank is None else rank
         if rank is not None:
-            return self._logs_of(rank // self._ranks_per_node).explanation(rank=rank)
+            return self._get_logs(rank // self._ranks_per_node).explain_end(rank=rank)
         ended = [other.node_rank for other in self._others if other.exit_code]
         is_own = self._own is None or self._own.exit_code() != 0 or not ended
-        return self._logs_of(0 if is_own else ended[0]).explanation()
+        return self._get_logs(0 if is_own else ended[0]).explain_end()
 
-    def last_words(self, rank: int) -> str:
+    def read_last_words(self, rank: int) -> str:
         """Return the end of what the rank wrote on its standard error."""
-        return self._logs_of(rank // self._ranks_per_node).last_words(rank)
+        return self._get_logs(rank // self._ranks_per_node).read_last_words(rank)
 
-    def killed_rank(self) -> int | None:
+    def find_killed_rank(self) -> int | None:
         """Return a rank that a signal ended, on whatever node."""
-        killed = (self._logs_of(node_rank).killed_rank() for node_rank in range(self._nodes.num_nodes))
+        killed = (self._get_logs(node_rank).find_killed_rank() for node_rank in range(self._nodes.num_nodes))
         return next((rank for rank in killed if rank is not None), None)
 
-    def _logs_of(self, node_rank: int) -> RankLogs:
-        return RankLogs(self._log_folder_of(node_rank), first_rank=node_rank * self._ranks_per_node)
+    def _get_logs(self, node_rank: int) -> RankLogs:
+        return RankLogs(self._get_log_folder(node_rank), first_rank=node_rank * self._ranks_per_node)
 
-    def _log_folder_of(self, node_rank: int) -> Path:
+    def _get_log_folder(self, node_rank: int) -> Path:
         return self.log_folder / f"node-{node_rank}"
 
     def _run(self) -> None:
         try:
-            self._own_energy = gpu_energy_joules()
+            self._own_energy = read_gpu_energy_joules()
             self._gather()
             self._begin()
             self._follow()
@@ -149,14 +149,14 @@ class SeveralNodes:
 
     def _gather(self) -> None:
         """Wait for as many nodes as are missing, and have them show that they have what it takes."""
-        lobby = lobby_at(self._nodes.rendezvous, key_of_head())
+        lobby = open_lobby(self._nodes.rendezvous, get_head_key())
         if "--serve" in self._arguments:
             lobby.ways[self._launch_id] = self._arguments[self._arguments.index("--serve") + 1]
         host, port = parse_address(self._nodes.rendezvous)
-        address, interface = way_to(host, port)
+        address, interface = look_up_route(host, port)
         if ip_address(address).is_loopback:
             _log.warning("%s is this machine's own loopback %s, to which no other machine can come", host, address)
-        self._own_facts = node_facts(node_rank=0, address=address, interface=interface)
+        self._own_facts = collect_node_facts(node_rank=0, address=address, interface=interface)
         lines = self._gathering.lines(lobby, is_over=lambda: self._grace_seconds is not None)
         parcel = pack(json.loads(self._config.read_bytes()))
         for node_rank, (line, said) in enumerate(lines, start=1):
@@ -180,16 +180,16 @@ class SeveralNodes:
         if self._grace_seconds is not None:
             return
         address = self._own_facts["address"]
-        endpoint = f"{address}:{free_port(address)}"
+        endpoint = f"{address}:{find_free_port(address)}"
         place = Place(
             node_rank=0, num_nodes=self._nodes.num_nodes, endpoint=endpoint, launch_id=self._launch_id,
             address=address, interface=self._own_facts["interface"],
         )  # fmt: skip
-        self._own = Launch(
-            self._config, log_folder=self._log_folder_of(0), arguments=self._arguments, place=place, **self._spread
+        self._own = RanksHere(
+            self._config, log_folder=self._get_log_folder(0), arguments=self._arguments, place=place, **self._spread
         )
         for other in self._others:
-            other.go(endpoint)
+            other.start_ranks(endpoint)
 
     # ------------------------------------------------------------------ while they run
 
@@ -249,9 +249,9 @@ class SeveralNodes:
             if self._own is not None:
                 self._own.stop(grace_seconds=0.0)
             for other in self._others:
-                other.gather(self._log_folder_of(other.node_rank), seconds=_SECONDS_FOR_LOGS)
+                other.gather(self._get_log_folder(other.node_rank), seconds=_SECONDS_FOR_LOGS)
         if self._own is not None:
-            own = {**self._own_facts, "gpu_energy_joules": energy_since(self._own_energy)}
+            own = {**self._own_facts, "gpu_energy_joules": compute_energy_since(self._own_energy)}
             facts = [own, *(other.facts for other in self._others)]
             nodes = [NodeEntry(**one, num_ranks=self._ranks_per_node) for one in facts]
             NodesFile(nodes=nodes).write(self._config.parent)
@@ -268,7 +268,7 @@ class SeveralNodes:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def _heartbeat(arguments: Sequence[str]) -> memoryview | None:
+def _open_heartbeat(arguments: Sequence[str]) -> memoryview | None:
     """Return the memory in which the stage's watchdog looks for the ranks; None where it has none."""
     if "--heartbeat" not in arguments:
         return None

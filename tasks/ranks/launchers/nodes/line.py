@@ -85,7 +85,7 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def key_of_head() -> str:
+def get_head_key() -> str:
     """Return the key of the door: that of the environment, else one made once for this folder."""
     if key := os.environ.get(KEY):
         return key
@@ -104,7 +104,7 @@ def knock(address: tuple[str, int], key: str) -> Line | None:
         plug = socket.create_connection(address, timeout=_SECONDS_TO_CONNECT)
     except OSError:
         return None
-    connection = _connection(plug)
+    connection = _make_connection(plug)
     try:
         answer_challenge(connection, key.encode())
         deliver_challenge(connection, key.encode())
@@ -139,7 +139,7 @@ class Door:
             threading.Thread(target=self._open, args=(plug,), name="door", daemon=True).start()
 
     def _open(self, plug: socket.socket) -> None:
-        connection = _connection(plug)
+        connection = _make_connection(plug)
         try:
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)
@@ -152,7 +152,7 @@ class Door:
             self._on_line(line, first)
 
 
-def _connection(plug: socket.socket) -> Connection:
+def _make_connection(plug: socket.socket) -> Connection:
     plug.settimeout(None)
     options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
     for name, value in _KEEP_ALIVE.items():

@@ -49,7 +49,7 @@ class Lobby:
         line.close()
 
 
-def lobby_at(address: str, key: str) -> Lobby:
+def open_lobby(address: str, key: str) -> Lobby:
     """Return the lobby of this address; opened the first time."""
     with _opening:
         if address not in _lobbies:

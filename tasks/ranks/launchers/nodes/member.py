@@ -13,14 +13,14 @@ from socket import AF_UNIX, SHUT_RDWR, SOCK_STREAM, socket
 from typing import Any
 
 from tasks.process.failure import ConfigurationError, StageError
-from tasks.process.lock import machine_lock
+from tasks.process.lock import lock_machine
 from tasks.ranks.launchers.nodes.line import Line, LostError, knock, relay
 from tasks.ranks.launchers.nodes.parcel import unpack
-from tasks.ranks.launchers.nodes.route import way_to
-from tasks.ranks.launchers.nodes.topology import energy_since, gpu_energy_joules, node_facts
-from tasks.ranks.one_machine import Launch, Place
+from tasks.ranks.launchers.nodes.route import look_up_route
+from tasks.ranks.launchers.nodes.topology import collect_node_facts, compute_energy_since, read_gpu_energy_joules
+from tasks.ranks.one_machine import Place, RanksHere
 from tasks.ranks.watchdog import Watchdog
-from training.process.failure import FAILURES, recorded_failures
+from training.process.failure import FAILURES, read_failures
 from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Member:
         self._ranks_here = range(
             told["node_rank"] * told["ranks_per_node"], (told["node_rank"] + 1) * told["ranks_per_node"]
         )
-        self._launch: Launch | None = None
+        self._launch: RanksHere | None = None
         self._told_failures: set[int] = set()
         self._has_told_end = False
         self._spoke_at = 0.0
@@ -59,7 +59,7 @@ class Member:
             watchdog = Watchdog(
                 world_size=self._told["world_size"], step_seconds=_LONGEST_STEP, ranks_heard=len(self._ranks_here)
             )
-            with machine_lock(name), watchdog as dog:
+            with lock_machine(name), watchdog as dog:
                 try:
                     self._take_part(dog)
                 finally:
@@ -79,32 +79,32 @@ class Member:
     def _take_part(self, dog: Watchdog) -> None:
         told = self._told
         config = unpack(told["parcel"], self._line, work=self._work)
-        address, interface = way_to(*self._head)
-        facts = node_facts(node_rank=told["node_rank"], address=address, interface=interface)
+        address, interface = look_up_route(*self._head)
+        facts = collect_node_facts(node_rank=told["node_rank"], address=address, interface=interface)
         _require_same_versions(facts["versions"], told["versions"])
         write_json(self._work / "config.json", config)
-        energy = gpu_energy_joules()
+        energy = read_gpu_energy_joules()
         self._line.say(ready=facts)
         with contextlib.ExitStack() as stack:
-            arguments = self._own_arguments(told["arguments"], dog, stack)
-            while (message := self._heard()) is None or "close" not in message:
+            arguments = self._adapt_arguments(told["arguments"], dog, stack)
+            while (message := self._hear()) is None or "close" not in message:
                 dog.look()
                 if message is not None:
-                    self._do(message, dog, arguments, address, interface)
+                    self._handle_message(message, dog, arguments, address, interface)
                 self._tell(dog)
         if self._launch is not None:
             self._launch.stop(grace_seconds=0.0)
         dog.end_ranks()
         self._send_logs()
-        self._line.say(closed={"gpu_energy_joules": energy_since(energy)})
+        self._line.say(closed={"gpu_energy_joules": compute_energy_since(energy)})
 
-    def _heard(self) -> dict[str, Any] | None:
+    def _hear(self) -> dict[str, Any] | None:
         message = self._line.hear(_SECONDS_BETWEEN_LOOKS)
         if time.monotonic() - self._line.heard_at > self._told["silence_seconds"]:
             raise LostError(f"nothing for {self._told['silence_seconds']:.0f} s")
         return message
 
-    def _do(
+    def _handle_message(
         self, message: dict[str, Any], dog: Watchdog, arguments: Sequence[str], address: str, interface: str
     ) -> None:
         told = self._told
@@ -115,7 +115,7 @@ class Member:
                 node_rank=told["node_rank"], num_nodes=told["num_nodes"], endpoint=message["go"],
                 launch_id=told["launch"], address=address, interface=interface,
             )  # fmt: skip
-            self._launch = Launch(
+            self._launch = RanksHere(
                 self._work / "config.json", world_size=told["world_size"], threads_per_rank=told["threads_per_rank"],
                 log_folder=self._work / "logs", arguments=arguments, module=told["module"], place=place,
             )  # fmt: skip
@@ -130,9 +130,9 @@ class Member:
         if now - self._spoke_at < _SECONDS_BETWEEN_WORDS:
             return
         self._spoke_at = now
-        failures = [one for one in recorded_failures(self._work / FAILURES) if one["rank"] not in self._told_failures]
+        failures = [one for one in read_failures(self._work / FAILURES) if one["rank"] not in self._told_failures]
         self._told_failures |= {one["rank"] for one in failures}
-        words: dict[str, Any] = {"at": {rank: dog.words_of(rank) for rank in self._ranks_here}}
+        words: dict[str, Any] = {"at": {rank: dog.read_words(rank) for rank in self._ranks_here}}
         if failures:
             words["failures"] = failures
         self._line.say(**words)
@@ -140,7 +140,7 @@ class Member:
             self._has_told_end = True
             self._line.say(ended=self._launch.exit_code())
 
-    def _own_arguments(self, arguments: Sequence[str], dog: Watchdog, stack: contextlib.ExitStack) -> list[str]:
+    def _adapt_arguments(self, arguments: Sequence[str], dog: Watchdog, stack: contextlib.ExitStack) -> list[str]:
         """Return the ranks' arguments with the files of this machine in the place of the head's."""
         own = list(arguments)
         if "--heartbeat" in own:

@@ -58,14 +58,14 @@ class OtherNode:
         try:
             send_files(parcel, self._line)
         except LostError as error:
-            raise self._lost(str(error)) from None
+            raise self._make_lost_error(str(error)) from None
 
     def ask_clock(self) -> None:
         """Ask what time it is there: failures bear times, and the first one is the cause of the others."""
         self._clock_asked_at = time.monotonic()
         self._say(clock=True)
 
-    def go(self, endpoint: str) -> None:
+    def start_ranks(self, endpoint: str) -> None:
         """Have it start its ranks."""
         self._say(go=endpoint)
 
@@ -92,11 +92,11 @@ class OtherNode:
         """Take in all that it said; raises the StageError of a node that refuses or is lost."""
         try:
             while (message := self._line.hear(0)) is not None:
-                self._take(message, work)
+                self._handle_message(message, work)
         except LostError as error:
-            raise self._lost(str(error)) from None
+            raise self._make_lost_error(str(error)) from None
         if time.monotonic() - self._line.heard_at > silence_seconds:
-            raise self._lost(f"nothing from it for {silence_seconds:.0f} s")
+            raise self._make_lost_error(f"nothing from it for {silence_seconds:.0f} s")
 
     def gather(self, folder: Path, *, seconds: float) -> None:
         """Write the logs that it sends into the folder, until it has sent all or the time is up; one that is lost sends
@@ -115,7 +115,7 @@ class OtherNode:
                     break
         self._line.close()
 
-    def _take(self, message: dict[str, Any], work: Path) -> None:
+    def _handle_message(self, message: dict[str, Any], work: Path) -> None:
         if "refused" in message:
             kind = _REFUSALS.get(message["exit_code"], DistributedError)
             raise kind(f"cell {self._cell}: {self._name}: {message['refused']}")
@@ -126,12 +126,12 @@ class OtherNode:
             self._clock_ahead = message["clock"] - (self._clock_asked_at + now) / 2
         for rank, words in message.get("at", {}).items():
             if self._words is not None:
-                start = self._own_rank(rank) * NUM_WORDS
+                start = self._require_own_rank(rank) * NUM_WORDS
                 for index, word in enumerate(words):
                     self._words[start + index] = word
         for failure in message.get("failures", []):
             at = failure["at"] - (self._clock_ahead or 0.0)
-            write_json(work / FAILURES / f"rank-{self._own_rank(failure['rank'])}.json", {**failure, "at": at})
+            write_json(work / FAILURES / f"rank-{self._require_own_rank(failure['rank'])}.json", {**failure, "at": at})
         if "ended" in message:
             self.exit_code = message["ended"]
 
@@ -139,20 +139,20 @@ class OtherNode:
         try:
             self._line.say(**message)
         except LostError as error:
-            raise self._lost(str(error)) from None
+            raise self._make_lost_error(str(error)) from None
 
     @property
     def _name(self) -> str:
         return f"node {self.node_rank} ({self._host})"
 
-    def _own_rank(self, said: Any) -> int:
+    def _require_own_rank(self, said: Any) -> int:
         """Return the number of a rank of its own, as it said it."""
         size = self._ranks_per_node
         if str(said).isdecimal() and self.node_rank * size <= int(said) < (self.node_rank + 1) * size:
             return int(said)
-        raise self._lost(f"it spoke of rank {str(said)[:20]}, which is none of its own")
+        raise self._make_lost_error(f"it spoke of rank {str(said)[:20]}, which is none of its own")
 
-    def _lost(self, why: str) -> DistributedError:
+    def _make_lost_error(self, why: str) -> DistributedError:
         self._is_lost = True
         return DistributedError(
             f"cell {self._cell}: {self._name} is lost: {why}; all ranks were ended; run again, it goes on from the "

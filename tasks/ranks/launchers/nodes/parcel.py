@@ -13,7 +13,7 @@ from typing import Any
 import training
 from tasks.process.failure import DataError
 from tasks.ranks.launchers.nodes.line import Line
-from training.process.files import digest_of_file
+from training.process.files import digest_file
 
 _CODE = Path(training.__file__).parent
 _DATA = Path("data")
@@ -21,10 +21,10 @@ _DATA = Path("data")
 
 def pack(config: dict[str, Any]) -> dict[str, Any]:
     """Return what another node is told of a launch that has this config (training/config.py)."""
-    code = {file.relative_to(_CODE).as_posix(): _digest(file) for file in sorted(_CODE.rglob("*.py"))}
+    code = {file.relative_to(_CODE).as_posix(): _digest_once(file) for file in sorted(_CODE.rglob("*.py"))}
     folders = []
-    for folder in _folders_of(config):
-        files = {file.name: _digest(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    for folder in _list_folders(config):
+        files = {file.name: _digest_once(file) for file in sorted(folder.iterdir()) if file.is_file()}
         is_sent = not folder.is_relative_to(_DATA.resolve())
         name = str(folder) if is_sent else folder.relative_to(Path.cwd()).as_posix()
         folders.append({"folder": str(folder), "name": name, "is_sent": is_sent, "files": files})
@@ -33,7 +33,7 @@ def pack(config: dict[str, Any]) -> dict[str, Any]:
 
 def send_files(parcel: dict[str, Any], line: Line) -> None:
     """Send the files that the other node cannot have."""
-    for file in _sent_files(parcel, {part["folder"]: Path(part["folder"]) for part in parcel["folders"]}):
+    for file in _list_sent_files(parcel, {part["folder"]: Path(part["folder"]) for part in parcel["folders"]}):
         line.say_bytes(file.read_bytes())
 
 
@@ -45,7 +45,7 @@ def unpack(parcel: dict[str, Any], line: Line, *, work: Path) -> dict[str, Any]:
     places = {}
     for index, part in enumerate(parcel["folders"]):
         places[part["folder"]] = work / f"sent-{index}" if part["is_sent"] else Path(part["name"]).resolve()
-    for file in _sent_files(parcel, places):
+    for file in _list_sent_files(parcel, places):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(line.hear_bytes())
     _require_same(_CODE, parcel["code"], name="training", remedy="bring all nodes to the same commit")
@@ -61,12 +61,12 @@ def unpack(parcel: dict[str, Any], line: Line, *, work: Path) -> dict[str, Any]:
     }
 
 
-def _folders_of(config: dict[str, Any]) -> list[Path]:
+def _list_folders(config: dict[str, Any]) -> list[Path]:
     named = [config["model_dir"], *(segment["slice_dir"] for segment in config["segments"])]
     return [Path(name) for name in dict.fromkeys(named)]
 
 
-def _sent_files(parcel: dict[str, Any], places: dict[str, Path]) -> Iterator[Path]:
+def _list_sent_files(parcel: dict[str, Any], places: dict[str, Path]) -> Iterator[Path]:
     for part in parcel["folders"]:
         if part["is_sent"]:
             yield from (places[part["folder"]] / name for name in part["files"])
@@ -77,16 +77,16 @@ def _require_same(folder: Path, files: dict[str, str], *, name: str, remedy: str
         here = folder / file
         if not here.is_file():
             raise DataError(f"{name}/{file} is missing in {Path.cwd()}; {remedy}")
-        if (found := digest_of_file(here)) != digest:
+        if (found := digest_file(here)) != digest:
             raise DataError(f"{name}/{file} is not the head's: sha256 {found[:12]}, there {digest[:12]}; {remedy}")
 
 
-def _digest(file: Path) -> str:
+def _digest_once(file: Path) -> str:
     facts = file.stat()
-    return _digest_of(file, facts.st_mtime_ns, facts.st_size)
+    return _digest_unchanged(file, facts.st_mtime_ns, facts.st_size)
 
 
 @lru_cache(maxsize=4096)
-def _digest_of(file: Path, _changed_at: int, _size: int) -> str:
+def _digest_unchanged(file: Path, _changed_at: int, _size: int) -> str:
     """Return the file's sha256, computed once as long as it is the same: a stage launches several times."""
-    return digest_of_file(file)
+    return digest_file(file)

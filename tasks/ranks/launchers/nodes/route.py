@@ -7,7 +7,7 @@ import psutil
 from tasks.process.failure import ConfigurationError
 
 
-def way_to(host: str, port: int) -> tuple[str, str]:
+def look_up_route(host: str, port: int) -> tuple[str, str]:
     """Return this machine's address on the way to the head, and the interface that has it.
 
     Raises ConfigurationError if there is no way, or the interface has no name.
@@ -25,7 +25,7 @@ def way_to(host: str, port: int) -> tuple[str, str]:
     raise ConfigurationError(f"{host}: reached from {address}, which no network interface of this machine has")
 
 
-def free_port(address: str) -> int:
+def find_free_port(address: str) -> int:
     """Return a port that nobody has now."""
     with socket.create_server((address, 0)) as plug:
         port: int = plug.getsockname()[1]

@@ -4,18 +4,18 @@ import contextlib
 import socket
 from typing import Any
 
-from tasks.machine.facts import machine_facts
+from tasks.machine.facts import collect_machine_facts
 from tasks.machine.gpus import open_gpus
 
 
-def node_facts(*, node_rank: int, address: str, interface: str) -> dict[str, Any]:
+def collect_node_facts(*, node_rank: int, address: str, interface: str) -> dict[str, Any]:
     """Return the facts of this machine as a node."""
-    facts = machine_facts()
+    facts = collect_machine_facts()
     kept = {key: facts[key] for key in ("cpu", "num_cpus", "gpus", "driver", "versions")}
     return {"node_rank": node_rank, "host": socket.gethostname(), "address": address, "interface": interface, **kept}
 
 
-def gpu_energy_joules() -> float | None:
+def read_gpu_energy_joules() -> float | None:
     """Return the energy that the GPUs have used since their driver was loaded; None where one of them does not tell."""
     import pynvml
 
@@ -25,7 +25,7 @@ def gpu_energy_joules() -> float | None:
     return None
 
 
-def energy_since(before: float | None) -> float | None:
+def compute_energy_since(before: float | None) -> float | None:
     """Return the energy that the GPUs have used since `gpu_energy_joules` said so much."""
-    now = gpu_energy_joules()
+    now = read_gpu_energy_joules()
     return None if before is None or now is None else now - before

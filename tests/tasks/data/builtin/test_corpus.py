@@ -18,13 +18,13 @@ FUNCTION_WORDS = set(
 )
 HASH_OF_ROWS = """
 import hashlib, itertools
-from tasks.data.builtin.corpus import corpus_rows
-print(hashlib.sha256("\\0".join(itertools.islice(corpus_rows(), 60)).encode()).hexdigest())
+from tasks.data.builtin.corpus import read_corpus
+print(hashlib.sha256("\\0".join(itertools.islice(read_corpus(), 60)).encode()).hexdigest())
 """
 
 
 def first_rows(count: int) -> list[str]:
-    return list(itertools.islice(corpus.corpus_rows(), count))
+    return list(itertools.islice(corpus.read_corpus(), count))
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +97,8 @@ def test_rows_do_not_depend_on_the_order_in_which_files_are_listed(
 
 def test_reading_stops_once_enough_rows_are_in(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
-    docstrings_of = corpus._docstrings_of
-    monkeypatch.setattr(corpus, "_docstrings_of", lambda source: read.append(source) or docstrings_of(source))
+    docstrings_of = corpus._parse_docstrings
+    monkeypatch.setattr(corpus, "_parse_docstrings", lambda source: read.append(source) or docstrings_of(source))
     first_rows(len(corpus.PACKAGES))
     assert len(read) < 15 * len(corpus.PACKAGES)
 
@@ -107,7 +107,7 @@ def test_rows_come_from_direct_dependencies_alone(project: Path) -> None:
     declared = tomllib.loads((project / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.split(r"[<>=!~ ]", line)[0] for line in declared}
     assert set(corpus.PACKAGES) <= names
-    assert corpus.package_versions() == {name: importlib.metadata.version(name) for name in corpus.PACKAGES}
+    assert corpus.read_package_versions() == {name: importlib.metadata.version(name) for name in corpus.PACKAGES}
 
 
 def test_every_row_is_english_prose(rows: list[str]) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from tasks.data.builtin.prose import is_prose, paragraphs_of
+from tasks.data.builtin.prose import extract_paragraphs, is_prose
 
 NUMPYDOC = """
     Return the running mean of a series of numbers, one value for each of them.
@@ -59,7 +59,7 @@ for how all of it is used in practice.
 
 
 def test_only_the_sentences_of_a_numpydoc_docstring_remain() -> None:
-    assert paragraphs_of(NUMPYDOC) == [
+    assert extract_paragraphs(NUMPYDOC) == [
         "Return the running mean of a series of numbers, one value for each of them.",
         "The mean of the first elements is taken over what is there, and window limits how far back the function "
         "looks. See fmean for how it is done.",
@@ -68,7 +68,7 @@ def test_only_the_sentences_of_a_numpydoc_docstring_remain() -> None:
 
 
 def test_only_the_sentences_of_a_google_docstring_remain() -> None:
-    assert paragraphs_of(GOOGLE) == [
+    assert extract_paragraphs(GOOGLE) == [
         "Writes the table to a file, so that it can be read again by any other program.",
         "See the manual or the guide for how all of it is used in practice.",
     ]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.equivalence.reference.first_step import first_step
+from tasks.equivalence.reference.first_step import compute_first_step
 from tasks.params import Params
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.tracked_run import PARAMS
@@ -17,7 +17,7 @@ from tests.training.conftest import config_for_one_rank
 from training.config import read_config
 from training.data.batches import Slice
 from training.loop import train
-from training.process.distributed import joined_ranks
+from training.process.distributed import join_ranks
 from training.process.events import EventStream
 from training.process.files import write_json
 from training.process.stop_request import StopRequest
@@ -44,7 +44,7 @@ def params_with(**train: Any) -> Params:
 def found_in(folder: Path, *, model: str = "model", params: Params | None = None) -> dict[str, Any]:
     """Return what the stage finds."""
     params = params or params_with()
-    return first_step(params, slices=folder / "slices", base_model=folder / model, device="cpu").model_dump()
+    return compute_first_step(params, slices=folder / "slices", base_model=folder / model, device="cpu").model_dump()
 
 
 def test_the_loss_is_that_of_plain_torch_on_the_rows_that_the_seed_draws_first(folder: Path) -> None:
@@ -74,7 +74,7 @@ def logged(folder: Path, work: Path, **changes: Any) -> tuple[dict[str, Any], st
     config = make_config(work, folder / "model", slices, **{**shared, **changes})
     write_json(work / "config.json", config)
     events = EventStream(work / "steps.jsonl", rank=0)
-    with joined_ranks(config_for_one_rank()) as alone:
+    with join_ranks(config_for_one_rank()) as alone:
         train(read_config(work / "config.json"), alone, stop=StopRequest(), events=events)
     lines = [json.loads(line) for line in (work / "steps.jsonl").read_text().splitlines()]
     segment = json.loads(next(work.rglob("segment.json")).read_bytes())

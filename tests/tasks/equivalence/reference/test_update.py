@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.equivalence.reference.update import OneProcess, Updated, as_one_rank, as_ranks, shuffled
+from tasks.equivalence.reference.update import OneProcess, Updated, make_rank_order, order_as_one_rank, shuffle
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.config import TrainingConfig, read_config
 from training.data.batches import open_slice
 from training.data.plan import StepPlan, plan_segment
 from training.process.files import write_json
-from training.step.schedule import learning_rate_at
+from training.step.schedule import compute_learning_rate
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def config_for(folder: Path, **changes: Any) -> TrainingConfig:
 
 def update(config: TrainingConfig, order: Any = None) -> Updated:
     """Return what the updates leave."""
-    return OneProcess(config).update(order or as_ranks(config), on_step=lambda: None)
+    return OneProcess(config).update(order or make_rank_order(config), on_step=lambda: None)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
@@ -44,27 +44,27 @@ def test_every_micro_batch_is_added_exactly_once_in_the_order_of_the_ranks(folde
         plan = StepPlan(
             micro_batches=tuple(np.array([row]) for row in range(num_micro_batches)), num_tokens=1, num_targets=1
         )
-        groups = as_ranks(config)(plan, 1)
+        groups = make_rank_order(config)(plan, 1)
         assert sorted(index for group in groups for index in group) == list(range(num_micro_batches))
-        dealt = [[i for i in plan.dealt_to(rank, world_size) if i is not None] for rank in range(world_size)]
+        dealt = [[i for i in plan.select_for_rank(rank, world_size) if i is not None] for rank in range(world_size)]
         assert groups == [part for part in dealt if part]
 
 
 def test_a_plan_that_deals_wrongly_cannot_mislead_it(folder: Path) -> None:
     class Wrong(StepPlan):
-        def dealt_to(self, rank: int, world_size: int) -> list[int | None]:
+        def select_for_rank(self, rank: int, world_size: int) -> list[int | None]:
             return [0, 1]  # the same to every rank, and never 2
 
     plan = Wrong(micro_batches=tuple(np.array([row]) for row in range(3)), num_tokens=1, num_targets=1)
-    assert as_ranks(config_for(folder, strategy="ddp", world_size=2))(plan, 1) == [[0, 1], [2]]
+    assert make_rank_order(config_for(folder, strategy="ddp", world_size=2))(plan, 1) == [[0, 1], [2]]
 
 
 def test_orders_are_orders_of_the_same_micro_batches(folder: Path) -> None:
     plan = StepPlan(micro_batches=tuple(np.array([row]) for row in range(5)), num_tokens=1, num_targets=1)
-    assert as_one_rank(plan, 1) == [[4, 3, 2, 1, 0]]
-    assert sorted(shuffled(plan, 1)[0]) == [0, 1, 2, 3, 4]
-    assert len({str(shuffled(plan, number)) for number in range(1, 9)}) > 1
-    assert as_ranks(config_for(folder, strategy="ddp", world_size=2, exact=True))(plan, 1) == [[4, 3, 2, 1, 0]]
+    assert order_as_one_rank(plan, 1) == [[4, 3, 2, 1, 0]]
+    assert sorted(shuffle(plan, 1)[0]) == [0, 1, 2, 3, 4]
+    assert len({str(shuffle(plan, number)) for number in range(1, 9)}) > 1
+    assert make_rank_order(config_for(folder, strategy="ddp", world_size=2, exact=True))(plan, 1) == [[4, 3, 2, 1, 0]]
 
 
 def test_the_updates_are_those_of_plain_torch_on_whole_batches_row_by_row(folder: Path) -> None:
@@ -93,7 +93,7 @@ def test_the_updates_are_those_of_plain_torch_on_whole_batches_row_by_row(folder
                 torch.testing.assert_close(got.gradient[name], part.grad, rtol=1e-4, atol=1e-7)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate_at(number, 3, peak=2e-3, schedule="linear", warmup_steps=2)
+            group["lr"] = compute_learning_rate(number, 3, peak=2e-3, schedule="linear", warmup_steps=2)
         optimizer.step()
         optimizer.zero_grad()
     assert got.gradient_step == 1
@@ -104,7 +104,7 @@ def test_the_updates_are_those_of_plain_torch_on_whole_batches_row_by_row(folder
 def test_a_second_update_starts_from_the_base_model_again(folder: Path) -> None:
     config = config_for(folder, strategy="ddp", world_size=2)
     process = OneProcess(config)
-    first, second = (process.update(as_ranks(config), on_step=lambda: None) for _ in range(2))
+    first, second = (process.update(make_rank_order(config), on_step=lambda: None) for _ in range(2))
     for name, part in first.weights.items():
         assert torch.equal(part, second.weights[name])
         assert part.data_ptr() != second.weights[name].data_ptr()
@@ -114,6 +114,6 @@ def test_dropout_is_that_of_the_micro_batch_whatever_the_order(folder: Path, tmp
     make_tiny_model(tmp_path / "model", dropout=0.3)
     make_slice(tmp_path / "slice", num_rows=21)
     config = config_for(tmp_path, strategy="ddp", world_size=2)
-    one, other = update(config), update(config, as_one_rank)
+    one, other = update(config), update(config, order_as_one_rank)
     for name, part in one.gradient.items():
         torch.testing.assert_close(part, other.gradient[name], rtol=1e-4, atol=1e-6)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tasks.params.choices import names_of_files
-from tasks.ranks.launchers import Launch, launcher_named
+from tasks.params.choices import list_file_names
+from tasks.ranks.launchers import Launch, load_launcher
 from training.process.files import write_json
 
 pytestmark = pytest.mark.slow
 
-LAUNCHERS = names_of_files("tasks/ranks/launchers")
+LAUNCHERS = list_file_names("tasks/ranks/launchers")
 _SECONDS = 60.0
 Start = Callable[..., Launch]
 
@@ -27,7 +27,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
     def starting(*asked: Any) -> Launch:
         config = tmp_path / "config.json"
         write_json(config, {f"rank-{rank}": what for rank, what in enumerate(asked)})
-        launch = launcher_named(request.param).start(
+        launch = load_launcher(request.param).start(
             config, world_size=len(asked), threads_per_rank=1, log_folder=tmp_path / "logs",
             module="tests.tasks.ranks.launchers.toy_rank",
         )  # fmt: skip
@@ -64,7 +64,7 @@ def test_ranks_that_end_well_are_told_so(start: Start, tmp_path: Path) -> None:
     launch = start(0, 0)
     _wait(lambda: not launch.is_running)
     launch.stop(grace_seconds=0.0)
-    assert (launch.exit_code(), launch.killed_rank(), _alive(tmp_path)) == (0, None, [])
+    assert (launch.exit_code(), launch.find_killed_rank(), _alive(tmp_path)) == (0, None, [])
 
 
 def test_the_rank_that_fails_is_named_with_its_code_and_last_words_and_the_other_is_ended(
@@ -74,10 +74,10 @@ def test_the_rank_that_fails_is_named_with_its_code_and_last_words_and_the_other
     _wait(lambda: not launch.is_running)
     launch.stop(grace_seconds=0.0)
     assert launch.exit_code() == 5
-    assert "rank 1 ended with exit code 5" in launch.explanation()
-    assert "last words of rank 1, 1 threads" in launch.explanation()
-    assert "last words of rank 0" in launch.last_words(0)
-    assert launch.killed_rank() is None
+    assert "rank 1 ended with exit code 5" in launch.explain_end()
+    assert "last words of rank 1, 1 threads" in launch.explain_end()
+    assert "last words of rank 0" in launch.read_last_words(0)
+    assert launch.find_killed_rank() is None
     assert _alive(tmp_path) == []
 
 
@@ -85,8 +85,8 @@ def test_a_rank_that_a_signal_ended_is_the_cause_and_the_other_is_ended(start: S
     launch = start("killed", "stays")
     _wait(lambda: not launch.is_running)
     launch.stop(grace_seconds=0.0)
-    assert (launch.exit_code(), launch.killed_rank()) == (-9, 0)
-    assert "rank 0 was ended by signal 9" in launch.explanation()
+    assert (launch.exit_code(), launch.find_killed_rank()) == (-9, 0)
+    assert "rank 0 was ended by signal 9" in launch.explain_end()
     assert _alive(tmp_path) == []
 
 

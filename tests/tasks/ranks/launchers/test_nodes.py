@@ -13,25 +13,25 @@ from ruamel.yaml import YAML
 
 from tasks.params import Params
 from tasks.process.failure import ConfigurationError, DataError, DistributedError, ResourceError
-from tasks.ranks.cell_ranks import nodes_of
+from tasks.ranks.cell_ranks import find_nodes
 from tasks.ranks.launchers import Nodes
-from tasks.ranks.launchers.nodes.gathering import Gathering, join_command
-from tasks.ranks.launchers.nodes.line import KEY, Line, LostError, key_of_head, knock, parse_address
-from tasks.ranks.launchers.nodes.lobby import Lobby, lobby_at
+from tasks.ranks.launchers.nodes.gathering import Gathering, make_join_command
+from tasks.ranks.launchers.nodes.line import KEY, Line, LostError, get_head_key, knock, parse_address
+from tasks.ranks.launchers.nodes.lobby import Lobby, open_lobby
 from tasks.ranks.launchers.nodes.other import OtherNode, _write
 from tasks.ranks.launchers.nodes.parcel import pack, send_files, unpack
-from tasks.ranks.launchers.nodes.route import free_port, way_to
+from tasks.ranks.launchers.nodes.route import find_free_port, look_up_route
 from tests.tiny import make_config, make_slice
 
 
 @pytest.fixture
 def address() -> str:
-    return f"127.0.0.1:{free_port('127.0.0.1')}"
+    return f"127.0.0.1:{find_free_port('127.0.0.1')}"
 
 
 @pytest.fixture
 def lobby(address: str) -> Lobby:
-    return lobby_at(address, "the key")
+    return open_lobby(address, "the key")
 
 
 def _knocked(address: str, node: str, node_rank: int | None = None) -> Line:
@@ -87,13 +87,13 @@ def test_the_command_for_other_nodes_has_the_key_unless_it_is_in_the_environment
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(KEY, raising=False)
-    made = key_of_head()
-    assert key_of_head() == made
+    made = get_head_key()
+    assert get_head_key() == made
     assert (tmp_path / ".work" / "nodes.key").stat().st_mode & 0o77 == 0
-    assert join_command(_nodes(address)) == f"python -m tasks.ranks.launchers.nodes.join {address} --key {made}"
+    assert make_join_command(_nodes(address)) == f"python -m tasks.ranks.launchers.nodes.join {address} --key {made}"
     monkeypatch.setenv(KEY, "a secret")
-    assert "a secret" not in join_command(_nodes(address), node_rank=1)
-    assert join_command(_nodes(address), node_rank=1).endswith(f"{address} --node-rank 1 --patience 30")
+    assert "a secret" not in make_join_command(_nodes(address), node_rank=1)
+    assert make_join_command(_nodes(address), node_rank=1).endswith(f"{address} --node-rank 1 --patience 30")
 
 
 @pytest.fixture
@@ -193,11 +193,11 @@ def test_no_node_writes_outside_the_folder_of_its_logs(tmp_path: Path) -> None:
 
 
 def test_the_way_to_a_host_of_this_machine_is_its_loopback() -> None:
-    address, interface = way_to("127.0.0.1", 29400)
+    address, interface = look_up_route("127.0.0.1", 29400)
     assert address == "127.0.0.1"
     assert interface in [name for _, name in socket.if_nameindex()]
     with pytest.raises(ConfigurationError):
-        way_to("no-such-host.invalid", 29400)
+        look_up_route("no-such-host.invalid", 29400)
 
 
 def test_an_address_that_is_not_the_heads_own_is_refused() -> None:
@@ -212,14 +212,14 @@ def _params(project: Path, cell: dict[str, Any], **nodes: Any) -> Params:
 
 def test_nodes_come_from_params_or_the_environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = {"strategy": "ddp", "world_size": 4, "num_nodes": 2}
-    assert nodes_of("2proc", _params(project, cell)) is None
+    assert find_nodes("2proc", _params(project, cell)) is None
     with pytest.raises(ConfigurationError, match=r"cells.many.num_nodes=2 and no nodes.rendezvous"):
-        nodes_of("many", _params(project, cell))
+        find_nodes("many", _params(project, cell))
     monkeypatch.setenv("DDP_COMPARE_RENDEZVOUS", "host:1")
-    found = nodes_of("many", _params(project, cell))
+    found = find_nodes("many", _params(project, cell))
     assert found is not None
     assert (found.num_nodes, found.rendezvous, found.silence_seconds) == (2, "host:1", 30.0)
-    told = nodes_of("many", _params(project, cell, rendezvous="10.0.0.1:29400"))
+    told = find_nodes("many", _params(project, cell, rendezvous="10.0.0.1:29400"))
     assert told is not None
     assert told.rendezvous == "10.0.0.1:29400"
 

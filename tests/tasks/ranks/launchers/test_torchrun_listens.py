@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks.ranks.launchers.torchrun import start
-from tasks.ranks.one_machine import Launch
+from tasks.ranks.one_machine import RanksHere
 from tests.hostile.payloads import touching
 from tests.listeners import Listener, Listeners
 from tests.processes import new_mark, none_left_of
@@ -50,7 +50,7 @@ os._exit(0)
 
 
 @pytest.fixture
-def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Launch, Listeners]]:
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RanksHere, Listeners]]:
     """Two ranks under the real launcher that train for longer than any test, and what they listen on."""
     mark = new_mark()
     for name, value in mark.items():
@@ -72,10 +72,10 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[La
     assert list((work / "logs").glob("rendezvous")) == []
 
 
-def _wait_for_step(launch: Launch, work: Path, *, at_least: int) -> None:
+def _wait_for_step(launch: RanksHere, work: Path, *, at_least: int) -> None:
     events, deadline = work / "steps.jsonl", time.monotonic() + 120
     while not events.exists() or events.read_text().count('"step"') < at_least:
-        assert launch.is_running, launch.explanation()
+        assert launch.is_running, launch.explain_end()
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
@@ -87,7 +87,7 @@ def _ports_that_take(value: bytes, listeners: Iterable[Listener]) -> list[int]:
     return [int(port) for port in done.stdout.split()]
 
 
-def test_nothing_but_the_ranks_of_gloo_listens_and_on_loopback_alone(launch: tuple[Launch, Listeners]) -> None:
+def test_nothing_but_the_ranks_of_gloo_listens_and_on_loopback_alone(launch: tuple[RanksHere, Listeners]) -> None:
     _, listeners = launch
     assert listeners.num_looks > 20
     assert [listener for listener in listeners.found if listener.is_open] == []
@@ -96,7 +96,7 @@ def test_nothing_but_the_ranks_of_gloo_listens_and_on_loopback_alone(launch: tup
 
 
 def test_a_pickle_that_somebody_sends_to_every_open_port_is_taken_by_none(
-    launch: tuple[Launch, Listeners], tmp_path: Path
+    launch: tuple[RanksHere, Listeners], tmp_path: Path
 ) -> None:
     started, listeners = launch
     assert listeners.found
@@ -107,7 +107,9 @@ def test_a_pickle_that_somebody_sends_to_every_open_port_is_taken_by_none(
     assert not canary.exists()
 
 
-def test_no_other_user_gets_at_the_files_in_which_ranks_meet(launch: tuple[Launch, Listeners], tmp_path: Path) -> None:
+def test_no_other_user_gets_at_the_files_in_which_ranks_meet(
+    launch: tuple[RanksHere, Listeners], tmp_path: Path
+) -> None:
     folder = launch[0].log_folder / "rendezvous"
     assert {file.name for file in folder.iterdir()} == {"ranks", "torchrun"}
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -131,6 +133,6 @@ def test_a_launch_that_ends_leaves_no_file_of_its_rendezvous_and_the_next_one_st
         write_json(tmp_path / "work" / "config.json", config)
         logs = tmp_path / "work" / "logs" / name
         launch = start(tmp_path / "work" / "config.json", world_size=2, threads_per_rank=1, log_folder=logs)
-        assert (launch.exit_code(), launch.stop(grace_seconds=0.0)) == (0, None), launch.explanation()
+        assert (launch.exit_code(), launch.stop(grace_seconds=0.0)) == (0, None), launch.explain_end()
         assert not (logs / "rendezvous").exists()
     assert json.loads((tmp_path / "work" / "steps.jsonl").read_text().splitlines()[-1])
