@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from tasks.data.builtin.corpus import read_corpus
 from tasks.data.builtin.tiny_model import write_tiny_qwen2
-from tasks.fingerprint import machine_facts
+from tasks.machine.facts import collect_machine_facts
 from tasks.params import Params, load_params
 from tasks.ranks.one_machine import FileRendezvous
 from tasks.records.sources import BaseModelManifest
@@ -209,7 +209,7 @@ def main() -> None:
         for cell, spread in params.cells.items():
             timed = run_ranks(Path(scratch), params, cell, pairs=arguments.pairs, steps=arguments.steps)
             found.append(summarise(spread.world_size, timed, steps=arguments.steps))
-    machine = {key: value for key, value in machine_facts().items() if key != "digest"}
+    machine = {key: value for key, value in collect_machine_facts().items() if key != "digest"}
     train = params.train.model_dump(include={"global_batch_size", "micro_batch_size", "seq_len", "threads_per_rank"})
     facts = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.fingerprint import machine_facts
+from tasks.machine.facts import collect_machine_facts
 from training.process.files import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -25,7 +25,7 @@ def write_results(
     folder: Path = RESULTS,
 ) -> Path:
     """Write both files; return the markdown. `load_before`: load average of a minute when the benchmark began."""
-    machine = {key: value for key, value in machine_facts().items() if key != "digest"}
+    machine = {key: value for key, value in collect_machine_facts().items() if key != "digest"}
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     slug = re.sub(r"[^a-z0-9]+", "-", f"{machine['num_cpus']}x {machine['cpu']}".lower()).strip("-")
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)

@@ -231,8 +231,10 @@ def test_rows_that_have_arrived_are_not_read_again_and_fewer_are_an_exact_prefix
     defaults: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     read = []
-    values_of = row_store.values_of
-    monkeypatch.setattr(row_store, "values_of", lambda *args, **named: read.append(1) or values_of(*args, **named))
+    read_source_values = row_store.read_source_values
+    monkeypatch.setattr(
+        row_store, "read_source_values", lambda *args, **named: read.append(1) or read_source_values(*args, **named)
+    )
     first, _ = rows_and_manifest(ask(defaults))
     shutil.rmtree("data")
     with caplog.at_level(logging.INFO):
@@ -378,14 +380,14 @@ def test_rows_that_change_while_they_are_read_are_not_stored_as_what_they_were(
 ) -> None:
     params = ask(defaults, jsonl(as_lines(TEXTS)))
     before = Path("rows.jsonl").read_bytes()
-    read = row_store.values_of
+    read = row_store.read_source_values
 
     def read_while_somebody_writes(*arguments: Any, **named: Any) -> Any:
         Path("rows.jsonl").write_bytes(before.replace(b"Text 3 ", b"Word 3 "))
         yield from read(*arguments, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(row_store, "values_of", read_while_somebody_writes)
+        patched.setattr(row_store, "read_source_values", read_while_somebody_writes)
         with pytest.raises(DataError, match=r"dataset\.source path:rows\.jsonl: changed while it was read; run again"):
             download_rows(params, Path("data/raw"), source_digest=None)
     Path("rows.jsonl").write_bytes(before)

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.evaluate import HeldoutRows, ModelToEvaluate, evaluate, perplexity
+from tasks.evaluate import HeldoutRows, ModelToEvaluate, evaluate
 from tasks.evaluating.continuations import select_rows
 from tasks.evaluating.sums import make_batches
+from tasks.gates.statistics import compute_perplexity
 from tasks.records.slices import SlicesManifest
 from tests.finished_comparison import run_facts
 from tests.tiny import make_slice, make_tiny_model
@@ -162,7 +163,7 @@ def test_samples_are_the_first_rows_long_enough_else_shorter_prompts() -> None:
 
 
 def test_a_perplexity_too_large_for_a_number_is_none() -> None:
-    assert perplexity(1000.0) is None
+    assert compute_perplexity(1000.0) is None
 
 
 @pytest.mark.slow

@@ -125,8 +125,8 @@ def test_the_reference_computes_the_same_loss_row_by_row_on_its_own(tiny: Tiny) 
     reference: Any = importlib.import_module(f"tasks.equivalence.reference.{tiny.name}")
     for seq_len in (SEQ_LEN, 12):
         rows = list(range(45))
-        total, count = reference.loss_of_rows(
-            tiny.model_dir, reference.rows_of(tiny.slices[0], rows, seq_len=seq_len), device="cpu"
+        total, count = reference.compute_rows_loss(
+            tiny.model_dir, reference.read_rows(tiny.slices[0], rows, seq_len=seq_len), device="cpu"
         )
         batch = tiny.rows.collate(rows, seq_len=seq_len)
         with torch.no_grad():

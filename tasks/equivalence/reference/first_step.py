@@ -55,8 +55,8 @@ def compute_first_step(params: Params, *, slices: Path, base_model: Path, device
     options: dict[str, Any] = {}
     if train.augment != "none":
         options["augmentation"] = Augmentation(kind=train.augment, seed=train.seed, epoch=1)
-    samples = reference.rows_of(slices / part, rows.tolist(), seq_len=train.seq_len, **options)
-    loss_sum, num_labels = reference.loss_of_rows(base_model, samples, device=device)
+    samples = reference.read_rows(slices / part, rows.tolist(), seq_len=train.seq_len, **options)
+    loss_sum, num_labels = reference.compute_rows_loss(base_model, samples, device=device)
     expected = int(source.num_targets(train.seq_len)[rows].sum())
     assert num_labels == expected, f"{num_labels} labels predicted, the rows have {expected}"
     if not num_labels:

@@ -28,7 +28,8 @@ def test_the_ranks_are_told_every_value_of_training_in_the_type_that_params_yaml
 def test_what_a_value_means_and_what_it_is_by_default_stands_in_the_params_alone() -> None:
     assert all(field.description for field in TrainParams.model_fields.values())
     assert all(field.default is dataclasses.MISSING for field in dataclasses.fields(TrainingConfig))
-    (declared,) = (node for node in ast.parse(inspect.getsource(TrainingConfig)).body if isinstance(node, ast.ClassDef))
+    (declared,) = ast.parse(inspect.getsource(TrainingConfig)).body
+    assert isinstance(declared, ast.ClassDef)
     explained = {
         before.target.id
         for before, after in itertools.pairwise(declared.body)
