@@ -63,46 +63,28 @@ class TrainingConfig:
     """Folder for segments, partial checkpoints and the event stream; the only place written to."""
     segments: tuple[SegmentConfig, ...]
     """All segments of the run, in order; the finished ones are reused."""
+
+    # The values of the work: what each means stands in tasks/params/train.py, and a test holds the two together.
     global_batch_size: int
-    """Samples per optimizer step, all ranks together."""
     micro_batch_size: int
-    """Samples per forward pass of one rank."""
     optimizer: Literal["adamw", "sgd"]
-    """What turns a gradient into an update (training/step/optimizer.py)."""
     momentum: float
-    """Share of the last update's direction that SGD keeps; AdamW does not look at it."""
     learning_rate: float
-    """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"]
-    """Decay of the learning rate over each segment."""
     warmup_steps: int
-    """Optimizer steps at the start of each segment over which the learning rate rises."""
     weight_decay: float
-    """Weight decay: decoupled with AdamW, part of the gradient with SGD."""
     max_grad_norm: float
-    """Largest L2 norm of the whole gradient; a larger one is scaled down to it."""
     precision: Literal["fp32", "bf16", "fp16"]
-    """Arithmetic of forward and backward; weights and optimizer state are fp32."""
     seq_len: int
-    """Tokens per sample at most; images have none."""
     augment: Literal["none", "flip", "flip_shift"]
-    """What is done to images at random (training/data/augmentation.py)."""
     packing: bool
-    """Whether the rows of a micro-batch are one sequence without padding (training/model/packed_attention.py)."""
     loss_chunk_rows: int
-    """Rows of logits that exist at once (training/model/linear_loss.py)."""
     compile: bool
-    """Whether the model's layers are compiled (torch.compile)."""
     seed: int
-    """Seed of the order of the samples and of dropout."""
     exact: bool
-    """Whether the weights must not depend on the number of ranks, to the bit (training/step/ordered_sum.py)."""
     threads_per_rank: int
-    """CPU threads of each rank."""
     log_every_steps: int
-    """Optimizer steps between two log points."""
     checkpoint_every_steps: int
-    """Optimizer steps between two partial checkpoints; 0: none but on a stop."""
 
 
 def read_config(path: Path) -> TrainingConfig:

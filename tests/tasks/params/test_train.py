@@ -1,0 +1,38 @@
+"""The values of training: declared for params.yaml with their meaning, and for the ranks by name and type alone."""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import typing
+
+from tasks.params.train import TrainParams
+from training.config import TrainingConfig
+
+NOT_FOR_RANKS = {"epochs", "watchdog_seconds"}
+OF_THE_CELL = {
+    "cell", "strategy", "options", "world_size", "workload", "device", "oversubscribe", "model_dir", "model_name",
+    "work_dir", "segments",
+}  # fmt: skip
+
+
+def test_the_ranks_are_told_every_value_of_training_in_the_type_that_params_yaml_has() -> None:
+    asked, told = typing.get_type_hints(TrainParams), typing.get_type_hints(TrainingConfig)
+    shared = set(TrainParams.model_fields) - NOT_FOR_RANKS
+    assert set(told) - OF_THE_CELL == shared
+    # null in params.yaml: the stage chooses by the device, so that the ranks are told a number.
+    by_device = {"loss_chunk_rows": int | None}
+    assert {name: asked[name] for name in shared} == {name: told[name] for name in shared} | by_device
+
+
+def test_what_a_value_means_and_what_it_is_by_default_stands_in_the_params_alone() -> None:
+    assert all(field.description for field in TrainParams.model_fields.values())
+    assert all(field.default is dataclasses.MISSING for field in dataclasses.fields(TrainingConfig))
+    (declared,) = ast.parse(inspect.getsource(TrainingConfig)).body
+    assert isinstance(declared, ast.ClassDef)
+    explained = {
+        before.target.id
+        for before, after in itertools.pairwise(declared.body)
+        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr)
+    }
+    assert explained == OF_THE_CELL
