@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from tasks import slice as slicing
 from tasks.data.sources.row_policy import CUT, MAX_CHARACTERS, judged
+from tasks.download import download_rows
 from tasks.params import Params, load_params
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError
@@ -303,3 +304,22 @@ def test_the_classic_ranges_of_real_abstracts_have_the_known_number_of_tokens(
     tokenizer = AutoTokenizer.from_pretrained(qwen2)
     for row in (5_000, 9_999, 14_999):
         assert rows[row] == [*tokenizer(texts[row]).input_ids, 151_645]
+
+
+def test_a_row_is_stored_twice_at_most_as_text_and_as_tokens(
+    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path
+) -> None:
+    params = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
+    asked = Params.model_validate({**params, "ranges": ["0-20"], "heldout": "20-30"})
+    download_rows(asked, Path("data/raw"), source_digest=None)
+    run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="20-30")
+    files = [file for name in ("rows.parquet", "tokens.npy") for file in Path().rglob(name) if _holds_row_3(file)]
+    assert [file.name for file in files] == ["rows.parquet"] * 2 + ["tokens.npy"] * 2, "in .work/ and in data/"
+    assert len({file.stat().st_ino for file in files}) == 2
+
+
+def _holds_row_3(file: Path) -> bool:
+    """Whether the file holds row 3 of the data set: as text, or with the others of its slice as tokens."""
+    if file.suffix == ".parquet":
+        return 3 in pq.read_table(file)["row_id"].to_pylist()
+    return 3 in np.load(file.parent / "row_ids.npy").tolist()

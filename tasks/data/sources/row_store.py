@@ -22,6 +22,7 @@ from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, class
 from tasks.data.sources.rows import values_of
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.store.kept import mark_used
+from tasks.store.links import link_file
 from tasks.process.progress import counting
 from tasks.params.sources import DatasetParams, RowRange
 from training.process.files import digest_of_file, digest_of_json, replacing, write_json
@@ -95,7 +96,7 @@ def stored_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = N
 
 
 def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: Path) -> dict[str, Any]:
-    """Write exactly the first `num_rows` rows to `target` and return facts on them.
+    """Have exactly the first `num_rows` rows at `target`, by a hard link if those are all, and return facts on them.
 
     The facts: `num_rows`, `digest` (sha256 of texts and classes), `num_duplicate_rows` (rows whose text stands in an
     earlier row), `num_heldout_rows_seen` (held-out rows whose text also stands in a row outside), `quarantined` (how
@@ -106,14 +107,15 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
     faults: Counter[str] = Counter()
     classes: Counter[str] = Counter()
     schema = pq.read_schema(stored.file)
-    with (
-        RepeatedRows(heldout) as repeated,
-        replacing(target) as temporary,
-        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
-    ):
+    with contextlib.ExitStack() as opened:
+        repeated, writer = opened.enter_context(RepeatedRows(heldout)), None
+        if num_rows < stored.num_rows:
+            temporary = opened.enter_context(replacing(target))
+            writer = opened.enter_context(pq.ParquetWriter(temporary, schema, compression="zstd"))
         first = 0
         for rows in stored.batches(num_rows):
-            writer.write_table(_table(first, rows, schema))
+            if writer is not None:
+                writer.write_table(_table(first, rows, schema))
             for index, (text, fault, label) in enumerate(rows, start=first):
                 raw = text.encode()
                 digest.update(raw + b"\0")
@@ -126,6 +128,8 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
                     repeated.add(index, raw)
             first += len(rows)
         counted = repeated.counted()
+    if num_rows == stored.num_rows:
+        link_file(stored.file, target)
     return {
         "num_rows": num_rows,
         "digest": digest.hexdigest(),
