@@ -41,7 +41,7 @@ from tasks.records.fingerprint import CodeFile
 from tasks.records.run import RunFile
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
-from tasks.store.kept import mark_used
+from tasks.store.kept import keep, keeping, read_kept
 from training.process.files import digest_of_json
 from training.state.receipt import RECEIPT
 
@@ -199,14 +199,14 @@ def _kept_or_new(
     what: str, kind: type[Found], depends_on: dict[str, Any], make: Callable[[], Found], snapshot: Snapshot
 ) -> Found:
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
-    kept = _STORE / f"{digest_of_json({**depends_on, 'versions': versions})}.json"
-    if kept.is_file():
+    folder = _STORE / digest_of_json({**depends_on, "versions": versions})
+    if kept := read_kept(folder, kind):
         _log.info("%s before, on these rows and with this code", what)
-        mark_used(kept)
-        return kind.read(kept)
+        return kept
     found = make()
     snapshot.require_unchanged()
-    found.write(kept)
+    with keeping(folder) as new:
+        keep(found, new)
     return found
 
 

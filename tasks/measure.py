@@ -40,11 +40,10 @@ from tasks.records.fingerprint import CodeFile, MachineFile, TrialFile
 from tasks.records.measurement import MeasurementFile
 from tasks.records.slices import SliceManifest
 from tasks.records.sources import BaseModelManifest
-from tasks.records.stage_file import StageFile
 from tasks.records.twins import Twins
-from tasks.store.kept import MANIFEST, keeping, kept_manifest
+from tasks.store.kept import keep, keeping, kept_manifest
 from training.config import read_config
-from training.process.files import digest_of_file, digest_of_json, write_json
+from training.process.files import digest_of_json, write_json
 from training.registry import has_file
 
 _log = logging.getLogger(__name__)
@@ -220,7 +219,7 @@ def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
         shutil.rmtree(work)
         shutil.rmtree(folder / "sample")
         inputs.snapshot.require_unchanged()
-        _keep(certificate, folder)
+        keep(certificate, folder)
 
 
 def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
@@ -248,7 +247,7 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
         twins = train_twins(baseline, told, max_seconds=params.measure.twin_seconds, on_step=on_step)
         (folder / "config.json").unlink()
         inputs.snapshot.require_unchanged()
-        _keep(twins, folder)
+        keep(twins, folder)
 
 
 def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
@@ -261,13 +260,7 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
         measurement = measure_cells(session, stop=stop)
         shutil.rmtree(work)
         inputs.snapshot.require_unchanged()
-        _keep(measurement, folder)
-
-
-def _keep(found: StageFile, folder: Path) -> None:
-    """Write what was found as what the folder is kept for."""
-    found.write(folder)
-    write_json(folder / MANIFEST, {"files": {found.NAME: digest_of_file(folder / found.NAME)}})
+        keep(measurement, folder)
 
 
 def _read_inputs(arguments: argparse.Namespace) -> Inputs:

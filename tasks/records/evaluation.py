@@ -43,6 +43,8 @@ class Continuation(Record):
 class FoundFile(Figures, StageFile):
     """What was found of one model, as it is kept for the next run."""
 
+    NAME: ClassVar[str] = "found.json"
+
     samples: list[Continuation] = Field(default_factory=list)
     """Rows that it continued, if it can write."""
 
@@ -103,6 +105,8 @@ class FirstStep(Record):
 
 class FirstStepFile(FirstStep, StageFile):
     """The same, as it is kept for the next run."""
+
+    NAME: ClassVar[str] = "first_step.json"
 
 
 class EvaluationFile(StageFile):

@@ -6,10 +6,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from training.process.files import digest_of_file
+from tasks.records.stage_file import StageFile
+from training.process.files import digest_of_file, write_json
 
+Found = TypeVar("Found", bound=StageFile)
 MANIFEST = "manifest.json"
 """Says under `files` which files belong to the folder, with their sha256."""
 
@@ -36,6 +38,17 @@ def kept_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     mark_used(folder)
     return manifest
+
+
+def keep(found: StageFile, folder: Path) -> None:
+    """Write what was found as all that the folder is kept for."""
+    found.write(folder)
+    write_json(folder / MANIFEST, {"files": {found.NAME: digest_of_file(folder / found.NAME)}})
+
+
+def read_kept(folder: Path, kind: type[Found]) -> Found | None:
+    """Return what was found and kept there, None if it is not there or not whole."""
+    return kind.read(folder) if kept_manifest(folder) is not None else None
 
 
 def mark_used(entry: Path) -> None:
