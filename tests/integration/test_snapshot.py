@@ -222,6 +222,7 @@ def test_every_module_that_a_stage_imports_is_one_that_it_depends_on(workspace: 
 _IMPORTED_BY_THOSE = {
     "tasks.reporting",
     "tasks.records.facts",
+    "tasks.records.fingerprint",
     "tasks.records.measurement",
     "tasks.process.wording",
     "tasks.ranks.code",
