@@ -116,7 +116,7 @@ def name_error(error: BaseException) -> str:
 def find_status_code(error: BaseException) -> int | None:
     """Return the HTTP status of the answer that caused the error, or None if there was no answer."""
     for cause in walk_causes(error):
-        status = getattr(getattr(cause, "response", None), "find_status_code", None)
+        status = getattr(getattr(cause, "response", None), "status_code", None)
         if isinstance(status, int):
             return status
     return None

@@ -58,8 +58,8 @@ EXHIBITS = [
         claim=IMAGE_CLASSIFIER,
         mutation=Mutation(
             _DATA,
-            "texts = [source.row(index, seq_len) for index in rows]",
-            'texts = [(__import__("time").sleep(0.02), source.row(index, seq_len))[1] for index in rows]',
+            "texts = [self.row(index, seq_len) for index in rows]",
+            'texts = [(__import__("time").sleep(0.02), self.row(index, seq_len))[1] for index in rows]',
         ),
         caught_by="Not data-bound",
     ),
