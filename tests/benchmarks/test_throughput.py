@@ -38,7 +38,7 @@ _SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1} | 
 _NUM_ROWS, _SEQ_LEN = 64, 24
 _SLOW_LOADER = """
 import time
-from training.data.batches import plan
+from training.data import plan
 
 prompt = plan.make_micro_batches
 
