@@ -139,7 +139,7 @@ def _main() -> None:
     arguments = parser.parse_args()
     if not arguments.keep.isdecimal() or not 1 <= int(arguments.keep) <= _NOTED_COMPARISONS:
         raise ConfigurationError(f"KEEP: got {arguments.keep[:80]!r}; allowed: 1 to {_NOTED_COMPARISONS}")
-    is_wanted = arguments.start_ranks not in ("", "0")
+    is_wanted = arguments.go not in ("", "0")
     with contextlib.ExitStack() as locks:
         if is_wanted:
             locks.enter_context(lock_workspace("make prune"))

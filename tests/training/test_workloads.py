@@ -61,7 +61,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_it_offers_what_the_seam_asks_for(tiny: Tiny) -> None:
-    for name in ("UNIT", "open_slice", "dummy_micro_batch", "load_model", "has_dropout", "loss_sum"):
+    for name in ("UNIT", "open_slice", "make_dummy_micro_batch", "load_model", "has_dropout", "loss_sum"):
         assert hasattr(tiny.module, name), name
     assert tiny.module.UNIT in ("token", "image")
     assert not getattr(tiny.module, "HAS_LABELS", False) or hasattr(tiny.module, "metrics")
