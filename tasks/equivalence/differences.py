@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tasks.records.certificate import Difference
+from tasks.records.compared_update import Difference
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,14 +14,14 @@ from tasks.equivalence.differences import (
     compute_update_tolerance,
 )
 from tasks.process.failure import DataError
-from tasks.records.certificate import Compared, Update
-from tasks.records.gate import Verdict
+from tasks.records.compared_update import Compared, Update
 from training.config import UPDATES_FOLDER, TrainingConfig
 
-if TYPE_CHECKING:  # torch takes seconds to import, which a stage that finds every certificate made does not need
+if TYPE_CHECKING:  # torch takes seconds to import, pydantic is not there where one GPU is measured
     from torch import Tensor
 
     from tasks.equivalence.reference.update import OneProcess
+    from tasks.records.gate import Verdict
 
 _LARGEST_GRADIENT_TOLERANCE = {"none": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
 """By the dtype of the exchange, none: fp32; the mildest wrong gradient that was tried was 4.5e-2 off."""
@@ -150,7 +150,7 @@ def get_exchange_dtype(config: Mapping[str, Any]) -> str:
     return strategies.get_exchange_dtype(config["strategy"], config["options"])
 
 
-def judge(updates: list[Update], problems: list[str], *, exchange: str = "none") -> tuple[Verdict, str | None]:
+def judge(updates: list[Update], problems: list[str], *, exchange: str = "none") -> "tuple[Verdict, str | None]":
     """Return the verdict and, unless it is `passed`, the reason in plain words."""
     problems = list(problems)
     for kind in ("gradient", "weights"):

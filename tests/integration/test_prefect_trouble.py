@@ -94,7 +94,7 @@ from prefect import flow
 from flows import dvc_stage
 from flows.dvc_stage import StageFailed, run_stage
 
-dvc_stage._dvc_stage = dvc_stage._dvc_stage.with_options(retry_delay_seconds=[0.1, 0.2])
+dvc_stage._run_dvc_stage = dvc_stage._run_dvc_stage.with_options(retry_delay_seconds=[0.1, 0.2])
 
 @flow
 def trouble():
