@@ -180,6 +180,7 @@ def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
     from training.config import read_config
     from training.process.distributed import join_ranks
     from training.process.events import EventStream
+    from training.record.segment_facts import SegmentFacts
     from training.state.checkpoint import CheckpointStore
     from training.strategies import single
     from training.workloads import causal_lm
@@ -190,7 +191,14 @@ def _checkpoint(work: Path, num_rows: int) -> Callable[[], object]:
     record = _enter(work, num_rows)()
     events = EventStream(work / "events.jsonl", rank=0)
     store = CheckpointStore(work / "checkpoints", model_name="model", world_size=1, exact=False, events=events)
-    return lambda: store.save_finished(strategy, record, ranks, dict)
+    last, digests = record.first_step + record.num_steps - 1, strategy.digest()
+    summary = SegmentFacts(
+        **vars(record.counters), cell="cell", range=record.segment.range, epoch=record.segment.epoch,
+        fingerprint=record.segment.fingerprint, first_step=record.first_step, last_step=last, loss=1.0,
+        tokens_per_second=1.0, samples_per_second=1.0, backend=None, exchange={},
+        parameter_checksums=digests.parameters, optimizer_checksums=digests.optimizer,
+    )  # fmt: skip
+    return lambda: store.save_finished(strategy, record, ranks, lambda: summary)
 
 
 def _report(work: Path, num_rows: int) -> Callable[[], object]:
