@@ -82,7 +82,7 @@ test: $(READY)  ## Everything: check and all tests
 museum: $(READY)  ## Wrong speedups, each built on purpose, and who catches it (docs/museum.md)
 	@python -m tests.museum
 
-chaos: $(READY)  ## Kills, crashes, flipped bits and more, each many times; about 20 minutes (docs/faults.md)
+chaos: $(READY)  ## Kills, crashes, flipped bits and more, each many times; an hour or more (docs/faults.md)
 	@python -m tests.chaos
 
 bench: $(READY)  ## Our training step beside other ways to train, and 2 processes against 1; about half an hour

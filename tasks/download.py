@@ -26,6 +26,7 @@ from tasks.process.logs import configure_logging
 from tasks.records.fingerprint import SourcesFile
 from tasks.records.sources import RawManifest
 from tasks.store.links import link_file, link_folder
+from training.process.files import digest_file
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def _require_unchanged(source: Source, *digests: str | None) -> None:
 
 def _finish(manifest: RawManifest, raw: Path) -> None:
     """Write the manifest and say what it holds."""
-    manifest.write(raw)
+    manifest.model_copy(update={"rows_sha256": digest_file(raw / "rows.parquet")}).write(raw)
     _log.info("%s: %d rows, %s", manifest.source, manifest.num_rows, manifest.label)
     if manifest.quarantined:
         _log.warning("%s: left out of every slice: %s", manifest.source, describe_faults(manifest.quarantined))

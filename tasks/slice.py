@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from tasks.data.linked_slices import link_slices
 from tasks.data.slicing.tokens import RowTokenizer, load_tokenizer
 from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, describe_faults
+from tasks.inputs.damage import require_digest
 from tasks.inputs.snapshot import Snapshot
 from tasks.params import Params
 from tasks.params.choices import has_labels
@@ -184,6 +185,7 @@ def _main() -> None:
     configure_logging()
     snapshot = Snapshot.read(arguments.inputs)
     params = snapshot.load_params()
+    require_digest(arguments.raw / "rows.parquet", RawManifest.read(arguments.raw).rows_sha256)
     if has_file("tasks.data.slicing", params.workload):
         own = import_file("tasks.data.slicing", params.workload)
         own.write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)

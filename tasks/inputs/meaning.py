@@ -71,8 +71,7 @@ def collect_meanings(*modules: str, without: Sequence[str] = (), project: Path =
         found[file.relative_to(project).as_posix()] = meaning
         for name in named:
             if name.endswith(".*"):
-                folder = project / name.removesuffix(".*").replace(".", "/")
-                waiting += [f"{name[:-1]}{part.stem}" for part in folder.glob("*.py")]
+                waiting += [f"{name[:-1]}{part.stem}" for part in _list_files(name, project)]
             elif name.partition(".")[0] in _PACKAGES:
                 waiting.append(name)
             elif (beside := file.parent / name).is_file():
@@ -100,7 +99,7 @@ def digest_meaning(files: Iterable[Path], *, top: Path = PROJECT) -> str:
     own = {file: f"{file.stem} {read_source(file).elsewhere}" for file in files}
     means = []
     for file in own:
-        named = {_find_file(name, top) for name in read_source(file).named}
+        named = {other for name in read_source(file).named for other in _list_files(name, top)}
         means.append([own[file], *sorted(own[other] for other in named if other in own)])
     return digest_json(sorted(means))
 
@@ -157,6 +156,13 @@ def _read_kept() -> dict[str, Source]:
 
 def _compute_sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _list_files(name: str, project: Path) -> list[Path]:
+    """Return the file of a module, or of `package.*` every one."""
+    if name.endswith(".*"):
+        return sorted((project / name.removesuffix(".*").replace(".", "/")).glob("*.py"))
+    return [file] if (file := _find_file(name, project)) is not None else []
 
 
 def _find_file(module: str, project: Path) -> Path | None:

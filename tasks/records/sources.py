@@ -25,6 +25,8 @@ class RawManifest(DatasetFacts, StageFile):
     """Images only: pixels of a side."""
     source_digest: str | None = None
     """sha256 of the local source; null for any other."""
+    rows_sha256: str = ""
+    """sha256 of rows.parquet, which is often one file with its store and with DVC's copy of it."""
 
 
 class BaseModelManifest(BaseModelFacts, StageFile):

@@ -84,6 +84,10 @@ def test_a_file_that_moves_changes_nothing_and_another_one_of_its_name_does(tmp_
     other = SOURCE.replace("radius**2", "radius**3")
     two = {"a__shape": SOURCE, "b__shape": other}
     assert digest_with(user=user.format("a.shape"), **two) != digest_with(user=user.format("b.shape"), **two)
+    # The same where a file is found by its name: another folder is another file.
+    found = "SHAPE = import_file('training.{}', NAME)\n"
+    assert digest_with(user=found.format("a"), **two) != digest_with(user=found.format("b"), **two)
+    assert digest_with(user=found.format("a"), a__shape=SOURCE) == digest_with(user=found.format("b"), b__shape=SOURCE)
 
 
 def test_what_only_measures_does_not_change_the_digest(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tasks.download import download_rows
 from tasks.params import Params, load_params
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError
+from tasks.records.sources import RawManifest
 from tasks.store.kept import MANIFEST
 from tests.tiny import with_manifest
 from training.process.files import digest_file, digest_json
@@ -39,7 +40,7 @@ def texts(builtin_rows: list[str]) -> list[str]:
 
 
 def write_rows(texts: list[Any]) -> Path:
-    """Write data/raw/rows.parquet as the stage `download` does."""
+    """Write data/raw/ as the stage `download` does."""
     file = Path("data/raw/rows.parquet")
     file.parent.mkdir(parents=True, exist_ok=True)
     rows = [judge_value(text) for text in texts]
@@ -49,6 +50,10 @@ def write_rows(texts: list[Any]) -> Path:
         "fault": pa.array([row.fault for row in rows], pa.string()),
     }
     pq.write_table(pa.table(columns), file, row_group_size=13)
+    RawManifest(
+        source="builtin:docstrings", kind="builtin", revision=None, commit=None, split=None, label="", digest="",
+        license=None, text_column="text", num_rows=len(rows), rows_sha256=digest_file(file),
+    ).write(file.parent)  # fmt: skip
     return file
 
 
@@ -198,6 +203,19 @@ def test_a_changed_row_and_a_damaged_file_are_tokenised_again(
     after = run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="40-50")
     assert after["slices"]["0-20"]["digest"] != before["slices"]["0-20"]["digest"]
     assert after["slices"]["40-50"] == before["slices"]["40-50"]
+
+
+def test_rows_that_are_not_what_was_downloaded_are_not_sliced_and_taken_out_of_use(
+    monkeypatch: pytest.MonkeyPatch, project: Path, tiny_qwen2: Path, texts: list[str]
+) -> None:
+    file = write_rows(texts)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"rows.parquet: is damaged: its sha256 is .*; it was removed: run again"):
+        run_stage(monkeypatch, project, tiny_qwen2, "0-20", heldout="40-50")
+    assert not file.exists()
+    assert not Path("data/slices").exists()
 
 
 def test_a_slice_that_fails_leaves_the_finished_ones_kept(
