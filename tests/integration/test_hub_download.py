@@ -32,12 +32,12 @@ def main():
 logging.basicConfig(level=logging.INFO)
 exit_with_one_line(main, name="download")
 """
-TAKEN = {
+TAKEN = {  # no two alike: the cache holds one file for one content, and takes it from whichever arrives first
     "config.json": b"{}",
-    "generation_config.json": b"{}",
+    "generation_config.json": b'{"generation": 1}',
     "model.safetensors": b"weights" * 1000,
-    "tokenizer.json": b"{}",
-    "tokenizer_config.json": b"{}",
+    "tokenizer.json": b'{"tokenizer": 1}',
+    "tokenizer_config.json": b'{"tokenizer_config": 1}',
     "chat_template.jinja": b"{{ messages }}",
 }
 LEFT = {
