@@ -5,7 +5,8 @@ training itself varied by. On a machine that is busy with something else the tra
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,7 @@ _SHARPNESS = 2.0
 _NUM_PARTS, _FEWEST_PARTS = 20, 8
 _QUANTILES = (10, 90)
 _ROUNDING = 1e-6
-_OTHER_MEDIAN = 1.05
-"""Times that the median of the turns' ratios may be off the published ratio of medians, beside its interval."""
+_FEWEST_LAUNCHES = 3
 
 
 def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None:
@@ -80,7 +80,8 @@ def _compare_speedup(
     ratio = float(np.median(its) / np.median(mine))
     low = float(np.percentile(its, _QUANTILES[0]) / np.percentile(mine, _QUANTILES[1]))
     high = float(np.percentile(its, _QUANTILES[1]) / np.percentile(mine, _QUANTILES[0]))
-    noise = 1 + max(measurement.noise.ratio.relative_half_width, speedup.relative_half_width)
+    floor = measurement.noise.ratio.relative_half_width if measurement.noise is not None else 0.0
+    noise = 1 + max(floor, speedup.relative_half_width)
     least, most = low / (1 + _DRIFT) / noise, high * (1 + _DRIFT) * noise
     numbers |= {"speedup": speedup.value, "of_training": ratio, "least": least, "most": most}
     span = f"{wording.format_ratio(least)} to {wording.format_ratio(most)}"
@@ -103,8 +104,8 @@ def _compare_speedup(
 
 
 def _find_block_mismatches(measurement: MeasurementFile, arm: ArmSpeed, first: str) -> list[str]:
-    """Return what of the arm's published figures its own blocks do not give."""
-    mine, its = (_select_blocks(measurement, one, phase="speedup") for one in (arm.cell, first))
+    """Return what of the arm's published figures its own blocks do not give, computed here once more."""
+    mine, its = (_select_counted(measurement, one) for one in (arm.cell, first))
     if not mine or not its:
         return []
     problems = []
@@ -114,25 +115,52 @@ def _find_block_mismatches(measurement: MeasurementFile, arm: ArmSpeed, first: s
             f"{arm.cell}: {wording.format_three_digits(arm.tokens_per_second)} per second published, its blocks had "
             f"{wording.format_three_digits(tokens / seconds)}"
         )
-    steps = [one.seconds / len(one.steps) for one in mine]
-    if not min(steps) <= arm.step_seconds.value <= max(steps):
+    step_seconds = _compute_mean_of_launches(mine, _compute_seconds_per_step)
+    if not math.isclose(arm.step_seconds.value, step_seconds, rel_tol=_ROUNDING):
         problems.append(
-            f"{arm.cell}: {wording.format_duration(arm.step_seconds.value)} per step published, no block took that"
+            f"{arm.cell}: {wording.format_duration(arm.step_seconds.value)} per step published, its blocks took "
+            f"{wording.format_duration(step_seconds)}"
         )
     if arm.speedup is None:
         return problems
-    # By turns: both ran the same steps, or, in weak scaling, as many tokens as are counted.
-    by_turn = {one.turn: _compute_seconds_per_token(one) for one in its}
-    ratio = float(
-        np.median([by_turn[one.turn] / _compute_seconds_per_token(one) for one in mine if one.turn in by_turn])
-    )
-    allowed = _OTHER_MEDIAN * (1 + 2 * arm.speedup.relative_half_width)
-    if not ratio / allowed <= arm.speedup.value <= ratio * allowed:
+    of = _compute_seconds_per_token if measurement.scaling == "weak" else _compute_seconds_per_step
+    ratio = _compute_mean_of_launches(its, of) / _compute_mean_of_launches(mine, of)
+    if not math.isclose(arm.speedup.value, ratio, rel_tol=_ROUNDING):
         problems.append(
             f"{arm.cell}: {wording.format_ratio(arm.speedup.value)} published, its turns beside {first} give "
             f"{wording.format_ratio(ratio)}"
         )
     return problems
+
+
+def _select_counted(measurement: MeasurementFile, cell: str) -> list[BlockWork]:
+    """Return the blocks that the speedup is of: those of quiet turns, of starts with two of them or more.
+
+    All blocks where no cell has a speedup, for want of such.
+    """
+    blocks = {arm.cell: _select_blocks(measurement, arm.cell, phase="speedup") for arm in measurement.arms}
+    if all(arm.speedup is None for arm in measurement.arms if not arm.is_wrapped_baseline):
+        return blocks[cell]
+    most = measurement.most_others_share
+    loud = {one.turn for every in blocks.values() for one in every if (one.others_share or 0.0) > most}
+    quiet = [one for one in blocks[cell] if one.turn not in loud]
+    turns = Counter(one.launch for one in quiet)
+    return [one for one in quiet if turns[one.launch] > 1]
+
+
+def _compute_mean_of_launches(blocks: Sequence[BlockWork], of: Callable[[BlockWork], float]) -> float:
+    """Return the mean over the launches of the mean over their blocks; of all blocks where launches are too few."""
+    launches: dict[int, list[float]] = {}
+    for one in blocks:
+        launches.setdefault(one.launch, []).append(of(one))
+    counted = [figures for figures in launches.values() if len(figures) > 1]
+    if len(counted) < _FEWEST_LAUNCHES:
+        return sum(map(of, blocks)) / len(blocks)
+    return sum(sum(figures) / len(figures) for figures in counted) / len(counted)
+
+
+def _compute_seconds_per_step(block: BlockWork) -> float:
+    return block.seconds / len(block.steps)
 
 
 def _compute_seconds_per_token(block: BlockWork) -> float:

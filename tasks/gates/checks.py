@@ -18,6 +18,7 @@ from tasks.gates import (
     heldout,
     loss_curves,
     own_device,
+    quiet_turns,
     rows_of_blocks,
     synchronisation,
     work_of_blocks,
@@ -114,6 +115,11 @@ _CHECKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
 ]
 
 _CHECKS_OF_BLOCKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
+    (
+        "Quiet enough to tell",
+        "Were there turns enough in which nobody else used the machine?",
+        quiet_turns.check_quiet_turns,
+    ),
     (
         "Timed blocks did the work",
         "Did every timed block learn from the training's rows, with its loss, gradient and exchanges?",

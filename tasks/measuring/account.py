@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from tasks.machine.gpu_peaks import find_peak_tflops
-from tasks.measuring.arms import WRAPPED, Arm
-from tasks.measuring.blocks import Bench, Timed
-from tasks.measuring.intervals import Interval, bootstrap_median
+from tasks.measuring.arms import Arm
+from tasks.measuring.blocks import Bench, Timed, Trials
+from tasks.measuring.headline import compute_launch_effect, compute_speedups
+from tasks.measuring.intervals import FEWEST_LAUNCHES, FEWEST_TURNS, Interval, Launches, estimate_mean, estimate_ratio
 from tasks.measuring.model_flops import find_model_shape
-from tasks.measuring.speed import Measured, TimedComparison
+from tasks.measuring.speed import Measured, TimedComparison, select_quiet_turns, select_seconds
 from tasks.measuring.waterfall import compute_data_wait_share
-from tasks.records.measurement import ArmSpeed, Estimate
+from tasks.records.measurement import ArmSpeed, Estimate, NoiseFloor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,8 @@ def compute_arm_speeds(
 def _compute_arm_speed(
     comparison: TimedComparison, bench: Bench, measured: Measured, arithmetic: Arithmetic, arm: Arm
 ) -> ArmSpeed:
-    trials = measured.trials
+    is_wrapped = arm in comparison.wrapped
+    trials = select_quiet_turns(measured.beside, comparison.most_share) if is_wrapped else measured.trials
     cell = next(cell for cell in comparison.cells if cell.name == arm.cell)
     blocks = trials.blocks[arm.name]
     seconds = sum(block.seconds * block.step_seconds.shape[1] for block in blocks)
@@ -73,7 +75,6 @@ def _compute_arm_speed(
         world_size=cell.world_size,
     )  # fmt: skip
     steps = np.concatenate([block.step_seconds for block in blocks], axis=1)
-    is_wrapped = arm.name.endswith(WRAPPED)
     # The cells' own steps are built first; what is built after them lies beside them in memory.
     memories = [] if is_wrapped else [one["peak_memory_gib"] for one in bench.facts(arm) if one["peak_memory_gib"]]
     return ArmSpeed(
@@ -84,7 +85,7 @@ def _compute_arm_speed(
         global_batch_size=cell.global_batch_size,
         num_blocks=len(blocks),
         steps_per_block=blocks[0].step_seconds.shape[1],
-        step_seconds=make_estimate(bootstrap_median(trials.list_by_round(arm.name), seed=comparison.seed)),
+        step_seconds=make_estimate(_estimate_step_seconds(trials, arm)),
         step_p50_seconds=np.percentile(steps, 50, axis=1).tolist(),
         step_p95_seconds=np.percentile(steps, 95, axis=1).tolist(),
         tokens_per_second=tokens,
@@ -96,16 +97,66 @@ def _compute_arm_speed(
         data_wait_share=compute_data_wait_share(trials, arm),
         # Only the head's GPUs are asked.
         **_average_gpu_figures(blocks if cell.num_nodes == 1 else []),
-        speedup=_find_estimate(measured.speedups, arm),
+        speedup=_find_estimate(measured.headline.intervals, arm),
+        **_compare_otherwise(comparison, measured, arm),
         speedup_over_wrapped=_find_estimate(measured.over_wrapped, arm),
     )
+
+
+def _estimate_step_seconds(trials: Trials, arm: Arm) -> Interval:
+    """Return the mean seconds of a step, over several launches where there are enough."""
+    launches: Launches = trials.list_by_launch(arm.name)
+    return estimate_mean(launches if len(launches) >= FEWEST_LAUNCHES else [trials.list_by_turn(arm.name)])
+
+
+def _compare_otherwise(comparison: TimedComparison, measured: Measured, arm: Arm) -> dict[str, Any]:
+    """Return what else is said of a speedup, beside its interval over the quiet turns; nothing where there is none."""
+    first, of, headline = comparison.trained[0], select_seconds(comparison), measured.headline
+    if arm.name not in headline.intervals:
+        return {}
+    every = compute_speedups(headline.trials, [first.name, arm.name], of, confidence=0.95)
+    median, other = (np.median(headline.quiet.list_by_turn(one.name, of)) for one in (first, arm))
+    return {
+        "speedup_of_all_turns": make_estimate(every[arm.name]),
+        "speedup_of_medians": float(median / other),
+        "launch_effect": compute_launch_effect(headline.quiet, first.name, arm.name, of),
+    }
+
+
+def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor | None:
+    """Return every cell against itself: of two neighbouring turns of a start the one against the other.
+
+    Their rows differ, so that positions are compared, not steps. Which of the two comes first alternates.
+    """
+    halves: tuple[list[float], list[float]] = ([], [])
+    variations = []
+    for arm in comparison.trained:
+        launches = measured.trials.list_by_launch(arm.name, _compute_seconds_per_position)
+        figures = np.concatenate(launches)
+        variations.append(float(figures.std(ddof=1) / figures.mean()) if len(figures) > 1 else 0.0)
+        for figures in map(np.asarray, launches):
+            for pair in range(len(figures) // 2):
+                one, other = figures[2 * pair : 2 * pair + 2] / figures.mean()
+                halves[pair % 2].append(float(one))
+                halves[1 - pair % 2].append(float(other))
+    if len(halves[0]) < FEWEST_TURNS:
+        return None
+    return NoiseFloor(
+        ratio=make_estimate(estimate_ratio([halves[0]], [halves[1]])),
+        num_pairs=len(halves[0]),
+        coefficient_of_variation=max(variations),
+    )
+
+
+def _compute_seconds_per_position(block: Timed) -> float:
+    return block.seconds * block.step_seconds.shape[1] / block.num_positions
 
 
 def _find_estimate(intervals: Mapping[str, Interval], arm: Arm) -> Estimate | None:
     return make_estimate(intervals[arm.name]) if arm.name in intervals else None
 
 
-def _average_gpu_figures(blocks: Sequence[Timed]) -> dict[str, float | None]:
+def _average_gpu_figures(blocks: Sequence[Timed]) -> dict[str, Any]:
     """Return what the GPUs of the arm did in its blocks; None of it without a meter."""
     metered = [block for block in blocks if block.gpus]
     if not metered:

@@ -1,4 +1,4 @@
-"""What to change: every knob that could matter here, tried on the real step against the step as it is."""
+"""What to change: knobs against what the waterfall names, two at a time, on the real step against the step as it is."""
 
 import logging
 import time
@@ -10,14 +10,14 @@ import numpy as np
 from tasks.measuring.account import make_estimate
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.blocks import Bench, Trials
-from tasks.measuring.interleaving import generate_rounds
-from tasks.measuring.intervals import bootstrap_median_ratio, count_needed_trials
-from tasks.measuring.speed import TimedComparison
+from tasks.measuring.interleaving import generate_turns
+from tasks.measuring.intervals import FEWEST_TURNS, Interval, estimate_ratio
+from tasks.measuring.speed import TimedComparison, select_quiet_turns
 from tasks.measuring.workers import RanksEndedError
 from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.process.failure import DistributedError, ResourceError, StageError
-from tasks.records.measurement import Advice, Advised
+from tasks.records.measurement import Advice, Advised, Waterfall
 from tasks.strategies import Knob, find_profile, format_patch
 from training.process.redaction import shorten
 
@@ -27,6 +27,12 @@ _SHARE_OF_COMBINED = 0.3
 """Of the time: for the recommended changes all at once."""
 _ERROR_RATE = 0.05
 """Of all intervals of one cell together: the more knobs are tried, the wider each interval."""
+_AT_ONCE = 2
+"""Knobs that take turns with the step as it is: with more, a turn is long and turns are few."""
+_LEAST_GAIN = 0.05
+"""What is to be seen: a knob against parts that make up less of the step is not tried, and turns are enough once the
+interval is within half of it."""
+_FEWEST_TURNS = 6
 _COMPILED = "layers compiled"
 _MAX_REASON_CHARACTERS = 300
 
@@ -107,8 +113,31 @@ def _list_strategy_knobs(
     return profile.list_knobs(spread.options, exchange=exchange, bytes_per_real_byte=bytes_per_real_byte, can=can)
 
 
+def select_knobs(knobs: Sequence[Knob], waterfall: Waterfall | None) -> list[Knob]:
+    """Return the knobs that could gain something that would be seen, first the ones that could gain most.
+
+    A knob against nothing in particular makes the computing itself faster. Without a waterfall all are worth a try.
+    """
+    if waterfall is None or waterfall.ideal_seconds is None:
+        return list(knobs)
+    lost = {part.name: part.seconds.value for part in waterfall.parts}
+    computing = waterfall.ideal_seconds
+
+    def compute_most_gain(knob: Knob) -> float:
+        return sum(lost.get(name, 0.0) for name in knob.against) if knob.against else computing
+
+    worth = [knob for knob in knobs if compute_most_gain(knob) >= _LEAST_GAIN * waterfall.measured_seconds]
+    return sorted(worth, key=compute_most_gain, reverse=True)
+
+
 def advise(
-    params: Params, comparison: TimedComparison, bench: Bench, *, device: str, has_room: Callable[[Sequence[Arm]], bool]
+    params: Params,
+    comparison: TimedComparison,
+    bench: Bench,
+    *,
+    device: str,
+    has_room: Callable[[Sequence[Arm]], bool],
+    waterfalls: Sequence[Waterfall],
 ) -> Advice | None:
     """Try the knobs on the cell with the most ranks; None if there is nothing to try.
 
@@ -120,74 +149,128 @@ def advise(
     bench.forget()
     bench.build([plain])
     facts = bench.facts(plain)[0]
-    knobs = list_knobs(
+    possible = list_knobs(
         params, cell.name, device=device, exchange=facts["exchange"],
         bytes_per_real_byte=facts["bytes_per_real_byte"], can=facts["can"],
     )  # fmt: skip
+    knobs = select_knobs(possible, next((one for one in waterfalls if one.cell == cell.name), None))
     if not knobs:
         return None
     if not has_room([plain, *(_make_arm(cell, [knob]) for knob in knobs)]):
         raise ResourceError("memory has no room for the changes beside each other")
-    _log.info("trying %d changes on %s", len(knobs), cell.name)
-    knobs, failed = _build_variants(knobs, cell, bench)
     seconds = params.measure.advice_seconds
-    found = _time_each(knobs, cell, comparison, bench, failed, seconds=seconds * (1 - _SHARE_OF_COMBINED))
+    trying = _Trying(cell, comparison, bench, confidence=1 - _ERROR_RATE / len(knobs))
+    found = trying.try_each(knobs, seconds=seconds * (1 - _SHARE_OF_COMBINED))
     chosen: dict[str, tuple[Advised, Knob]] = {}
     for knob, advised in found:
         is_better = knob.key not in chosen or advised.gain.value > chosen[knob.key][0].gain.value
         if advised.verdict == "recommended" and is_better:
             chosen[knob.key] = (advised, knob)
-    combined = None
-    if len(chosen) > 1:
-        together = [knob for _, knob in chosen.values()]
-        try:
-            bench.build([_make_arm(cell, together)])
-            deadline = time.perf_counter() + seconds * _SHARE_OF_COMBINED
-            (combined,) = _time_sets(cell, [together], comparison, bench, deadline=deadline)
-        except (DistributedError, ResourceError) as error:
-            failed.append(_explain_failure("all of the recommended together", error))
+    combined = trying.combine([knob for _, knob in chosen.values()], seconds=seconds * _SHARE_OF_COMBINED)
     best = sorted((advised for _, advised in found), key=lambda one: -one.gain.value)
     for one in [*best, *([combined] if combined else [])]:
         _log.info("%s: %.3fx (%.3f to %.3f): %s", one.change, one.gain.value, one.gain.low, one.gain.high, one.verdict)
-    return Advice(tried=best, combined=combined, failed=failed)
+    return Advice(tried=best, combined=combined, failed=trying.failed, not_tried=trying.not_tried)
 
 
-def _build_variants(knobs: Sequence[Knob], cell: Cell, bench: Bench) -> tuple[list[Knob], list[str]]:
-    """Build the knobs' variants, which runs a few steps of each; return those that work, and why the others do not."""
-    works: list[Knob] = []
-    failed: list[str] = []
-    for knob in knobs:
+class _Trying:
+    """Tries knobs on one cell."""
+
+    def __init__(self, cell: Cell, comparison: TimedComparison, bench: Bench, *, confidence: float) -> None:
+        self._cell, self._comparison, self._bench, self._confidence = cell, comparison, bench, confidence
+        self._plain = make_trained_arm(cell)
+        self.failed: list[str] = []
+        """Changes whose ranks failed, with the reason."""
+        self.not_tried: list[str] = []
+        """Changes that there was no time for."""
+
+    def try_each(self, knobs: Sequence[Knob], *, seconds: float) -> list[tuple[Knob, Advised]]:
+        """Try the knobs, a few at a time, until the time is spent."""
+        deadline = time.perf_counter() + seconds
+        found: list[tuple[Knob, Advised]] = []
+        for first in range(0, len(knobs), _AT_ONCE):
+            now = knobs[first : first + _AT_ONCE]
+            if found and time.perf_counter() >= deadline:
+                self.not_tried += [knob.change for knob in now]
+                continue
+            _log.info("trying %s on %s", " and ".join(knob.change for knob in now), self._cell.name)
+            found += self._time_few(self._build(now), deadline)
+        return found
+
+    def combine(self, knobs: Sequence[Knob], *, seconds: float) -> Advised | None:
+        """Try several knobs all at once; None for fewer, or where their ranks fail."""
+        if len(knobs) < 2:
+            return None
         try:
-            bench.build([_make_arm(cell, [knob])])
+            self._bench.build([_make_arm(self._cell, knobs)])
+            (combined,) = self._time_sets([knobs], deadline=time.perf_counter() + seconds)
         except (DistributedError, ResourceError) as error:
-            failed.append(_explain_failure(knob.change, error))
-            if works or knob is not knobs[-1]:
-                bench.restart(cell.name, [make_trained_arm(cell), *(_make_arm(cell, [one]) for one in works)])
-        else:
-            works.append(knob)
-    return works, failed
+            self.failed.append(_explain_failure("all of the recommended together", error))
+            return None
+        return combined
 
+    def _build(self, knobs: Sequence[Knob]) -> list[Knob]:
+        """Build the knobs' variants, which runs a few steps of each; return those that work."""
+        works: list[Knob] = []
+        for knob in knobs:
+            try:
+                self._bench.build([_make_arm(self._cell, [knob])])
+            except (DistributedError, ResourceError) as error:
+                self.failed.append(_explain_failure(knob.change, error))
+                self._restart(works)
+            else:
+                works.append(knob)
+        return works
 
-def _time_each(
-    knobs: Sequence[Knob], cell: Cell, comparison: TimedComparison, bench: Bench, failed: list[str], *, seconds: float
-) -> list[tuple[Knob, Advised]]:
-    """Time each knob; one whose ranks end meanwhile goes to `failed`, and the others are timed anew."""
-    plain, lasting = make_trained_arm(cell), list(knobs)
-    deadline = time.perf_counter() + seconds
-    while lasting:
-        try:
-            advised = _time_sets(cell, [[knob] for knob in lasting], comparison, bench, deadline=deadline)
-            return list(zip(lasting, advised, strict=True))
-        except (DistributedError, ResourceError) as error:
-            guilty = [knob for knob in lasting if _make_arm(cell, [knob]).name == bench.timed]
-            if not guilty:
-                failed.append(_explain_failure("all others, taking turns", error))
-                break
-            failed.append(_explain_failure(guilty[0].change, error))
-            lasting.remove(guilty[0])
-            if lasting:
-                bench.restart(cell.name, [plain, *(_make_arm(cell, [knob]) for knob in lasting)])
-    return []
+    def _time_few(self, knobs: Sequence[Knob], deadline: float) -> list[tuple[Knob, Advised]]:
+        """Time the knobs; without one whose ranks end meanwhile the others are timed anew."""
+        lasting = list(knobs)
+        while lasting:
+            try:
+                advised = self._time_sets([[knob] for knob in lasting], deadline=deadline)
+                return list(zip(lasting, advised, strict=True))
+            except (DistributedError, ResourceError) as error:
+                guilty = [knob for knob in lasting if _make_arm(self._cell, [knob]).name == self._bench.timed]
+                self.failed.append(_explain_failure(guilty[0].change if guilty else "others, taking turns", error))
+                lasting = [knob for knob in lasting if guilty and knob is not guilty[0]]
+                self._restart(lasting)
+        return []
+
+    def _restart(self, knobs: Sequence[Knob]) -> None:
+        self._bench.restart(self._cell.name, [self._plain, *(_make_arm(self._cell, [knob]) for knob in knobs)])
+
+    def _time_sets(self, sets: Sequence[Sequence[Knob]], *, deadline: float) -> list[Advised]:
+        """Time each set of knobs against the cell as it is, until it is sure enough or the time is spent."""
+        plain, arms = self._plain, [_make_arm(self._cell, knobs) for knobs in sets]
+        trials, num_turns = Trials(), 0
+        order = generate_turns([plain.name, *(arm.name for arm in arms)], seed=self._comparison.seed + 3)
+        gains: list[Interval] = []
+        while num_turns < _FEWEST_TURNS or (
+            time.perf_counter() < deadline and any(one.relative_half_width > _LEAST_GAIN / 2 for one in gains)
+        ):
+            self._bench.run_turn([plain, *arms], order, trials)
+            num_turns += 1
+            if num_turns >= FEWEST_TURNS:
+                gains = [self._compute_gain(trials, arm) for arm in arms]
+        return [self._advise_on(knobs, arm, gain, trials) for knobs, arm, gain in zip(sets, arms, gains, strict=True)]
+
+    def _compute_gain(self, trials: Trials, arm: Arm) -> Interval:
+        quiet = select_quiet_turns(trials, self._comparison.most_share)
+        before, after = (quiet.list_by_turn(one.name) for one in (self._plain, arm))
+        return estimate_ratio([before], [after], confidence=self._confidence)
+
+    def _advise_on(self, knobs: Sequence[Knob], arm: Arm, gain: Interval, trials: Trials) -> Advised:
+        notes = [knob.note for knob in knobs if knob.note]
+        if any(knob.change == _COMPILED for knob in knobs):
+            notes.append(_describe_break_even(self._bench, self._plain, arm, trials))
+        return Advised(
+            cell=self._cell.name,
+            change=" and ".join(knob.change for knob in knobs),
+            patch=format_patch(knobs, self._cell.name),
+            gain=make_estimate(gain),
+            verdict="recommended" if gain.low > 1 else "slower" if gain.high < 1 else "no clear gain",
+            note="; ".join(dict.fromkeys(notes)) or None,
+        )
 
 
 def _explain_failure(change: str, error: StageError) -> str:
@@ -197,44 +280,11 @@ def _explain_failure(change: str, error: StageError) -> str:
     return f"{change} ({why})"
 
 
-def _time_sets(
-    cell: Cell, sets: Sequence[Sequence[Knob]], comparison: TimedComparison, bench: Bench, *, deadline: float
-) -> list[Advised]:
-    """Time each set of knobs against the cell as it is, until then."""
-    plain, arms = make_trained_arm(cell), [_make_arm(cell, knobs) for knobs in sets]
-    confidence = 1 - _ERROR_RATE / len(arms)
-    trials, num_rounds = Trials(), 0
-    order = generate_rounds([plain.name, *(arm.name for arm in arms)], seed=comparison.seed + 3)
-    while 2 * num_rounds < count_needed_trials(confidence) or time.perf_counter() < deadline:
-        bench.run_round([plain, *arms], order, trials)
-        num_rounds += 1
-    advised = []
-    for knobs, arm in zip(sets, arms, strict=True):
-        gain = bootstrap_median_ratio(
-            trials.list_by_turn(plain.name), trials.list_by_turn(arm.name), seed=comparison.seed,
-            confidence=confidence,
-        )  # fmt: skip
-        notes = [knob.note for knob in knobs if knob.note]
-        if any(knob.change == _COMPILED for knob in knobs):
-            notes.append(_describe_break_even(bench, plain, arm, trials))
-        advised.append(
-            Advised(
-                cell=cell.name,
-                change=" and ".join(knob.change for knob in knobs),
-                patch=format_patch(knobs, cell.name),
-                gain=make_estimate(gain),
-                verdict="recommended" if gain.low > 1 else "slower" if gain.high < 1 else "no clear gain",
-                note="; ".join(dict.fromkeys(notes)) or None,
-            )
-        )
-    return advised
-
-
 def _describe_break_even(bench: Bench, plain: Arm, arm: Arm, trials: Trials) -> str:
     """Return after how many steps what compiling takes is won back."""
     once = max(one["warm_up_seconds"] for one in bench.facts(arm))
     once -= max(one["warm_up_seconds"] for one in bench.facts(plain))
-    before, after = (float(np.median(trials.list_by_turn(one.name))) for one in (plain, arm))
+    before, after = (float(np.mean(trials.list_by_turn(one.name))) for one in (plain, arm))
     if before <= after:
         return f"compiling takes {once:.1f} s"
     num_steps = once / (before - after)

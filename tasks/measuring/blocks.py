@@ -1,5 +1,6 @@
 """Blocks of real optimizer steps, run by waiting ranks while everything else is idle."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from tasks.machine.gpu_meter import GpuFigures, GpuMeter
 from tasks.measuring.arms import Arm
 from tasks.measuring.workers import Workers
 
+_FEWEST_STEPS = 4
+"""Of a block: what its first step is owed to the block before is a small share of it."""
 _GOLDEN = 0.6180339887498949
 """Multiples of it, without their whole part, are spread evenly however many there are."""
 
@@ -21,6 +24,10 @@ class Timed:
 
     arm: str
     """Name of the arm."""
+    turn: int
+    """Blocks of one turn ran the same steps."""
+    launch: int
+    """Which start of the ranks ran it, from 1."""
     step_seconds: np.ndarray
     """(num_ranks, num_steps): seconds of every step on every rank that ran."""
     seconds: float
@@ -33,8 +40,10 @@ class Timed:
     """Positions computed by each rank that ran, padding included."""
     num_samples: int
     """Samples."""
+    others_share: float | None = None
+    """Share of the CPUs of its ranks that others used meanwhile, 0..1; None where the machine does not tell."""
     told: Mapping[str, Any] | None = None
-    """What the gates are told of it: turn, range, steps, and under `ranks` each rank's own words."""
+    """What the gates are told of it: range, steps, and under `ranks` each rank's own words."""
     gpus: Sequence[GpuFigures] = ()
     """What the GPUs of the ranks did meanwhile, the block's lead-in included; empty on the CPU."""
     metered_seconds: float = 0.0
@@ -70,7 +79,7 @@ class Timed:
 
 @dataclass
 class Trials:
-    """All blocks of one phase, arm by arm: two of every arm in each round."""
+    """All blocks of one phase: one of every arm in each turn."""
 
     blocks: dict[str, list[Timed]] = field(default_factory=dict)
     """Name of the arm -> its blocks in the order of time."""
@@ -79,14 +88,60 @@ class Trials:
         """Enter a block."""
         self.blocks.setdefault(block.arm, []).append(block)
 
-    def list_by_round(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[float]:
-        """Return a figure of the arm round by round, the mean of its two blocks; by default seconds per step."""
-        figures = self.list_by_turn(arm, of)
-        return [(first + second) / 2 for first, second in zip(figures[::2], figures[1::2], strict=True)]
+    @property
+    def turns(self) -> dict[int, list[Timed]]:
+        """Turn -> its blocks."""
+        found: dict[int, list[Timed]] = {}
+        for blocks in self.blocks.values():
+            for block in blocks:
+                found.setdefault(block.turn, []).append(block)
+        return found
+
+    def select_quiet(self, most_share: float, *, fewest_of_launch: int = 1) -> "Trials":
+        """Return the turns in no block of which others used more than that share of the CPUs, of launches that have so
+        many of them."""
+        quiet = {
+            turn: blocks[0].launch
+            for turn, blocks in self.turns.items()
+            if all(is_quiet(block, most_share) for block in blocks)
+        }
+        of_launch = Counter(quiet.values())
+        kept = {turn for turn, launch in quiet.items() if of_launch[launch] >= fewest_of_launch}
+        return Trials({arm: [one for one in blocks if one.turn in kept] for arm, blocks in self.blocks.items()})
 
     def list_by_turn(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[float]:
-        """Return the same block by block; the blocks of two arms at one place ran the same steps, in half a round."""
+        """Return a figure of the arm, by default its seconds per step, turn by turn."""
         return [of(block) for block in self.blocks[arm]]
+
+    def list_by_launch(self, arm: str, of: Callable[[Timed], float] = lambda block: block.seconds) -> list[list[float]]:
+        """Return the same launch by launch."""
+        found: dict[int, list[float]] = {}
+        for block in self.blocks.get(arm, ()):
+            found.setdefault(block.launch, []).append(of(block))
+        return list(found.values())
+
+
+def is_quiet(block: Timed, most_share: float) -> bool:
+    """Return whether others used no more than that share of the CPUs while the block ran, as far as is known."""
+    return block.others_share is None or block.others_share <= most_share
+
+
+def compute_others_share(used: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the share of the ranks' CPUs that others used, the largest of any machine; None if none tells.
+
+    `used`: what each rank says of a block (training/probing/cpu_use.py). Ranks that share their CPUs are one group, so
+    that what one takes from the other is not called another's.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for one in used:
+        groups.setdefault(one["place"], []).append(one)
+    shares = [
+        (group[0]["busy_seconds"] - sum(one["own_seconds"] for one in group))
+        / (group[0]["num_cpus"] * group[0]["seconds"])
+        for group in groups.values()
+        if group[0]["busy_seconds"] is not None
+    ]
+    return min(max(0.0, *shares), 1.0) if shares else None
 
 
 class Bench:
@@ -103,6 +158,7 @@ class Bench:
         self._rng = np.random.default_rng(seed)
         self._num_steps = [1]
         self._turn = 0
+        self._launch = 1
         self._place = float(self._rng.random())
         self._facts: dict[str, list[dict[str, Any]]] = {}
         self.steps_per_block = 1
@@ -163,6 +219,15 @@ class Bench:
         self._workers[cell].restart()
         self.build(arms)
 
+    def launch_again(self, arms: Sequence[Arm]) -> None:
+        """Start the ranks of all cells anew, all at once, and build these arms."""
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(Workers.restart, self._workers.values()))
+        self._launch += 1
+        self._facts.clear()
+        self._held = None
+        self.build(arms)
+
     def fetch_ddp_timers(self, arm: Arm) -> dict[str, float]:
         """Return what DDP timed itself on the slowest rank, in seconds; {} if it timed nothing."""
         if not self._holds_all:
@@ -172,10 +237,11 @@ class Bench:
         return {name: value for name, value in slowest.items() if name != "rank"}
 
     def calibrate(self, arm: Arm, *, block_seconds: float) -> float:
-        """Choose the steps of a block so that one of this arm takes about so long; return its seconds per step."""
+        """Choose the steps of a block so that one of this arm takes about so long, and are at least four; return its
+        seconds per step."""
         self.run(arm, self.choose_steps())
         seconds = self.run(arm, self.choose_steps()).seconds
-        self.steps_per_block = max(1, min(round(block_seconds / seconds), 10_000))
+        self.steps_per_block = max(_FEWEST_STEPS, min(round(block_seconds / seconds), 10_000))
         return seconds
 
     def choose_steps(self) -> list[int]:
@@ -214,22 +280,22 @@ class Bench:
             figures = span.figures
         return Timed(
             arm=arm.name,
+            turn=self._turn,
+            launch=self._launch,
             step_seconds=np.array([one["step_seconds"] for one in found]),
             seconds=max(one["seconds"] for one in found) / len(steps),
             data_wait_seconds=max(one["data_wait_seconds"] for one in found) / len(steps),
             num_tokens=sum(one["num_tokens"] for one in found),
             positions_by_rank=[one["num_positions"] for one in found],
             num_samples=sum(one["num_samples"] for one in found),
-            told={"turn": self._turn, "range": group.ranges[segment], "steps": own, "ranks": found},
+            others_share=compute_others_share([one["cpu_use"] for one in found]),
+            told={"range": group.ranges[segment], "steps": own, "ranks": found},
             gpus=figures.gpus[: group.world_size] if figures else (),
             metered_seconds=figures.seconds if figures else 0.0,
         )
 
-    def run_round(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: Trials) -> None:
-        """Run one round: every arm twice, in the order given and its mirror image; each half on steps of its own."""
-        by_name = {arm.name: arm for arm in arms}
-        names = next(order)
-        for half in (names[: len(arms)], names[len(arms) :]):
-            steps = self.choose_steps()
-            for name in half:
-                trials.add(self.run(by_name[name], steps))
+    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: Trials) -> None:
+        """Run one turn: a block of every arm in the order that comes next, all on the same steps."""
+        by_name, steps = {arm.name: arm for arm in arms}, self.choose_steps()
+        for name in next(order):
+            trials.add(self.run(by_name[name], steps))

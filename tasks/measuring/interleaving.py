@@ -1,111 +1,23 @@
-"""In which order arms are measured, and when it is enough.
+"""In which order arms are measured.
 
 Arms that run one after the other are compared on two different machines: a clock that falls, a neighbour that starts.
-Blocks of all arms therefore alternate within rounds of a few seconds, and whole rounds are compared.
+Blocks of all arms therefore alternate within turns of a few seconds, and whole turns are compared.
 """
 
-import logging
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from random import Random
 
-from tasks.measuring.intervals import Interval, count_needed_trials
 
-_log = logging.getLogger(__name__)
+def generate_turns(arms: Sequence[str], *, seed: int) -> Iterator[list[str]]:
+    """Yield turns without end: the arms in random order, then in the reverse of it (B A C, then C A B).
 
-LOOK_CONFIDENCE = 0.97
-"""Confidence of each look, so that the interval at the end covers 95 %.
-
-Who looks several times and stops at the first narrow interval ends more often where the width happened to be
-underestimated. On a simulated machine (tests/simulated_machine.py) nominal 95 % intervals covered down to 91 % with the
-looks below and down to 89 % with one after every round; nominal 97 % intervals cover 94-97 % with the looks below.
-"""
-GROWTH = 1.5
-"""Each look comes after this many times the rounds of the one before."""
-MIN_ROUNDS = 10
-"""Rounds before the first look, and those that are run whatever the time budget says, unless told otherwise."""
-
-Look = Callable[[float], Mapping[str, Interval]]
-"""Confidence -> the interval of each comparison, from all rounds so far."""
-
-
-def generate_rounds(arms: Sequence[str], *, seed: int) -> Iterator[list[str]]:
-    """Yield rounds without end: the arms in random order, then in the reverse of it (B A C C A B).
-
-    An arm's two blocks lie symmetrically about the middle of the round, so a drift that is linear within it cancels.
-    Raises ValueError, at the first round, if there is no arm or one stands twice.
+    What drifts evenly moves the one turn by as much as the next one back. Raises ValueError, at the first turn, if
+    there is no arm or one stands twice.
     """
     if not arms or len(set(arms)) != len(arms):
         raise ValueError(f"arms must be given, each once; got {list(arms)}")
     random = Random(seed)
     while True:
         order = random.sample(list(arms), k=len(arms))
-        yield order + order[::-1]
-
-
-def average_blocks(order: Sequence[str], seconds: Sequence[float]) -> dict[str, float]:
-    """Return the value of each arm in a round: the mean of its blocks; `seconds[i]` belongs to the block `order[i]`."""
-    blocks: dict[str, list[float]] = {}
-    for arm, block in zip(order, seconds, strict=True):
-        blocks.setdefault(arm, []).append(block)
-    return {arm: math.fsum(values) / len(values) for arm, values in blocks.items()}
-
-
-@dataclass(kw_only=True)
-class Stopping:
-    """Says after each round whether to go on, and at the end why not."""
-
-    target_half_width: float
-    """Relative half-width that the widest interval shall have, 0..1."""
-    max_seconds: float
-    """Time budget for all rounds; no round is begun that would, at the mean of those before, end after it."""
-    min_rounds: int = MIN_ROUNDS
-    """Rounds before the first look; they are run even if the budget is too small for them."""
-    intervals: Mapping[str, Interval] = field(default_factory=dict, init=False)
-    """What the last look found: at the end, the intervals to report."""
-    reason: str = field(default="", init=False)
-    """Why it stopped, in words; empty while it goes on."""
-    _next_look: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.target_half_width < 1:
-            raise ValueError(f"target_half_width must lie between 0 and 1; got {self.target_half_width}")
-        least = count_needed_trials(LOOK_CONFIDENCE)
-        if self.min_rounds < least:
-            raise ValueError(f"min_rounds must be at least {least}, or there is no interval; got {self.min_rounds}")
-        self._next_look = self.min_rounds
-
-    def goes_on(self, num_rounds: int, *, seconds: float, look: Look) -> bool:
-        """Return whether another round is to be run, after `num_rounds` that took `seconds` together.
-
-        `look` is called with the confidence to use, at few fixed numbers of rounds and when the budget is spent.
-        """
-        if num_rounds < self.min_rounds:
-            return True
-        is_spent = seconds * (num_rounds + 1) / num_rounds > self.max_seconds
-        if num_rounds < self._next_look and not is_spent:
-            return True
-        self.intervals = look(LOOK_CONFIDENCE)
-        while self._next_look <= num_rounds:
-            self._next_look = math.ceil(self._next_look * GROWTH)
-        widest = max((interval.relative_half_width for interval in self.intervals.values()), default=0.0)
-        _log.info("after %d rounds in %.0f s: +-%.1f %%", num_rounds, seconds, 100 * widest)
-        if not self.intervals:
-            self.reason = f"nothing to compare with: {num_rounds} rounds of the only cell"
-        elif widest <= self.target_half_width:
-            self.reason = f"interval narrow enough: +-{widest:.1%} after {num_rounds} rounds".replace("%", " %")
-        elif is_spent:
-            self.reason = self._explain_spent_budget(num_rounds, seconds, widest)
-        return not self.reason
-
-    def _explain_spent_budget(self, num_rounds: int, seconds: float, widest: float) -> str:
-        """Return why the budget ended it, and how many rounds the target asks for: the width falls with their root."""
-        spent = f"time budget of {self.max_seconds:.0f} s spent"
-        if num_rounds == self.min_rounds and seconds > self.max_seconds:
-            spent = f"time budget of {self.max_seconds:.0f} s exceeded ({seconds:.0f} s for the least number of rounds)"
-        if not math.isfinite(widest):
-            return f"{spent} after {num_rounds} rounds; a value of 0 has no relative width"
-        needed = math.ceil(num_rounds * (widest / self.target_half_width) ** 2)
-        found = f"{spent} at +-{widest:.1%} after {num_rounds} rounds; about {needed} would be needed"
-        return f"{found} for +-{self.target_half_width:.1%}".replace("%", " %")
+        yield order
+        yield order[::-1]

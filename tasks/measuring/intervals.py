@@ -1,31 +1,35 @@
-"""How sure a measured number is: intervals of medians and of their ratios, by a paired bootstrap.
+"""How sure a measured number is: Student's t over turns, and over the starts of the ranks that the turns belong to.
 
-The unit is the trial: one value per arm from one round of interleaved blocks (tasks/measuring/interleaving.py), never a
-step, because neighbouring steps are alike. Two things make the intervals cover what they say on a machine that drifts:
+A figure of several launches has two levels of noise (Kalibera and Jones 2013, Rigorous Benchmarking in Reasonable
+Time): from turn to turn, and from start to start of the ranks. Turns of one launch are alike, so that many of them do
+not tell how another launch would have been. The interval is the wider of two: Student's t over the means of the
+launches, which holds whatever turns of one launch have in common, and over all turns, which guards against few launches
+that are alike by luck. Where neighbouring turns are alike beyond `ALIKE`, the machine may change more slowly than a
+launch lasts, and what the launches say is widened: on simulated machines (tests/noisy_machine.py) they then cover as
+often as they say.
 
-- Rounds are levelled: each is divided by its own level, the geometric mean of its arms, before medians are taken. What
-  slows a whole round down then cancels. Without it the medians of two arms may come from different rounds: on a
-  simulated machine with strong drift the interval was three times as wide.
-- A percentile interval of few trials is too short. Its percentiles are moved outwards as far as Student's t lies
-  outside the normal distribution. Source: Hesterberg 2015, What Teachers Should Know About the Bootstrap, The American
-  Statistician 69(4), 3.3. Acceleration (BCa) needs a smooth statistic, which a median is not.
+A ratio is one of means, for that is what users pay: a stall counts with what it cost. Turns are paired, so that what
+slows both arms of a turn down cancels (the classical estimator of a ratio; Cochran 1977, Sampling Techniques, 6.3).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_DRAWS = 10_000
-"""Resamplings behind an interval."""
+Launches = Sequence[Sequence[float]]
+"""One figure per turn, launch by launch."""
 
-Medians = Mapping[str, NDArray[np.float64]]
-"""Arm -> its median in each resampling: (num_draws,) float64."""
-Statistic = Callable[[Medians], NDArray[np.float64]]
-"""What is wanted, computed from the medians element by element: (num_draws,) float64."""
+ALIKE = 0.2
+"""Autocorrelation of neighbouring turns beyond which the machine is said to change more slowly than was measured."""
+FEWEST_TURNS = 4
+"""Without several launches; below, Student's t says hardly anything."""
+FEWEST_LAUNCHES = 3
+"""Starts of every arm behind anything that several launches are measured for."""
+_WIDENED = 1.5
+"""On simulated machines whose arms stray by 5 % within 10 s, launches of 7 s are alike enough to need this factor."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Interval:
     """A measured number and the interval that covers the true one."""
 
     value: float
-    """The number itself, from all trials."""
+    """The number itself, from all turns."""
     low: float
     """Lower end."""
     high: float
@@ -53,130 +57,93 @@ class Interval:
         return asdict(self)
 
 
-def bootstrap_statistic(
-    arms: Mapping[str, Sequence[float]],
-    statistic: Statistic,
-    *,
-    seed: int,
-    confidence: float = 0.95,
-    num_draws: int = NUM_DRAWS,
-) -> Interval:
-    """Return the interval of a function of the arms' medians; entry i of every arm comes from the same round.
+def estimate_ratio(numerator: Launches, denominator: Launches, *, confidence: float = 0.95) -> Interval:
+    """Return mean(numerator) / mean(denominator) with its interval; both have a value above 0 for every turn.
 
-    The medians handed to `statistic` are those of the levelled rounds times the median level, so they carry the unit
-    of the values. For one arm that is its plain median.
-    Raises ValueError for arms of different lengths, values that are not above 0, or too few trials for the confidence.
+    Raises ValueError as `estimate_mean`, and for arms whose turns do not pair.
     """
-    values = _require_values(arms, confidence)
-    num_trials = values.shape[1]
-    level = np.exp(np.log(values).mean(axis=0))
-    rows = dict(zip(arms, values / level, strict=True))
-    drawn = np.random.default_rng(seed).integers(0, num_trials, size=(num_draws, num_trials))
-    found = statistic(_compute_medians(rows, level, np.arange(num_trials)[None, :]))
-    draws = statistic(_compute_medians(rows, level, drawn))
-    tail = _compute_tail(confidence, num_trials)
-    low, high = np.quantile(draws, [tail, 1 - tail])
-    return Interval(value=float(found[0]), low=float(low), high=float(high))
+    if [len(launch) for launch in numerator] != [len(launch) for launch in denominator]:
+        raise ValueError(f"turns must pair; got {list(map(len, numerator))} and {list(map(len, denominator))}")
+    above, below = _require_values(numerator, above_zero=True), _require_values(denominator, above_zero=True)
+    value = _compute_mean(above) / _compute_mean(below)
+    apart = [(one - value * other) / (value * _compute_mean(below)) for one, other in zip(above, below, strict=True)]
+    half_width = _compute_half_width(apart, confidence)
+    # On the logarithmic scale, where a ratio and its inverse are as sure as each other.
+    return Interval(value, value * math.exp(-half_width), value * math.exp(half_width))
 
 
-def bootstrap_median(
-    values: Sequence[float], *, seed: int, confidence: float = 0.95, num_draws: int = NUM_DRAWS
-) -> Interval:
-    """Return the median with its interval, in the unit of the values.
+def estimate_mean(values: Launches, *, confidence: float = 0.95) -> Interval:
+    """Return the mean of the launches' means with its interval, in the unit of the values.
 
-    There is no second arm for drift to cancel against: it covers the median of a machine whose rounds are independent,
-    and is too short for one that drifts more slowly than a round lasts.
+    Raises ValueError for values that are not finite, a confidence outside 0..1, one launch of fewer than
+    `FEWEST_TURNS`, or two launches.
     """
-    return bootstrap_statistic(
-        {"values": values}, lambda of: of["values"], seed=seed, confidence=confidence, num_draws=num_draws
-    )
+    found = _require_values(values, above_zero=False)
+    mean = _compute_mean(found)
+    half_width = _compute_half_width([one - mean for one in found], confidence)
+    return Interval(mean, mean - half_width, mean + half_width)
 
 
-def bootstrap_median_ratio(
-    numerator: Sequence[float],
-    denominator: Sequence[float],
-    *,
-    seed: int,
-    confidence: float = 0.95,
-    num_draws: int = NUM_DRAWS,
-) -> Interval:
-    """Return median(numerator) / median(denominator), of levelled rounds, with its interval.
+def compute_autocorrelation(apart: Sequence[NDArray[np.float64]]) -> float:
+    """Return the correlation of neighbouring turns of a launch around the mean of all, 0..1.
 
-    Dividing two printed medians gives nearly the same number, not the same: those are not levelled.
+    `apart`: launch -> (num_turns,) differences from a common mean. Few turns show less of it than there is, which is
+    corrected for (Marriott and Pope 1954, Biometrika 41).
     """
-    arms = {"numerator": numerator, "denominator": denominator}
-    return bootstrap_statistic(
-        arms, lambda of: of["numerator"] / of["denominator"], seed=seed, confidence=confidence, num_draws=num_draws
-    )
+    every = np.concatenate(apart)
+    pairs = sum(len(one) - 1 for one in apart)
+    variance = float((every - every.mean()).var())
+    if not pairs or not variance:
+        return 0.0
+    together = sum(float((one[1:] - every.mean()) @ (one[:-1] - every.mean())) for one in apart)
+    found = together / pairs / variance
+    return min(max(found + (1 + 3 * max(found, 0.0)) / len(every), 0.0), 1.0)
 
 
-def count_needed_trials(confidence: float) -> int:
-    """Return below how many trials no such interval of a median exists.
-
-    From the smallest to the largest of n trials covers the median with probability 1 - 2^(1-n), and no percentile lies
-    outside. Raises ValueError if confidence is not between 0 and 1.
-    """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1; got {confidence}")
-    return math.ceil(1 - math.log2(1 - confidence))
+def find_ratio_autocorrelation(numerator: Launches, denominator: Launches) -> float:
+    """Return the autocorrelation of the turns' ratios."""
+    ratios = [np.log(np.asarray(one) / np.asarray(other)) for one, other in zip(numerator, denominator, strict=True)]
+    mean = np.concatenate(ratios).mean()
+    return compute_autocorrelation([one - mean for one in ratios])
 
 
-def count_needed_pairs(cv: float, half_width: float) -> int:
-    """Return how many pairs bring the 95 % interval of a ratio down to a relative half-width.
-
-    `cv` is the standard deviation of a trial / its mean. For normally distributed, unrelated trials and their means:
-    medians need about 1.6 times as many of these, fewer where there are outliers or what slows both arms alike.
-    Raises ValueError if cv is below 0 or half_width not above 0.
-    """
-    if cv < 0 or half_width <= 0:
-        raise ValueError(f"cv must be at least 0 and half_width above 0; got {cv} and {half_width}")
-    return math.ceil((1.96 * cv * math.sqrt(2) / half_width) ** 2)
+def count_needed_turns(num_turns: int, half_width: float, asked: float) -> int:
+    """Return how many turns like these bring an interval from one half-width to another: it falls with their root."""
+    return math.ceil(num_turns * (half_width / asked) ** 2)
 
 
-def _require_values(arms: Mapping[str, Sequence[float]], confidence: float) -> NDArray[np.float64]:
-    """Return the values as (num_arms, num_trials) float64; see bootstrap_statistic for what is refused."""
-    lengths = {name: len(values) for name, values in arms.items()}
-    if len(set(lengths.values())) != 1:
-        raise ValueError(f"every arm must have one value per round; got {lengths or 'no arm'}")
-    values = np.array(list(arms.values()), dtype=np.float64)
-    if not (np.isfinite(values) & (values > 0)).all():
-        wrong = values[~(np.isfinite(values) & (values > 0))][0]
-        raise ValueError(f"values must be finite and above 0; got {wrong}")
-    num_trials, least = values.shape[1], count_needed_trials(confidence)
-    if num_trials < least:
-        asked = f"a {100 * confidence:g} % interval of a median"
-        raise ValueError(f"{num_trials} trials are too few for {asked}; it needs at least {least}")
-    return values
+def _compute_half_width(apart: Sequence[NDArray[np.float64]], confidence: float) -> float:
+    """Return the half-width of the interval of a mean, from each turn's difference from it, launch by launch."""
+    every = np.concatenate(apart)
+    is_alike = compute_autocorrelation(apart) > ALIKE
+    of_turns = _compute_t(confidence, len(every) - 1) * float(every.std(ddof=1)) / math.sqrt(len(every))
+    if len(apart) == 1:
+        return of_turns * (_WIDENED if is_alike else 1.0)
+    means = np.array([one.mean() for one in apart])
+    of_launches = _compute_t(confidence, len(means) - 1) * float(means.std(ddof=1)) / math.sqrt(len(means))
+    return max(of_turns, of_launches * (_WIDENED if is_alike else 1.0))
 
 
-def _compute_medians(
-    rows: Mapping[str, NDArray[np.float64]], level: NDArray[np.float64], drawn: NDArray[np.int64]
-) -> dict[str, NDArray[np.float64]]:
-    """Return each arm's median for each row of `drawn`, (num_draws, num_trials) positions of rounds."""
-    scale = _compute_row_medians(level[drawn])
-    return {name: _compute_row_medians(row[drawn]) * scale for name, row in rows.items()}
+def _compute_t(confidence: float, degrees: int) -> float:
+    from scipy.special import stdtrit  # importing it takes a third of a second, which reports need not spend
+
+    return float(stdtrit(degrees, 0.5 + confidence / 2))
 
 
-def _compute_row_medians(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the median of each row. Sorts in place: for short rows several times faster than np.median."""
-    rows.sort(axis=1)
-    middle = rows.shape[1] // 2
-    return rows[:, middle] if rows.shape[1] % 2 else (rows[:, middle - 1] + rows[:, middle]) / 2
+def _compute_mean(launches: Sequence[NDArray[np.float64]]) -> float:
+    """Return the mean of the launches' means: a launch counts once, however many of its turns were quiet."""
+    return float(np.mean([one.mean() for one in launches]))
 
 
-def _compute_tail(confidence: float, num_trials: int) -> float:
-    """Return the share of draws to leave out at each end: Student's quantile, with the n/(n-1) of a variance."""
-    quantile = _compute_t_quantile(0.5 + confidence / 2, num_trials - 1) * math.sqrt(num_trials / (num_trials - 1))
-    return NormalDist().cdf(-quantile)
-
-
-def _compute_t_quantile(probability: float, degrees: int) -> float:
-    """Return the quantile of Student's t. Source: Abramowitz and Stegun 1964, 26.7.5; within 0.1 % from 5 degrees."""
-    z = NormalDist().inv_cdf(probability)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
+def _require_values(values: Launches, *, above_zero: bool) -> list[NDArray[np.float64]]:
+    found = [np.asarray(launch, dtype=np.float64) for launch in values if len(launch)]
+    every = np.concatenate(found) if found else np.zeros(0)
+    is_wrong = ~np.isfinite(every) | ((every <= 0) if above_zero else False)
+    if is_wrong.any():
+        raise ValueError(f"values must be finite{' and above 0' if above_zero else ''}; got {every[is_wrong][0]}")
+    if (len(found) == 1 and len(every) < FEWEST_TURNS) or len(found) in (0, 2):
+        raise ValueError(
+            f"{len(every)} turns of {len(found)} launches give no interval; allowed: {FEWEST_TURNS} turns of one "
+            f"launch, or at least {FEWEST_LAUNCHES} launches"
+        )
+    return found

@@ -14,19 +14,20 @@ from tasks.machine.gpu_meter import open_gpu_meter
 from tasks.machine.host_checks import BYTES_PER_PARAMETER, GIB_PER_RANK
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.machine.preflight import run_preflight
-from tasks.measuring.account import compute_arm_speeds, make_estimate
+from tasks.measuring.account import compute_arm_speeds, compute_noise, make_estimate
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.blocks import Bench
+from tasks.measuring.headline import find_alikeness
 from tasks.measuring.planning import Session
 from tasks.measuring.predicting import Probed, predict_cells, sweep_link
-from tasks.measuring.speed import Measured, TimedComparison, measure_speed
+from tasks.measuring.speed import Measured, TimedComparison, measure_speed, select_seconds
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
 from tasks.process.progress import show_progress
 from tasks.ranks.cell_ranks import find_nodes
-from tasks.records.measurement import Advice, MeasurementFile, Prediction, Preflight
+from tasks.records.measurement import Advice, MeasurementFile, Prediction, Preflight, Waterfall
 from tasks.records.sources import BaseModelManifest
 from tasks.strategies import find_profile, get_exchange_dtype, list_unavailable
 from training.record.segment_facts import RankDevice
@@ -83,14 +84,22 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
             if holds_all
             else _Further(left_out=[_NO_ROOM])
         )
+    headline = measured.headline
+    shares = [block.others_share for blocks in headline.trials.blocks.values() for block in blocks]
+    known = [share for share in shares if share is not None]
     return MeasurementFile(
         scaling=params.measure.scaling,
         preflight=Preflight.model_validate(found),
-        noise=measured.noise,
+        noise=compute_noise(comparison, measured),
         arms=arms,
-        stopped_because=measured.stopped_because,
-        half_width_asked=session.comparison.half_width,
-        num_rounds=measured.num_rounds,
+        stopped_because=headline.stopped_because,
+        half_width_asked=comparison.half_width,
+        num_launches=headline.num_launches,
+        num_turns=len(headline.trials.turns),
+        num_quiet_turns=len(headline.quiet.turns),
+        most_others_share=comparison.most_share,
+        others_share=sum(known) / len(known) if known else None,
+        alikeness=find_alikeness(headline, [arm.name for arm in comparison.trained], select_seconds(comparison)),
         seconds=time.perf_counter() - started,
         waterfalls=measured.waterfalls,
         prediction=more.prediction,
@@ -140,7 +149,7 @@ def _predict_and_advise(
     except ValueError as error:
         more.left_out.append(f"The prediction was left out: {error}.")
     try:
-        more.advice = _advise(session, bench, fits)
+        more.advice = _advise(session, bench, fits, measured.waterfalls)
     except PreemptedError:
         raise
     except ValueError as error:
@@ -172,10 +181,14 @@ def has_room(
     return False
 
 
-def _advise(session: Session, bench: Bench, fits: Callable[..., bool]) -> Advice | None:
+def _advise(
+    session: Session, bench: Bench, fits: Callable[..., bool], waterfalls: Sequence[Waterfall]
+) -> Advice | None:
     if not session.params.measure.advice:
         return None
-    return advise(session.params, session.comparison, bench, device=session.device, has_room=fits)
+    return advise(
+        session.params, session.comparison, bench, device=session.device, has_room=fits, waterfalls=waterfalls
+    )
 
 
 def _predict(
@@ -201,7 +214,7 @@ def _predict(
         is_16_bit=any(one != "none" for one in exchanged),
         sweeps_beyond_cells={} if has_several_machines else _sweep_beyond_cells(session, stop),
     )
-    speedups = {arm: make_estimate(interval) for arm, interval in measured.speedups.items()}
+    speedups = {arm: make_estimate(interval) for arm, interval in measured.headline.intervals.items()}
     return predict_cells(probed, bench, workers, speedups, seed=comparison.seed)
 
 

@@ -1,21 +1,17 @@
-"""The speedup with its interval, and where the rest went: blocks of all cells, taking turns.
+"""The speedup with its interval first, and then where the rest went: blocks of all cells, taking turns.
 
-First the baseline against itself (A/A), for the noise floor; then the cells and the wrapped baseline until every
-speedup's interval is narrow enough or about half of the time is spent; then, in the rest, the cells beside the
-counterfactuals of the waterfall.
+What is left out in a counterfactual is timed on the ranks of the last launch, beside the cells and the baseline in a
+wrapper that it does not need.
 """
 
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tasks.measuring.arms import (
-    WRAPPED,
     Arm,
     Cell,
     make_data_arms,
@@ -24,19 +20,17 @@ from tasks.measuring.arms import (
     make_wrapped_arm,
 )
 from tasks.measuring.blocks import Bench, Timed, Trials
-from tasks.measuring.interleaving import Stopping, generate_rounds
-from tasks.measuring.intervals import Interval, bootstrap_median_ratio, count_needed_pairs, count_needed_trials
+from tasks.measuring.headline import Headline, measure_headline
+from tasks.measuring.interleaving import generate_turns
+from tasks.measuring.intervals import FEWEST_TURNS, Interval, estimate_ratio
 from tasks.measuring.waterfall import compute_waterfall
-from tasks.records.measurement import ArmBlocks, BlockWork, Estimate, NoiseFloor, Phase, Waterfall
+from tasks.records.measurement import ArmBlocks, BlockWork, Phase, Waterfall
 from tasks.strategies import find_profile
 
 _log = logging.getLogger(__name__)
 
-_OVER_WRAPPED = "against the wrapped baseline: "
-_SHARE_OF_SPEED = 0.55
-"""Of the time: until then at most, the A/A run and the speedups have ended, where there is a waterfall to measure."""
-_NOISE_ROUNDS = 7
-_FEWEST_WATERFALL_ROUNDS = math.ceil(count_needed_trials(0.95) / 2)
+_FEWEST_PARTS_TURNS = 6
+"""Turns of the counterfactuals, whatever the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +48,15 @@ class TimedComparison:
     half_width: float
     """Relative half-width asked of every speedup's interval."""
     max_seconds: float
-    """Seconds for everything here."""
+    """Seconds for the speedups."""
+    waterfall_seconds: float
+    """Seconds for the counterfactuals."""
+    most_share: float
+    """Share of the CPUs that others may use in a quiet turn."""
     block_seconds: float
     """Seconds of a block of the baseline, about."""
     seed: int
-    """Of the order of the arms, the steps and the bootstrap."""
+    """Of the order of the arms and the steps."""
 
     @property
     def baseline(self) -> Cell:
@@ -66,10 +64,20 @@ class TimedComparison:
         return self.cells[0]
 
     @property
-    def arms(self) -> list[Arm]:
-        """The cells as they are trained, and the wrapped baseline; exact mode has no DDP to wrap it in."""
+    def trained(self) -> list[Arm]:
+        """The cells as they are trained, the baseline first."""
+        return [make_trained_arm(cell) for cell in self.cells]
+
+    @property
+    def wrapped(self) -> list[Arm]:
+        """The baseline in a wrapper; exact mode has no DDP to wrap it in."""
         around = None if self.is_exact else make_wrapped_arm(self.baseline)
-        return [make_trained_arm(cell) for cell in self.cells] + ([around] if around else [])
+        return [around] if around else []
+
+    @property
+    def arms(self) -> list[Arm]:
+        """Both."""
+        return self.trained + self.wrapped
 
     @property
     def spreading(self) -> list[Cell]:
@@ -97,56 +105,40 @@ class TimedComparison:
 class Measured:
     """What was found."""
 
-    noise: NoiseFloor
-    """The A/A run."""
-    trials: Trials
-    """The blocks of the speedups."""
-    speedups: Mapping[str, Interval]
-    """Name of the arm -> how many times as fast as the baseline it does a unit of work."""
+    headline: Headline
+    """The blocks of the speedups, and these."""
+    beside: Trials
+    """The blocks of the counterfactuals, and of the wrapped baseline beside the cells."""
     over_wrapped: Mapping[str, Interval]
-    """The same against the baseline in a DDP wrapper; empty where that was not run."""
-    stopped_because: str
-    """Why measuring the speedups ended."""
-    num_rounds: int
-    """Rounds of the speedups."""
+    """Name of the arm -> how many times as fast as the baseline in a DDP wrapper; empty where that was not run."""
     waterfalls: list[Waterfall]
     """Of every cell that spreads an update."""
     blocks: list[ArmBlocks]
-    """What was done in every block of the three phases."""
+    """What was done in every block of both phases."""
+
+    @property
+    def trials(self) -> Trials:
+        """The quiet turns of the speedups; all of them where too few were quiet for a speedup."""
+        return self.headline.quiet if self.headline.intervals else self.headline.trials
 
 
 def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callable[[int], None]) -> Measured:
     """Measure; `advance` is told how many blocks more have run."""
-    bench.build([*comparison.arms, *comparison.counterfactuals])
-    started = time.perf_counter()
+    bench.build(comparison.trained)
     bench.calibrate(make_trained_arm(comparison.baseline), block_seconds=comparison.block_seconds)
     _log.info("blocks of %d optimizer steps, the cells taking turns", bench.steps_per_block)
-    noise, blocks = _measure_noise(comparison, bench, advance)
-    spent = time.perf_counter() - started
-    share = _SHARE_OF_SPEED if comparison.spreading else 1.0
-    trials, stopping, num_rounds = _measure_speedups(
-        comparison, bench, max(share * comparison.max_seconds - spent, 0.0), advance
-    )
-    blocks += _make_arm_blocks("speedup", comparison.arms, trials)
-    waterfalls = []
-    if comparison.spreading:
-        rest = _measure_counterfactuals(comparison, bench, started + comparison.max_seconds, advance)
-        waterfalls = [_make_waterfall(comparison, bench, rest, cell) for cell in comparison.spreading]
-        blocks += _make_arm_blocks("waterfall", [*comparison.arms, *comparison.counterfactuals], rest)
-    intervals = stopping.intervals
+    headline = measure_headline(
+        comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
+        most_share=comparison.most_share, of=select_seconds(comparison), seed=comparison.seed, advance=advance,
+    )  # fmt: skip
+    beside = _measure_counterfactuals(comparison, bench, advance)
     return Measured(
-        noise=noise,
-        trials=trials,
-        speedups={name: interval for name, interval in intervals.items() if not name.startswith(_OVER_WRAPPED)},
-        over_wrapped={
-            name.removeprefix(_OVER_WRAPPED): interval
-            for name, interval in intervals.items()
-            if name.startswith(_OVER_WRAPPED)
-        },
-        stopped_because=stopping.reason,
-        num_rounds=num_rounds,
-        waterfalls=waterfalls,
-        blocks=blocks,
+        headline=headline,
+        beside=beside,
+        over_wrapped=_compare_with_wrapped(comparison, beside),
+        waterfalls=[_make_waterfall(comparison, bench, beside, cell) for cell in comparison.spreading],
+        blocks=_make_arm_blocks("speedup", comparison.trained, headline.trials)
+        + _make_arm_blocks("waterfall", [*comparison.arms, *comparison.counterfactuals], beside),
     )
 
 
@@ -158,14 +150,14 @@ def _make_arm_blocks(phase: Phase, arms: Sequence[Arm], trials: Trials) -> list[
             arm=arm.name,
             cell=arm.cell,
             kind=arm.kind,
-            blocks=[_make_block_work(block.told) for block in trials.blocks[arm.name] if block.told is not None],
+            blocks=[_make_block_work(block, block.told) for block in trials.blocks[arm.name] if block.told is not None],
         )
         for arm in arms
         if arm.name in trials.blocks
     ]
 
 
-def _make_block_work(told: Mapping[str, Any]) -> BlockWork:
+def _make_block_work(block: Timed, told: Mapping[str, Any]) -> BlockWork:
     """Return what all ranks did in a block; sums, except of the gradient's norm, which is the whole one's on each."""
     found: Sequence[Mapping[str, Any]] = told["ranks"]
 
@@ -175,7 +167,12 @@ def _make_block_work(told: Mapping[str, Any]) -> BlockWork:
     norm, loss = max(one["grad_norm_sum"] for one in found), add_up("loss_sum")
     is_recorded = all(one["exchange_bytes"] is not None for one in found)
     return BlockWork(
-        **{key: told[key] for key in ("turn", "range", "steps")},
+        turn=block.turn,
+        launch=block.launch,
+        others_share=block.others_share,
+        range=told["range"],
+        steps=told["steps"],
+        step_seconds=block.step_seconds.tolist(),
         seconds=max(one["seconds"] for one in found),
         num_samples=add_up("num_samples"),
         num_tokens=add_up("num_tokens"),
@@ -191,96 +188,52 @@ def _make_block_work(told: Mapping[str, Any]) -> BlockWork:
     )
 
 
-def _measure_noise(
-    comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]
-) -> tuple[NoiseFloor, list[ArmBlocks]]:
-    """Run the baseline against itself, as two cells are run against each other."""
-    arm = make_trained_arm(comparison.baseline)
-    again = replace(arm, name=f"{arm.name} again")
-    trials, order = Trials(), generate_rounds([arm.name, again.name], seed=comparison.seed)
-    for _ in range(_NOISE_ROUNDS):
-        bench.run_round([arm, again], order, trials)
-        advance(4)
-    one, other = trials.list_by_round(arm.name), trials.list_by_round(again.name)
-    ratio = bootstrap_median_ratio(one, other, seed=comparison.seed)
-    both = np.array([*one, *other])
-    variation = float(both.std(ddof=1) / both.mean())
-    noise = NoiseFloor(
-        ratio=Estimate(**ratio.as_json()),
-        num_pairs=len(one),
-        coefficient_of_variation=variation,
-        pairs_needed=count_needed_pairs(variation, comparison.half_width),
-    )
-    _log.info(
-        "noise floor: %s against itself %.3f (%.3f to %.3f) in %d rounds; a round varies by %.1f %%",
-        arm.name, ratio.value, ratio.low, ratio.high, len(one), 100 * variation,
-    )  # fmt: skip
-    return noise, _make_arm_blocks("noise", [arm, again], trials)
+def select_seconds(comparison: TimedComparison) -> Callable[[Timed], float]:
+    """Return the seconds of a unit of work: in strong scaling all arms of a turn run the same rows, in weak not."""
+    return _compute_seconds_per_token if comparison.is_weak else _get_step_seconds
 
 
-def _measure_speedups(
-    comparison: TimedComparison, bench: Bench, max_seconds: float, advance: Callable[[int], None]
-) -> tuple[Trials, Stopping, int]:
-    """Run the cells until every interval is narrow enough or the time for them is spent."""
-    arms, trials = comparison.arms, Trials()
-    order = generate_rounds([arm.name for arm in arms], seed=comparison.seed + 1)
-    stopping = Stopping(target_half_width=comparison.half_width, max_seconds=max_seconds)
-    started, num_rounds, goes_on = time.perf_counter(), 0, True
-
-    def look(confidence: float) -> dict[str, Interval]:
-        return _compute_speedups(comparison, trials, confidence)
-
-    while goes_on:
-        bench.run_round(arms, order, trials)
-        num_rounds += 1
-        advance(2 * len(arms))
-        goes_on = stopping.goes_on(num_rounds, seconds=time.perf_counter() - started, look=look)
-    # How wide, not how fast: the gates have not been asked yet.
-    _log.info("speedups: %s", stopping.reason)
-    return trials, stopping, num_rounds
-
-
-def _compute_speedups(comparison: TimedComparison, trials: Trials, confidence: float) -> dict[str, Interval]:
-    """Return the speedup of every arm over the baseline, and of every cell over the wrapped one."""
-    arms = comparison.arms
-    around = next((arm for arm in arms if arm.name.endswith(WRAPPED)), None)
-
-    def compute_ratio(arm: Arm, against: Arm) -> Interval:
-        # In strong scaling both run the same rows; in weak scaling they do not, and rows differ in length.
-        of = _compute_seconds_per_token if comparison.is_weak else _get_step_seconds
-        return bootstrap_median_ratio(
-            trials.list_by_round(against.name, of),
-            trials.list_by_round(arm.name, of),
-            seed=comparison.seed,
-            confidence=confidence,
-        )
-
-    intervals = {arm.name: compute_ratio(arm, arms[0]) for arm in arms[1:]}
-    if around is not None:
-        intervals |= {_OVER_WRAPPED + arm.name: compute_ratio(arm, around) for arm in arms[1:] if arm != around}
-    return intervals
-
-
-def _measure_counterfactuals(
-    comparison: TimedComparison, bench: Bench, deadline: float, advance: Callable[[int], None]
-) -> Trials:
-    """Run the cells and all counterfactuals until the time is spent."""
-    arms = [arm for arm in comparison.arms if not arm.name.endswith(WRAPPED)] + comparison.counterfactuals
-    order = generate_rounds([arm.name for arm in arms], seed=comparison.seed + 2)
-    trials, num_rounds, mean_seconds = Trials(), 0, 0.0
-    started = time.perf_counter()
-    while num_rounds < _FEWEST_WATERFALL_ROUNDS or time.perf_counter() + mean_seconds < deadline:
-        bench.run_round(arms, order, trials)
-        num_rounds += 1
-        mean_seconds = (time.perf_counter() - started) / num_rounds
-        advance(2 * len(arms))
+def _measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> Trials:
+    """Run the cells beside the wrapped baseline and all counterfactuals until the time for them is spent."""
+    others, trials = [*comparison.wrapped, *comparison.counterfactuals], Trials()
+    if not others:
+        return trials
+    bench.build(others)
+    arms = [*comparison.trained, *others]
+    order = generate_turns([arm.name for arm in arms], seed=comparison.seed + 2)
+    started, num_turns, mean_seconds = time.perf_counter(), 0, 0.0
+    while num_turns < _FEWEST_PARTS_TURNS or (
+        time.perf_counter() + mean_seconds < started + comparison.waterfall_seconds
+    ):
+        bench.run_turn(arms, order, trials)
+        num_turns += 1
+        mean_seconds = (time.perf_counter() - started) / num_turns
+        advance(len(arms))
     return trials
+
+
+def select_quiet_turns(trials: Trials, most_share: float) -> Trials:
+    """Return the quiet turns, or all where those are too few for an interval."""
+    quiet = trials.select_quiet(most_share)
+    return quiet if len(quiet.turns) >= FEWEST_TURNS else trials
+
+
+def _compare_with_wrapped(comparison: TimedComparison, beside: Trials) -> dict[str, Interval]:
+    if not (comparison.wrapped and beside.blocks):
+        return {}
+    quiet, of = select_quiet_turns(beside, comparison.most_share), select_seconds(comparison)
+    (around,) = comparison.wrapped
+    return {
+        arm.name: estimate_ratio([quiet.list_by_turn(around.name, of)], [quiet.list_by_turn(arm.name, of)])
+        for arm in comparison.trained[1:]
+    }
 
 
 def _make_waterfall(comparison: TimedComparison, bench: Bench, trials: Trials, cell: Cell) -> Waterfall:
     return compute_waterfall(
-        trials, baseline=comparison.baseline, cell=cell, has_copy=comparison.has_copy, is_weak=comparison.is_weak,
-        ddp_timers=bench.fetch_ddp_timers(make_trained_arm(cell)), seed=comparison.seed,
+        select_quiet_turns(trials, comparison.most_share), baseline=comparison.baseline, cell=cell,
+        has_copy=comparison.has_copy, is_weak=comparison.is_weak,
+        ddp_timers=bench.fetch_ddp_timers(make_trained_arm(cell)),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from scipy.optimize import isotonic_regression
 
 from tasks.measuring.arms import Arm, Cell, make_spreading_arms, make_trained_arm, name_data_arm
 from tasks.measuring.blocks import Trials
-from tasks.measuring.intervals import bootstrap_statistic
+from tasks.measuring.intervals import estimate_mean
 from tasks.records.measurement import DATA_BOUND_SHARE, Estimate, LostPart, Waterfall
 
 COPY, WRAPPER = "host-to-device copy", "DDP overhead"
@@ -23,29 +23,29 @@ COPY, WRAPPER = "host-to-device copy", "DDP overhead"
 _STANDS = 1e9
 """Weight of a level that the others, which have 1, cannot move."""
 
-_Medians = Mapping[str, np.ndarray]
+_Turns = Mapping[str, np.ndarray]
+"""Arm -> its seconds per step, turn by turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Link:
-    """One part of the chain, as a function of the arms' medians."""
+    """One part of the chain, as a linear function of the arms' seconds: its mean is that of the arms' means."""
 
     name: str
     how: str
-    lost: Callable[[_Medians], np.ndarray]
+    lost: Callable[[_Turns], np.ndarray]
 
 
 def compute_waterfall(
     trials: Trials, *, baseline: Cell, cell: Cell, has_copy: bool, is_weak: bool, ddp_timers: Mapping[str, float],
-    seed: int,
 ) -> Waterfall:  # fmt: skip
     """Return what the cell loses against the ideal, in seconds per step; `ddp_timers`: what DDP timed itself."""
     figures = _compute_figures(trials, baseline, cell, has_copy=has_copy, is_weak=is_weak)
     ranks_ratio = cell.world_size / baseline.world_size
     share = 1.0 if is_weak else 1 / ranks_ratio
 
-    def estimate(statistic: Callable[[_Medians], np.ndarray]) -> Estimate:
-        interval = bootstrap_statistic(figures, statistic, seed=seed)
+    def estimate(statistic: Callable[[_Turns], np.ndarray]) -> Estimate:
+        interval = estimate_mean([statistic(figures).tolist()])
         return Estimate(value=interval.value, low=interval.low, high=interval.high)
 
     chain = _make_chain(share, has_copy=has_copy)
@@ -97,7 +97,7 @@ def _compute_losses(found: Sequence[Estimate]) -> list[Estimate]:
 
 def _compute_figures(
     trials: Trials, baseline: Cell, cell: Cell, *, has_copy: bool, is_weak: bool
-) -> dict[str, list[float]]:
+) -> dict[str, np.ndarray]:
     """Return, turn by turn, the seconds per step that the chain is made of."""
     silent, copies, alone, update = (arm.name for arm in make_spreading_arms(cell))
     host = "host" if has_copy else "device"
@@ -105,13 +105,13 @@ def _compute_figures(
     share = np.array(trials.list_by_turn(copies, lambda block: block.first_rank_share))
     work = _compute_relative_work(trials, baseline, cell) if is_weak else np.ones(1)
 
-    def scale_baseline(arm: str) -> list[float]:
-        return list(np.array(trials.list_by_turn(arm)) * work)
+    def scale_baseline(arm: str) -> np.ndarray:
+        return np.asarray(np.array(trials.list_by_turn(arm)) * work)
 
-    def scale_first_rank(arm: str, share: np.ndarray = share) -> list[float]:
-        return list(np.array(trials.list_by_turn(arm, lambda block: block.first_rank_seconds)) / share)
+    def scale_first_rank(arm: str, share: np.ndarray = share) -> np.ndarray:
+        return np.asarray(np.array(trials.list_by_turn(arm, lambda block: block.first_rank_seconds)) / share)
 
-    return {
+    found = {
         "baseline": scale_baseline(make_trained_arm(baseline).name),
         "baseline_host": scale_baseline(name_data_arm(baseline, host)),
         "baseline_device": scale_baseline(name_data_arm(baseline, "device")),
@@ -124,6 +124,7 @@ def _compute_figures(
         "alone": scale_first_rank(alone),
         "update": scale_first_rank(update, np.ones(1)),
     }
+    return {name: np.asarray(figures) for name, figures in found.items()}
 
 
 def _compute_relative_work(trials: Trials, baseline: Cell, cell: Cell) -> np.ndarray:

@@ -45,10 +45,15 @@ class MeasureParams(Section):
     twin_seconds: Finite = Field(default=3.0, ge=0, le=86_400)
     """Seconds in which the same work is trained a few times with its sums re-ordered, to see how far right trainings
     part; at least three steps are made. 0: none is, and the loss curves are only held together coarsely."""
-    max_seconds: Finite = Field(default=30.0, gt=0, le=86_400)
-    """Seconds after which it ends, narrow enough or not; the fewest rounds that an interval needs are run anyway."""
+    max_seconds: Finite = Field(default=45.0, gt=0, le=86_400)
+    """Seconds for the speedups, starts of the ranks included, narrow enough or not; three starts of every cell are made
+    anyway."""
+    others_share: Finite = Field(default=0.05, ge=0, le=1)
+    """Share of the CPUs that others may use in a turn that counts; 1: every turn counts, whoever else was there."""
+    waterfall_seconds: Finite = Field(default=12.0, gt=0, le=86_400)
+    """Seconds in which cells are timed beside what they would be with one thing less, to see where time is lost."""
     block_seconds: Finite = Field(default=0.2, gt=0, le=600)
-    """Seconds of one block of the baseline, about: long enough that a moment's interruption does not decide it."""
+    """Seconds of one block of the baseline, about; a block has four steps at least."""
     scaling: Literal["strong", "weak"] = "strong"
     """strong: every cell has the same global batch; weak: a cell's global batch grows with its number of ranks."""
     advice: bool = True

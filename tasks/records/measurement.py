@@ -38,16 +38,14 @@ class Estimate(Record):
 
 
 class NoiseFloor(Record):
-    """The A/A run: the baseline against itself, measured as two cells would be."""
+    """Each cell against itself: its turns in two halves, as two cells would be compared."""
 
     ratio: Estimate
-    """Seconds of the one / seconds of the other: what nothing but noise makes of 1."""
+    """Seconds per position of every second turn / those of the turns between: what nothing but noise makes of 1."""
     num_pairs: int
-    """Pairs: rounds in which each of the two had two blocks."""
+    """Pairs of neighbouring turns of one start, all cells together."""
     coefficient_of_variation: float
-    """Standard deviation of a round's seconds / their mean."""
-    pairs_needed: int
-    """Pairs that the asked half-width needs at this noise, if nothing drifts."""
+    """Standard deviation of a block's seconds per position / their mean, the largest of the cells."""
 
 
 class BlockWork(Record):
@@ -55,6 +53,12 @@ class BlockWork(Record):
 
     turn: int
     """Blocks of one turn ran the same steps."""
+    launch: int
+    """Which start of the ranks ran it, from 1."""
+    others_share: float | None
+    """Share of the CPUs of its ranks that others used meanwhile; null where the machine does not tell."""
+    step_seconds: list[list[float]]
+    """Seconds of each step, rank by rank."""
     range: str
     """Whose rows it had."""
     steps: list[int]
@@ -85,15 +89,14 @@ class BlockWork(Record):
     """Bytes that these were given, by torch's flight recorder; null where it does not tell."""
 
 
-Phase = Literal["noise", "speedup", "waterfall"]
+Phase = Literal["speedup", "waterfall"]
 
 
 class ArmBlocks(Record):
     """The blocks of one arm in one phase of measuring."""
 
     phase: Phase
-    """noise: the baseline against itself; speedup: what the speedups are of; waterfall: beside the counterfactuals."""
-
+    """speedup: what the speedups are of; waterfall: beside the counterfactuals."""
     arm: str
     """Its name."""
     cell: str
@@ -120,11 +123,11 @@ class ArmSpeed(Record):
     global_batch_size: int
     """Samples per optimizer step, all ranks together."""
     num_blocks: int
-    """Blocks that were timed."""
+    """Blocks that were timed and count: those of quiet turns, if there are enough."""
     steps_per_block: int
     """Optimizer steps of each."""
     step_seconds: Estimate
-    """Median over the blocks."""
+    """Mean over the blocks that count."""
     step_p50_seconds: list[float]
     """Median of single steps, rank by rank."""
     step_p95_seconds: list[float]
@@ -150,7 +153,15 @@ class ArmSpeed(Record):
     data_wait_share: float | None = None
     """Share of the timed blocks in which it waited for the loader; null where an earlier version measured."""
     speedup: Estimate | None
-    """How many times as fast as the first cell per unit of work; null for the first cell or if withheld."""
+    """How many times as fast as the first cell per unit of work, over the quiet turns; null for the first cell, without
+    enough quiet turns, or if withheld."""
+    speedup_of_all_turns: Estimate | None = None
+    """The same over all turns, loud ones too; null likewise."""
+    speedup_of_medians: float | None = None
+    """Ratio of the medians of the quiet turns: without the stalls that the means have in them; null likewise."""
+    launch_effect: float | None = None
+    """By how much starts of the ranks differ in the speedup beyond what their turns explain: standard deviation / the
+    speedup; null likewise."""
     speedup_over_wrapped: Estimate | None
     """The same against the first cell inside a DDP wrapper; null where that was not run or if withheld."""
 
@@ -249,6 +260,8 @@ class Advice(Record):
     """All recommended changes at once, measured again; null if there are fewer than two."""
     failed: list[str] = Field(default_factory=list)
     """Changes that could not be run, each with the reason."""
+    not_tried: list[str] = Field(default_factory=list)
+    """Changes that there was no time for."""
 
 
 class PreflightCheck(Record):
@@ -280,16 +293,26 @@ class Measurement(Record):
     """strong: same global batch in every cell; weak: same batch per rank."""
     preflight: Preflight
     """The machine before measuring."""
-    noise: NoiseFloor
-    """The A/A run."""
+    noise: NoiseFloor | None
+    """The cells against themselves; null without two quiet turns of one start."""
     arms: list[ArmSpeed]
     """The cells, the baseline first; then the wrapped baseline."""
     stopped_because: str
-    """Why measuring ended, in plain words."""
+    """What the speedups took, and why they ended, in one sentence."""
     half_width_asked: float
     """Relative half-width that every speedup's interval was to have."""
-    num_rounds: int
-    """Rounds in which all arms took turns."""
+    num_launches: int
+    """Starts of every cell's ranks."""
+    num_turns: int
+    """Turns in which each cell had a block of the same steps."""
+    num_quiet_turns: int
+    """Those in which others used no more than `most_others_share` of the CPUs."""
+    most_others_share: float
+    """Share of the CPUs that others may use in a quiet turn."""
+    others_share: float | None
+    """Share of the CPUs that others used, mean over all blocks of the speedups; null if the machine does not tell."""
+    alikeness: float | None
+    """Correlation of neighbouring turns, if it is beyond chance: the machine changes more slowly than was measured."""
     seconds: float
     """Seconds that measuring took."""
     waterfalls: list[Waterfall]

@@ -157,6 +157,6 @@ def _collect_figures(results: Results, cell: CellResults) -> dict[str, str | flo
         if estimate is not None:
             figures |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
     return figures | {
-        "num_rounds": results.measurement.num_rounds,
+        "num_rounds": results.measurement.num_turns,
         "tokens_per_second": arm.tokens_per_second,
     }

@@ -80,6 +80,8 @@ class Knob:
     """Fields of the ranks' config."""
     note: str | None = None
     """What else it changes."""
+    against: tuple[str, ...] = ()
+    """Parts of the waterfall that it can make smaller; none: computing itself."""
 
     def patch(self, cell: str) -> str:
         """Return what to write into params.yaml."""

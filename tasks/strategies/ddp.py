@@ -18,6 +18,10 @@ _LARGEST_BUCKET_MIB = 512
 """One bucket for all gradients is not tried beyond: nothing of it could be hidden behind the backward."""
 
 
+_AGAINST = ("exposed communication", "DDP overhead")
+"""Parts of the waterfall that the options are about."""
+
+
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
     """Raise ValueError for two ways of exchanging at once, and for either in exact mode: there it is not DDP."""
     if options.get("early_tied_head") and get_exchange_dtype(options) != "none":
@@ -213,4 +217,7 @@ def list_knobs(
 def _make_knob(
     options: Mapping[str, Any], name: str, value: Any, change: str, *, key: str | None = None, note: str | None = None
 ) -> Knob:
-    return Knob(key=f"options.{key or name}", change=change, overrides={"options": {**options, name: value}}, note=note)
+    return Knob(
+        key=f"options.{key or name}", change=change, overrides={"options": {**options, name: value}}, note=note,
+        against=_AGAINST,
+    )  # fmt: skip

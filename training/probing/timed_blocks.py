@@ -25,6 +25,7 @@ from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.data.row_digest import digest_rows
 from training.plug import select_hardware
+from training.probing.cpu_use import CpuUse
 from training.probing.parts import probe_compute, probe_slowdown_in_flight
 from training.probing.sweep import sweep_all_reduce
 from training.probing.variants import (
@@ -222,6 +223,7 @@ class BlockRunner:
             dist.barrier()
         made.hardware.begin(made.model)
         num_before = count_exchanges(ranks)
+        cpu_use = CpuUse()
         started = time.perf_counter()
         marks.add()
         for ran in run:
@@ -229,6 +231,7 @@ class BlockRunner:
             work.add(ran, counts_rows=made.strategy.counts_rows)
         ranks.synchronize()
         seconds = time.perf_counter() - started
+        used = cpu_use.measure()
         num_exchanged = count_exchanges(ranks) - num_before
         recorded = Recorded(ranks).between(num_before, num_before + num_exchanged)
         return {
@@ -237,6 +240,7 @@ class BlockRunner:
             **work.told(),
             "num_exchanges": num_exchanged,
             "exchange_bytes": None if recorded is None else recorded.num_bytes,
+            "cpu_use": used,
         }
 
     def _run_steps(self, made: Made, block: Block) -> Iterator[_Ran]:

@@ -60,10 +60,11 @@ def tell(results: Results) -> list[str]:
 
 def _tell_turns(measurement: Measurement) -> str:
     return (
-        f"The speedup was measured before the training: the arms took turns in {measurement.num_rounds} rounds of "
-        "short blocks of real optimizer steps, in random order, one computing while the others wait; no logging, "
-        "checkpoint or evaluation inside, clocks read when the device was done, the slowest rank counted. An interval "
-        "is a 95 % bootstrap interval over the rounds."
+        f"The speedup was measured before the training: the ranks of all cells were started {measurement.num_launches} "
+        f"times and took {wording.format_plural(measurement.num_turns, 'turn')} in blocks of real optimizer steps, in "
+        "random order, one computing while the others wait; no logging, checkpoint or evaluation inside, clocks read "
+        "when the device was done, the slowest rank counted. Figures are means, stalls included; an interval is "
+        "Student's 95 % interval over the starts and over the turns, whichever is wider."
     )
 
 

@@ -1,0 +1,194 @@
+"""The speedup, before anything else: blocks of all cells in turns, over several starts of their ranks.
+
+It ends once every interval is narrow enough, or the time for it is spent. A launch runs at least as long as starting
+its ranks took, so that most of the time is spent measuring.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from tasks.measuring.arms import Arm
+from tasks.measuring.blocks import Timed, Trials, is_quiet
+from tasks.measuring.interleaving import generate_turns
+from tasks.measuring.intervals import (
+    ALIKE,
+    FEWEST_LAUNCHES,
+    Interval,
+    count_needed_turns,
+    estimate_ratio,
+    find_ratio_autocorrelation,
+)
+from tasks.process import wording
+
+_log = logging.getLogger(__name__)
+
+LOOK_CONFIDENCE = 0.96
+"""Confidence of each look, so that the interval at the end covers 95 %.
+
+Who looks several times and stops at the first narrow interval ends more often where the width happened to be
+underestimated. On simulated machines (tests/noisy_machine.py) looks at 95 % covered down to 91 %.
+"""
+FEWEST_QUIET_TURNS = 2
+"""Of a launch that counts."""
+_TURNS = 4
+"""Quiet turns of a launch that is long enough to have paid for its start."""
+_MOST_TURNS = 12
+"""Of a launch: where so few are quiet that it has not enough by then, another one is as good."""
+
+
+class TimedBench(Protocol):
+    """What runs the blocks (tasks/measuring/blocks.py: Bench)."""
+
+    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: Trials) -> None:
+        """Run a block of every arm."""
+        ...
+
+    def launch_again(self, arms: Sequence[Arm]) -> None:
+        """Start all ranks anew."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Headline:
+    """What was found of the speedups."""
+
+    trials: Trials = field(default_factory=Trials)
+    """All turns."""
+    most_share: float
+    """Share of the CPUs that others may use in a quiet turn."""
+    num_launches: int = 1
+    """Starts of every cell's ranks."""
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    """Name of the arm -> how many times as fast as the first it is, over the quiet turns; empty without enough."""
+    stopped_because: str = ""
+    """What was spent, and why it ended, in one sentence."""
+
+    @property
+    def quiet(self) -> Trials:
+        """The quiet turns of the launches that have two of them or more."""
+        return self.trials.select_quiet(self.most_share, fewest_of_launch=FEWEST_QUIET_TURNS)
+
+
+def measure_headline(
+    arms: Sequence[Arm],
+    bench: TimedBench,
+    *,
+    half_width: float,
+    max_seconds: float,
+    most_share: float,
+    of: Callable[[Timed], float],
+    seed: int,
+    advance: Callable[[int], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Headline:
+    """Measure how many times as fast as the first arm the others are; their ranks have been started and built.
+
+    `half_width`: relative, of the widest interval. `max_seconds`: a launch is not begun that would, at the mean of
+    those before, end after it; three are made anyway. `of`: seconds of a unit of work. `advance` is told of blocks that
+    have run.
+    """
+    found = Headline(most_share=most_share)
+    order = generate_turns([arm.name for arm in arms], seed=seed)
+    started, start_seconds = clock(), 0.0
+    while not found.stopped_because:
+        if found.trials.blocks:
+            began = clock()
+            bench.launch_again(arms)
+            found.num_launches += 1
+            start_seconds = clock() - began
+        _run_launch(found, arms, bench, order, start_seconds, lambda: clock() - started > max_seconds, advance, clock)
+        if found.num_launches >= FEWEST_LAUNCHES or len(arms) == 1:
+            seconds = clock() - started
+            is_spent = seconds * (found.num_launches + 1) / found.num_launches > max_seconds
+            found.intervals = compute_speedups(found.quiet, [arm.name for arm in arms], of, confidence=LOOK_CONFIDENCE)
+            found.stopped_because = _explain_stop(found, half_width, seconds, max_seconds, is_spent, len(arms) > 1)
+    _log.info("speedups: %s", found.stopped_because)
+    return found
+
+
+def compute_speedups(
+    trials: Trials, arms: Sequence[str], of: Callable[[Timed], float], *, confidence: float
+) -> dict[str, Interval]:
+    """Return how many times as fast as the first the other arms are; nothing if too few launches have turns enough."""
+    first, *others = (trials.list_by_launch(arm, of) for arm in arms)
+    if len(first) < FEWEST_LAUNCHES:
+        return {}
+    return {
+        arm: estimate_ratio(first, other, confidence=confidence) for arm, other in zip(arms[1:], others, strict=True)
+    }
+
+
+def find_alikeness(headline: Headline, arms: Sequence[str], of: Callable[[Timed], float]) -> float | None:
+    """Return the largest autocorrelation of an arm's ratio from turn to turn, if it is beyond chance."""
+    first, *others = (headline.quiet.list_by_launch(arm, of) for arm in arms)
+    alike = max((find_ratio_autocorrelation(first, other) for other in others if first), default=0.0)
+    return alike if alike > ALIKE else None
+
+
+def compute_launch_effect(trials: Trials, first: str, arm: str, of: Callable[[Timed], float]) -> float | None:
+    """Return by how much launches differ in the ratio of two arms beyond what their turns explain.
+
+    A share of the ratio, as a standard deviation; None with fewer than three launches.
+    """
+    pairs = zip(*(trials.list_by_launch(name, of) for name in (first, arm)), strict=True)
+    ratios = [np.log(np.divide(one, other)) for one, other in pairs]
+    if len(ratios) < FEWEST_LAUNCHES:
+        return None
+    between = float(np.var([one.mean() for one in ratios], ddof=1))
+    within = float(np.mean([one.var(ddof=1) / len(one) for one in ratios]))
+    return math.sqrt(max(between - within, 0.0))
+
+
+def _run_launch(
+    found: Headline,
+    arms: Sequence[Arm],
+    bench: TimedBench,
+    order: Iterator[list[str]],
+    start_seconds: float,
+    is_late: Callable[[], bool],
+    advance: Callable[[int], None],
+    clock: Callable[[], float],
+) -> None:
+    """Run turns until the launch has enough quiet ones and has lasted as long as its start."""
+    began, num_turns, num_quiet = clock(), 0, 0
+    while num_turns < _MOST_TURNS:
+        bench.run_turn(arms, order, found.trials)
+        advance(len(arms))
+        num_turns += 1
+        num_quiet += all(is_quiet(found.trials.blocks[arm.name][-1], found.most_share) for arm in arms)
+        is_long = num_quiet >= _TURNS and clock() - began >= start_seconds
+        if is_long or (num_turns >= FEWEST_QUIET_TURNS and is_late()):
+            return
+
+
+def _explain_stop(
+    found: Headline, half_width: float, seconds: float, max_seconds: float, is_spent: bool, has_others: bool
+) -> str:
+    """Return why to stop, after what; empty to go on."""
+    num_turns, num_quiet = len(found.trials.turns), len(found.trials.select_quiet(found.most_share).turns)
+    spent = (
+        f"{wording.format_plural(num_turns, 'turn')} in {found.num_launches} starts of every cell and {seconds:.0f} s"
+    )
+    if not has_others:
+        return f"{spent}, of the only cell: there is nothing to compare it with"
+    limit = f"the {max_seconds:g} s of max_seconds were spent"
+    if not found.intervals:
+        others = wording.format_small_percent(found.most_share)
+        return (
+            f"{spent}: {limit}, and others used more than {others} of the CPUs in {num_turns - num_quiet} of the "
+            f"turns, so that fewer than {FEWEST_LAUNCHES} starts have {FEWEST_QUIET_TURNS} quiet ones: no interval"
+        ) * is_spent
+    widest = max(interval.relative_half_width for interval in found.intervals.values())
+    asked = f"±{wording.format_small_percent(half_width)}"
+    reached = f"the widest interval is ±{wording.format_small_percent(widest)}"
+    _log.info("after %s: %s", spent, reached)
+    if widest <= half_width:
+        return f"{spent}: {reached}, {asked} was asked for"
+    needed = count_needed_turns(num_quiet, widest, half_width)
+    return (f"{spent}: {limit}, and {reached}; about {needed} quiet turns are needed for {asked}") * is_spent

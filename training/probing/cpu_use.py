@@ -1,0 +1,48 @@
+"""Who used the CPUs while a block ran: everybody, by the kernel's own count, and this rank."""
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+_STAT = Path("/proc/stat")
+_BUSY = (0, 1, 2, 5, 6, 7)
+"""Of the kernel's columns user, nice, system, idle, iowait, irq, softirq, steal: all in which nobody else could run.
+Guests are part of user and nice. Source: proc_stat(5)."""
+
+
+class CpuUse:
+    """Counts from its making on; read it outside of what is timed."""
+
+    def __init__(self) -> None:
+        self._cpus = sorted(os.sched_getaffinity(0))
+        self._busy = _read_busy_seconds(self._cpus)
+        self._own, self._started = time.process_time(), time.perf_counter()
+
+    def measure(self) -> dict[str, Any]:
+        """Return since then: seconds that the CPUs of this rank were busy, its own of them, and seconds that passed.
+
+        `busy_seconds` is None where the kernel does not tell. `place` is the same for ranks that share all their CPUs.
+        """
+        now, own = _read_busy_seconds(self._cpus), time.process_time()
+        return {
+            "busy_seconds": None if now is None or self._busy is None else now - self._busy,
+            "own_seconds": own - self._own,
+            "seconds": time.perf_counter() - self._started,
+            "num_cpus": len(self._cpus),
+            "place": f"{socket.gethostname()}: {','.join(map(str, self._cpus))}",
+        }
+
+
+def _read_busy_seconds(cpus: list[int]) -> float | None:
+    """Return the seconds for which these CPUs were busy since the machine started; None where it is not told."""
+    try:
+        lines = _STAT.read_text().splitlines()
+    except OSError:
+        return None
+    ticks = {name: values for name, *values in map(str.split, lines)}
+    wanted = [ticks.get(f"cpu{cpu}", []) for cpu in cpus]
+    if any(len(values) <= max(_BUSY) for values in wanted):
+        return None
+    return sum(int(values[column]) for values in wanted for column in _BUSY) / os.sysconf("SC_CLK_TCK")
