@@ -10,7 +10,7 @@ import numpy as np
 
 from tasks.machine.gpu_meter import GpuFigures, GpuMeter
 from tasks.measuring.arms import Arm
-from tasks.measuring.workers import Workers
+from tasks.measuring.workers import Workers, restart_together
 
 _FEWEST_STEPS = 4
 """Of a block: what its first step is owed to the block before is a small share of it."""
@@ -221,8 +221,7 @@ class Bench:
 
     def launch_again(self, arms: Sequence[Arm]) -> None:
         """Start the ranks of all cells anew, all at once, and build these arms."""
-        with ThreadPoolExecutor() as threads:
-            list(threads.map(Workers.restart, self._workers.values()))
+        restart_together(self._workers.values())
         self._launch += 1
         self._facts.clear()
         self._held = None

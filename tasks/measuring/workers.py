@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
@@ -75,9 +75,10 @@ class Workers:
         self._config, self._launcher, self._nodes, self._module = config, launcher, nodes, module
         self._stop = stop
         self._seconds_to_start = _SECONDS_TO_START + (0.0 if nodes is None else nodes.wait_seconds)
-        self._start()
+        self.start()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the ranks, which are then to be waited for. Not from a thread: they end when it does."""
         config, nodes = self._config, self._nodes
         work = Path(config["work_dir"])
         work.mkdir(parents=True, exist_ok=True)
@@ -151,9 +152,7 @@ class Workers:
 
         Raises what `wait_until_ready` does.
         """
-        self.close()
-        self._start()
-        self.wait_until_ready()
+        restart_together([self])
 
     def _hear(self, line: Connection, deadline: float, *, doing: str) -> dict[str, Any]:
         while True:
@@ -191,6 +190,20 @@ class Workers:
             )
         message = f"cell {self.cell}: ended while {doing}: {first}; run again"
         return RanksEndedError(message, reason=_find_error_line(words) or first)
+
+
+def restart_together(groups: Iterable[Workers]) -> None:
+    """End what is left of the ranks of several cells and start them anew, beside each other.
+
+    Raises what `Workers.wait_until_ready` does.
+    """
+    every = list(groups)
+    for group in every:
+        group.close()
+    for group in every:
+        group.start()
+    for group in every:
+        group.wait_until_ready()
 
 
 def _find_error_line(words: str) -> str | None:
