@@ -88,7 +88,7 @@ chaos: $(READY)  ## Kills, crashes, flipped bits and more, each many times; an h
 bench: $(READY)  ## Our training step beside other ways to train, and 2 processes against 1; about half an hour
 	@python -m benchmarks.throughput
 
-# Runs where little is installed: torch, transformers, numpy, safetensors and what `prepare` made elsewhere.
+# Runs where little is installed: torch, transformers, numpy, scipy, safetensors and what `prepare` made elsewhere.
 bench-gpu:  ## The same on one GPU: make bench-gpu PREPARED=folder (python -m benchmarks.throughput.prepare makes it)
 	@"$$PYTHON" -m benchmarks.throughput.gpu --prepared "$${PREPARED-}"
 

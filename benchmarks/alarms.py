@@ -18,10 +18,11 @@ from rich.progress import track
 from benchmarks.causes import waiting_bench
 from benchmarks.emulator.device import EmulatedDevice, write_device
 from benchmarks.results_file import RESULTS, write_results
+from benchmarks.rounds import Stopping, compute_ratio, list_by_round, run_round
 from tasks.measuring.arms import Cell, make_trained_arm
 from tasks.measuring.blocks import Bench, Trials
-from tasks.measuring.interleaving import Stopping, generate_rounds
-from tasks.measuring.intervals import Interval, bootstrap_median_ratio
+from tasks.measuring.interleaving import generate_turns
+from tasks.measuring.intervals import Interval
 
 _JITTERS = (0.0, 0.02, 0.05, 0.1, 0.2)
 """Spread of every layer, in turn."""
@@ -53,16 +54,16 @@ def compare_with_itself(bench: Bench, cell: Cell, *, jitter: float, seed: int) -
     """Return what the comparison of a cell with itself came to."""
     arm = make_trained_arm(cell)
     again = replace(arm, name=f"{arm.name} again")
-    trials, order = Trials(), generate_rounds([arm.name, again.name], seed=seed)
+    trials, order = Trials(), generate_turns([arm.name, again.name], seed=seed)
     stopping = Stopping(target_half_width=_HALF_WIDTH, max_seconds=_MAX_SECONDS)
     started, num_rounds, goes_on = time.perf_counter(), 0, True
 
     def look(confidence: float) -> dict[str, Interval]:
-        one, other = trials.list_by_round(arm.name), trials.list_by_round(again.name)
-        return {arm.name: bootstrap_median_ratio(one, other, seed=seed, confidence=confidence)}
+        one, other = list_by_round(trials, arm.name), list_by_round(trials, again.name)
+        return {arm.name: compute_ratio(one, other, confidence=confidence)}
 
     while goes_on:
-        bench.run_round([arm, again], order, trials)
+        run_round(bench, [arm, again], order, trials)
         num_rounds += 1
         goes_on = stopping.goes_on(num_rounds, seconds=time.perf_counter() - started, look=look)
     ratio = stopping.intervals[arm.name]

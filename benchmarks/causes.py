@@ -21,9 +21,10 @@ from rich.progress import track
 from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds, write_device
 from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from benchmarks.results_file import RESULTS, write_results
+from benchmarks.rounds import run_round
 from tasks.measuring.arms import Cell, make_trained_arm
 from tasks.measuring.blocks import Bench, Trials
-from tasks.measuring.interleaving import generate_rounds
+from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.speed import TimedComparison
 from tasks.measuring.waterfall import compute_waterfall
 from tasks.records.measurement import Waterfall
@@ -109,16 +110,16 @@ def measure_case(bench: Bench, causes: Sequence[str], *, folder: Path, num_round
     ]  # fmt: skip
     comparison = TimedComparison(
         cells=cells, has_copy=True, is_weak=False, is_exact=False, half_width=0.03,
-        max_seconds=0.0, block_seconds=0.1, seed=1,
+        max_seconds=0.0, waterfall_seconds=0.0, most_share=1.0, block_seconds=0.1, seed=1,
     )  # fmt: skip
     arms = [make_trained_arm(cell) for cell in cells] + comparison.counterfactuals
     bench.build(arms)
     bench.steps_per_block = _STEPS_PER_BLOCK
-    order, trials = generate_rounds([arm.name for arm in arms], seed=1), Trials()
+    order, trials = generate_turns([arm.name for arm in arms], seed=1), Trials()
     for _ in range(num_rounds):
-        bench.run_round(arms, order, trials)
+        run_round(bench, arms, order, trials)
     found = compute_waterfall(
-        trials, baseline=cells[0], cell=cells[1], has_copy=True, is_weak=False, ddp_timers={}, seed=1,
+        trials, baseline=cells[0], cell=cells[1], has_copy=True, is_weak=False, ddp_timers={},
     )  # fmt: skip
     bench.forget()
     return Case(causes=tuple(causes), found=found)

@@ -25,9 +25,9 @@ from tokenizers import Tokenizer
 from benchmarks.levers_attention import DOCUMENTS, attention_rows, measure_attention
 from benchmarks.levers_loss import ROUNDS, ROWS, VOCABULARIES, loss_rows, measure_loss
 from benchmarks.results_file import RESULTS, write_results
+from benchmarks.rounds import compute_ratio
 from tasks.data.builtin.corpus import read_corpus
 from tasks.data.builtin.tiny_model import write_tiny_qwen2
-from tasks.measuring.intervals import bootstrap_median_ratio
 from tasks.params import Params
 from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.ranks.one_machine import FileRendezvous
@@ -183,7 +183,7 @@ def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps
 
 def _gain(without: dict[str, Any], having: dict[str, Any]) -> dict[str, Any]:
     before, after = (_by_round(side["seconds"]) for side in (without, having))
-    gain = bootstrap_median_ratio(before, after, seed=1)
+    gain = compute_ratio(before, after)
     once, saved = having["warm_up_seconds"] - without["warm_up_seconds"], float(np.median(before) - np.median(after))
     return {
         "gain": [gain.value, gain.low, gain.high],

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.levers_loss import seconds_in_turns
-from tasks.measuring.intervals import bootstrap_median_ratio
+from benchmarks.rounds import compute_ratio
 from training.model.packed_attention import attend
 
 DOCUMENTS = ((50, 76, 102, 128), (60, 94, 128, 162, 196, 230, 264, 300))
@@ -39,9 +39,7 @@ def measure_attention(lengths: Sequence[int]) -> dict[str, Any]:
     torch.set_num_threads(1)
     arms, leaves = attention_arms(lengths)
     seconds = seconds_in_turns(arms, leaves=leaves)
-    gains = {
-        name: bootstrap_median_ratio(spans, seconds[_OURS], seed=1) for name, spans in seconds.items() if name != _OURS
-    }
+    gains = {name: compute_ratio(spans, seconds[_OURS]) for name, spans in seconds.items() if name != _OURS}
     return {
         "lengths": list(lengths),
         "gains": {name: [gain.value, gain.low, gain.high] for name, gain in gains.items()},

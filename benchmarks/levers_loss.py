@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tasks.measuring.intervals import bootstrap_median_ratio
+from benchmarks.rounds import compute_ratio
 from training.model.linear_loss import linear_cross_entropy
 
 VOCABULARIES = (2_048, 32_768)
@@ -33,7 +33,7 @@ def measure_loss(vocab_size: int) -> dict[str, Any]:
         if hasattr(torch.nn, "LinearCrossEntropyOptions"):
             arms[f"{rows} rows by torch"] = lambda rows=rows: of_torch(hidden, weight, targets, chunk_rows=rows)
     seconds = seconds_in_turns(arms, leaves=[hidden, weight])
-    gains = {name: bootstrap_median_ratio(seconds["whole logits"], spans, seed=1) for name, spans in seconds.items()}
+    gains = {name: compute_ratio(seconds["whole logits"], spans) for name, spans in seconds.items()}
     return {
         "vocab_size": vocab_size,
         "gains": {name: [gain.value, gain.low, gain.high] for name, gain in gains.items() if name != "whole logits"},

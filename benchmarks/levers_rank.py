@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from tasks.measuring.interleaving import generate_rounds
+from benchmarks.rounds import generate_rounds
 from training.config import read_config
 from training.probing.variants import Made, Variant, build_variant, load_micro_batches
 from training.process.distributed import Ranks, join_ranks

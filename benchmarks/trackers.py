@@ -25,10 +25,10 @@ from rich.progress import track
 
 from benchmarks import bookkeeping
 from benchmarks.results_file import RESULTS, write_results
+from benchmarks.rounds import FEWEST_ROUNDS, average_blocks, compute_ratio, generate_rounds
 from benchmarks.trackers_states import NONE, STATES, prefect_server, tracked
 from tasks.machine.facts import collect_machine_facts
-from tasks.measuring.interleaving import average_blocks, generate_rounds
-from tasks.measuring.intervals import Interval, bootstrap_median_ratio, count_needed_trials
+from tasks.measuring.intervals import Interval
 from tasks.params import Params, load_params
 from tasks.process.failure import PreemptedError
 from tasks.process.logs import switch_off_telemetry
@@ -161,7 +161,7 @@ def row_of(ranks: int, state: str, found: Sequence[dict[str, dict[str, float]]])
     """Return the line of the table for one state."""
     with_it, without = ([one["step_seconds"][name] for one in found] for name in (state, NONE))
     cpu = np.median([one["cpu_share"][state] - one["cpu_share"][NONE] for one in found])
-    ratio = bootstrap_median_ratio(with_it, without, seed=1)
+    ratio = compute_ratio(with_it, without)
     return [
         str(ranks), state, f"{1e3 * np.median(without):.1f} -> {1e3 * np.median(with_it):.1f}",
         f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})", judged(ratio), f"{cpu:.2%}",
@@ -175,8 +175,8 @@ def _main() -> None:
     parser.add_argument("--states", nargs="+", choices=STATES[1:], default=STATES[1:], help="of the trackers")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    if arguments.rounds < count_needed_trials(0.95):
-        parser.error(f"--rounds {arguments.rounds} gives no interval; at least {count_needed_trials(0.95)}")
+    if arguments.rounds < FEWEST_ROUNDS:
+        parser.error(f"--rounds {arguments.rounds} gives no interval; at least {FEWEST_ROUNDS}")
     switch_off_telemetry()
     # Every block that goes wrong on purpose would warn of it.
     logging.disable(logging.WARNING)
@@ -196,7 +196,7 @@ def _main() -> None:
             f"them per step, {params.train.threads_per_rank} thread per rank. One training runs throughout; "
             f"{arguments.rounds} rounds, in each two blocks of {_BLOCK_SECONDS:.0f} s of each state in mirrored order. "
             "Ratio: seconds per step, as the training counts them, with the tracker / without any, mean of a block; "
-            "medians over the rounds, 95 % interval by a paired bootstrap. CPU: seconds per second, beyond those "
+            "means over the rounds, paired, Student's 95 % interval. CPU: seconds per second, beyond those "
             "without a tracker, of the process that tells MLflow and Prefect and of Prefect's server; ranks that "
             "have every core lose about that share at most. A block has one flush to MLflow, or one look for "
             "Prefect, as have 10 s of a training; MLflow waits 1 s for an answer instead of 10."

@@ -11,6 +11,7 @@ from pathlib import Path
 from tasks.inputs.snapshot import Snapshot
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tasks.process.logs import configure_logging
+from tasks.records.blocks import BLOCKS_FILE, write_blocks
 from tasks.records.outputs import Outputs, read_outputs
 from tasks.reporting import data_files, drawing
 from tasks.reporting.collect import collect_results
@@ -33,6 +34,8 @@ def make_report(outputs: Outputs, reports: Path) -> Results:
     data_files.write_metrics(reports / "metrics.json", results)
     data_files.write_epochs(reports / "epochs.csv", results)
     data_files.write_losses(reports / "losses.csv", outputs)
+    if outputs.measurement is not None:
+        write_blocks(reports / BLOCKS_FILE, outputs.measurement.blocks)
     write_results(reports / "results.json", results)
     return results
 

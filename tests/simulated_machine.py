@@ -42,6 +42,8 @@ class SimulatedMachine:
     noise: Noise
     seed: int
     now_seconds: float = 0.0
+    others_seconds: float = 0.0
+    """For how long something else ran."""
     _walk: float = field(default=0.0, init=False)
     _jitter: float = field(default=0.0, init=False)
 
@@ -63,7 +65,9 @@ class SimulatedMachine:
             angle = 2 * math.pi * self.now_seconds / noise.thermal_seconds + self._phase
             seconds = true * math.exp(self._walk + noise.thermal * math.sin(angle) + self._jitter)
             if hiccups:
-                seconds += float(self._random.gamma(hiccups, noise.hiccup_seconds))
+                lost = float(self._random.gamma(hiccups, noise.hiccup_seconds))
+                seconds += lost
+                self.others_seconds += lost
             self.now_seconds += seconds
             steps.append(seconds)
         return steps

@@ -12,10 +12,10 @@ import numpy as np
 from benchmarks.emulator.device import EmulatedDevice, write_device
 from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from benchmarks.prediction.configurations import Configuration
+from benchmarks.rounds import compute_ratio, list_by_round, run_round
 from tasks.measuring.arms import Cell, make_copies_arm, make_data_arms, make_silent_arm, make_trained_arm
 from tasks.measuring.blocks import Bench, Trials
-from tasks.measuring.interleaving import generate_rounds
-from tasks.measuring.intervals import bootstrap_median_ratio
+from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.predicting import Probed, probe_cells, sweep_link
 from tasks.measuring.prediction import ModelError, predict
 from tasks.measuring.probe import Probe
@@ -192,11 +192,11 @@ def try_configuration(
 def _measured(bench: Bench, cells: Sequence[Cell], *, num_rounds: int) -> dict[int, Estimate]:
     """Return the speedups over the first cell, all taking turns."""
     arms, trials = [make_trained_arm(cell) for cell in cells], Trials()
-    order = generate_rounds([arm.name for arm in arms], seed=_SEED)
+    order = generate_turns([arm.name for arm in arms], seed=_SEED)
     for _ in range(num_rounds):
-        bench.run_round(arms, order, trials)
-    alone = trials.list_by_round(arms[0].name)
+        run_round(bench, arms, order, trials)
+    alone = list_by_round(trials, arms[0].name)
     return {
-        cell.world_size: Estimate(**bootstrap_median_ratio(alone, trials.list_by_round(arm.name), seed=_SEED).as_json())
+        cell.world_size: Estimate(**compute_ratio(alone, list_by_round(trials, arm.name)).as_json())
         for cell, arm in zip(cells[1:], arms[1:], strict=True)
     }

@@ -213,7 +213,7 @@ def method_of(found: Everything, plan: Plan) -> str:
         "(the JSON file has all): on one process all of them, "
         "by CPU seconds; on several the few best of one and those that load the processes more evenly, by seconds of "
         "the slowest. The best by the median is taken; of those within 1 % of it, the one with the smallest "
-        "micro-batches. Ratios: medians of levelled rounds, paired bootstrap. By CPU seconds: the same of what "
+        "micro-batches. Ratios: of means over rounds, paired, Student's t. By CPU seconds: the same of what "
         "processes computed, without waiting, which load by others hardly changes. Lengths are grouped within the rows "
         "of a block. Ours includes ledger, window and a log point per block; checkpoints, evaluation and tracking are "
         "outside the clock for "

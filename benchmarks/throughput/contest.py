@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rounds import MIN_ROUNDS, Stopping, average_blocks, compute_ratio, generate_rounds
 from benchmarks.throughput.groups import Blocks, Setup, groups
 from benchmarks.throughput.trying import best_of, settings_of, tried_settings, use_what_fits, worth_trying
-from tasks.measuring.interleaving import MIN_ROUNDS, Stopping, average_blocks, generate_rounds
-from tasks.measuring.intervals import Interval, bootstrap_median_ratio
+from tasks.measuring.intervals import Interval
 
 OURS = "ours"
 LOSS_TOLERANCE = 1e-4
@@ -112,10 +112,7 @@ def contest(
 
     def look(confidence: float) -> dict[str, Interval]:
         others = [peer for peer in peers if peer != OURS]
-        return {
-            peer: bootstrap_median_ratio(values[peer], values[OURS], seed=seed, confidence=confidence)
-            for peer in others
-        }
+        return {peer: compute_ratio(values[peer], values[OURS], confidence=confidence) for peer in others}
 
     with groups(setup, peers, work / "running") as running:
         for peer in peers:
@@ -151,7 +148,7 @@ def contest(
 def against_ours(values: Mapping[str, list[float]], *, seed: int, confidence: float = 0.95) -> dict[str, Interval]:
     """Return each peer's seconds / ours, from one value per round."""
     return {
-        peer: bootstrap_median_ratio(found, values[OURS], seed=seed, confidence=confidence)
+        peer: compute_ratio(found, values[OURS], confidence=confidence)
         for peer, found in values.items()
         if peer != OURS
     }

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rounds import MIN_ROUNDS, Stopping, compute_ratio, list_by_round, run_round
 from benchmarks.throughput.groups import Setup
 from tasks.measuring.arms import Arm
 from tasks.measuring.blocks import Bench, Trials
-from tasks.measuring.interleaving import MIN_ROUNDS, Stopping, generate_rounds
-from tasks.measuring.intervals import Interval, bootstrap_median_ratio
+from tasks.measuring.interleaving import generate_turns
+from tasks.measuring.intervals import Interval
 from tasks.measuring.workers import open_workers
 from training.process.files import write_json
 
@@ -70,13 +71,11 @@ def spread(
         "one": {**told, "cell": "one", "work_dir": str(work / "one"), "world_size": 1, "strategy": "single"},
         "two": {**told, "cell": "two", "work_dir": str(work / "two"), "world_size": 2, "strategy": "ddp"},
     }
-    trials, order = Trials(), generate_rounds([arm.name for arm in arms], seed=seed)
+    trials, order = Trials(), generate_turns([arm.name for arm in arms], seed=seed)
     stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)
 
     def ratio(one: str, other: str, confidence: float = 0.95) -> Interval:
-        return bootstrap_median_ratio(
-            trials.list_by_round(one), trials.list_by_round(other), seed=seed, confidence=confidence
-        )
+        return compute_ratio(list_by_round(trials, one), list_by_round(trials, other), confidence=confidence)
 
     with open_workers(configs, launchers=dict.fromkeys(configs, "torchrun"), stop=threading.Event()) as workers:
         bench = Bench(workers, seed=seed)
@@ -84,7 +83,7 @@ def spread(
         bench.steps_per_block = setup.steps_per_block
         started, num_rounds = time.perf_counter(), 0
         while True:
-            bench.run_round(arms, order, trials)
+            run_round(bench, arms, order, trials)
             num_rounds += 1
             seconds = time.perf_counter() - started
             if not stopping.goes_on(

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from tasks.gates.measured import select_arm
 from tasks.process import wording
+from tasks.records.blocks import BlockWork
 from tasks.records.gate import Finding, make_finding, make_unchecked_finding
-from tasks.records.measurement import ArmSpeed, BlockWork, MeasurementFile
+from tasks.records.measurement import ArmSpeed, MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 
 _DRIFT = 0.10

@@ -12,8 +12,9 @@ import numpy as np
 
 from tasks.gates.synchronisation import make_work
 from tasks.process import wording
+from tasks.records.blocks import ArmBlocks, BlockWork
 from tasks.records.gate import Finding, make_finding, make_unchecked_finding
-from tasks.records.measurement import ArmBlocks, BlockWork, MeasurementFile
+from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 from tasks.strategies import Expected, Work, find_profile, get_exchange_dtype, sum_expected
 from training.data.row_digest import digest_rows

@@ -5,8 +5,8 @@ Time): from turn to turn, and from start to start of the ranks. Turns of one lau
 not tell how another launch would have been. The interval is the wider of two: Student's t over the means of the
 launches, which holds whatever turns of one launch have in common, and over all turns, which guards against few launches
 that are alike by luck. Where neighbouring turns are alike beyond `ALIKE`, the machine may change more slowly than a
-launch lasts, and what the launches say is widened: on simulated machines (tests/noisy_machine.py) they then cover as
-often as they say.
+launch lasts; where one turn has most of the scatter, stalls are too rare to have been seen often enough. The interval
+is then half as wide again: on simulated machines (tests/noisy_machine.py) it covers as often as it says.
 
 A ratio is one of means, for that is what users pay: a stall counts with what it cost. Turns are paired, so that what
 slows both arms of a turn down cancels (the classical estimator of a ratio; Cochran 1977, Sampling Techniques, 6.3).
@@ -24,6 +24,8 @@ Launches = Sequence[Sequence[float]]
 
 ALIKE = 0.2
 """Autocorrelation of neighbouring turns beyond which the machine is said to change more slowly than was measured."""
+RARE = 0.5
+"""Share of the scatter beyond which a single turn decides it: what happens so rarely was hardly seen often enough."""
 FEWEST_TURNS = 4
 """Without several launches; below, Student's t says hardly anything."""
 FEWEST_LAUNCHES = 3
@@ -115,13 +117,17 @@ def count_needed_turns(num_turns: int, half_width: float, asked: float) -> int:
 def _compute_half_width(apart: Sequence[NDArray[np.float64]], confidence: float) -> float:
     """Return the half-width of the interval of a mean, from each turn's difference from it, launch by launch."""
     every = np.concatenate(apart)
-    is_alike = compute_autocorrelation(apart) > ALIKE
-    of_turns = _compute_t(confidence, len(every) - 1) * float(every.std(ddof=1)) / math.sqrt(len(every))
-    if len(apart) == 1:
-        return of_turns * (_WIDENED if is_alike else 1.0)
     means = np.array([one.mean() for one in apart])
-    of_launches = _compute_t(confidence, len(means) - 1) * float(means.std(ddof=1)) / math.sqrt(len(means))
-    return max(of_turns, of_launches * (_WIDENED if is_alike else 1.0))
+    levels = [every] if len(apart) == 1 else [every, means]
+    widest = max(_compute_t(confidence, len(one) - 1) * float(one.std(ddof=1)) / math.sqrt(len(one)) for one in levels)
+    is_unsure = compute_autocorrelation(apart) > ALIKE or compute_largest_part(every) > RARE
+    return widest * (_WIDENED if is_unsure else 1.0)
+
+
+def compute_largest_part(apart: NDArray[np.float64]) -> float:
+    """Return the share of the scatter (sum of squares around the mean) that a single turn has, 0..1."""
+    squares = (apart - apart.mean()) ** 2
+    return float(squares.max() / squares.sum()) if squares.any() else 0.0
 
 
 def _compute_t(confidence: float, degrees: int) -> float:

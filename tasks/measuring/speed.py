@@ -24,7 +24,8 @@ from tasks.measuring.headline import Headline, measure_headline
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import FEWEST_TURNS, Interval, estimate_ratio
 from tasks.measuring.waterfall import compute_waterfall
-from tasks.records.measurement import ArmBlocks, BlockWork, Phase, Waterfall
+from tasks.records.blocks import ArmBlocks, BlockWork, Phase
+from tasks.records.measurement import Waterfall
 from tasks.strategies import find_profile
 
 _log = logging.getLogger(__name__)

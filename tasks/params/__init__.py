@@ -45,7 +45,7 @@ class MeasureParams(Section):
     twin_seconds: Finite = Field(default=3.0, ge=0, le=86_400)
     """Seconds in which the same work is trained a few times with its sums re-ordered, to see how far right trainings
     part; at least three steps are made. 0: none is, and the loss curves are only held together coarsely."""
-    max_seconds: Finite = Field(default=45.0, gt=0, le=86_400)
+    max_seconds: Finite = Field(default=60.0, gt=0, le=86_400)
     """Seconds for the speedups, starts of the ranks included, narrow enough or not; three starts of every cell are made
     anyway."""
     others_share: Finite = Field(default=0.05, ge=0, le=1)

@@ -4,10 +4,12 @@ Seconds are of one optimizer step, the slowest rank's, unless a name says otherw
 95 % interval unless it says otherwise.
 """
 
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
+from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, read_blocks, write_blocks
 from tasks.records.facts import Record
 from tasks.records.stage_file import StageFile
 from training.record.segment_facts import RankDevice
@@ -46,67 +48,6 @@ class NoiseFloor(Record):
     """Pairs of neighbouring turns of one start, all cells together."""
     coefficient_of_variation: float
     """Standard deviation of a block's seconds per position / their mean, the largest of the cells."""
-
-
-class BlockWork(Record):
-    """What was done in one timed block, all ranks together; what gates hold the seconds against."""
-
-    turn: int
-    """Blocks of one turn ran the same steps."""
-    launch: int
-    """Which start of the ranks ran it, from 1."""
-    others_share: float | None
-    """Share of the CPUs of its ranks that others used meanwhile; null where the machine does not tell."""
-    step_seconds: list[list[float]]
-    """Seconds of each step, rank by rank."""
-    range: str
-    """Whose rows it had."""
-    steps: list[int]
-    """Optimizer steps of the range's first epoch, from 1, in this order."""
-    seconds: float
-    """Of the whole block, on its slowest rank."""
-    num_samples: int
-    """Rows."""
-    num_tokens: int
-    """What was learned from, in the workload's unit."""
-    num_targets: int
-    """Labels that were learned from."""
-    num_positions: int
-    """Positions computed, padding included."""
-    num_micro_batches: int
-    """Forward passes with rows in them."""
-    rows: str
-    """Digest of which rows each step had; the same for the same rows, whichever ranks had them."""
-    rows_of_first_rank: str
-    """The same of the first rank alone."""
-    loss_sum: float | None
-    """Sum of the losses that were back-propagated; null if not finite."""
-    grad_norm_sum: float | None
-    """Sum over the steps of the gradient's L2 norm before clipping; null if not finite."""
-    num_exchanges: list[int]
-    """Collectives of the group of the gradients, rank by rank: counted by torch."""
-    exchange_bytes: list[int] | None
-    """Bytes that these were given, by torch's flight recorder; null where it does not tell."""
-
-
-Phase = Literal["speedup", "waterfall"]
-
-
-class ArmBlocks(Record):
-    """The blocks of one arm in one phase of measuring."""
-
-    phase: Phase
-    """speedup: what the speedups are of; waterfall: beside the counterfactuals."""
-    arm: str
-    """Its name."""
-    cell: str
-    """Name of the cell whose ranks ran it."""
-    kind: Literal["as trained", "wrapped", "data", "silent", "independent", "alone", "update"]
-    """as trained: the cell's step; wrapped: the baseline in DDP; data: data in another place; silent: no exchange;
-    independent: the shares of all ranks as one process would run them; alone: that of one of them; update: no
-    micro-batches."""
-    blocks: list[BlockWork]
-    """In the order of time."""
 
 
 class ArmSpeed(Record):
@@ -329,9 +270,10 @@ class MeasurementFile(Measurement, StageFile):
     """speed.json itself: with what only the gates look at, and results.json leaves out."""
 
     NAME: ClassVar[str] = "speed.json"
+    BESIDE: ClassVar[tuple[str, ...]] = (BLOCKS_FILE,)
 
-    blocks: list[ArmBlocks] = Field(default_factory=list)
-    """What was done in every block."""
+    blocks: list[ArmBlocks] = Field(default_factory=list, exclude=True)
+    """What was done in every block; in a file of its own beside this one."""
     ranges: list[str] = Field(default_factory=list)
     """The ranges whose rows were timed."""
     rank_devices: dict[str, list[RankDevice]] = Field(default_factory=dict)
@@ -341,3 +283,14 @@ class MeasurementFile(Measurement, StageFile):
     def published(self) -> Measurement:
         """What results.json has of it."""
         return Measurement.model_construct(**{name: getattr(self, name) for name in Measurement.model_fields})
+
+    def write(self, place: Path) -> None:
+        """Write speed.json, and the blocks beside it."""
+        write_blocks(self.path_in(place).with_name(BLOCKS_FILE), self.blocks)
+        super().write(place)
+
+    @classmethod
+    def read(cls, place: Path) -> Self:
+        """Return both; raises DataError in one line if one of them is missing or damaged."""
+        found = super().read(place)
+        return found.model_copy(update={"blocks": read_blocks(cls.path_in(place).with_name(BLOCKS_FILE))})

@@ -20,6 +20,8 @@ class StageFile(Record):
 
     NAME: ClassVar[str]
     """Its name in the folder that dvc.yaml gives it."""
+    BESIDE: ClassVar[tuple[str, ...]] = ()
+    """Names of files that are written and read with it."""
 
     file_version: Literal[1] = 1
     """Counts up in a class whose fields mean something else than before; a file of another version is refused."""

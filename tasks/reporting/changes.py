@@ -3,8 +3,8 @@
 Two sessions are compared, not two arms of one: a machine that drifts is not the same in both. So
 
 - ratios are compared by their logarithms, whose variances add up: the interval is wider than either session's;
-- of a step time's scatter from round to round a share does not average out within a session, however many rounds it has
-  (`DRIFT_SHARE`). A speedup's rounds are levelled, so that drift cancels, and its interval is taken as it is;
+- a session's own drift is in its intervals, since starts of the ranks lie far apart in it; on a simulated machine that
+  strays by 3 % between sessions as within them, at most 5 % of equal sessions are called a regression;
 - where five earlier changes are known, no interval is narrower than these changes were.
 """
 
@@ -20,16 +20,8 @@ from tasks.reporting.history import LEAST_CHANGE, Change, History, HistoryRecord
 
 MOST_RECORDS = 10
 """Comparisons that a report shows, this one included."""
-DRIFT_SHARE = 0.55
-"""Standard deviation of a session's drift / that of a round.
-
-On a simulated machine it is 0.40 to 0.45, with strong and weak drift, in sessions of 10 to 27 rounds. A run looks at
-every cell's step time and speedup: with 0.55 at most 5 % of equal sessions are called a regression of one of them.
-"""
 _FEWEST_CHANGES = 5
 _NORMAL = 1.96
-_MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)
-"""Standard error of a median / that of a mean."""
 _DEVIATION_OVER_MEDIAN = 1.4826
 """Standard deviation of a normal distribution / the median of its absolute values."""
 
@@ -68,8 +60,8 @@ def _is_comparable(record: HistoryRecord, now: HistoryRecord) -> bool:
 
 def _list_changes(before: Sequence[HistoryRecord], now: HistoryRecord) -> list[Change]:
     """Return how step time and speedup changed since the last of the comparable records."""
-    steps = [_take_logarithm(record.step_time, record.num_rounds) for record in (*before, now)]
-    speedups = [_take_logarithm(record.measured_speedup, None) for record in (*before, now)]
+    steps = [_take_logarithm(record.step_time) for record in (*before, now)]
+    speedups = [_take_logarithm(record.measured_speedup) for record in (*before, now)]
     found = []
     # A step time counts the other way round: shorter is better.
     if (ratio := _compute_ratio(steps, sign=-1)) is not None:
@@ -79,16 +71,11 @@ def _list_changes(before: Sequence[HistoryRecord], now: HistoryRecord) -> list[C
     return found
 
 
-def _take_logarithm(estimate: Estimate | None, num_rounds: int | None) -> tuple[float, float] | None:
-    """Return the logarithm and its standard deviation from session to session.
-
-    With `num_rounds` that contains drift, in proportion to the scatter of rounds that the interval comes from.
-    """
+def _take_logarithm(estimate: Estimate | None) -> tuple[float, float] | None:
+    """Return the logarithm and its standard deviation."""
     if estimate is None:
         return None
-    of_session = math.log(estimate.high / estimate.low) / 2 / _NORMAL
-    drift = 0.0 if num_rounds is None else DRIFT_SHARE * of_session * math.sqrt(num_rounds) / _MEDIAN_OVER_MEAN
-    return math.log(estimate.value), math.hypot(of_session, drift)
+    return math.log(estimate.value), math.log(estimate.high / estimate.low) / 2 / _NORMAL
 
 
 def _compute_ratio(figures: Sequence[tuple[float, float] | None], *, sign: Literal[-1, 1]) -> Estimate | None:

@@ -49,7 +49,7 @@ class HistoryRecord(Record):
     world_size: int
     """Number of ranks."""
     num_rounds: int | None
-    """Rounds behind the step time; null if not measured, as all figures below."""
+    """Turns behind the step time; null if not measured, as all figures below."""
     step_seconds: Positive | None
     """Seconds of an optimizer step in the measured blocks."""
     step_seconds_low: Positive | None

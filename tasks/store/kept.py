@@ -43,7 +43,7 @@ def find_manifest(folder: Path) -> dict[str, Any] | None:
 def keep(found: StageFile, folder: Path) -> None:
     """Write what was found as all that the folder is kept for."""
     found.write(folder)
-    write_json(folder / MANIFEST, {"files": {found.NAME: digest_file(folder / found.NAME)}})
+    write_json(folder / MANIFEST, {"files": {name: digest_file(folder / name) for name in (found.NAME, *found.BESIDE)}})
 
 
 def read_kept(folder: Path, kind: type[Found]) -> Found | None:

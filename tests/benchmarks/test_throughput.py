@@ -364,7 +364,7 @@ def test_all_peers_do_the_same_work_on_two_processes(setup: Setup, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_gpu_benchmark_runs_where_only_four_packages_are_installed(
+def test_the_gpu_benchmark_runs_where_only_five_packages_are_installed(
     project: Path, setup: Setup, bare_python: Path, tmp_path: Path
 ) -> None:
     prepared = tmp_path / "prepared"
@@ -389,14 +389,14 @@ def test_the_gpu_benchmark_runs_where_only_four_packages_are_installed(
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python with torch, transformers, numpy, safetensors and what these import, and nothing else."""
+    """A Python with torch, transformers, numpy, scipy, safetensors and what these import, and nothing else."""
     import importlib.metadata
     import venv
 
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, with_pip=False, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    for name in _needed({"torch", "transformers", "numpy", "safetensors"}):
+    for name in _needed({"torch", "transformers", "numpy", "scipy", "safetensors"}):
         files = importlib.metadata.files(name) or []
         for top in {file.parts[0] for file in files} - {"..", "__pycache__", "bin"}:
             source = Path(str(importlib.metadata.distribution(name).locate_file(top)))

@@ -22,7 +22,7 @@ from tasks.measuring import advice, session
 from tasks.measuring.account import Arithmetic
 from tasks.measuring.arms import WRAPPED, Arm, Cell, make_spreading_arms, make_trained_arm
 from tasks.measuring.blocks import Bench, Timed, Trials
-from tasks.measuring.interleaving import generate_rounds
+from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.planning import Session
 from tasks.measuring.session import has_room
 from tasks.measuring.speed import TimedComparison
@@ -37,11 +37,14 @@ DEVICE = EmulatedDevice(
 )
 """9 ms per micro-batch and 3 buckets of 15 ms: what two of them lose is communication, however busy the machine is."""
 PARAMS = emulated_params(
-    [1, 2], num_micro_batches=4, measure={"max_seconds": 2, "block_seconds": 0.04, "advice_seconds": 2}
+    [1, 2],
+    num_micro_batches=4,
+    measure={"max_seconds": 2, "block_seconds": 0.04, "advice_seconds": 2, "others_share": 1, "waterfall_seconds": 2},
 )
 COMPARISON = TimedComparison(
     cells=[Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4)],
-    has_copy=True, is_weak=False, is_exact=False, half_width=0.03, max_seconds=1.0, block_seconds=0.04, seed=1,
+    has_copy=True, is_weak=False, is_exact=False, half_width=0.03, max_seconds=1.0, waterfall_seconds=1.0,
+    most_share=1.0, block_seconds=0.04, seed=1,
 )  # fmt: skip
 """Of the two devices alone."""
 
@@ -55,9 +58,15 @@ def measured(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Measuremen
         return measure_device(DEVICE, PARAMS, folder=folder, stop=threading.Event(), num_devices=4)
 
 
-def test_every_cell_and_the_wrapped_baseline_are_timed_in_the_same_rounds(measured: MeasurementFile) -> None:
+def test_every_cell_is_timed_in_the_same_turns_over_several_starts(measured: MeasurementFile) -> None:
     assert [arm.arm for arm in measured.arms] == ["1dev", "2dev", f"1dev{WRAPPED}"]
-    assert {arm.num_blocks for arm in measured.arms} == {2 * measured.num_rounds}
+    assert {arm.num_blocks for arm in measured.arms[:2]} == {measured.num_turns}
+    assert measured.num_launches == 3, "as many as an interval needs, since the time is short"
+    launches = [[block.launch for block in arm.blocks] for arm in measured.blocks if arm.phase == "speedup"]
+    assert launches[0] == launches[1] == sorted(launches[0])
+    assert set(launches[0]) == {1, 2, 3}
+    assert {block.launch for arm in measured.blocks if arm.phase == "waterfall" for block in arm.blocks} == {3}
+    assert {len(block.steps) for arm in measured.blocks for block in arm.blocks} >= {4}
     assert [len(arm.step_p50_seconds) for arm in measured.arms] == [1, 2, 1]
     assert all(arm.mfu is None and arm.gpu_watts is None for arm in measured.arms)
     first, second, around = measured.arms
@@ -119,7 +128,8 @@ def test_a_link_that_cannot_be_measured_costs_nothing_but_its_sweep(
     pair = Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4)
     comparison = TimedComparison(
         cells=[Cell(name="1dev", strategy="single", world_size=1, global_batch_size=4), pair], has_copy=True,
-        is_weak=False, is_exact=False, half_width=0.02, max_seconds=1.0, block_seconds=0.1, seed=1,
+        is_weak=False, is_exact=False, half_width=0.02, max_seconds=1.0, waterfall_seconds=1.0,
+        most_share=1.0, block_seconds=0.1, seed=1,
     )  # fmt: skip
     asked = Session(
         comparison=comparison, params=PARAMS, machine={}, rows=[], work=tmp_path,
@@ -132,11 +142,15 @@ def test_a_link_that_cannot_be_measured_costs_nothing_but_its_sweep(
     assert caplog.text.count("no memory for more ranks") == 2
 
 
-def test_the_reason_for_stopping_and_the_preflight_are_part_of_the_record(measured: MeasurementFile) -> None:
-    assert "rounds" in measured.stopped_because
+def test_the_reason_for_stopping_and_the_preflight_are_part_of_the_record(
+    measured: MeasurementFile, tmp_path: Path
+) -> None:
+    assert "turns in 3 starts of every cell" in measured.stopped_because
+    assert measured.noise is not None
     assert measured.preflight.checks
     assert measured.noise.ratio.low <= measured.noise.ratio.value <= measured.noise.ratio.high
-    assert MeasurementFile.model_validate(measured.model_dump(mode="json")) == measured
+    measured.write(tmp_path)
+    assert MeasurementFile.read(tmp_path) == measured
 
 
 @pytest.fixture
@@ -174,8 +188,9 @@ def test_where_memory_holds_one_variant_each_is_built_at_its_turn(waiting: Worke
     arms = [make_trained_arm(cell), *make_spreading_arms(cell)]
     bench.build(arms)
     assert all(bench.facts(arm)[0]["num_steps"] == 16 for arm in arms)
-    trials = Trials()
-    bench.run_round(arms, generate_rounds([arm.name for arm in arms], seed=1), trials)
+    trials, order = Trials(), generate_turns([arm.name for arm in arms], seed=1)
+    bench.run_turn(arms, order, trials)
+    bench.run_turn(arms, order, trials)
     assert {name: len(blocks) for name, blocks in trials.blocks.items()} == {arm.name: 2 for arm in arms}
     # Four rows of 7 learned tokens in a step, two where one rank runs alone, none in an update.
     assert [trials.blocks[arm.name][0].num_tokens for arm in arms] == [28, 28, 28, 14, 0]
@@ -191,7 +206,8 @@ def test_room_is_counted_with_every_copy_and_its_optimizer(
     ]
     comparison = TimedComparison(
         cells=cells, has_copy=True, is_weak=False, is_exact=False, half_width=0.02,
-        max_seconds=1.0, block_seconds=0.1, seed=1,
+        max_seconds=1.0, waterfall_seconds=1.0,
+        most_share=1.0, block_seconds=0.1, seed=1,
     )  # fmt: skip
     machine = {"gpus": [{"name": "T4", "memory_gib": 15.0}] * 2}
     fits = partial(has_room, [*comparison.arms, *comparison.counterfactuals], cells)

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from tasks.records.measurement import ArmBlocks, BlockWork, MeasurementFile, RankDevice
+from tasks.records.blocks import ArmBlocks, BlockWork
+from tasks.records.measurement import MeasurementFile, RankDevice
 from tasks.records.outputs import Outputs, Steps
 from tests.tasks.reporting.comparison import NUM_PARAMETERS, RANGES, num_labels, rows_in_order
 from tests.tasks.reporting.measured import arm, estimate, measurement
 from training.data.row_digest import digest_rows
-from training.process.files import write_json
 
 NUM_TURNS = 20
 SECONDS = {"1proc": 0.068, "1proc in a DDP wrapper": 0.0693, "2proc": 0.042}
@@ -43,6 +43,9 @@ def block(name: str, turn: int, **changes: Any) -> BlockWork:
     exchanges = 2 if (kind, name) == ("as trained", "2proc") or kind == "wrapped" else 0
     content = {
         "turn": turn,
+        "launch": 1 + (turn - 1) * 4 // NUM_TURNS,
+        "others_share": 0.01,
+        "step_seconds": [[SECONDS.get(name, 0.03) * (1 + 0.01 * (turn % 5))] * 2] * world_size,
         "range": part,
         "steps": [1, 2],
         # A few turns were slower, for all arms.
@@ -92,7 +95,7 @@ def write_blocks(folder: Path, *changed: ArmBlocks, speedup: float = SPEEDUP, **
     }
     content = dict(measurement(arms=arms))
     found = MeasurementFile(**content | {"blocks": blocks, "ranges": RANGES, "rank_devices": devices} | more)
-    write_json(folder / "measurements" / "speed.json", found.model_dump(mode="json"))
+    found.write(folder / "measurements")
     return found
 
 

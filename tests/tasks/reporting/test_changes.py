@@ -3,18 +3,22 @@
 import functools
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 
-from tasks.measuring.interleaving import Stopping, average_blocks, generate_rounds
-from tasks.measuring.intervals import Interval, bootstrap_median, bootstrap_median_ratio
+from tasks.measuring.arms import Arm
+from tasks.measuring.blocks import Timed, Trials
+from tasks.measuring.headline import measure_headline
+from tasks.measuring.intervals import Interval, estimate_mean
 from tasks.reporting.changes import make_history
 from tasks.reporting.history import History, HistoryRecord
 from tests.simulated_machine import Noise, SimulatedMachine
 
 NUM_SESSIONS = 200
 STEPS_PER_BLOCK = 6
+START_SECONDS = 4.0
 STEP_SECONDS = {"1gpu": 0.136, "2gpu": 0.08}
 CALM = Noise(walk=0.002, thermal=0.005, jitter=0.01)
 WORK = {"params_digest": "aa", "code_digest": "cc", "machine_digest": "ac3e", "name": "simulated", "gates_passed": True}
@@ -48,33 +52,49 @@ def record(
     return HistoryRecord.model_validate(content | changes)
 
 
+class _SimulatedBench:
+    """Runs turns on a simulated machine, on which a start of the ranks takes some seconds."""
+
+    def __init__(self, machine: SimulatedMachine) -> None:
+        self._machine = machine
+        self._turn, self._launch = 0, 1
+
+    def launch_again(self, arms: Sequence[Arm]) -> None:
+        self._launch += 1
+        self._machine.now_seconds += START_SECONDS
+
+    def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: Trials) -> None:
+        self._turn += 1
+        for name in next(order):
+            before = self._machine.others_seconds
+            steps = np.array([self._machine.run_block(name, STEPS_PER_BLOCK)])
+            others = (self._machine.others_seconds - before) / float(steps.sum())
+            trials.add(
+                Timed(
+                    arm=name, turn=self._turn, launch=self._launch, step_seconds=steps, seconds=float(steps.mean()),
+                    data_wait_seconds=0.0, num_tokens=1, positions_by_rank=[1], num_samples=1,
+                    others_share=others,
+                )
+            )  # fmt: skip
+
+
 @functools.cache
 def session(seed: int, noise: Noise, slower: tuple[tuple[str, float], ...] = ()) -> list[HistoryRecord]:
     """Measure both cells as the stage does, on a machine in another mood each time; some cells by a factor slower."""
     true = {cell: seconds * dict(slower).get(cell, 1.0) for cell, seconds in STEP_SECONDS.items()}
     machine = SimulatedMachine(true, noise, seed)
-    stopping = Stopping(target_half_width=0.03, max_seconds=40)
-    seconds: dict[str, list[float]] = {cell: [] for cell in true}
-
-    def look(confidence: float) -> Mapping[str, Interval]:
-        ratio = bootstrap_median_ratio(
-            seconds["1gpu"], seconds["2gpu"], seed=seed, confidence=confidence, num_draws=1000
-        )
-        return {"2gpu": ratio}
-
-    for num_rounds, order in enumerate(generate_rounds(list(true), seed=seed), start=1):
-        blocks = [statistics.fmean(machine.run_block(cell, STEPS_PER_BLOCK)) for cell in order]
-        for cell, value in average_blocks(order, blocks).items():
-            seconds[cell].append(value)
-        if not stopping.goes_on(num_rounds, seconds=machine.now_seconds, look=look):
-            break
+    arms = [Arm(name=cell, cell=cell) for cell in true]
+    found = measure_headline(
+        arms, _SimulatedBench(machine), half_width=0.03, max_seconds=60, most_share=0.05,
+        of=lambda block: block.seconds, seed=seed, advance=lambda _: None, clock=lambda: machine.now_seconds,
+    )  # fmt: skip
     return [
         record(
             cell,
-            bootstrap_median(seconds[cell], seed=seed, num_draws=1000),
-            stopping.intervals.get(cell),
+            estimate_mean(found.quiet.list_by_launch(cell)),
+            found.intervals.get(cell),
             session=seed,
-            num_rounds=num_rounds,
+            num_rounds=len(found.trials.turns),
         )
         for cell in true
     ]
@@ -116,28 +136,15 @@ def test_a_machine_that_becomes_10_percent_slower_is_found_as_far_as_drift_allow
     assert found >= least
 
 
-def test_the_intervals_of_the_sessions_alone_would_raise_more_alarms_than_they_may() -> None:
-    """Drift from session to session is real here, or the proof above would prove nothing."""
-    alarms = 0
-    for seed in range(1, NUM_SESSIONS):
-        before, now = session(seed - 1, Noise())[1], session(seed, Noise())[1]
-        assert before.step_time is not None
-        assert now.step_time is not None
-        halves = [math.log(one.high / one.low) / 2 for one in (before.step_time, now.step_time)]
-        alarms += math.log(now.step_time.value / before.step_time.value) > math.hypot(*halves)
-    assert alarms / (NUM_SESSIONS - 1) > 0.05
-
-
 def test_the_interval_of_a_change_is_that_worked_out_by_hand() -> None:
-    # In logarithms: standard deviation 0.01 of the session; of a round 0.01 * sqrt(25) / sqrt(pi / 2) = 0.0399, of
-    # which 0.55 is drift: 0.02194. Together 0.02411; two sessions 0.03410; 1.96 times that is 0.06684.
+    # In logarithms: standard deviation 0.01 of each session; of two 0.01414; 1.96 times that is 0.02772.
     half = math.exp(1.96 * 0.01)
     before = record("2gpu", Interval(value=0.1, low=0.1 / half, high=0.1 * half), session=1)
     now = record("2gpu", Interval(value=0.11, low=0.11 / half, high=0.11 * half), session=2)
     (change,) = make_history([before, now], [now]).changes
     assert change.ratio.value == pytest.approx(1 / 1.1)
-    assert change.ratio.low == pytest.approx(math.exp(-0.06684) / 1.1, rel=1e-4)
-    assert change.ratio.high == pytest.approx(math.exp(0.06684) / 1.1, rel=1e-4)
+    assert change.ratio.low == pytest.approx(math.exp(-0.02772) / 1.1, rel=1e-4)
+    assert change.ratio.high == pytest.approx(math.exp(0.02772) / 1.1, rel=1e-4)
     assert (change.verdict, change.is_regression) == ("slower", True)
 
 

@@ -1,0 +1,106 @@
+"""blocks.parquet: every timed block as it ran, so that anybody can work out the speedups again (`make reanalyse`)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from tasks.records.facts import Record
+from tasks.records.stage_file import damaged
+from training.process.files import replace_file
+
+BLOCKS_FILE = "blocks.parquet"
+_OF_ARM = ("phase", "arm", "cell", "kind")
+
+
+class BlockWork(Record):
+    """What was done in one timed block, all ranks together; what gates hold the seconds against."""
+
+    turn: int
+    """Blocks of one turn ran the same steps."""
+    launch: int
+    """Which start of the ranks ran it, from 1."""
+    others_share: float | None
+    """Share of the CPUs of its ranks that others used meanwhile; null where the machine does not tell."""
+    step_seconds: list[list[float]]
+    """Seconds of each step, rank by rank."""
+    range: str
+    """Whose rows it had."""
+    steps: list[int]
+    """Optimizer steps of the range's first epoch, from 1, in this order."""
+    seconds: float
+    """Of the whole block, on its slowest rank."""
+    num_samples: int
+    """Rows."""
+    num_tokens: int
+    """What was learned from, in the workload's unit."""
+    num_targets: int
+    """Labels that were learned from."""
+    num_positions: int
+    """Positions computed, padding included."""
+    num_micro_batches: int
+    """Forward passes with rows in them."""
+    rows: str
+    """Digest of which rows each step had; the same for the same rows, whichever ranks had them."""
+    rows_of_first_rank: str
+    """The same of the first rank alone."""
+    loss_sum: float | None
+    """Sum of the losses that were back-propagated; null if not finite."""
+    grad_norm_sum: float | None
+    """Sum over the steps of the gradient's L2 norm before clipping; null if not finite."""
+    num_exchanges: list[int]
+    """Collectives of the group of the gradients, rank by rank: counted by torch."""
+    exchange_bytes: list[int] | None
+    """Bytes that these were given, by torch's flight recorder; null where it does not tell."""
+
+
+Phase = Literal["speedup", "waterfall"]
+
+
+class ArmBlocks(Record):
+    """The blocks of one arm in one phase of measuring."""
+
+    phase: Phase
+    """speedup: what the speedups are of; waterfall: beside the counterfactuals."""
+    arm: str
+    """Its name."""
+    cell: str
+    """Name of the cell whose ranks ran it."""
+    kind: Literal["as trained", "wrapped", "data", "silent", "independent", "alone", "update"]
+    """as trained: the cell's step; wrapped: the baseline in DDP; data: data in another place; silent: no exchange;
+    independent: the shares of all ranks as one process would run them; alone: that of one of them; update: no
+    micro-batches."""
+    blocks: list[BlockWork]
+    """In the order of time."""
+
+
+def write_blocks(path: Path, blocks: Sequence[ArmBlocks]) -> None:
+    """Write a row for each block, with the fields of ArmBlocks and BlockWork; whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {**{name: getattr(arm, name) for name in _OF_ARM}, **block.model_dump()}
+        for arm in blocks
+        for block in arm.blocks
+    ]
+    with replace_file(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows), temporary, compression="zstd")
+
+
+def read_blocks(path: Path) -> list[ArmBlocks]:
+    """Return the blocks of each arm and phase; raises DataError in one line if the file is missing or damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        found: dict[tuple[str, ...], list[BlockWork]] = {}
+        for row in pq.read_table(path).to_pylist():
+            found.setdefault(tuple(row.pop(name) for name in _OF_ARM), []).append(BlockWork.model_validate(row))
+        return [
+            ArmBlocks.model_validate({**dict(zip(_OF_ARM, arm, strict=True)), "blocks": blocks})
+            for arm, blocks in found.items()
+        ]
+    except (OSError, KeyError, ValidationError, pa.ArrowException) as error:
+        raise damaged(path, error) from None
