@@ -8,7 +8,6 @@ is new, and the base model once.
 
 import argparse
 import importlib.metadata
-import json
 import logging
 import math
 import os
@@ -38,12 +37,11 @@ from tasks.records.evaluation import (
     FoundFile,
 )
 from tasks.records.fingerprint import CodeFile
-from tasks.records.run import RunFile
+from tasks.records.run import RunFile, SegmentReceipt
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.store.kept import fill_folder, keep, read_kept
 from training.process.files import digest_json
-from training.state.receipt import RECEIPT
 
 _log = logging.getLogger(__name__)
 
@@ -109,8 +107,11 @@ def list_epoch_subjects(params: Params, *, runs: Path) -> list[ModelToEvaluate]:
 
 
 def _make_subject(cell: str, file: Path, *, segment: tuple[str, int] | None = None) -> ModelToEvaluate:
-    promised = _read_receipt(file.parent / RECEIPT).get("files", {}).get(file.name, {}).get("sha256")
-    digest = require_digest(file, promised)
+    try:
+        promised = SegmentReceipt.read(file.parent).files.get(file.name)
+    except DataError as error:
+        raise remove_damaged(SegmentReceipt.path_in(file.parent), f"cannot be used ({error})") from None
+    digest = require_digest(file, promised.sha256 if promised else None)
     return ModelToEvaluate(name=cell, checkpoint=file, weights_digest=digest, segment=segment)
 
 
@@ -288,16 +289,6 @@ def _main() -> None:
     evaluation = _make_summary(params, rows, subjects, runs=arguments.runs, code=code, first_step=first)
     snapshot.require_unchanged()
     evaluation.write(arguments.evaluation)
-
-
-def _read_receipt(path: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path}: {error}; delete it and run `dvc repro`, which makes it anew") from None
-    except ValueError as error:
-        raise remove_damaged(path, f"is damaged ({error})") from None
-    return value
 
 
 if __name__ == "__main__":

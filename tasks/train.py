@@ -40,14 +40,20 @@ _log = logging.getLogger(__name__)
 _WORK = Path(".work/runs")
 
 _CHECKPOINT_BYTES_PER_PARAMETER = 12
-_SEGMENT_KEYS = ("range", "epoch", "fingerprint")
 _PARTIALS_KEPT = 2
 """As many as training/state/checkpoint.py keeps where it saves at an interval."""
 
 
+class PlannedSegment(SegmentEntry):
+    """A segment that is trained already, or will be."""
+
+    num_steps: int
+    """Optimizer steps in it."""
+
+
 def plan_segments(
     cell: str, params: Params, *, slices: Mapping[str, SliceFacts], base_model: str, code: str, machine: str
-) -> list[dict[str, Any]]:
+) -> list[PlannedSegment]:
     """Return the cell's segments in order, each with the fingerprint of everything its content depends on.
 
     The number of epochs and ranges is not part of a fingerprint: one more of either leaves the finished ones valid.
@@ -75,7 +81,12 @@ def plan_segments(
                 }
             )
             num_steps = -(-slices[str(part)].num_rows // params.train.global_batch_size)
-            segments.append({"range": str(part), "epoch": epoch, "fingerprint": fingerprint, "num_steps": num_steps})
+            segments.append(
+                PlannedSegment(
+                    range=str(part), epoch=epoch, fingerprint=fingerprint, num_steps=num_steps,
+                    folder=f"segments/{part}-epoch-{epoch}",
+                )
+            )  # fmt: skip
             previous = fingerprint
     return segments
 
@@ -92,20 +103,20 @@ class CellTraining:
     """What it starts from."""
     code_digest: str
     machine_digest: str
-    segments: list[dict[str, Any]]
-    """range, epoch, fingerprint and num_steps of every segment, in order."""
+    segments: list[PlannedSegment]
+    """In the order of training."""
     work: Path
     """The folder outside DVC that keeps finished segments and partial checkpoints."""
 
-    def locate_segment(self, segment: dict[str, Any]) -> Path:
+    def locate_segment(self, segment: PlannedSegment) -> Path:
         """Return where the finished segment stands, or will."""
-        return self.work / "segments" / str(segment["fingerprint"])
+        return self.work / "segments" / segment.fingerprint
 
-    def problem_with(self, segment: dict[str, Any]) -> str | None:
+    def problem_with(self, segment: PlannedSegment) -> str | None:
         """Return None if the segment is finished and every byte of it is what its receipt says, else why not."""
-        return find_problem(self.locate_segment(segment), fingerprint=segment["fingerprint"])
+        return find_problem(self.locate_segment(segment), fingerprint=segment.fingerprint)
 
-    def list_missing(self) -> list[dict[str, Any]]:
+    def list_missing(self) -> list[PlannedSegment]:
         """Return the segments that are still to be trained."""
         return [part for part in self.segments if self.problem_with(part) is not None]
 
@@ -114,7 +125,7 @@ class CellTraining:
         """Size of a checkpoint: weights and the two moments of AdamW, in fp32."""
         return self.base_model.num_parameters * _CHECKPOINT_BYTES_PER_PARAMETER
 
-    def count_max_checkpoints(self, missing: list[dict[str, Any]]) -> int:
+    def count_max_checkpoints(self, missing: list[PlannedSegment]) -> int:
         """Return how many checkpoints this run adds at most at one time: the last is written beside partial ones."""
         return len(missing) + (_PARTIALS_KEPT if self.params.train.checkpoint_every_steps else 1)
 
@@ -142,7 +153,8 @@ class CellTraining:
         return {
             **told,
             "segments": [
-                {**{key: part[key] for key in _SEGMENT_KEYS}, "slice_dir": str((slices / part["range"]).resolve())}
+                part.model_dump(include={"range", "epoch", "fingerprint"})
+                | {"slice_dir": str((slices / part.range).resolve())}
                 for part in self.segments
             ],
         }
@@ -167,7 +179,7 @@ def _main() -> None:
             follow_cell(run.params, run.facts(), slices=arguments.slices, machine=arguments.machine) as follower,
         ):
             config = run.config(base_model=arguments.base_model, slices=arguments.slices)
-            _train(run, config, follower, total_steps=sum(part["num_steps"] for part in missing))
+            _train(run, config, follower, total_steps=sum(part.num_steps for part in missing))
             follower.replay([run.locate_segment(part) for part in run.segments])
     try:
         snapshot.require_unchanged()
@@ -178,11 +190,11 @@ def _main() -> None:
     _assemble(run, arguments.run)
 
 
-def _require_whole(run: CellTraining, missing: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+def _require_whole(run: CellTraining, missing: list[PlannedSegment], arguments: argparse.Namespace) -> None:
     """Read what is going to be trained on; raises DataError for a file that is not what its manifest says."""
     require_whole(arguments.base_model, digest=run.base_model.digest)
     slices = SlicesManifest.read(arguments.slices).slices
-    for name in dict.fromkeys(part["range"] for part in missing):
+    for name in dict.fromkeys(part.range for part in missing):
         require_whole(arguments.slices / name, digest=slices[name].digest)
 
 
@@ -225,15 +237,12 @@ def _train(run: CellTraining, config: dict[str, Any], follower: Any, *, total_st
 def _assemble(run: CellTraining, output: Path) -> None:
     """Link the finished segments into the output under their semantic names and write run.json."""
     shutil.rmtree(output, ignore_errors=True)
-    segments = []
     for part in run.segments:
         source = run.locate_segment(part)
         if problem := run.problem_with(part):
             raise DataError(f"{run.cell}: the segment in {source} is unusable: {problem}; run again")
-        folder = f"segments/{part['range']}-epoch-{part['epoch']}"
-        link_folder(source, output / folder)
-        segments.append(SegmentEntry(**{key: part[key] for key in _SEGMENT_KEYS}, folder=folder))
-    last = segments[-1]
+        link_folder(source, output / part.folder)
+    last = run.segments[-1]
     nodes = NodesFile.read_if_there(run.work) if run.params.cells[run.cell].num_nodes > 1 else None
     RunFile(
         **run.facts().model_dump(),
@@ -242,7 +251,7 @@ def _assemble(run: CellTraining, output: Path) -> None:
         backend=read_segment(output / last.folder).backend,
         train=run.params.train.model_dump(),
         workload=run.params.workload,
-        segments=segments,
+        segments=[SegmentEntry(**part.model_dump(exclude={"num_steps"})) for part in run.segments],
         final_checkpoint=f"{last.folder}/{run.params.model.name}_{last.range}-epoch-{last.epoch}.pt",
     ).write(output)
 

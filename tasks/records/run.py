@@ -1,13 +1,15 @@
 """data/runs/<cell>/: one cell's training, and its segments."""
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, TypeAdapter
 
 from tasks.records.facts import NodeFacts, Record
 from tasks.records.stage_file import StageFile, read_checked
+from training.process.files import digest_file
 from training.record.segment_facts import SEGMENT_FILE, SegmentFacts
+from training.state.receipt import RECEIPT
 
 _SEGMENT = TypeAdapter(SegmentFacts)
 
@@ -15,6 +17,29 @@ _SEGMENT = TypeAdapter(SegmentFacts)
 def read_segment(folder: Path) -> SegmentFacts:
     """Return what the ranks wrote of the segment in that folder; raises DataError if it is missing or damaged."""
     return read_checked(folder / SEGMENT_FILE, _SEGMENT)
+
+
+class SealedFile(Record):
+    """A file whose content is vouched for."""
+
+    sha256: str
+    """Of its bytes."""
+    num_bytes: int
+    """Its size."""
+
+    @classmethod
+    def describe(cls, file: Path) -> Self:
+        """Return what stands in the file now."""
+        return cls(sha256=digest_file(file), num_bytes=file.stat().st_size)
+
+
+class SegmentReceipt(StageFile):
+    """receipt.json of a finished segment, as far as stages read it (training/state/receipt.py writes it)."""
+
+    NAME: ClassVar[str] = RECEIPT
+
+    files: dict[str, SealedFile]
+    """Name -> what is there."""
 
 
 class NodeEntry(NodeFacts):
