@@ -98,8 +98,7 @@ def _find_record_problem(segment: SegmentOutputs, profile: Profile, outputs: Out
     if recorded.number != recorded.counted_number:
         return (
             f"torch recorded {recorded.number} exchanges in the last "
-            f"{wording.format_plural(recorded.num_steps, 'step')}, "
-            f"{recorded.counted_number} were counted"
+            f"{wording.format_plural(recorded.num_steps, 'step')}, {recorded.counted_number} were counted"
         )
     accumulated = outputs.runs[cell].facts.grad_accum_steps
     most_rounds = recorded.num_steps * accumulated
