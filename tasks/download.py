@@ -24,7 +24,7 @@ from tasks.params.sources import DatasetParams, Source
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.process.logs import configure_logging
 from tasks.records.fingerprint import SourcesFile
-from tasks.records.sources import RawManifest
+from tasks.records.sources import ROWS, RawManifest
 from tasks.store.links import link_file, link_folder
 from training.process.files import digest_file
 
@@ -41,7 +41,7 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> No
     stored = store_rows(dataset, params.num_rows_needed, commit=commit)
     _require_unchanged(dataset, source_digest, stored.source_digest)
     _clear(raw)
-    facts = place_rows(stored, params.num_rows_needed, heldout=params.heldout, target=raw / "rows.parquet")
+    facts = place_rows(stored, params.num_rows_needed, heldout=params.heldout, target=raw / ROWS)
     is_builtin = dataset.kind == "builtin"
     manifest = RawManifest(
         source=dataset.source,
@@ -66,7 +66,7 @@ def _download_images(params: Params, raw: Path, *, source_digest: str | None) ->
     _require_unchanged(dataset, source_digest, stored.source_digest)
     facts = collect_image_facts(stored, params.num_rows_needed, heldout=params.heldout, source=dataset.source)
     _clear(raw)
-    link_file(stored.file, raw / "rows.parquet")
+    link_file(stored.file, raw / ROWS)
     name = "scikit-learn's digits (built-in)" if dataset.kind == "builtin" else Path(dataset.location).name
     manifest = RawManifest(
         source=dataset.source,
@@ -93,7 +93,7 @@ def _require_unchanged(source: Source, *digests: str | None) -> None:
 
 def _finish(manifest: RawManifest, raw: Path) -> None:
     """Write the manifest and say what it holds."""
-    manifest.model_copy(update={"rows_sha256": digest_file(raw / "rows.parquet")}).write(raw)
+    manifest.model_copy(update={"rows_sha256": digest_file(raw / ROWS)}).write(raw)
     _log.info("%s: %d rows, %s", manifest.source, manifest.num_rows, manifest.label)
     if manifest.quarantined:
         _log.warning("%s: left out of every slice: %s", manifest.source, describe_faults(manifest.quarantined))

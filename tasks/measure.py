@@ -41,7 +41,7 @@ from tasks.records.measurement import MeasurementFile
 from tasks.records.slices import SliceManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.records.twins import Twins
-from tasks.store.kept import fill_folder, find_manifest, keep
+from tasks.store.kept import fill_folder, is_kept, keep
 from training.config import read_config
 from training.process.files import digest_json, write_json
 from training.registry import has_file
@@ -156,14 +156,14 @@ def _main() -> None:
     configure_logging()
     inputs = _read_inputs(arguments)
     cells = list_cells_to_certify(inputs.params)
-    missing = [cell for cell in cells if find_manifest(_STORE / inputs.key(cell)) is None]
+    missing = [cell for cell in cells if not is_kept(_STORE / inputs.key(cell))]
     _log.info("update equivalence: %d of %d cells are certified already", len(cells) - len(missing), len(cells))
     speed_key = inputs.compute_speed_key()
     is_wanted = inputs.params.measure.speed
-    is_measured = not is_wanted or find_manifest(_STORE / speed_key) is not None
+    is_measured = not is_wanted or is_kept(_STORE / speed_key)
     if is_wanted:
         _log.info("speed: %s", "measured already" if is_measured else "to be measured")
-    has_twins = not inputs.needs_twins or find_manifest(_STORE / inputs.compute_twins_key()) is not None
+    has_twins = not inputs.needs_twins or is_kept(_STORE / inputs.compute_twins_key())
     if missing or not has_twins or not is_measured:
         for folder in (inputs.model_dir, *(inputs.slices / name for name in inputs.rows_digests)):
             require_whole(folder)
@@ -198,7 +198,7 @@ def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
     """Make the cell's certificate and keep it; gradients and weights are dropped, logs of a failed launch stay."""
     params, sample = inputs.params, inputs.sample
     device = choose_device(cell, params, inputs.machine.model_dump())
-    with fill_folder((_STORE / inputs.key(cell)).resolve()) as folder:
+    with fill_folder((_STORE / inputs.key(cell)).resolve(), keeps_failed=True) as folder:
         work = folder / "ranks"
         num_bytes = _BYTES_PER_UPDATE * inputs.base_model.num_parameters
         # Beside the updates, the checkpoint: weights and two moments.
@@ -231,7 +231,7 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
         for epoch in range(1, params.train.epochs + 1)
     ]
     with (
-        fill_folder((_STORE / key).resolve()) as folder,
+        fill_folder((_STORE / key).resolve(), keeps_failed=True) as folder,
         show_progress("twins of the baseline, steps", None) as advance,
     ):
         told = {}
@@ -255,7 +255,7 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
 
 def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
     """Measure the cells against each other and keep what was found."""
-    with fill_folder((_STORE / key).resolve()) as folder:
+    with fill_folder((_STORE / key).resolve(), keeps_failed=True) as folder:
         work = folder / "ranks"
         session = plan_session(
             inputs.params, machine=inputs.machine.model_dump(), base_model=inputs.model_dir, rows=inputs.rows, work=work

@@ -28,8 +28,8 @@ from tasks.process.failure import ConfigurationError, DataError, exit_with_one_l
 from tasks.process.logs import configure_logging
 from tasks.process.progress import show_progress
 from tasks.records.slices import SliceManifest, SlicesManifest
-from tasks.records.sources import RawManifest
-from tasks.store.kept import fill_folder, find_manifest
+from tasks.records.sources import ROWS, RawManifest
+from tasks.store.kept import fill_folder, is_kept
 from training.process.files import digest_file, digest_json
 from training.registry import has_file, import_file
 
@@ -79,7 +79,7 @@ def store_slice(
         }
     )
     folder = _STORE / key[:32]
-    if find_manifest(folder) is not None:
+    if is_kept(folder):
         _log.info("slice %s: reused, its rows and the tokenizer are unchanged", part)
         return folder
     with fill_folder(folder) as partial:
@@ -185,7 +185,7 @@ def _main() -> None:
     configure_logging()
     snapshot = Snapshot.read(arguments.inputs)
     params = snapshot.load_params()
-    require_digest(arguments.raw / "rows.parquet", RawManifest.read(arguments.raw).rows_sha256)
+    require_digest(arguments.raw / ROWS, RawManifest.read(arguments.raw).rows_sha256)
     if has_file("tasks.data.slicing", params.workload):
         own = import_file("tasks.data.slicing", params.workload)
         own.write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)
@@ -196,7 +196,7 @@ def _main() -> None:
 
 def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -> None:
     """Fill `slices` with the tokens of every range and of the held-out rows, as hard links into the store."""
-    rows = raw / "rows.parquet"
+    rows = raw / ROWS
     check_extent(params, pq.read_metadata(rows).num_rows)
     tokenizer = load_tokenizer(base_model, has_labels=has_labels(params.workload))
     class_names: list[str] = []

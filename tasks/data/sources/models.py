@@ -18,7 +18,7 @@ from tasks.process.foreign import is_panic
 from tasks.records.sources import BaseModelManifest
 from tasks.services import hub
 from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
-from tasks.store.kept import fill_folder, find_manifest
+from tasks.store.kept import fill_folder, is_kept
 from training.process.files import digest_file, digest_json
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def store_model(model: ModelParams, *, commit: str | None = None, class_names: S
     if class_names:
         identity["class_names"] = list(class_names)
     folder = STORE / digest_json(identity)[:32]
-    if find_manifest(folder) is not None:
+    if is_kept(folder):
         _log.info("%s: reused the model in %s", model.source, folder)
         return folder
     with fill_folder(folder) as partial:
