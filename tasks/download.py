@@ -3,7 +3,6 @@
 What has arrived stays in .work/download/, outside DVC, which deletes outputs before it runs a stage.
 """
 
-import argparse
 import logging
 import shutil
 from collections.abc import Sequence
@@ -17,12 +16,11 @@ from tasks.data.sources.image_rows import collect_image_facts, store_images
 from tasks.data.sources.models import store_model
 from tasks.data.sources.row_policy import describe_faults
 from tasks.data.sources.row_store import place_rows, store_rows
-from tasks.inputs.snapshot import Snapshot
+from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.source_digest import digest_source
 from tasks.params.sources import DatasetParams, Source
 from tasks.process.failure import DataError, exit_with_one_line
-from tasks.process.logs import configure_logging
 from tasks.records.fingerprint import SourcesFile
 from tasks.records.sources import ROWS, RawManifest
 from tasks.store.links import link_file, link_folder
@@ -135,15 +133,8 @@ def _clear(folder: Path) -> None:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(prog="tasks.download", description=__doc__)
-    parser.add_argument("--sources", type=Path, required=True)
-    parser.add_argument("--raw", type=Path, required=True)
-    parser.add_argument("--base-model", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
-    arguments = parser.parse_args()
-    configure_logging()
-    snapshot = Snapshot.read(arguments.inputs)
-    params = snapshot.load_params()
+    arguments = make_parser("download", __doc__, "sources", "raw", "base-model").parse_args()
+    snapshot, params = Snapshot.begin(arguments.inputs)
     begun = SourcesFile.read(arguments.sources)
     download_rows(params, arguments.raw, source_digest=begun.dataset.digest if begun.dataset else None)
     download_model(params, arguments.base_model, class_names=RawManifest.read(arguments.raw).class_names)

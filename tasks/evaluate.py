@@ -6,7 +6,6 @@ stays in .work/evaluation/ under the digest of everything that it depends on: an
 is new, and the base model once.
 """
 
-import argparse
 import importlib.metadata
 import logging
 import math
@@ -23,11 +22,10 @@ from tasks.evaluating.sums import compute_sums
 from tasks.gates.statistics import compute_perplexity
 from tasks.inputs.damage import remove_damaged, require_digest, require_whole
 from tasks.inputs.meaning import collect_meanings
-from tasks.inputs.snapshot import Snapshot
+from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.choices import has_labels
 from tasks.process.failure import DataError, DivergedError, exit_with_one_line
-from tasks.process.logs import configure_logging
 from tasks.records.evaluation import (
     EvaluatedEpoch,
     EvaluatedModel,
@@ -264,14 +262,8 @@ def _evaluate_epochs(params: Params, rows: HeldoutRows, *, runs: Path, code: str
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(prog="tasks.evaluate", description=__doc__)
-    for name in ("slices", "base-model", "runs", "code", "evaluation"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
-    arguments = parser.parse_args()
-    configure_logging()
-    snapshot = Snapshot.read(arguments.inputs)
-    params = snapshot.load_params()
+    arguments = make_parser("evaluate", __doc__, "slices", "base-model", "runs", "code", "evaluation").parse_args()
+    snapshot, params = Snapshot.begin(arguments.inputs)
     manifest = SlicesManifest.read(arguments.slices)
     rows = HeldoutRows(
         folder=arguments.slices / str(params.heldout),

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tasks.inputs.damage import require_whole
-from tasks.inputs.snapshot import Snapshot
+from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.params.train import NOT_CONTENT
 from tasks.process.disk import require_room, require_writable
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.process.lock import lock_machine
-from tasks.process.logs import configure_logging
 from tasks.process.stopping import stop_on_signals
 from tasks.ranks.cell_ranks import choose_device, find_nodes, make_ranks_config
 from tasks.ranks.live import TrainingProgress
@@ -161,10 +160,11 @@ class CellTraining:
 
 
 def _main() -> None:
-    arguments = _parse_arguments()
-    configure_logging()
-    snapshot = Snapshot.read(arguments.inputs)
-    run = _describe(arguments, snapshot.load_params())
+    parser = make_parser("train", __doc__, "slices", "base-model", "code", "machine", "run")
+    parser.add_argument("cell")
+    arguments = parser.parse_args()
+    snapshot, params = Snapshot.begin(arguments.inputs)
+    run = _describe(arguments, params)
     missing = run.list_missing()
     _log.info(
         "%s: %d of %d segments are finished already%s",
@@ -254,15 +254,6 @@ def _assemble(run: CellTraining, output: Path) -> None:
         segments=[SegmentEntry(**part.model_dump(exclude={"num_steps"})) for part in run.segments],
         final_checkpoint=f"{last.folder}/{run.params.model.name}_{last.range}-epoch-{last.epoch}.pt",
     ).write(output)
-
-
-def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tasks.train", description=__doc__)
-    parser.add_argument("cell")
-    for name in ("slices", "base-model", "code", "machine", "run"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

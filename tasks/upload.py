@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.inputs.snapshot import Snapshot
+from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
-from tasks.process.logs import configure_logging
 from tasks.records.publication import PublicationManifest, UploadFile
 from tasks.records.run import RunFile, SegmentReceipt
 from tasks.reporting.model_card import collect_metrics, render_model_card
@@ -210,13 +209,7 @@ def _list_files(params: Params, manifest: PublicationManifest) -> None:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tasks.upload", description=__doc__.splitlines()[0])
-    parser.add_argument("--base-model", type=Path, required=True, help="folder of the base model")
-    parser.add_argument("--runs", type=Path, required=True, help="folder with one folder per trained cell")
-    parser.add_argument("--reports", type=Path, required=True, help="folder with the finished report")
-    parser.add_argument("--staged", type=Path, required=True, help="folder to fill with what is published")
-    parser.add_argument("--receipt", type=Path, required=True, help="file that says what became of it")
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
+    parser = make_parser("upload", __doc__, "base-model", "runs", "reports", "staged", "receipt")
     parser.add_argument("--dry-run", action="store_true", help="only list the files and their sizes")
     arguments, unknown = parser.parse_known_args()
     if unknown:  # argparse would print them, and somebody may have given a token
@@ -226,9 +219,7 @@ def _parse_arguments() -> argparse.Namespace:
 
 def _main() -> None:
     arguments = _parse_arguments()
-    configure_logging()
-    snapshot = Snapshot.read(arguments.inputs)
-    params = snapshot.load_params()
+    snapshot, params = Snapshot.begin(arguments.inputs)
     sources = Sources(base_model=arguments.base_model, runs=arguments.runs, reports=arguments.reports)
     if arguments.dry_run:
         with tempfile.TemporaryDirectory(prefix=".dry-run-", dir=arguments.reports) as folder:

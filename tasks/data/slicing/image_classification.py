@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tasks.data.linked_slices import link_slices
+from tasks.data.sources.parquet import read_groups
 from tasks.data.sources.row_policy import QUARANTINED_IMAGES, describe_faults
 from tasks.params import Params
 from tasks.params.sources import RowRange
@@ -123,15 +124,9 @@ def _shorten(file: Path, images: np.memmap, *, num_rows: int) -> None:
 def _read_rows(rows: Path, part: RowRange) -> Iterator[tuple[int, str, bytes, str | None]]:
     """Yield row id, class, pixels and fault, reading only the row groups that the slice touches."""
     with pq.ParquetFile(rows) as file:
-        first = 0
-        for group in range(file.num_row_groups):
-            num_rows = file.metadata.row_group(group).num_rows
-            start, end = max(part.start - first, 0), min(part.end - first, num_rows)
-            if start < end:
-                table = file.read_row_group(group, columns=["row_id", "label", "pixels", "fault"])
-                for batch in table.slice(start, end - start).to_batches(_BATCH_ROWS):
-                    yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-            first += num_rows
+        for _, table in read_groups(file, part.start, part.end, columns=("row_id", "label", "pixels", "fault")):
+            for batch in table.to_batches(_BATCH_ROWS):
+                yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def _digest_rows(rows: Path, part: RowRange) -> str:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.data.builtin import corpus
-from tasks.data.sources.parquet import open_parquet
+from tasks.data.sources.parquet import open_parquet, read_groups
 from tasks.data.sources.repeated_rows import RepeatedRows
 from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, list_class_names
 from tasks.data.sources.rows import read_source_values
@@ -56,16 +56,11 @@ class StoredRows:
 
     def batches(self, num_rows: int) -> Iterator[list[Row]]:
         """Yield the first `num_rows` rows, in batches."""
-        left = num_rows
         with open_parquet(self.file) as file:
             names = [name for name in Row._fields if name in file.schema_arrow.names]
             # Each was written as one batch, of bounded size; a batch of several would be as large as all of them.
-            for group in range(file.num_row_groups):
-                if left <= 0:
-                    return
-                table = file.read_row_group(group, columns=names).slice(0, left)
+            for _, table in read_groups(file, 0, num_rows, columns=names):
                 yield [Row(*row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]
-                left -= table.num_rows
 
 
 def store_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = None) -> StoredRows:
