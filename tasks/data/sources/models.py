@@ -59,7 +59,7 @@ def store_model(model: ModelParams, *, commit: str | None = None, class_names: S
             kind=model.kind,
             revision=model.revision,
             commit=commit,
-            license=_find_license(model, commit),
+            license=None if commit is None else hub.find_license(model.location, commit, kind="model"),
             label=_make_label(model, facts),
             **facts,
             is_random_weights=model.kind == "builtin",
@@ -109,10 +109,6 @@ def _fill(
         # The store is named after what the source held.
         if {file.name: digest_file(file) for file in folder.iterdir()} != identity["files"]:
             raise DataError(f"model.source {model.source}: changed while it was read; run again")
-
-
-def _find_license(model: ModelParams, commit: str | None) -> str | None:
-    return None if commit is None else hub.find_license(model.location, commit, kind="model")
 
 
 def _select_files(folder: Path, source: str) -> list[Path]:
