@@ -25,7 +25,7 @@ from tasks.machine.facts import collect_machine_facts
 from tasks.params import Params, load_params
 from tasks.ranks.one_machine import FileRendezvous
 from tasks.records.sources import BaseModelManifest
-from tasks.train import CellTraining
+from tasks.train import CellTraining, PlannedSegment
 from training.process.files import write_json
 
 _PROJECT = Path(__file__).resolve().parent.parent
@@ -62,7 +62,7 @@ def prepare(folder: Path, params: Params) -> dict[str, Any]:
 
 def run_ranks(folder: Path, params: Params, cell: str, *, pairs: int, steps: int) -> dict[str, Any]:
     """Start the ranks of the cell and return what they timed."""
-    segment = {"range": _RANGE, "epoch": 1, "fingerprint": "benchmark", "num_steps": steps}
+    segment = PlannedSegment(range=_RANGE, epoch=1, fingerprint="benchmark", folder="", num_steps=steps)
     run = CellTraining(
         params=params, cell=cell, device="cpu", base_model=BaseModelManifest.model_construct(digest=""),
         code_digest="", machine_digest="", segments=[segment], work=folder / cell,

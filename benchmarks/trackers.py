@@ -38,7 +38,7 @@ from tasks.records.fingerprint import MachineFile
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.services import follower as following
-from tasks.train import CellTraining
+from tasks.train import CellTraining, PlannedSegment
 
 _PROJECT = Path(__file__).resolve().parent.parent
 _TARGET = 0.01
@@ -119,7 +119,7 @@ def measure(
     folder: Path, params: Params, cell: str, *, states: Sequence[str], num_rows: int, num_rounds: int, seconds: float
 ) -> list[dict[str, dict[str, float]]]:
     """Return for each round step_seconds and cpu_share: state -> mean of its two blocks."""
-    segment = {"range": f"0-{num_rows}", "epoch": 1, "fingerprint": "benchmark", "num_steps": 0}
+    segment = PlannedSegment(range=f"0-{num_rows}", epoch=1, fingerprint="benchmark", folder="", num_steps=0)
     run = CellTraining(
         params=params, cell=cell, device="cpu", base_model=BaseModelManifest.model_construct(digest=""),
         code_digest="", machine_digest="",

@@ -48,7 +48,7 @@ def find_cached() -> dict[str, str]:
     with contextlib.suppress(DvcException):  # the flow meets it again, and says what it means
         before = list_changes()
         always = [stage for stage, reasons in before.items() if reasons == _ALWAYS]
-        if _is_cached(before) and all(reproduce(stage, environment={}, hear=_ignore) == 0 for stage in always):
+        if _is_cached(before) and all(reproduce(stage, environment={}, hear=lambda _: None) == 0 for stage in always):
             after = list_changes()
             if _is_cached(after):
                 return {stage: _UNCHANGED if reasons else _CACHED for stage, reasons in after.items()}
@@ -57,10 +57,6 @@ def find_cached() -> dict[str, str]:
 
 def _is_cached(reasons: dict[str, list[str]]) -> bool:
     return all(words in ([], _ALWAYS) for words in reasons.values())
-
-
-def _ignore(_said: bytes) -> None:
-    pass
 
 
 def _list_stage_changes(stage: Any) -> list[str]:

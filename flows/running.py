@@ -20,7 +20,7 @@ from flows.outage import tolerate_outage
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(".work/flow_runs")
-_DAYS_KEPT = 30
+_SECONDS_KEPT = 30 * 86_400
 
 
 def mark_running() -> None:
@@ -69,7 +69,7 @@ def end_abandoned_runs() -> None:
             try:
                 with file.open() as handle:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if _settle_run(client, UUID(file.name)) or _compute_age_days(file) > _DAYS_KEPT:
+                    if _settle_run(client, UUID(file.name)) or time.time() - file.stat().st_mtime > _SECONDS_KEPT:
                         file.unlink(missing_ok=True)
             except (BlockingIOError, FileNotFoundError):  # held by a live run, or just removed by another start
                 continue
@@ -90,7 +90,3 @@ def _settle_run(client: SyncPrefectClient, run: UUID) -> bool:
     client.set_flow_run_state(run, crashed)
     logger.info("flow run %s had been killed; it is now marked as crashed", run)
     return True
-
-
-def _compute_age_days(file: Path) -> float:
-    return (time.time() - file.stat().st_mtime) / 86_400

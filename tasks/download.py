@@ -3,7 +3,6 @@
 What has arrived stays in .work/download/, outside DVC, which deletes outputs before it runs a stage.
 """
 
-import argparse
 import logging
 import shutil
 from collections.abc import Sequence
@@ -17,14 +16,13 @@ from tasks.data.sources.image_rows import collect_image_facts, store_images
 from tasks.data.sources.models import store_model
 from tasks.data.sources.row_policy import describe_faults
 from tasks.data.sources.row_store import place_rows, store_rows
-from tasks.inputs.snapshot import Snapshot
+from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.source_digest import digest_source
 from tasks.params.sources import DatasetParams, Source
 from tasks.process.failure import DataError, exit_with_one_line
-from tasks.process.logs import configure_logging
 from tasks.records.fingerprint import SourcesFile
-from tasks.records.sources import RawManifest
+from tasks.records.sources import ROWS, RawManifest
 from tasks.store.links import link_file, link_folder
 from training.process.files import digest_file
 
@@ -41,7 +39,7 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> No
     stored = store_rows(dataset, params.num_rows_needed, commit=commit)
     _require_unchanged(dataset, source_digest, stored.source_digest)
     _clear(raw)
-    facts = place_rows(stored, params.num_rows_needed, heldout=params.heldout, target=raw / "rows.parquet")
+    facts = place_rows(stored, params.num_rows_needed, heldout=params.heldout, target=raw / ROWS)
     is_builtin = dataset.kind == "builtin"
     manifest = RawManifest(
         source=dataset.source,
@@ -66,7 +64,7 @@ def _download_images(params: Params, raw: Path, *, source_digest: str | None) ->
     _require_unchanged(dataset, source_digest, stored.source_digest)
     facts = collect_image_facts(stored, params.num_rows_needed, heldout=params.heldout, source=dataset.source)
     _clear(raw)
-    link_file(stored.file, raw / "rows.parquet")
+    link_file(stored.file, raw / ROWS)
     name = "scikit-learn's digits (built-in)" if dataset.kind == "builtin" else Path(dataset.location).name
     manifest = RawManifest(
         source=dataset.source,
@@ -93,7 +91,7 @@ def _require_unchanged(source: Source, *digests: str | None) -> None:
 
 def _finish(manifest: RawManifest, raw: Path) -> None:
     """Write the manifest and say what it holds."""
-    manifest.model_copy(update={"rows_sha256": digest_file(raw / "rows.parquet")}).write(raw)
+    manifest.model_copy(update={"rows_sha256": digest_file(raw / ROWS)}).write(raw)
     _log.info("%s: %d rows, %s", manifest.source, manifest.num_rows, manifest.label)
     if manifest.quarantined:
         _log.warning("%s: left out of every slice: %s", manifest.source, describe_faults(manifest.quarantined))
@@ -135,15 +133,8 @@ def _clear(folder: Path) -> None:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(prog="tasks.download", description=__doc__)
-    parser.add_argument("--sources", type=Path, required=True)
-    parser.add_argument("--raw", type=Path, required=True)
-    parser.add_argument("--base-model", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
-    arguments = parser.parse_args()
-    configure_logging()
-    snapshot = Snapshot.read(arguments.inputs)
-    params = snapshot.load_params()
+    arguments = make_parser("download", __doc__, "sources", "raw", "base-model").parse_args()
+    snapshot, params = Snapshot.begin(arguments.inputs)
     begun = SourcesFile.read(arguments.sources)
     download_rows(params, arguments.raw, source_digest=begun.dataset.digest if begun.dataset else None)
     download_model(params, arguments.base_model, class_names=RawManifest.read(arguments.raw).class_names)

@@ -6,9 +6,7 @@ stays in .work/evaluation/ under the digest of everything that it depends on: an
 is new, and the base model once.
 """
 
-import argparse
 import importlib.metadata
-import json
 import logging
 import math
 import os
@@ -24,11 +22,10 @@ from tasks.evaluating.sums import compute_sums
 from tasks.gates.statistics import compute_perplexity
 from tasks.inputs.damage import remove_damaged, require_digest, require_whole
 from tasks.inputs.meaning import collect_meanings
-from tasks.inputs.snapshot import Snapshot
+from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.choices import has_labels
 from tasks.process.failure import DataError, DivergedError, exit_with_one_line
-from tasks.process.logs import configure_logging
 from tasks.records.evaluation import (
     EvaluatedEpoch,
     EvaluatedModel,
@@ -38,12 +35,11 @@ from tasks.records.evaluation import (
     FoundFile,
 )
 from tasks.records.fingerprint import CodeFile
-from tasks.records.run import RunFile
+from tasks.records.run import RunFile, SegmentReceipt
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.store.kept import fill_folder, keep, read_kept
 from training.process.files import digest_json
-from training.state.receipt import RECEIPT
 
 _log = logging.getLogger(__name__)
 
@@ -109,8 +105,11 @@ def list_epoch_subjects(params: Params, *, runs: Path) -> list[ModelToEvaluate]:
 
 
 def _make_subject(cell: str, file: Path, *, segment: tuple[str, int] | None = None) -> ModelToEvaluate:
-    promised = _read_receipt(file.parent / RECEIPT).get("files", {}).get(file.name, {}).get("sha256")
-    digest = require_digest(file, promised)
+    try:
+        promised = SegmentReceipt.read(file.parent).files.get(file.name)
+    except DataError as error:
+        raise remove_damaged(SegmentReceipt.path_in(file.parent), f"cannot be used ({error})") from None
+    digest = require_digest(file, promised.sha256 if promised else None)
     return ModelToEvaluate(name=cell, checkpoint=file, weights_digest=digest, segment=segment)
 
 
@@ -263,14 +262,8 @@ def _evaluate_epochs(params: Params, rows: HeldoutRows, *, runs: Path, code: str
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(prog="tasks.evaluate", description=__doc__)
-    for name in ("slices", "base-model", "runs", "code", "evaluation"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
-    arguments = parser.parse_args()
-    configure_logging()
-    snapshot = Snapshot.read(arguments.inputs)
-    params = snapshot.load_params()
+    arguments = make_parser("evaluate", __doc__, "slices", "base-model", "runs", "code", "evaluation").parse_args()
+    snapshot, params = Snapshot.begin(arguments.inputs)
     manifest = SlicesManifest.read(arguments.slices)
     rows = HeldoutRows(
         folder=arguments.slices / str(params.heldout),
@@ -288,16 +281,6 @@ def _main() -> None:
     evaluation = _make_summary(params, rows, subjects, runs=arguments.runs, code=code, first_step=first)
     snapshot.require_unchanged()
     evaluation.write(arguments.evaluation)
-
-
-def _read_receipt(path: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path}: {error}; delete it and run `dvc repro`, which makes it anew") from None
-    except ValueError as error:
-        raise remove_damaged(path, f"is damaged ({error})") from None
-    return value
 
 
 if __name__ == "__main__":

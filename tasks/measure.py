@@ -21,7 +21,7 @@ from tasks.equivalence.twins import train_twins
 from tasks.equivalence.updates import NUM_ORDERS
 from tasks.inputs.damage import require_whole
 from tasks.inputs.meaning import collect_meanings
-from tasks.inputs.snapshot import Snapshot
+from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.measuring.planning import plan_session
 from tasks.measuring.sample import Sample, take_sample
 from tasks.measuring.session import measure_cells
@@ -31,7 +31,6 @@ from tasks.params.train import NOT_CONTENT
 from tasks.process.disk import require_room
 from tasks.process.failure import exit_with_one_line
 from tasks.process.lock import lock_machine
-from tasks.process.logs import configure_logging
 from tasks.process.progress import show_progress
 from tasks.process.stopping import stop_on_signals
 from tasks.ranks.cell_ranks import choose_device, find_nodes, make_ranks_config
@@ -41,7 +40,7 @@ from tasks.records.measurement import MeasurementFile
 from tasks.records.slices import SliceManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.records.twins import Twins
-from tasks.store.kept import fill_folder, find_manifest, keep
+from tasks.store.kept import fill_folder, is_kept, keep
 from training.config import read_config
 from training.process.files import digest_json, write_json
 from training.registry import has_file
@@ -146,24 +145,20 @@ def count_updates(num_parameters: int) -> int:
     return _NUM_STEPS if _NUM_STEPS * _BYTES_PER_UPDATE * num_parameters <= _MOST_BYTES else _FEWEST_STEPS
 
 
-def list_cells_to_certify(params: Params) -> list[str]:
-    """Return the cells that spread an update; a plain process without a wrapper is what they are held against."""
-    return [cell for cell, spread in params.cells.items() if spread.strategy != "single"]
-
-
 def _main() -> None:
-    arguments = _parse_arguments()
-    configure_logging()
+    places = ("slices", "base-model", "code", "machine", "trial", "measurements")
+    arguments = make_parser("measure", __doc__, *places).parse_args()
     inputs = _read_inputs(arguments)
-    cells = list_cells_to_certify(inputs.params)
-    missing = [cell for cell in cells if find_manifest(_STORE / inputs.key(cell)) is None]
+    # A plain process without a wrapper is what the others are held against.
+    cells = [cell for cell, spread in inputs.params.cells.items() if spread.strategy != "single"]
+    missing = [cell for cell in cells if not is_kept(_STORE / inputs.key(cell))]
     _log.info("update equivalence: %d of %d cells are certified already", len(cells) - len(missing), len(cells))
     speed_key = inputs.compute_speed_key()
     is_wanted = inputs.params.measure.speed
-    is_measured = not is_wanted or find_manifest(_STORE / speed_key) is not None
+    is_measured = not is_wanted or is_kept(_STORE / speed_key)
     if is_wanted:
         _log.info("speed: %s", "measured already" if is_measured else "to be measured")
-    has_twins = not inputs.needs_twins or find_manifest(_STORE / inputs.compute_twins_key()) is not None
+    has_twins = not inputs.needs_twins or is_kept(_STORE / inputs.compute_twins_key())
     if missing or not has_twins or not is_measured:
         for folder in (inputs.model_dir, *(inputs.slices / name for name in inputs.rows_digests)):
             require_whole(folder)
@@ -198,7 +193,7 @@ def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
     """Make the cell's certificate and keep it; gradients and weights are dropped, logs of a failed launch stay."""
     params, sample = inputs.params, inputs.sample
     device = choose_device(cell, params, inputs.machine.model_dump())
-    with fill_folder((_STORE / inputs.key(cell)).resolve()) as folder:
+    with fill_folder((_STORE / inputs.key(cell)).resolve(), keeps_failed=True) as folder:
         work = folder / "ranks"
         num_bytes = _BYTES_PER_UPDATE * inputs.base_model.num_parameters
         # Beside the updates, the checkpoint: weights and two moments.
@@ -231,7 +226,7 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
         for epoch in range(1, params.train.epochs + 1)
     ]
     with (
-        fill_folder((_STORE / key).resolve()) as folder,
+        fill_folder((_STORE / key).resolve(), keeps_failed=True) as folder,
         show_progress("twins of the baseline, steps", None) as advance,
     ):
         told = {}
@@ -255,7 +250,7 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
 
 def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
     """Measure the cells against each other and keep what was found."""
-    with fill_folder((_STORE / key).resolve()) as folder:
+    with fill_folder((_STORE / key).resolve(), keeps_failed=True) as folder:
         work = folder / "ranks"
         session = plan_session(
             inputs.params, machine=inputs.machine.model_dump(), base_model=inputs.model_dir, rows=inputs.rows, work=work
@@ -267,8 +262,8 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
 
 
 def _read_inputs(arguments: argparse.Namespace) -> Inputs:
-    snapshot = Snapshot.read(arguments.inputs)
-    params, base_model = snapshot.load_params(), BaseModelManifest.read(arguments.base_model)
+    snapshot, params = Snapshot.begin(arguments.inputs)
+    base_model = BaseModelManifest.read(arguments.base_model)
     ranges = [str(part) for part in params.ranges]
     is_weak = params.measure.scaling == "weak"
     least = params.train.global_batch_size * (max(one.world_size for one in params.cells.values()) if is_weak else 1)
@@ -291,14 +286,6 @@ def _read_inputs(arguments: argparse.Namespace) -> Inputs:
             batch_size=params.train.global_batch_size,
         ),
     )
-
-
-def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tasks.measure", description=__doc__)
-    for name in ("slices", "base-model", "code", "machine", "trial", "measurements"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

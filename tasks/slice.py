@@ -3,7 +3,6 @@
 A finished slice stays in .work/slices/ under the digest of what went into it: one more range tokenises only that one.
 """
 
-import argparse
 import hashlib
 import importlib.metadata
 import logging
@@ -18,18 +17,18 @@ import pyarrow.parquet as pq
 
 from tasks.data.linked_slices import link_slices
 from tasks.data.slicing.tokens import RowTokenizer, load_tokenizer
+from tasks.data.sources.parquet import read_groups
 from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, describe_faults
 from tasks.inputs.damage import require_digest
-from tasks.inputs.snapshot import Snapshot
+from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.choices import has_labels
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
-from tasks.process.logs import configure_logging
 from tasks.process.progress import show_progress
 from tasks.records.slices import SliceManifest, SlicesManifest
-from tasks.records.sources import RawManifest
-from tasks.store.kept import fill_folder, find_manifest
+from tasks.records.sources import ROWS, RawManifest
+from tasks.store.kept import fill_folder, is_kept
 from training.process.files import digest_file, digest_json
 from training.registry import has_file, import_file
 
@@ -79,7 +78,7 @@ def store_slice(
         }
     )
     folder = _STORE / key[:32]
-    if find_manifest(folder) is not None:
+    if is_kept(folder):
         _log.info("slice %s: reused, its rows and the tokenizer are unchanged", part)
         return folder
     with fill_folder(folder) as partial:
@@ -152,17 +151,11 @@ def _write_header(file: Any, num_tokens: int) -> None:
 def _read_rows(rows: Path, part: RowRange) -> Iterator[tuple[int, list[Row]]]:
     """Yield (first row id, rows) in batches, reading only the row groups that the slice touches."""
     with pq.ParquetFile(rows) as file:
-        first = 0
-        for group in range(file.num_row_groups):
-            num_rows = file.metadata.row_group(group).num_rows
-            start, end = max(part.start - first, 0), min(part.end - first, num_rows)
-            if start < end:
-                columns = [name for name in Row._fields if name in file.schema_arrow.names]
-                table = file.read_row_group(group, columns=columns).slice(start, end - start)
-                found = [Row(*values) for values in zip(*(column.to_pylist() for column in table.columns), strict=True)]
-                for offset in range(0, len(found), _BATCH_ROWS):
-                    yield first + start + offset, found[offset : offset + _BATCH_ROWS]
-            first += num_rows
+        columns = [name for name in Row._fields if name in file.schema_arrow.names]
+        for first, table in read_groups(file, part.start, part.end, columns=columns):
+            found = [Row(*values) for values in zip(*(column.to_pylist() for column in table.columns), strict=True)]
+            for offset in range(0, len(found), _BATCH_ROWS):
+                yield first + offset, found[offset : offset + _BATCH_ROWS]
 
 
 def _digest_rows(rows: Path, part: RowRange) -> str:
@@ -176,16 +169,9 @@ def _digest_rows(rows: Path, part: RowRange) -> str:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(prog="tasks.slice", description=__doc__)
-    parser.add_argument("--raw", type=Path, required=True)
-    parser.add_argument("--base-model", type=Path, required=True)
-    parser.add_argument("--slices", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
-    arguments = parser.parse_args()
-    configure_logging()
-    snapshot = Snapshot.read(arguments.inputs)
-    params = snapshot.load_params()
-    require_digest(arguments.raw / "rows.parquet", RawManifest.read(arguments.raw).rows_sha256)
+    arguments = make_parser("slice", __doc__, "raw", "base-model", "slices").parse_args()
+    snapshot, params = Snapshot.begin(arguments.inputs)
+    require_digest(arguments.raw / ROWS, RawManifest.read(arguments.raw).rows_sha256)
     if has_file("tasks.data.slicing", params.workload):
         own = import_file("tasks.data.slicing", params.workload)
         own.write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)
@@ -196,7 +182,7 @@ def _main() -> None:
 
 def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -> None:
     """Fill `slices` with the tokens of every range and of the held-out rows, as hard links into the store."""
-    rows = raw / "rows.parquet"
+    rows = raw / ROWS
     check_extent(params, pq.read_metadata(rows).num_rows)
     tokenizer = load_tokenizer(base_model, has_labels=has_labels(params.workload))
     class_names: list[str] = []

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tasks.inputs.damage import require_whole
-from tasks.inputs.snapshot import Snapshot
+from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.params.train import NOT_CONTENT
 from tasks.process.disk import require_room, require_writable
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.process.lock import lock_machine
-from tasks.process.logs import configure_logging
 from tasks.process.stopping import stop_on_signals
 from tasks.ranks.cell_ranks import choose_device, find_nodes, make_ranks_config
 from tasks.ranks.live import TrainingProgress
@@ -40,14 +39,20 @@ _log = logging.getLogger(__name__)
 _WORK = Path(".work/runs")
 
 _CHECKPOINT_BYTES_PER_PARAMETER = 12
-_SEGMENT_KEYS = ("range", "epoch", "fingerprint")
 _PARTIALS_KEPT = 2
 """As many as training/state/checkpoint.py keeps where it saves at an interval."""
 
 
+class PlannedSegment(SegmentEntry):
+    """A segment that is trained already, or will be."""
+
+    num_steps: int
+    """Optimizer steps in it."""
+
+
 def plan_segments(
     cell: str, params: Params, *, slices: Mapping[str, SliceFacts], base_model: str, code: str, machine: str
-) -> list[dict[str, Any]]:
+) -> list[PlannedSegment]:
     """Return the cell's segments in order, each with the fingerprint of everything its content depends on.
 
     The number of epochs and ranges is not part of a fingerprint: one more of either leaves the finished ones valid.
@@ -75,7 +80,12 @@ def plan_segments(
                 }
             )
             num_steps = -(-slices[str(part)].num_rows // params.train.global_batch_size)
-            segments.append({"range": str(part), "epoch": epoch, "fingerprint": fingerprint, "num_steps": num_steps})
+            segments.append(
+                PlannedSegment(
+                    range=str(part), epoch=epoch, fingerprint=fingerprint, num_steps=num_steps,
+                    folder=f"segments/{part}-epoch-{epoch}",
+                )
+            )  # fmt: skip
             previous = fingerprint
     return segments
 
@@ -92,20 +102,20 @@ class CellTraining:
     """What it starts from."""
     code_digest: str
     machine_digest: str
-    segments: list[dict[str, Any]]
-    """range, epoch, fingerprint and num_steps of every segment, in order."""
+    segments: list[PlannedSegment]
+    """In the order of training."""
     work: Path
     """The folder outside DVC that keeps finished segments and partial checkpoints."""
 
-    def locate_segment(self, segment: dict[str, Any]) -> Path:
+    def locate_segment(self, segment: PlannedSegment) -> Path:
         """Return where the finished segment stands, or will."""
-        return self.work / "segments" / str(segment["fingerprint"])
+        return self.work / "segments" / segment.fingerprint
 
-    def problem_with(self, segment: dict[str, Any]) -> str | None:
+    def problem_with(self, segment: PlannedSegment) -> str | None:
         """Return None if the segment is finished and every byte of it is what its receipt says, else why not."""
-        return find_problem(self.locate_segment(segment), fingerprint=segment["fingerprint"])
+        return find_problem(self.locate_segment(segment), fingerprint=segment.fingerprint)
 
-    def list_missing(self) -> list[dict[str, Any]]:
+    def list_missing(self) -> list[PlannedSegment]:
         """Return the segments that are still to be trained."""
         return [part for part in self.segments if self.problem_with(part) is not None]
 
@@ -114,7 +124,7 @@ class CellTraining:
         """Size of a checkpoint: weights and the two moments of AdamW, in fp32."""
         return self.base_model.num_parameters * _CHECKPOINT_BYTES_PER_PARAMETER
 
-    def count_max_checkpoints(self, missing: list[dict[str, Any]]) -> int:
+    def count_max_checkpoints(self, missing: list[PlannedSegment]) -> int:
         """Return how many checkpoints this run adds at most at one time: the last is written beside partial ones."""
         return len(missing) + (_PARTIALS_KEPT if self.params.train.checkpoint_every_steps else 1)
 
@@ -142,17 +152,19 @@ class CellTraining:
         return {
             **told,
             "segments": [
-                {**{key: part[key] for key in _SEGMENT_KEYS}, "slice_dir": str((slices / part["range"]).resolve())}
+                part.model_dump(include={"range", "epoch", "fingerprint"})
+                | {"slice_dir": str((slices / part.range).resolve())}
                 for part in self.segments
             ],
         }
 
 
 def _main() -> None:
-    arguments = _parse_arguments()
-    configure_logging()
-    snapshot = Snapshot.read(arguments.inputs)
-    run = _describe(arguments, snapshot.load_params())
+    parser = make_parser("train", __doc__, "slices", "base-model", "code", "machine", "run")
+    parser.add_argument("cell")
+    arguments = parser.parse_args()
+    snapshot, params = Snapshot.begin(arguments.inputs)
+    run = _describe(arguments, params)
     missing = run.list_missing()
     _log.info(
         "%s: %d of %d segments are finished already%s",
@@ -167,7 +179,7 @@ def _main() -> None:
             follow_cell(run.params, run.facts(), slices=arguments.slices, machine=arguments.machine) as follower,
         ):
             config = run.config(base_model=arguments.base_model, slices=arguments.slices)
-            _train(run, config, follower, total_steps=sum(part["num_steps"] for part in missing))
+            _train(run, config, follower, total_steps=sum(part.num_steps for part in missing))
             follower.replay([run.locate_segment(part) for part in run.segments])
     try:
         snapshot.require_unchanged()
@@ -178,11 +190,11 @@ def _main() -> None:
     _assemble(run, arguments.run)
 
 
-def _require_whole(run: CellTraining, missing: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+def _require_whole(run: CellTraining, missing: list[PlannedSegment], arguments: argparse.Namespace) -> None:
     """Read what is going to be trained on; raises DataError for a file that is not what its manifest says."""
     require_whole(arguments.base_model, digest=run.base_model.digest)
     slices = SlicesManifest.read(arguments.slices).slices
-    for name in dict.fromkeys(part["range"] for part in missing):
+    for name in dict.fromkeys(part.range for part in missing):
         require_whole(arguments.slices / name, digest=slices[name].digest)
 
 
@@ -225,15 +237,12 @@ def _train(run: CellTraining, config: dict[str, Any], follower: Any, *, total_st
 def _assemble(run: CellTraining, output: Path) -> None:
     """Link the finished segments into the output under their semantic names and write run.json."""
     shutil.rmtree(output, ignore_errors=True)
-    segments = []
     for part in run.segments:
         source = run.locate_segment(part)
         if problem := run.problem_with(part):
             raise DataError(f"{run.cell}: the segment in {source} is unusable: {problem}; run again")
-        folder = f"segments/{part['range']}-epoch-{part['epoch']}"
-        link_folder(source, output / folder)
-        segments.append(SegmentEntry(**{key: part[key] for key in _SEGMENT_KEYS}, folder=folder))
-    last = segments[-1]
+        link_folder(source, output / part.folder)
+    last = run.segments[-1]
     nodes = NodesFile.read_if_there(run.work) if run.params.cells[run.cell].num_nodes > 1 else None
     RunFile(
         **run.facts().model_dump(),
@@ -242,18 +251,9 @@ def _assemble(run: CellTraining, output: Path) -> None:
         backend=read_segment(output / last.folder).backend,
         train=run.params.train.model_dump(),
         workload=run.params.workload,
-        segments=segments,
+        segments=[SegmentEntry(**part.model_dump(exclude={"num_steps"})) for part in run.segments],
         final_checkpoint=f"{last.folder}/{run.params.model.name}_{last.range}-epoch-{last.epoch}.pt",
     ).write(output)
-
-
-def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tasks.train", description=__doc__)
-    parser.add_argument("cell")
-    for name in ("slices", "base-model", "code", "machine", "run"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ done, and its next run sends what is missing.
 """
 
 import argparse
-import json
 import logging
 import shutil
 import sys
@@ -14,26 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.inputs.snapshot import Snapshot
+from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
-from tasks.process.logs import configure_logging
-from tasks.records.run import RunFile
+from tasks.records.publication import PublicationManifest, UploadFile
+from tasks.records.run import RunFile, SegmentReceipt
 from tasks.reporting.model_card import collect_metrics, render_model_card
 from tasks.reporting.results import Results, read_results
 from tasks.services import hub
-from tasks.services.manifest import MANIFEST, write_manifest
 from tasks.store.links import link_file
 from training.process.failure import BadCheckpointError
-from training.process.files import digest_file, write_json
-from training.state.receipt import RECEIPT
+from training.process.files import digest_file
 
 _log = logging.getLogger(__name__)
 
 # What is taken from the base model as it is; weights and config come from the trained model.
 _TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".txt")
-_NOT_TOKENIZER = (MANIFEST, "config.json", "model.safetensors.index.json")
+_NOT_TOKENIZER = (PublicationManifest.NAME, "config.json", "model.safetensors.index.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +53,7 @@ def select_published_cell(params: Params, runs: Path) -> str:
     raise DataError(f"{runs}: no finished run of the cells {', '.join(params.cells)}; run `dvc repro` first")
 
 
-def stage_publication(params: Params, sources: Sources, staged: Path) -> dict[str, Any]:
+def stage_publication(params: Params, sources: Sources, staged: Path) -> PublicationManifest:
     """Fill the folder `staged` with exactly what is published, and return its manifest.
 
     Raises DataError if a part is missing or is not what its receipt says.
@@ -76,8 +73,10 @@ def stage_publication(params: Params, sources: Sources, staged: Path) -> dict[st
     _link_report(sources.reports, staged)
     card = _make_card(params, results, cell, [Path(path).name for path in receipts])
     (staged / "README.md").write_text(card, encoding="utf-8")
-    manifest = write_manifest(staged, {"comparison": params.name, "cell": cell, "final": facts.final_checkpoint})
-    _require_as_trained(manifest, receipts)
+    manifest = PublicationManifest.describe(staged, comparison=params.name, cell=cell, final=facts.final_checkpoint)
+    manifest.write(staged)
+    for path, sha256 in receipts.items():
+        _require_equal(path, manifest.files[path].sha256, sha256)
     return manifest
 
 
@@ -99,9 +98,9 @@ def _link_checkpoints(run: Path, facts: RunFile, wanted: list[str], staged: Path
         raise DataError(f"{run / 'run.json'}: no file {facts.final_checkpoint}; run `dvc repro` to restore it")
     for segment in facts.segments:
         folder = run / segment.folder
-        receipt = json.loads((folder / RECEIPT).read_bytes())["files"]
+        receipt = SegmentReceipt.read(folder).files
         for file in sorted(folder.glob("*-epoch-*.pt")):
-            sha256 = receipt[file.name]["sha256"]
+            sha256 = receipt[file.name].sha256
             if file.name in wanted:
                 link_file(file, staged / "checkpoints" / file.name)
                 receipts[f"checkpoints/{file.name}"] = sha256
@@ -111,11 +110,6 @@ def _link_checkpoints(run: Path, facts: RunFile, wanted: list[str], staged: Path
     if missing:
         raise DataError(f"{run / 'run.json'}: no checkpoint {missing[0]} of upload.checkpoints; run `dvc repro`")
     return receipts
-
-
-def _require_as_trained(manifest: dict[str, Any], receipts: dict[str, str]) -> None:
-    for path, sha256 in receipts.items():
-        _require_equal(path, manifest["files"][path]["sha256"], sha256)
 
 
 def _require_equal(path: str, found: str, wanted: str) -> None:
@@ -188,46 +182,34 @@ def _find_hub_id(source: str) -> str | None:
     return source.removeprefix("hub:") if source.startswith("hub:") else None
 
 
-def _publish(params: Params, staged: Path, cell: str) -> dict[str, Any]:
+def _publish(params: Params, staged: Path, manifest: PublicationManifest) -> UploadFile:
     """Return the receipt of the publication, or of the staging if none was asked for."""
-    repo_id = params.upload.repo_id
+    repo_id, cell, num_files = params.upload.repo_id, manifest.cell, len(manifest.files)
     if repo_id is None:
-        return {"status": "staged"}
+        sys.stdout.write(f"nothing published; {manifest.extent} staged in {staged}\n")
+        return UploadFile(status="staged", cell=cell, num_files=num_files)
     message = f"{params.name}: cell {cell}"
     published = hub.publish(staged, repo_id, is_private=params.upload.private, message=message)
     if published.num_sent:
         _log.info("published %d files as %s", published.num_sent, published.url)
     else:
         _log.info("nothing changed, nothing sent: %s", published.url)
-    return {
-        "status": "published",
-        "repo_id": published.repo_id,
-        "commit": published.commit,
-        "url": published.url,
-    }
+    return UploadFile(
+        status="published", repo_id=published.repo_id, commit=published.commit, url=published.url, cell=cell,
+        num_files=num_files,
+    )  # fmt: skip
 
 
-def _list_files(params: Params, manifest: dict[str, Any]) -> None:
+def _list_files(params: Params, manifest: PublicationManifest) -> None:
     """Print what would be published, one line per file."""
-    lines = [f"{facts['num_bytes']:>14,}  {path}" for path, facts in manifest["files"].items()]
+    lines = [f"{file.num_bytes:>14,}  {path}" for path, file in manifest.files.items()]
     target = params.upload.repo_id or "the Hub, if upload.repo_id were set"
-    lines.append(f"dry run: {_describe_extent(manifest)} would be published to {target}")
+    lines.append(f"dry run: {manifest.extent} would be published to {target}")
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _describe_extent(manifest: dict[str, Any]) -> str:
-    num_bytes = sum(facts["num_bytes"] for facts in manifest["files"].values())
-    return f"{len(manifest['files'])} files ({num_bytes / 1e6:.1f} MB)"
-
-
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tasks.upload", description=__doc__.splitlines()[0])
-    parser.add_argument("--base-model", type=Path, required=True, help="folder of the base model")
-    parser.add_argument("--runs", type=Path, required=True, help="folder with one folder per trained cell")
-    parser.add_argument("--reports", type=Path, required=True, help="folder with the finished report")
-    parser.add_argument("--staged", type=Path, required=True, help="folder to fill with what is published")
-    parser.add_argument("--receipt", type=Path, required=True, help="file that says what became of it")
-    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
+    parser = make_parser("upload", __doc__, "base-model", "runs", "reports", "staged", "receipt")
     parser.add_argument("--dry-run", action="store_true", help="only list the files and their sizes")
     arguments, unknown = parser.parse_known_args()
     if unknown:  # argparse would print them, and somebody may have given a token
@@ -237,9 +219,7 @@ def _parse_arguments() -> argparse.Namespace:
 
 def _main() -> None:
     arguments = _parse_arguments()
-    configure_logging()
-    snapshot = Snapshot.read(arguments.inputs)
-    params = snapshot.load_params()
+    snapshot, params = Snapshot.begin(arguments.inputs)
     sources = Sources(base_model=arguments.base_model, runs=arguments.runs, reports=arguments.reports)
     if arguments.dry_run:
         with tempfile.TemporaryDirectory(prefix=".dry-run-", dir=arguments.reports) as folder:
@@ -252,10 +232,7 @@ def _main() -> None:
         )
     manifest = stage_publication(params, sources, arguments.staged)
     snapshot.require_unchanged()
-    receipt = _publish(params, arguments.staged, manifest["cell"])
-    if receipt["status"] == "staged":
-        sys.stdout.write(f"nothing published; {_describe_extent(manifest)} staged in {arguments.staged}\n")
-    write_json(arguments.receipt, {**receipt, "cell": manifest["cell"], "num_files": len(manifest["files"])})
+    _publish(params, arguments.staged, manifest).write(arguments.receipt)
 
 
 if __name__ == "__main__":

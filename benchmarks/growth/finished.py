@@ -8,9 +8,9 @@ import numpy as np
 
 from tasks.params import Params
 from tasks.records.outputs import Outputs, read_outputs
-from training.process.files import digest_file, write_json
+from tasks.records.run import SealedFile, SegmentReceipt
+from training.process.files import write_json
 from training.record.ledger_file import LEDGER, LEDGER_DTYPE
-from training.state.receipt import RECEIPT
 
 _ROWS_PER_STEP = 16
 _HELDOUT_ROWS = 20
@@ -55,7 +55,7 @@ def write_ledger(
 ) -> None:
     """Write the ledger of a finished segment, and as much of a receipt as says what it is."""
     np.stack([rank, step, row_id, num_tokens], axis=1).astype(LEDGER_DTYPE).tofile(segment / LEDGER)
-    write_json(segment / RECEIPT, {"files": {LEDGER: {"sha256": digest_file(segment / LEDGER)}}})
+    SegmentReceipt(files={LEDGER: SealedFile.describe(segment / LEDGER)}).write(segment)
 
 
 def outputs_of(folder: Path) -> Outputs:

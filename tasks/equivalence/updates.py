@@ -159,9 +159,8 @@ def judge(updates: list[Update], problems: list[str], *, exchange: str = "none")
             part, step = max(wrong, key=lambda each: each[0].excess)
             more = f"; so {'does' if len(wrong) == 2 else 'do'} {len(wrong) - 1} more" if len(wrong) > 1 else ""
             problems.append(
-                f"update {step}: the {kind} differ{'s' if kind == 'gradient' else ''} by "
-                f"{part.found.relative_l2:.1e} (relative L2), {part.tolerance:.1e} allowed, most in "
-                f"{part.found.largest_in}{more}"
+                f"update {step}: the {kind} differ{'s' if kind == 'gradient' else ''} by {part.found.relative_l2:.1e} "
+                f"(relative L2), {part.tolerance:.1e} allowed, most in {part.found.largest_in}{more}"
             )
     if problems:
         return "failed", "; ".join(problems)

@@ -10,7 +10,6 @@ from tasks.process.progress import show_progress
 if TYPE_CHECKING:  # torch takes seconds to import
     from torch import nn
 
-    from training.data.batches import MicroBatch
     from training.data.rows import Rows
 
 _MAX_TOKENS_PER_BATCH = 16_384
@@ -48,8 +47,8 @@ def compute_sums(
     with show_progress(what, len(source)) as advance:
         for batch in make_batches(lengths, max_tokens=max_tokens):
             micro_batch = source.collate(batch, seq_len=seq_len).to(device)
-            for name, value in _compute_metrics(workload, model, micro_batch).items():
-                sums[name] = sums.get(name, 0.0) + value
+            for name, value in workload.metrics(model, micro_batch).items():
+                sums[name] = sums.get(name, 0.0) + float(value)
             for name in counts:
                 counts[name] += getattr(micro_batch, name)
             advance(len(batch))
@@ -58,7 +57,3 @@ def compute_sums(
     if not expected:
         raise DataError("no held-out row has a second token to predict; choose other rows as heldout")
     return sums, counts
-
-
-def _compute_metrics(workload: Any, model: "nn.Module", micro_batch: "MicroBatch") -> dict[str, float]:
-    return {name: float(value) for name, value in workload.metrics(model, micro_batch).items()}

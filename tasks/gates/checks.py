@@ -164,18 +164,14 @@ def check_gates(outputs: Outputs) -> list[Gate]:
 
 def _drop_untrue_figures(gate: Gate, gates: Sequence[Gate], baseline: str) -> Gate:
     """Return the gate without the figures per unit of work that another gate leaves nothing of."""
+    failed = [(one.cell, other.name) for other in gates for one in other.findings if one.verdict == "failed"]
     findings = [
         found
-        if {one.name for one in select_failed_gates(gates, (baseline, found.cell))} <= _SPARE_THROUGHPUT
+        if {name for cell, name in failed if cell in (baseline, found.cell)} <= _SPARE_THROUGHPUT
         else found.model_copy(update={"true_figure": None})
         for found in gate.findings
     ]
     return gate.model_copy(update={"findings": findings})
-
-
-def select_failed_gates(gates: Sequence[Gate], cells: Sequence[str]) -> list[Gate]:
-    """Return the gates that failed for one of the cells."""
-    return [gate for gate in gates if any(one.cell in cells and one.verdict == "failed" for one in gate.findings)]
 
 
 def compute_standings(gates: Sequence[Gate], world_sizes: Mapping[str, int]) -> dict[str, Standing]:

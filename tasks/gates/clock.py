@@ -36,10 +36,8 @@ def check_clock(outputs: Outputs, cell: str) -> Finding:
     return make_finding(
         [f"{cell}: {problem}" for problem in problems if problem],
         otherwise=f"{cell}: in {wording.format_small_percent(abs(idle) / seconds)} of the step time no step ran, the "
-        "slowest "
-        f"took {_compute_slowest_multiple(run.steps):.1f} times the median; steps, log points and checkpoints add up "
-        "to the "
-        "wall clock's seconds",
+        f"slowest took {_compute_slowest_multiple(run.steps):.1f} times the median; steps, log points and checkpoints "
+        "add up to the wall clock's seconds",
         numbers={
             "train_seconds": seconds,
             "seconds_without_a_step": idle,
@@ -62,17 +60,14 @@ def _find_idle_problem(run: RunOutputs) -> str | None:
         return (
             f"the clock ran for {wording.format_seconds(_sum_facts(run, 'other_seconds'))} of "
             f"{wording.format_seconds(_sum_facts(run, 'train_seconds'))} while no step did, most at step "
-            f"{steps.step[at]} with "
-            f"{wording.format_seconds(float(others[at]))}: something else, such as a checkpoint, an upload or a wait, "
-            "was "
-            "timed"
+            f"{steps.step[at]} with {wording.format_seconds(float(others[at]))}: something else, such as a checkpoint, "
+            "an upload or a wait, was timed"
         )
     if -np.minimum(others, 0.0).sum() > allowed:
         at = int(np.argmin(others))
         return (
             f"the clock stood still for {wording.format_seconds(-float(np.minimum(others, 0.0).sum()))} while steps "
-            "ran, most "
-            f"at step {steps.step[at]} with {wording.format_seconds(-float(others[at]))}"
+            f"ran, most at step {steps.step[at]} with {wording.format_seconds(-float(others[at]))}"
         )
     return None
 
@@ -111,8 +106,7 @@ def _find_slow_step(steps: Steps) -> str | None:
     return (
         f"step {steps.step[at]} took {wording.format_seconds(float(steps.seconds[at]))} among steps of "
         f"{wording.format_seconds(median)} ({wording.format_plural(int(is_slow.sum()), 'step')} of over "
-        f"{_SLOW_MULTIPLE:g} times "
-        f"the median): something else ran while the clock did. {wording.TRAIN_AGAIN}"
+        f"{_SLOW_MULTIPLE:g} times the median): something else ran while the clock did. {wording.TRAIN_AGAIN}"
     )
 
 

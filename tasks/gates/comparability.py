@@ -225,8 +225,8 @@ def check_plausible_speedup(outputs: Outputs, cell: str) -> Finding | None:
         [problem] * (of_first > _MOST_EFFICIENCY * taken) + _find_implausible_speedup(outputs, cell),
         # No efficiency here: another gate may have withheld it.
         otherwise=f"time of all ranks together (train seconds x ranks): {first} {wording.format_seconds(of_first)}, "
-        f"{cell} "
-        f"{wording.format_seconds(taken)}; at least {wording.format_seconds(of_first / _MOST_EFFICIENCY)} is believed",
+        f"{cell} {wording.format_seconds(taken)}; at least {wording.format_seconds(of_first / _MOST_EFFICIENCY)} is "
+        "believed",
         numbers={"rank_seconds": taken, "least_believed": of_first / _MOST_EFFICIENCY},
     )
 

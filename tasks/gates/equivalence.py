@@ -67,9 +67,8 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
     return make_finding(
         problems,
         otherwise=f"{_describe_certificate(one, outputs.params.train.precision)}. Each update began from the same "
-        "state on both "
-        f"sides; allowed is {certificate.margin:g} times what "
-        "re-ordering the sums alone makes, at least that many fp32 roundings",
+        f"state on both sides; allowed is {certificate.margin:g} times what re-ordering the sums alone makes, at least "
+        "that many fp32 roundings",
         numbers={
             f"{part.compared}_{name}": getattr(part, name)
             for part in parts

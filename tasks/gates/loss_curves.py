@@ -175,8 +175,7 @@ def _describe_tolerances(allowed: Allowed, num_steps: int) -> str:
     if reach:
         words.append(
             f"on each of the first {wording.format_plural(reach, 'step')} {MULTIPLE:g} times what re-ordered sums grow "
-            "to is "
-            f"allowed ({allowed.by_step[0]:.0e} to {allowed.by_step[-1]:.0e})"
+            f"to is allowed ({allowed.by_step[0]:.0e} to {allowed.by_step[-1]:.0e})"
         )
     if reach < num_steps:
         words.append(

@@ -71,7 +71,6 @@ def _find_shared_device(devices: Sequence[RankDevice], *, first: int, threads: i
     if quota is not None and quota < threads * len(devices):
         return (
             f"{wording.format_plural(len(devices), 'rank')} with {wording.format_plural(threads, 'thread')} each may "
-            "use the time "
-            f"of {quota:g} cores (quota of their control group)"
+            f"use the time of {quota:g} cores (quota of their control group)"
         )
     return None

@@ -41,7 +41,7 @@ def check_synchronisation(outputs: Outputs, cell: str) -> Finding | None:
     return make_finding(
         [_describe_problem(what, segments) for what, segments in problems.items()],
         otherwise=f"per optimizer step {cell} {profile.told(_sum_traffic(run), whole)}; the gradient has "
-        f"{_format_mib(whole.gradient_bytes)}",
+        f"{wording.format_three_digits(whole.gradient_bytes / 2**20)} MiB",
         numbers=_collect_numbers(run, profile, _make_segment_work(first, outputs, cell)),
     )
 
@@ -98,8 +98,7 @@ def _find_record_problem(segment: SegmentOutputs, profile: Profile, outputs: Out
     if recorded.number != recorded.counted_number:
         return (
             f"torch recorded {recorded.number} exchanges in the last "
-            f"{wording.format_plural(recorded.num_steps, 'step')}, "
-            f"{recorded.counted_number} were counted"
+            f"{wording.format_plural(recorded.num_steps, 'step')}, {recorded.counted_number} were counted"
         )
     accumulated = outputs.runs[cell].facts.grad_accum_steps
     most_rounds = recorded.num_steps * accumulated
@@ -154,7 +153,3 @@ def _describe_problem(what: str, segments: list[SegmentOutputs]) -> str:
     others = len(segments) - 1
     more = f" and {wording.format_plural(others, 'other segment')}" if others else ""
     return f"{segments[0].title}{more}: {what}"
-
-
-def _format_mib(num_bytes: int) -> str:
-    return f"{wording.format_three_digits(num_bytes / 2**20)} MiB"

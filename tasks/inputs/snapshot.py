@@ -5,6 +5,7 @@ means, and what else it depends on. It is a dependency of its stage, so that DVC
 whatever becomes of params.yaml until the stage ends; and a stage that finds anything else fails and records nothing.
 """
 
+import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from ruamel.yaml import YAML
 from tasks.inputs.meaning import PROJECT, compute_meanings
 from tasks.params import Params, load_params
 from tasks.process.failure import ConfigurationError, DataError
+from tasks.process.logs import configure_logging
 from tasks.ranks.code import checks
 from tasks.records.fingerprint import InputsFile
 
@@ -34,6 +36,15 @@ def select_values(params: Params, keys: list[str]) -> dict[str, Any]:
             value = value.get(part) if isinstance(value, dict) else None
         values[key] = value
     return values
+
+
+def make_parser(stage: str, description: str | None, *places: str) -> argparse.ArgumentParser:
+    """Return the parser of a stage's command line, which names where it finds and leaves its files."""
+    parser = argparse.ArgumentParser(prog=f"tasks.{stage}", description=description)
+    for place in places:
+        parser.add_argument(f"--{place}", type=Path, required=True)
+    parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
+    return parser
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,13 @@ class Snapshot:
     """Files and folders that it depends on."""
     seen: dict[Path, tuple[int, int, int]] = field(default_factory=dict)
     """Every file of them -> what shows that it was not written since."""
+
+    @classmethod
+    def begin(cls, file: Path | None) -> tuple["Snapshot", Params]:
+        """Return what the stage works on, with params.yaml, as `read` and `load_params` do, and have its log shown."""
+        configure_logging()
+        snapshot = cls.read(file)
+        return snapshot, snapshot.load_params()
 
     @classmethod
     def read(cls, file: Path | None) -> "Snapshot":

@@ -146,8 +146,7 @@ def check_siblings(num_cpus: int, num_physical: int | None, *, is_virtual: bool)
         return Check.not_checked(
             name,
             f"{format_plural(num_cpus, 'CPU')} of a virtual machine: whether they share physical cores does not show "
-            "from "
-            "inside; how much copies slow each other down has to be measured",
+            "from inside; how much copies slow each other down has to be measured",
         )
     return Check.ok(name, f"{format_plural(num_cpus, 'CPU')}, each a physical core")
 

@@ -89,8 +89,10 @@ class CostParams(Section):
 
 
 class TrackingParams(Section):
-    """MLflow."""
+    """Where runs are shown."""
 
+    tracker: str = "mlflow"
+    """The name of a file in tasks/services/trackers/."""
     uri: str | None = None
     """Tracking server; null: $MLFLOW_TRACKING_URI, else the SQLite file mlflow.db beside params.yaml."""
     experiment: str = "ddp-compare"
@@ -98,6 +100,7 @@ class TrackingParams(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        require_one_of("tracker", self.tracker, list_file_names("tasks/services/trackers"))
         if not self.experiment.strip() or not self.experiment.isprintable() or len(self.experiment) > 200:
             raise ValueError(
                 f"experiment: got {self.experiment[:80]!r}; allowed: a name of 1 to 200 printable characters, such as "

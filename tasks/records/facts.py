@@ -91,6 +91,31 @@ class GpuFacts(Record):
     """Its memory."""
 
 
+class SpreadFacts(Record):
+    """How the work was spread in a cell."""
+
+    cell: str
+    """Name of the cell."""
+    strategy: str
+    """How the update is computed on several ranks."""
+    world_size: int
+    """Number of ranks."""
+    launcher: str
+    """How the ranks were started."""
+    num_nodes: int = 1
+    """Machines that the ranks were on."""
+    threads_per_rank: int
+    """CPU threads of each rank."""
+    device: str
+    """cpu or cuda."""
+    micro_batch_size: int
+    """Samples per forward pass of one rank."""
+    grad_accum_steps: int
+    """Forward passes of each rank per optimizer step."""
+    global_batch_size: int
+    """Samples per optimizer step, all ranks together."""
+
+
 class NodeFacts(Record):
     """One of several machines that a cell's ranks were on."""
 

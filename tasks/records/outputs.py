@@ -21,7 +21,7 @@ from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import MachineFile
 from tasks.records.ledger import Ledger, Samples, digest_rows, make_ledger, read_samples
 from tasks.records.measurement import MeasurementFile
-from tasks.records.run import RunFile, read_segment
+from tasks.records.run import RunFile, SegmentReceipt, read_segment
 from tasks.records.slices import SliceManifest
 from tasks.records.sources import BaseModelManifest, RawManifest
 from tasks.records.stage_file import damaged
@@ -29,7 +29,6 @@ from tasks.records.twins import Twins
 from training.process.files import digest_file
 from training.record.ledger_file import LEDGER
 from training.record.segment_facts import SegmentFacts
-from training.state.receipt import RECEIPT
 
 
 @dataclass(frozen=True)
@@ -113,12 +112,12 @@ class SegmentOutputs:
         """Yield every sample that the segment learned from, part by part."""
         path = self.folder / LEDGER
         try:
-            wanted = json.loads((self.folder / RECEIPT).read_bytes())["files"][LEDGER]["sha256"]
+            wanted = SegmentReceipt.read(self.folder).files[LEDGER].sha256
             if (found := digest_file(path)) != wanted:
                 raise ValueError(f"sha256 is {found}, its receipt says {wanted}")
             yield from read_samples(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise damaged(Path(getattr(error, "filename", None) or path), error) from None
+            raise damaged(path, error) from None
 
 
 @dataclass(frozen=True)

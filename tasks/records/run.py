@@ -1,13 +1,15 @@
 """data/runs/<cell>/: one cell's training, and its segments."""
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, TypeAdapter
 
-from tasks.records.facts import NodeFacts, Record
+from tasks.records.facts import NodeFacts, Record, SpreadFacts
 from tasks.records.stage_file import StageFile, read_checked
+from training.process.files import digest_file
 from training.record.segment_facts import SEGMENT_FILE, SegmentFacts
+from training.state.receipt import RECEIPT
 
 _SEGMENT = TypeAdapter(SegmentFacts)
 
@@ -15,6 +17,29 @@ _SEGMENT = TypeAdapter(SegmentFacts)
 def read_segment(folder: Path) -> SegmentFacts:
     """Return what the ranks wrote of the segment in that folder; raises DataError if it is missing or damaged."""
     return read_checked(folder / SEGMENT_FILE, _SEGMENT)
+
+
+class SealedFile(Record):
+    """A file whose content is vouched for."""
+
+    sha256: str
+    """Of its bytes."""
+    num_bytes: int
+    """Its size."""
+
+    @classmethod
+    def describe(cls, file: Path) -> Self:
+        """Return what stands in the file now."""
+        return cls(sha256=digest_file(file), num_bytes=file.stat().st_size)
+
+
+class SegmentReceipt(StageFile):
+    """receipt.json of a finished segment, as far as stages read it (training/state/receipt.py writes it)."""
+
+    NAME: ClassVar[str] = RECEIPT
+
+    files: dict[str, SealedFile]
+    """Name -> what is there."""
 
 
 class NodeEntry(NodeFacts):
@@ -48,35 +73,15 @@ class SegmentEntry(Record):
     """Where it lies below the folder of the run."""
 
 
-class CellFacts(Record):
+class CellFacts(SpreadFacts):
     """What is known of a cell's training before it begins."""
 
-    cell: str
-    """Name of the cell."""
-    strategy: str
-    """How the update is computed."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the strategy."""
-    world_size: int
-    """Number of ranks."""
-    launcher: str
-    """How they were started."""
-    num_nodes: int = 1
-    """Machines that they were on."""
     oversubscribe: bool = False
     """Whether they might share a GPU."""
-    threads_per_rank: int
-    """CPU threads of each."""
-    device: str
-    """cpu or cuda."""
-    micro_batch_size: int
-    """Samples per forward pass of one rank."""
-    grad_accum_steps: int
-    """Micro-batches of a rank in an optimizer step."""
     exact: bool = False
     """Whether the weights do not depend on the number of ranks, to the bit."""
-    global_batch_size: int
-    """Samples per optimizer step, all ranks together."""
     model_name: str
     """Short name of the model in checkpoint files."""
     base_model_digest: str

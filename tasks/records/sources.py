@@ -1,11 +1,14 @@
 """manifest.json of data/raw and data/base_model: what has been downloaded."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from tasks.records.facts import BaseModelFacts, DatasetFacts
 from tasks.records.stage_file import StageFile
+
+ROWS = "rows.parquet"
+"""The rows of a data set, beside their manifest."""
 
 
 class RawManifest(DatasetFacts, StageFile):
@@ -27,6 +30,23 @@ class RawManifest(DatasetFacts, StageFile):
     """sha256 of the local source; null for any other."""
     rows_sha256: str = ""
     """sha256 of rows.parquet, which is often one file with its store and with DVC's copy of it."""
+
+
+class StoredManifest(StageFile):
+    """manifest.json in .work/download/: the first rows of a data set, at least as many as were asked for."""
+
+    NAME: ClassVar[str] = "manifest.json"
+
+    num_rows: int
+    """Rows that are there."""
+    license: str | None = None
+    """As the data set's card on the Hub names it; null where that is not known."""
+    class_names: list[str] = Field(default_factory=list)
+    """Images only: the classes, in the order of their numbers."""
+    identity: dict[str, Any]
+    """Everything that the rows depend on, apart from how many of them are asked for."""
+    files: dict[str, str]
+    """Name -> sha256."""
 
 
 class BaseModelManifest(BaseModelFacts, StageFile):

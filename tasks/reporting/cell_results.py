@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from tasks.records.facts import NodeFacts, Record
+from tasks.records.facts import NodeFacts, Record, SpreadFacts
 from tasks.records.gate import Standing
 from tasks.records.measurement import Estimate
 from tasks.reporting.straggler import SlowestRank
@@ -48,37 +48,17 @@ class Figures(Record):
     """speedup / how many times more ranks than the baseline; 1.0 is linear; null if withheld."""
 
 
-class CellResults(Record):
+class CellResults(SpreadFacts):
     """One way to spread the work, and what it gave."""
 
-    cell: str
-    """Name of the cell."""
     is_baseline: bool
     """True for the first cell, against which speedups are counted."""
     standing: Standing
     """What the gates leave of its speedup: proven, unproven or withheld, and why."""
-    strategy: str
-    """How the update is computed on several ranks."""
-    world_size: int
-    """Number of ranks."""
-    launcher: str
-    """How the ranks were started."""
-    num_nodes: int = 1
-    """Machines that the ranks were on."""
     nodes: list[NodeFacts] = Field(default_factory=list)
     """What each of them is, where there were several."""
-    device: str
-    """cpu or cuda."""
     backend: str | None
     """How ranks exchange gradients; null where there is one rank only."""
-    threads_per_rank: int
-    """CPU threads of each rank."""
-    micro_batch_size: int
-    """Samples per forward pass of one rank."""
-    grad_accum_steps: int
-    """Forward passes of each rank per optimizer step."""
-    global_batch_size: int
-    """Samples per optimizer step, all ranks together."""
     num_epochs: int
     """Passes over all ranges."""
     seconds_per_epoch: float

@@ -10,6 +10,7 @@ from tasks.gates.equivalence import list_equivalences
 from tasks.gates.measured import compute_efficiency, select_arm, withhold_cells
 from tasks.params.choices import read_unit
 from tasks.process.wording import replace_unprintable
+from tasks.records.evaluation import EvaluatedSample
 from tasks.records.facts import ComparisonFacts, DatasetFacts, MachineFacts, ModelFacts, NodeFacts, SliceFacts
 from tasks.records.gate import Standing
 from tasks.records.measurement import Measurement
@@ -18,7 +19,7 @@ from tasks.reporting.accuracy import compute_time_to_accuracy, list_accuracies
 from tasks.reporting.cell_results import CellResults, Figures, Spread
 from tasks.reporting.chaos import compute_chaos
 from tasks.reporting.cost import compute_cost
-from tasks.reporting.quality import Continuation, ModelQuality, Quality
+from tasks.reporting.quality import ModelQuality, Quality
 from tasks.reporting.results import LossCurve, Results
 from tasks.reporting.straggler import find_slowest_rank
 from tasks.reporting.time_to_loss import compute_time_to_loss
@@ -205,7 +206,7 @@ def _collect_quality(outputs: Outputs) -> Quality:
             if (found := evaluation.models.get(name)) is not None
         ],
         samples=[
-            Continuation(
+            EvaluatedSample(
                 row_id=sample.row_id,
                 prompt=replace_unprintable(sample.prompt),
                 reference=replace_unprintable(sample.reference),

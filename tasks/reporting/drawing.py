@@ -3,15 +3,14 @@
 import functools
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 from tasks.process import wording
 from tasks.reporting.results import Results
 from training.registry import import_file
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+Axes: TypeAlias = Any
+"""matplotlib's, which is imported only to draw."""
 _CHARTS = Path(__file__).with_name("charts")
 _WIDTH_INCHES, _HEIGHT_INCHES = 4.7, 3.2
 _DPI = 72.0
@@ -57,8 +56,13 @@ class Chart(Protocol):
     def describe_chart(self, results: Results) -> str:
         """Return in words what the chart shows, numbers included."""
 
-    def draw(self, results: Results, axes: "Axes") -> None:
+    def draw(self, results: Results, axes: Axes) -> None:
         """Draw the results; both axes get a label with a unit."""
+
+
+def is_always_shown(results: Results) -> bool:
+    """Return True: every comparison has the figures of the chart."""
+    return True
 
 
 def select_charts(results: Results) -> dict[str, Chart]:
@@ -83,13 +87,13 @@ def select_dashes(number: int) -> Any:
     return _LINES[number % len(_LINES)]
 
 
-def add_legend(axes: "Axes", *, columns: int = 4) -> None:
+def add_legend(axes: Axes, *, columns: int = 4) -> None:
     """Name the cells below the chart, where they cover nothing; of many cells the first few."""
     handles, labels = axes.get_legend_handles_labels()
     axes.figure.legend(handles[:_MOST_NAMES], labels[:_MOST_NAMES], loc="outside lower center", ncols=columns)
 
 
-def set_height(axes: "Axes", inches: float) -> None:
+def set_height(axes: Axes, inches: float) -> None:
     """Make the chart higher or lower than the others."""
     figure = axes.get_figure(root=True)
     assert figure is not None
@@ -185,7 +189,7 @@ def _explain_withheld(results: Results) -> str:
     return f"{'gate' if len(names) == 1 else 'gates'} {wording.join_names(names)} failed"
 
 
-def _draw_withheld(results: Results, axes: "Axes") -> None:
+def _draw_withheld(results: Results, axes: Axes) -> None:
     import textwrap
 
     axes.set_axis_off()

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from tasks.records.evaluation import EvaluatedSample
 from tasks.records.facts import Record
 from tasks.reporting.accuracy import EpochAccuracy, TimeToAccuracy
 from tasks.reporting.time_to_loss import TimeToLoss
@@ -26,19 +27,6 @@ class ModelQuality(Record):
     """The checkpoint that was evaluated; null for the base model."""
 
 
-class Continuation(Record):
-    """One held-out row continued by every model."""
-
-    row_id: int
-    """The row's position in the data set."""
-    prompt: str
-    """The beginning of the row, which every model was given."""
-    reference: str
-    """How the row really goes on."""
-    continuations: dict[str, str]
-    """Model name -> what it wrote."""
-
-
 class Quality(Record):
     """What the models are worth on rows that none was trained on."""
 
@@ -50,7 +38,7 @@ class Quality(Record):
     """Tokens per row at most; longer rows are cut."""
     models: list[ModelQuality]
     """The base model first, then each cell's last checkpoint."""
-    samples: list[Continuation]
+    samples: list[EvaluatedSample]
     """A few held-out rows, continued by every model."""
     time_to_loss: TimeToLoss | None = None
     """When each cell's training came to a loss; null in results of an earlier version."""

@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from tasks.services.tracked import Point, make_step_point
+from tasks.services.tracked import make_step_point, read_segment_points
+from tasks.services.trackers import TrackedRun
 from training.process.redaction import redact, shorten
 
 _log = logging.getLogger(__name__)
@@ -26,21 +27,6 @@ STOP_SECONDS = 2.0
 _STEPS_PER_FLUSH = 100
 """While ranks use the CPU, a flush must cost less than 0.1 s of it."""
 _MAX_WAITING_STEPS = 20_000
-
-
-class TrackedRun(Protocol):
-    """One cell's run in the store of a tracker."""
-
-    def set_status(self, status: str) -> None:
-        """Set RUNNING, FINISHED, FAILED or KILLED."""
-
-    def send_points(self, points: Iterable[Point]) -> int:
-        """Send the steps that the run lacks; return the number of values sent."""
-        ...
-
-    def send_segments(self, folders: Iterable[Path]) -> int:
-        """Send what the run lacks of finished segments; return the number of values sent."""
-        ...
 
 
 class Follower:
@@ -106,15 +92,24 @@ class Follower:
     def _flush(self, run: TrackedRun) -> None:
         steps = [self._steps.popleft() for _ in range(min(len(self._steps), _STEPS_PER_FLUSH))]
         try:
-            run.send_points(make_step_point(event, timestamp_ms=at) for at, event in steps)
+            run.send_steps(make_step_point(event, timestamp_ms=at) for at, event in steps)
         except Exception:
             self._steps.extendleft(reversed(steps))
             raise
 
     def _finish(self, run: TrackedRun) -> None:
-        run.send_points(make_step_point(event, timestamp_ms=at) for at, event in self._steps)
-        run.send_segments(self._folders)
+        run.send_steps(make_step_point(event, timestamp_ms=at) for at, event in self._steps)
+        send_segments(run, self._folders)
         run.set_status(self._status)
+
+
+def send_segments(run: TrackedRun, folders: Iterable[Path]) -> int:
+    """Send what the run lacks of finished segments; return the number of values sent."""
+    sent = 0
+    for folder in folders:
+        points, epoch = read_segment_points(folder)
+        sent += run.send_steps(points) + run.send_epoch(epoch)
+    return sent
 
 
 def attempt_within(seconds: float, call: Callable[[], _Result]) -> tuple[_Result | None, str | None]:

@@ -5,7 +5,6 @@ that holds neither a token nor a signed address.
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tasks.process.failure import ConfigurationError, DataError, ResourceError, StageError
+from tasks.records.publication import PublicationManifest
 from tasks.services import network
-from tasks.services.manifest import MANIFEST, list_differences, read_digests, read_paths
+from tasks.services.manifest import compute_git_hash, list_differences, read_digests, read_paths
 from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
 from tasks.store.links import link_file
 from training.process.files import digest_file
@@ -96,8 +96,7 @@ def _require_stated_hash(file: Path, place: str) -> None:
     if re.fullmatch(r"[0-9a-f]{64}", stated):
         got = digest_file(blob)
     elif re.fullmatch(r"[0-9a-f]{40}", stated):
-        content = blob.read_bytes()
-        got = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        got = compute_git_hash(blob)
     else:
         _log.warning("%s: %s: the Hub states no hash of it; it is taken as it arrived", place, file.name)
         return
@@ -179,8 +178,9 @@ def _send_differences(
     head, remote = _list_remote_files(api, repo_id)
     changed = list_differences(remote, folder, digests)
     removed: list[str] = []
-    if MANIFEST in changed and MANIFEST in remote:
-        earlier = read_paths(Path(api.hf_hub_download(repo_id, MANIFEST, revision=head)))
+    manifest = PublicationManifest.NAME
+    if manifest in changed and manifest in remote:
+        earlier = read_paths(Path(api.hf_hub_download(repo_id, manifest, revision=head)))
         removed = sorted(earlier & set(remote) - set(digests))
     if not changed:
         return

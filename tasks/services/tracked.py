@@ -1,15 +1,15 @@
-"""What the tracker is told, as plain values; no MLflow here."""
+"""What the tracker is told, as plain values; no tracker's own words here."""
 
 import datetime
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.params import Params
+from tasks.records.facts import Record
 from tasks.records.fingerprint import MachineFile
 from tasks.records.run import CellFacts, read_segment
 from tasks.records.slices import SlicesManifest
@@ -33,14 +33,11 @@ Tags = dict[str | None, dict[str, str]]
 """The tags of each cell's run and, under None, of the comparison's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackedComparison:
-    """One parent run: what it is, and where it is kept."""
+class TrackedComparison(Record):
+    """What the run of a comparison is; where it is kept, which may hold credentials, is no part of it."""
 
-    uri: str
-    """MLflow tracking URI; may hold credentials, so it is never printed (see training/process/redaction.py)."""
     experiment: str
-    """MLflow experiment of the run."""
+    """Name that the runs of comparisons stand under."""
     name: str
     """Name of the run."""
     description: str
@@ -49,10 +46,6 @@ class TrackedComparison:
     """Identity: a comparison with the same digest goes on in the same run."""
     facts: dict[str, str]
     """Parameters and facts about the machine, one level deep."""
-
-    def omit_uri(self) -> dict[str, Any]:
-        """Return all but the URI: what may be written to a file."""
-        return {key: value for key, value in asdict(self).items() if key != "uri"}
 
 
 @dataclass(frozen=True)
@@ -64,11 +57,6 @@ class Point:
     timestamp_ms: int
     """UTC, milliseconds since 1970."""
     values: dict[str, float]
-
-
-def choose_tracking_uri(params: Params) -> str:
-    """Return where the runs are kept: params.yaml, else $MLFLOW_TRACKING_URI, else mlflow.db in this folder."""
-    return params.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
 
 
 def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine: Path) -> TrackedComparison:
@@ -87,7 +75,6 @@ def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine
         "slices": {str(part): parts[str(part)].digest for part in (*params.ranges, params.heldout)},
     }
     return TrackedComparison(
-        uri=choose_tracking_uri(params),
         experiment=params.tracking.experiment,
         name=params.name,
         description=params.description,

@@ -12,14 +12,14 @@ from types import FrameType
 from typing import NoReturn
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from tasks.params import Params, load_params
 from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
 from tasks.process.logs import configure_logging
+from tasks.records.run import RunFile
 from tasks.services.own_site import OwnSite, make_credentials, write_private
-from tasks.services.tracked import TrackedComparison, choose_tracking_uri
-from tasks.services.tracker import PENDING, send_report
+from tasks.services.tracker import PENDING, PendingReport, choose_uri, send_report
+from tasks.services.trackers import load_tracker
 from training.process.files import digest_file
 from training.process.redaction import redact
 
@@ -33,25 +33,25 @@ def send_pending(params: Params) -> bool:
     """Send the report that the tracker missed; return False if it still cannot be reached."""
     if not PENDING.is_file():
         return True
-    pending = json.loads(PENDING.read_bytes())
-    for folder, digest in pending["cells"].items():
-        file = Path(folder) / "run.json"
+    pending = PendingReport.read(PENDING)
+    for folder, digest in pending.cells.items():
+        file = RunFile.path_in(folder)
         if not file.is_file() or digest_file(file) != digest:
             _log.info("tracker: %s has changed since the report that was missed; its own report sends it", file)
             PENDING.unlink()
             return True
-    comparison = TrackedComparison(uri=choose_tracking_uri(params), **pending["comparison"])
-    reports = Path(pending["reports"])
-    results = json.loads((reports / "results.json").read_bytes())
-    return send_report(comparison, results, reports=reports, cells=[Path(folder) for folder in pending["cells"]])
+    results = json.loads((pending.reports / "results.json").read_bytes())
+    return send_report(params, pending.comparison, results, reports=pending.reports, cells=list(pending.cells))
 
 
-def serve(uri: str, *, port: int) -> None:
-    """Serve MLflow's UI of the store, on loopback and to this user alone, until Ctrl-C.
+def serve(params: Params, *, port: int) -> None:
+    """Serve the tracker's UI of the store, on loopback and to this user alone, until Ctrl-C.
 
     A tracking server has its own UI. Raises ResourceError if the port is somebody else's.
     """
-    if uri.startswith(("http://", "https://")):
+    uri = choose_uri(params)
+    make_site = load_tracker(params.tracking.tracker).find_site(uri)
+    if make_site is None:
         _log.info("the runs are in the tracking server %s", redact(uri))
         return
     address = f"http://127.0.0.1:{port}"
@@ -68,23 +68,12 @@ def serve(uri: str, *, port: int) -> None:
         signal.signal(number, _stop)
     try:
         with listening:
-            app = OwnSite(_make_app(uri), address=address, credentials=credentials)
+            app = OwnSite(make_site(), address=address, credentials=credentials)
             _log.info("MLflow on %s (Ctrl-C ends it), runs from %s", address, redact(uri))
             _log.info("the user name and the password that it asks for stand in %s", _ACCESS)
             uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
     finally:
         _ACCESS.unlink(missing_ok=True)
-
-
-def _make_app(uri: str) -> ASGIApp:
-    """Return MLflow's own app of the store: `mlflow server` has no place to put a lock in front of it."""
-    # Without this MLflow starts a job queue, which takes memory and runs what its API is sent.
-    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
-    # What `mlflow server` gives the process that serves.
-    os.environ.update(_MLFLOW_SERVER_FILE_STORE=uri, _MLFLOW_SERVER_ARTIFACT_ROOT="mlflow-artifacts:/")
-    from mlflow.server.fastapi_app import app
-
-    return app
 
 
 def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -103,7 +92,7 @@ def _main() -> None:
         if not is_sent:
             raise ResourceError("the tracker cannot be reached; run the same again when it can")
         return
-    serve(choose_tracking_uri(params), port=arguments.port)
+    serve(params, port=arguments.port)
 
 
 if __name__ == "__main__":

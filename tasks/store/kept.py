@@ -2,14 +2,17 @@
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tasks.records.stage_file import StageFile
-from training.process.files import digest_file, write_json
+from training.process.files import digest_file, make_folder, rename_folder, sync_to_disk, write_json
+
+_log = logging.getLogger(__name__)
 
 Found = TypeVar("Found", bound=StageFile)
 MANIFEST = "manifest.json"
@@ -17,27 +20,39 @@ MANIFEST = "manifest.json"
 
 
 @contextlib.contextmanager
-def fill_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder to work in, which takes the name `folder` once the block ends without an error."""
+def fill_folder(folder: Path, *, keeps_failed: bool = False) -> Iterator[Path]:
+    """Yield an empty folder to work in, which takes the name `folder` once the block ends without an error.
+
+    What had the name until then stays until then. After an error what was begun goes, unless it `keeps_failed`: until
+    the next try, for whoever wants to read what went wrong.
+    """
     partial = folder.with_suffix(".partial")
-    for leftover in (folder, partial):
-        shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir(parents=True)
-    yield partial
-    partial.rename(folder)
-
-
-def find_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the folder's manifest if every file is there with the content it names, else None."""
+    shutil.rmtree(partial, ignore_errors=True)
+    make_folder(partial)
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        yield partial
+    except BaseException:
+        if not keeps_failed:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    for file in partial.rglob("*"):
+        sync_to_disk(file)
+    shutil.rmtree(folder, ignore_errors=True)
+    rename_folder(partial, folder)
+
+
+def is_kept(folder: Path) -> bool:
+    """Return whether the folder is there, and every file in it with the content that its manifest names."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
         is_whole = all(digest_file(folder / name) == digest for name, digest in manifest["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    if not is_whole:
-        return None
-    mark_used(folder)
-    return manifest
+        is_whole = False
+    if is_whole:
+        mark_used(folder)
+    elif folder.is_dir():
+        _log.warning("%s is damaged; what it held is made anew", folder)
+    return is_whole
 
 
 def keep(found: StageFile, folder: Path) -> None:
@@ -48,7 +63,7 @@ def keep(found: StageFile, folder: Path) -> None:
 
 def read_kept(folder: Path, kind: type[Found]) -> Found | None:
     """Return what was found and kept there, None if it is not there or not whole."""
-    return kind.read(folder) if find_manifest(folder) is not None else None
+    return kind.read(folder) if is_kept(folder) else None
 
 
 def mark_used(entry: Path) -> None:

@@ -15,6 +15,7 @@ SEAMS = {
     "training/workloads": "training.workloads.Workload",
     "tasks/strategies": "tasks.strategies.Profile",
     "tasks/ranks/launchers": "tasks.ranks.launchers.Launcher",
+    "tasks/services/trackers": "tasks.services.trackers.Tracker",
     "tasks/reporting/charts": "tasks.reporting.drawing.Chart",
 }
 """Folder -> what each of its files offers."""

@@ -97,7 +97,9 @@ def _archives(folder: Path) -> None:
     for name in ("report", "checkpoint"):
         (folder / f"ledger of a {name}").mkdir()
         _sparse(folder / f"ledger of a {name}" / "ledger.int32", GIGABYTE + 8)
-    (folder / "ledger of a report" / "receipt.json").write_text('{"files": {"ledger.int32": {"sha256": "0"}}}')
+    (folder / "ledger of a report" / "receipt.json").write_text(
+        '{"files": {"ledger.int32": {"sha256": "0", "num_bytes": 1}}}'
+    )
     (folder / "array of 2^60 rows").mkdir()
     for name in ("tokens", "offsets", "row_ids"):
         (folder / "array of 2^60 rows" / f"{name}.npy").write_bytes(_npy_header(2**60))

@@ -31,12 +31,12 @@ PUBLISH = """
 import logging
 from pathlib import Path
 from tasks.services import hub
-from tasks.services.manifest import write_manifest
+from tasks.records.publication import PublicationManifest
 from tasks.process.failure import exit_with_one_line
 
 def main():
     folder = Path("published")
-    write_manifest(folder, {})
+    PublicationManifest.describe(folder, comparison="tiny", cell="2proc", final="a.pt").write(folder)
     found = hub.publish(folder, "owner/tiny", is_private=True, message="publish")
     print(found.num_sent, found.commit)
 
@@ -136,6 +136,7 @@ def test_stage_is_done_only_once_published_and_a_second_run_sends_nothing(publis
     assert {path: facts["sha256"] for path, facts in manifest.items()} == remote
     receipt = read_json(work.folder / "data/upload.json")
     assert receipt == {
+        "file_version": 1,
         "status": "published",
         "repo_id": "owner/tiny",
         "commit": publisher.repo.head,

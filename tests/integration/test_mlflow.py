@@ -27,7 +27,7 @@ from playwright.sync_api import Browser, expect
 from tasks.params import Params
 from tasks.process.failure import PreemptedError
 from tasks.services import follower as following
-from tasks.services.tracker import PENDING, follow_cell, log_report, sync_cell
+from tasks.services.tracker import PENDING, follow_cell, log_report
 from tasks.services.tracker_ui import send_pending
 from tests.tracked_run import (
     NUM_STEPS,
@@ -213,7 +213,6 @@ def test_a_second_report_sends_nothing(place: Place, caplog: pytest.LogCaptureFi
         place.report(speedup=1.5)
     assert place.num_rows() == num_rows
     assert "0 values sent" in caplog.text
-    assert sync_cell(place.params, place.folder / "runs" / "2proc", **place.where) == 0
 
 
 def test_steps_appear_while_the_cell_trains(place: Place) -> None:

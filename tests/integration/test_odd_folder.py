@@ -7,7 +7,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tasks.services.tracked import TrackedComparison
-from tasks.services.tracker import _Store
+from tasks.services.trackers import mlflow
 from tests.architecture.test_makefile import ODD
 from tests.workspace import SMALL, Workspace
 
@@ -48,9 +48,8 @@ def test_the_tracker_stores_runs_in_an_odd_folder(tmp_path: Path, monkeypatch: p
     folder.mkdir()
     monkeypatch.chdir(folder)
     uri = f"sqlite:///{folder}/mlflow.db"
-    run = _Store(
-        TrackedComparison(uri=uri, experiment="odd", name="odd", description="", digest="0", facts={"a": "b"})
-    ).open_parent()  # fmt: skip
+    comparison = TrackedComparison(experiment="odd", name="odd", description="", digest="0", facts={"a": "b"})
+    run = mlflow.open_runs(comparison, uri=uri).open_parent()
     (tmp_path / "a.txt").write_text("a")
     client = MlflowClient(uri)
     client.log_artifact(run.info.run_id, str(tmp_path / "a.txt"))

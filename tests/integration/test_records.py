@@ -9,6 +9,7 @@ from tasks.records.certificate import CertificateFile, CertifiedFile
 from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import CodeFile, InputsFile, MachineFile, SourcesFile, TrialFile
 from tasks.records.measurement import MeasurementFile
+from tasks.records.publication import PublicationManifest, UploadFile
 from tasks.records.run import RunFile, read_segment
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest, RawManifest
@@ -31,6 +32,8 @@ _CLASSES: dict[str, type[StageFile]] = {
     "data/measurements/twins.json": Twins,
     "data/runs/*/*.json": RunFile,
     "data/evaluation/*.json": EvaluationFile,
+    "data/upload.json": UploadFile,
+    "reports/hub/manifest.json": PublicationManifest,
     ".work/measure/*/certificate.json": CertifiedFile,
 }
 
@@ -56,4 +59,4 @@ def test_no_file_between_stages_is_without_a_class(workspace: Workspace) -> None
     known = {file for pattern in _CLASSES for file in workspace.folder.glob(pattern)}
     found = {file for file in (workspace.folder / "data").rglob("*.json") if file.parent.name != "base_model"}
     others = {file.name for file in found - known}
-    assert others <= {"optional.json", "segment.json", "receipt.json", "upload.json"}
+    assert others <= {"optional.json", "segment.json", "receipt.json"}

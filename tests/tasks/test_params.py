@@ -196,7 +196,7 @@ def test_what_has_a_default_may_be_left_out_and_means_its_defaults(tmp_path: Pat
     sections = load_params(left_out).optional_sections
     assert sections == load_params(empty).optional_sections
     assert set(sections) == {"description", "measure", "quality", "cost", "nodes", "tracking", "upload"}
-    assert sections["tracking"] == {"uri": None, "experiment": "ddp-compare"}
+    assert sections["tracking"] == {"tracker": "mlflow", "uri": None, "experiment": "ddp-compare"}
 
 
 def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_path: Path) -> None:

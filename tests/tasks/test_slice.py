@@ -226,10 +226,7 @@ def test_a_slice_that_fails_leaves_the_finished_ones_kept(
     monkeypatch.setattr(slicing, "_tokenise", lambda part, *rest: 1 / 0 if part.start == 20 else tokenise(part, *rest))
     with pytest.raises(ZeroDivisionError):
         run_stage(monkeypatch, project, tiny_qwen2, "0-20", "20-40", heldout="40-50")
-    assert [folder.suffix for folder in sorted(Path(".work/slices").iterdir(), key=lambda path: path.suffix)] == [
-        "",
-        ".partial",
-    ]
+    assert [folder.suffix for folder in Path(".work/slices").iterdir()] == [""]
     monkeypatch.setattr(slicing, "_tokenise", tokenise)
     run_stage(monkeypatch, project, tiny_qwen2, "0-20", "20-40", heldout="40-50")
     assert list(Path(".work/slices").glob("*.partial")) == []

@@ -25,19 +25,19 @@ def _params(project: Path, **changes: Any) -> Params:
 
 
 def _fingerprints(params: Params, cell: str = "2proc", **facts: str) -> list[str]:
-    return [part["fingerprint"] for part in plan_segments(cell, params, slices=SLICES, **{**FACTS, **facts})]
+    return [part.fingerprint for part in plan_segments(cell, params, slices=SLICES, **{**FACTS, **facts})]
 
 
 def test_segments_come_range_by_range_and_epoch_by_epoch_with_their_steps(project: Path) -> None:
     segments = plan_segments("1proc", _params(project, train__epochs=2), slices=SLICES, **FACTS)
-    assert [(part["range"], part["epoch"]) for part in segments] == [
+    assert [(part.range, part.epoch) for part in segments] == [
         ("0-20", 1),
         ("0-20", 2),
         ("20-40", 1),
         ("20-40", 2),
     ]
-    assert [part["num_steps"] for part in segments] == [2, 2, 2, 2]  # 20 rows, 16 per step
-    assert len({part["fingerprint"] for part in segments}) == 4
+    assert [part.num_steps for part in segments] == [2, 2, 2, 2]  # 20 rows, 16 per step
+    assert len({part.fingerprint for part in segments}) == 4
 
 
 def test_one_more_range_leaves_the_earlier_segments_what_they_were(project: Path) -> None:

@@ -156,7 +156,7 @@ def test_the_checkpoints_asked_for_are_staged_and_named_on_the_card(
     ask_for(comparison, asked)
     manifest = upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
     names = [f"checkpoints/tiny_qwen2_{part}-epoch-1.pt" for part in parts]
-    assert [path for path in manifest["files"] if path.startswith("checkpoints/")] == names
+    assert [path for path in manifest.files if path.startswith("checkpoints/")] == names
     staged = comparison / "reports/hub"
     assert sorted(str(file.relative_to(staged)) for file in staged.glob("checkpoints/*")) == names
     card = (staged / "README.md").read_text(encoding="utf-8")

@@ -48,6 +48,13 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
+def rename_folder(filled: Path, name: Path) -> None:
+    """Give a folder whose files are on disk its name, durably; OSError if that is taken by a folder that holds any."""
+    sync_to_disk(filled)
+    filled.rename(name)
+    sync_to_disk(name.parent)
+
+
 def make_folder(path: Path) -> None:
     """Make the folder and what is missing above it, durably: a new entry is on disk in the folder that it stands in."""
     if path.is_dir():

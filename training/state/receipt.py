@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from training.process.files import digest_file, digest_json, make_folder, sync_to_disk
+from training.process.files import digest_file, digest_json, make_folder, rename_folder, sync_to_disk
 
 RECEIPT = "receipt.json"
 _REASON = "not-used.txt"
@@ -41,9 +41,7 @@ def seal_folder(destination: Path, *, fingerprint: str, facts: dict[str, Any]) -
         }
         (temporary / RECEIPT).write_bytes(_encode_receipt(receipt))
         sync_to_disk(temporary / RECEIPT)
-        sync_to_disk(temporary)
-        temporary.rename(destination)
-        sync_to_disk(destination.parent)
+        rename_folder(temporary, destination)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

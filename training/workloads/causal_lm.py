@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.config import SegmentConfig, TrainingConfig
-from training.data.batches import Documents, MicroBatch, make_dummy_micro_batch, open_slice
+from training.data.batches import Documents, MicroBatch
+from training.data.batches import make_dummy_micro_batch as make_dummy_micro_batch
+from training.data.batches import open_slice as open_slice
 from training.data.rows import Rows
 from training.model import attention_masks, packed_attention
 from training.model.compiled_layers import compile_layers
@@ -20,21 +22,6 @@ from training.model.lean_imports import lean_imports
 from training.model.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
 from training.model.weights import load_weights
 from training.process.failure import UnfitModelError
-
-__all__ = [
-    "HAS_LABELS",
-    "UNIT",
-    "augment_rows",
-    "can_pack",
-    "find_tied_weight",
-    "has_dropout",
-    "load_model",
-    "loss_sum",
-    "make_dummy_micro_batch",
-    "metrics",
-    "open_slice",
-    "prepare",
-]  # fmt: skip
 
 UNIT = "token"
 HAS_LABELS = False

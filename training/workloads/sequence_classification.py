@@ -19,22 +19,7 @@ from training.model.compiled_layers import compile_layers
 from training.model.lean_imports import lean_imports
 from training.model.weights import load_weights
 from training.process.failure import UnfitModelError
-from training.workloads.causal_lm import has_dropout
-
-__all__ = [
-    "HAS_LABELS",
-    "UNIT",
-    "augment_rows",
-    "can_pack",
-    "find_tied_weight",
-    "has_dropout",
-    "load_model",
-    "loss_sum",
-    "make_dummy_micro_batch",
-    "metrics",
-    "open_slice",
-    "prepare",
-]  # fmt: skip
+from training.workloads.causal_lm import has_dropout as has_dropout
 
 UNIT = "token"
 HAS_LABELS = True

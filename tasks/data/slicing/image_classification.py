@@ -11,19 +11,19 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tasks.data.linked_slices import link_slices
+from tasks.data.sources.parquet import read_groups
 from tasks.data.sources.row_policy import QUARANTINED_IMAGES, describe_faults
 from tasks.params import Params
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.slices import SliceManifest, SlicesManifest
-from tasks.records.sources import RawManifest
-from tasks.store.kept import fill_folder, find_manifest
+from tasks.records.sources import ROWS, RawManifest
+from tasks.store.kept import fill_folder, is_kept
 from training.process.files import digest_file, digest_json
 
 _log = logging.getLogger(__name__)
 
 STORE = Path(".work/slices")
-_ROWS = "rows.parquet"
 _FORMAT = 1
 """Counts up when the same rows would give other arrays than before."""
 _BATCH_ROWS = 256
@@ -31,7 +31,7 @@ _BATCH_ROWS = 256
 
 def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -> None:
     """Fill `slices` with the images of every range and of the held-out rows, as hard links into the store."""
-    num_rows, parts = pq.read_metadata(raw / _ROWS).num_rows, [*params.ranges, params.heldout]
+    num_rows, parts = pq.read_metadata(raw / ROWS).num_rows, [*params.ranges, params.heldout]
     if params.num_rows_needed > num_rows:
         raise ConfigurationError(
             f"params.yaml: ranges and heldout: row {params.num_rows_needed} is beyond the {num_rows} rows of "
@@ -56,13 +56,13 @@ def store_slice(part: RowRange, raw: Path, *, workload: str) -> Path:
     about = RawManifest.read(raw)
     class_names, size = about.class_names, about.image_size
     assert size is not None, "the schema asks for the size of images"
-    rows = raw / _ROWS
+    rows = raw / ROWS
     depends_on = {
         "format": _FORMAT, "range": str(part), "rows": _digest_rows(rows, part), "class_names": class_names,
         "size": size, "workload": workload,
     }  # fmt: skip
     folder = STORE / digest_json(depends_on)[:32]
-    if find_manifest(folder) is not None:
+    if is_kept(folder):
         _log.info("slice %s: reused, its images are unchanged", part)
         return folder
     with fill_folder(folder) as new:
@@ -124,15 +124,9 @@ def _shorten(file: Path, images: np.memmap, *, num_rows: int) -> None:
 def _read_rows(rows: Path, part: RowRange) -> Iterator[tuple[int, str, bytes, str | None]]:
     """Yield row id, class, pixels and fault, reading only the row groups that the slice touches."""
     with pq.ParquetFile(rows) as file:
-        first = 0
-        for group in range(file.num_row_groups):
-            num_rows = file.metadata.row_group(group).num_rows
-            start, end = max(part.start - first, 0), min(part.end - first, num_rows)
-            if start < end:
-                table = file.read_row_group(group, columns=["row_id", "label", "pixels", "fault"])
-                for batch in table.slice(start, end - start).to_batches(_BATCH_ROWS):
-                    yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-            first += num_rows
+        for _, table in read_groups(file, part.start, part.end, columns=("row_id", "label", "pixels", "fault")):
+            for batch in table.to_batches(_BATCH_ROWS):
+                yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def _digest_rows(rows: Path, part: RowRange) -> str:

@@ -12,7 +12,7 @@ from tasks.data.builtin import resnet
 from tasks.params.sources import BUILTIN_IMAGE_MODELS, ModelParams
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.records.sources import BaseModelManifest
-from tasks.store.kept import fill_folder, find_manifest
+from tasks.store.kept import fill_folder, is_kept
 from training.process.failure import BadCheckpointError
 from training.process.files import digest_file, digest_json
 
@@ -36,7 +36,7 @@ def store_image_model(model: ModelParams, *, class_names: Sequence[str]) -> Path
         )
     identity = _make_identity(model, class_names)
     folder = STORE / digest_json(identity)[:32]
-    if find_manifest(folder) is not None:
+    if is_kept(folder):
         _log.info("%s: reused the model in %s", model.source, folder)
         return folder
     with fill_folder(folder) as new:

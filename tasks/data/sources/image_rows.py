@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.metadata
-import json
 import logging
 import os
 from collections import Counter
@@ -27,14 +26,14 @@ from tasks.params.source_digest import digest_source
 from tasks.params.sources import DatasetParams, RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.progress import show_progress
-from tasks.store.kept import MANIFEST, fill_folder, find_manifest
-from training.process.files import digest_file, digest_json, write_json
+from tasks.records.sources import ROWS, StoredManifest
+from tasks.store.kept import fill_folder, read_kept
+from training.process.files import digest_file, digest_json
 
 _log = logging.getLogger(__name__)
 
 STORE = Path(".work/download/images")
 _DIGITS = Path(".work/download/digits")
-ROWS = "rows.parquet"
 _FORMAT = 1
 """Counts up when images are judged or resized otherwise than before, or the file's layout changes."""
 _BATCH_BYTES = 64 * 2**20
@@ -77,22 +76,19 @@ def store_images(dataset: DatasetParams) -> StoredImages:
         "pillow": importlib.metadata.version("pillow"),
     }
     folder = STORE / digest_json(identity)[:32]
-    manifest = find_manifest(folder)
-    if manifest is None:
+    kept = read_kept(folder, StoredManifest)
+    if kept is None:
         with fill_folder(folder) as new:
             facts = _read(source, dataset, new / ROWS)
             # The store is named after what the source held.
             if source_digest is not None and digest_source(source) != source_digest:
                 raise DataError(f"dataset.source {dataset.source}: changed while it was read; run again")
-            files = {ROWS: digest_file(new / ROWS)}
-            write_json(new / MANIFEST, {**facts, "identity": identity, "files": files})
-        _log.info("%s: read %d images into %s", dataset.source, facts["num_rows"], folder)
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            kept = StoredManifest(**facts, identity=identity, files={ROWS: digest_file(new / ROWS)})
+            kept.write(new)
+        _log.info("%s: read %d images into %s", dataset.source, kept.num_rows, folder)
     else:
-        _log.info("%s: reused the %d images in %s", dataset.source, manifest["num_rows"], folder)
-    return StoredImages(
-        folder / ROWS, manifest["num_rows"], manifest["class_names"], manifest["files"][ROWS], source_digest
-    )
+        _log.info("%s: reused the %d images in %s", dataset.source, kept.num_rows, folder)
+    return StoredImages(folder / ROWS, kept.num_rows, kept.class_names, kept.files[ROWS], source_digest)
 
 
 def collect_image_facts(stored: StoredImages, num_rows: int, *, heldout: RowRange, source: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tasks.process.foreign import is_panic
 from tasks.records.sources import BaseModelManifest
 from tasks.services import hub
 from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
-from tasks.store.kept import fill_folder, find_manifest
+from tasks.store.kept import fill_folder, is_kept
 from training.process.files import digest_file, digest_json
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def store_model(model: ModelParams, *, commit: str | None = None, class_names: S
     if class_names:
         identity["class_names"] = list(class_names)
     folder = STORE / digest_json(identity)[:32]
-    if find_manifest(folder) is not None:
+    if is_kept(folder):
         _log.info("%s: reused the model in %s", model.source, folder)
         return folder
     with fill_folder(folder) as partial:
@@ -59,7 +59,7 @@ def store_model(model: ModelParams, *, commit: str | None = None, class_names: S
             kind=model.kind,
             revision=model.revision,
             commit=commit,
-            license=_find_license(model, commit),
+            license=None if commit is None else hub.find_license(model.location, commit, kind="model"),
             label=_make_label(model, facts),
             **facts,
             is_random_weights=model.kind == "builtin",
@@ -109,10 +109,6 @@ def _fill(
         # The store is named after what the source held.
         if {file.name: digest_file(file) for file in folder.iterdir()} != identity["files"]:
             raise DataError(f"model.source {model.source}: changed while it was read; run again")
-
-
-def _find_license(model: ModelParams, commit: str | None) -> str | None:
-    return None if commit is None else hub.find_license(model.location, commit, kind="model")
 
 
 def _select_files(folder: Path, source: str) -> list[Path]:

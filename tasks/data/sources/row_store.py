@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -15,17 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.data.builtin import corpus
-from tasks.data.sources.parquet import open_parquet
+from tasks.data.sources.parquet import open_parquet, read_groups
 from tasks.data.sources.repeated_rows import RepeatedRows
 from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, list_class_names
 from tasks.data.sources.rows import read_source_values
 from tasks.params.sources import DatasetParams, RowRange
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.progress import show_progress
+from tasks.records.sources import ROWS, StoredManifest
 from tasks.services import hub
-from tasks.store.kept import mark_used
+from tasks.store.kept import fill_folder, read_kept
 from tasks.store.links import link_file
-from training.process.files import digest_file, digest_json, replace_file, write_json
+from training.process.files import digest_file, digest_json, replace_file
 
 _log = logging.getLogger(__name__)
 
@@ -56,16 +56,11 @@ class StoredRows:
 
     def batches(self, num_rows: int) -> Iterator[list[Row]]:
         """Yield the first `num_rows` rows, in batches."""
-        left = num_rows
         with open_parquet(self.file) as file:
             names = [name for name in Row._fields if name in file.schema_arrow.names]
             # Each was written as one batch, of bounded size; a batch of several would be as large as all of them.
-            for group in range(file.num_row_groups):
-                if left <= 0:
-                    return
-                table = file.read_row_group(group, columns=names).slice(0, left)
+            for _, table in read_groups(file, 0, num_rows, columns=names):
                 yield [Row(*row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]
-                left -= table.num_rows
 
 
 def store_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = None) -> StoredRows:
@@ -75,24 +70,21 @@ def store_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = No
     """
     identity = _make_identity(dataset, commit)
     folder = STORE / digest_json(identity)[:32]
-    file, facts_file = folder / "rows.parquet", folder / "facts.json"
-    facts = _read_facts(facts_file)
-    if facts is not None and facts["num_rows"] >= num_rows and file.is_file():
-        if digest_file(file) == facts["sha256"]:
-            mark_used(folder)
-            _log.info("%s: reused the %d rows in %s", dataset.source, facts["num_rows"], folder)
-            return StoredRows(file, facts["num_rows"], identity.get("digest"), facts.get("license"))
-        _log.warning("%s: %s is damaged; reading the source again", dataset.source, file)
-    with replace_file(file) as temporary:
-        _read(dataset, num_rows, commit, temporary)
-        # The store is named after what the source held.
-        if _make_identity(dataset, commit) != identity:
-            raise DataError(f"dataset.source {dataset.source}: changed while it was read; run again")
-    license_id = None if commit is None else hub.find_license(dataset.location, commit, kind="dataset")
-    facts = {"num_rows": num_rows, "sha256": digest_file(file), "license": license_id, "identity": identity}
-    write_json(facts_file, facts)
-    _log.info("%s: read %d rows into %s", dataset.source, num_rows, folder)
-    return StoredRows(file, num_rows, identity.get("digest"), license_id)
+    kept = read_kept(folder, StoredManifest)
+    if kept is not None and kept.num_rows >= num_rows:
+        _log.info("%s: reused the %d rows in %s", dataset.source, kept.num_rows, folder)
+    else:
+        with fill_folder(folder) as new:
+            _read(dataset, num_rows, commit, new / ROWS)
+            # The store is named after what the source held.
+            if _make_identity(dataset, commit) != identity:
+                raise DataError(f"dataset.source {dataset.source}: changed while it was read; run again")
+            license_id = None if commit is None else hub.find_license(dataset.location, commit, kind="dataset")
+            files = {ROWS: digest_file(new / ROWS)}
+            kept = StoredManifest(num_rows=num_rows, license=license_id, identity=identity, files=files)
+            kept.write(new)
+        _log.info("%s: read %d rows into %s", dataset.source, num_rows, folder)
+    return StoredRows(folder / ROWS, kept.num_rows, identity.get("digest"), kept.license)
 
 
 def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: Path) -> dict[str, Any]:
@@ -194,11 +186,3 @@ def _make_identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]
     else:
         identity["digest"] = digest_file(Path(dataset.location))
     return identity
-
-
-def _read_facts(file: Path) -> dict[str, Any] | None:
-    try:
-        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    return facts

@@ -1,12 +1,7 @@
 """Accuracy of the cells on the held-out rows, epoch by epoch, from the base model on."""
 
-from typing import TYPE_CHECKING
-
-from tasks.reporting.drawing import add_legend, select_color, select_dashes, shorten
+from tasks.reporting.drawing import Axes, add_legend, select_color, select_dashes, shorten
 from tasks.reporting.results import Results
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 TITLE = "Accuracy"
 POSITION = 55
@@ -31,7 +26,7 @@ def describe_chart(results: Results) -> str:
     )
 
 
-def draw(results: Results, axes: "Axes") -> None:
+def draw(results: Results, axes: Axes) -> None:
     """Draw a line per cell, the first one broad, so that a line on top of another stays visible."""
     from matplotlib.ticker import MaxNLocator
 

@@ -1,23 +1,14 @@
 """Mean seconds of one pass over all ranges, one bar per cell."""
 
-from typing import TYPE_CHECKING
-
 from tasks.process import wording
-from tasks.reporting.drawing import select_color, shorten
+from tasks.reporting.drawing import Axes, is_always_shown, select_color, shorten
 from tasks.reporting.results import Results
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 TITLE = "Average time per epoch"
 POSITION = 20
 NEEDS_SPEEDUP = False
 SECTION = "training"
-
-
-def is_shown(results: Results) -> bool:
-    """Return True: every comparison has these figures."""
-    return True
+is_shown = is_always_shown
 
 
 def describe_chart(results: Results) -> str:
@@ -27,7 +18,7 @@ def describe_chart(results: Results) -> str:
     return f"Training seconds for one pass over all ranges, mean over {epochs}, lower is better: {seconds}."
 
 
-def draw(results: Results, axes: "Axes") -> None:
+def draw(results: Results, axes: Axes) -> None:
     """Draw a bar per cell with its seconds beside it."""
     seconds = [cell.seconds_per_epoch for cell in results.cells]
     places = range(len(seconds))

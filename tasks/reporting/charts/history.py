@@ -1,15 +1,11 @@
 """Step time of every cell in the last comparisons of the same work, against the first that is shown."""
 
 import math
-from typing import TYPE_CHECKING
 
 from tasks.process import wording
 from tasks.records.measurement import Estimate
-from tasks.reporting.drawing import MUTED, add_legend, select_color, select_dashes, shorten
+from tasks.reporting.drawing import MUTED, Axes, add_legend, select_color, select_dashes, shorten
 from tasks.reporting.results import Results
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 TITLE = "Step time over the last comparisons"
 POSITION = 90
@@ -40,7 +36,7 @@ def describe_chart(results: Results) -> str:
     )
 
 
-def draw(results: Results, axes: "Axes") -> None:
+def draw(results: Results, axes: Axes) -> None:
     """Draw a line with intervals per cell over the comparisons, and 1 as the first of them."""
     dates = _list_dates(results)
     axes.axhline(1, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)

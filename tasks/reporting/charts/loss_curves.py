@@ -1,23 +1,14 @@
 """Training loss of the cells laid over each other."""
 
-from typing import TYPE_CHECKING
-
 from tasks.process import wording
-from tasks.reporting.drawing import add_legend, select_color, select_dashes, shorten
+from tasks.reporting.drawing import Axes, add_legend, is_always_shown, select_color, select_dashes, shorten
 from tasks.reporting.results import Results
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 TITLE = "Training loss"
 POSITION = 50
 NEEDS_SPEEDUP = False
 SECTION = "quality"
-
-
-def is_shown(results: Results) -> bool:
-    """Return True: every comparison has these figures."""
-    return True
+is_shown = is_always_shown
 
 
 def describe_chart(results: Results) -> str:
@@ -32,7 +23,7 @@ def describe_chart(results: Results) -> str:
     return f"Loss per optimizer step, lower is better; curves of the same training lie on each other. {told}.{mean}"
 
 
-def draw(results: Results, axes: "Axes") -> None:
+def draw(results: Results, axes: Axes) -> None:
     """Draw a line per cell, the first one broad, so that a line on top of another stays visible."""
     for number, curve in enumerate(results.loss_curves):
         axes.plot(

@@ -1,15 +1,10 @@
 """Measured speedup over the number of ranks, with its interval and the ideal line."""
 
-from typing import TYPE_CHECKING
-
 from tasks.gates.measured import list_interval_ends
 from tasks.process import wording
 from tasks.records.measurement import ArmSpeed
-from tasks.reporting.drawing import MUTED, select_color, shorten
+from tasks.reporting.drawing import MUTED, Axes, select_color, shorten
 from tasks.reporting.results import Results
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 TITLE = "Measured speedup"
 POSITION = 5
@@ -35,7 +30,7 @@ def describe_chart(results: Results) -> str:
     )
 
 
-def draw(results: Results, axes: "Axes") -> None:
+def draw(results: Results, axes: Axes) -> None:
     """Draw a point with its interval per arm over its number of ranks, the wrapped baseline hollow, and the ideal."""
     arms, base = _select_arms(results), results.baseline.world_size
     most = max([base, *(arm.world_size for arm in arms)])

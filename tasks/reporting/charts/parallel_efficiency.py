@@ -1,23 +1,14 @@
 """Share of linear speedup that each cell reached."""
 
-from typing import TYPE_CHECKING
-
 from tasks.process import wording
-from tasks.reporting.drawing import INK, MUTED, select_color, shorten
+from tasks.reporting.drawing import INK, MUTED, Axes, is_always_shown, select_color, shorten
 from tasks.reporting.results import Results
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 TITLE = "Parallel efficiency"
 POSITION = 6
 NEEDS_SPEEDUP = True
 SECTION = "speed"
-
-
-def is_shown(results: Results) -> bool:
-    """Return True: every comparison has these figures."""
-    return True
+is_shown = is_always_shown
 
 
 def describe_chart(results: Results) -> str:
@@ -27,7 +18,7 @@ def describe_chart(results: Results) -> str:
     return f"Share of linear speedup that was reached, 100 % is linear: {told}.{bars}"
 
 
-def draw(results: Results, axes: "Axes") -> None:
+def draw(results: Results, axes: Axes) -> None:
     """Draw a bar per cell in percent, and the line of 100 %."""
     shares = [100 * (cell.parallel_efficiency or 0) for cell in results.cells]
     places = range(len(shares))

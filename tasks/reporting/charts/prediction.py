@@ -1,14 +1,9 @@
 """Predicted speedup over the number of ranks, with its band and what was measured."""
 
-from typing import TYPE_CHECKING
-
 from tasks.process import wording
 from tasks.records.measurement import PredictedPoint
-from tasks.reporting.drawing import INK, MUTED, add_legend, select_color, set_height, shorten
+from tasks.reporting.drawing import INK, MUTED, Axes, add_legend, select_color, set_height, shorten
 from tasks.reporting.results import Results
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 TITLE = "Predicted speedup"
 POSITION = 70
@@ -48,7 +43,7 @@ def describe_chart(results: Results) -> str:
     )
 
 
-def draw(results: Results, axes: "Axes") -> None:
+def draw(results: Results, axes: Axes) -> None:
     """Draw the prediction with its band, dashed beyond what was measured, thin lines per change, and the ideal."""
     assert results.measurement is not None
     assert results.measurement.prediction is not None
@@ -77,7 +72,7 @@ def draw(results: Results, axes: "Axes") -> None:
     _label_axes(axes, sorted({base, *sizes}), results)
 
 
-def _draw_line(axes: "Axes", points: list[PredictedPoint], color: str) -> None:
+def _draw_line(axes: Axes, points: list[PredictedPoint], color: str) -> None:
     within = sum(not point.is_extrapolated for point in points)
     for part, style, label in (
         (points[:within], "-", "predicted"),
@@ -91,7 +86,7 @@ def _draw_line(axes: "Axes", points: list[PredictedPoint], color: str) -> None:
             )  # fmt: skip
 
 
-def _label_axes(axes: "Axes", ticks: list[int], results: Results) -> None:
+def _label_axes(axes: Axes, ticks: list[int], results: Results) -> None:
     base = results.baseline.world_size
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)

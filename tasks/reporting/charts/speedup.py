@@ -1,23 +1,14 @@
 """Speedup over the number of ranks, with the ideal line."""
 
-from typing import TYPE_CHECKING
-
 from tasks.process import wording
-from tasks.reporting.drawing import MUTED, select_color, shorten
+from tasks.reporting.drawing import MUTED, Axes, is_always_shown, select_color, shorten
 from tasks.reporting.results import Results
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 TITLE = "Speedup of the whole training"
 POSITION = 30
 NEEDS_SPEEDUP = True
 SECTION = "training"
-
-
-def is_shown(results: Results) -> bool:
-    """Return True: every comparison has these figures."""
-    return True
+is_shown = is_always_shown
 
 
 def describe_chart(results: Results) -> str:
@@ -35,7 +26,7 @@ def describe_chart(results: Results) -> str:
     return f"Times as fast as {results.baseline.cell} at equal work; the dashed line is linear: {told}.{bar}"
 
 
-def draw(results: Results, axes: "Axes") -> None:
+def draw(results: Results, axes: Axes) -> None:
     """Draw a point per cell over its number of ranks, and the line of linear speedup."""
     most = max(cell.world_size for cell in results.cells)
     base = results.baseline.world_size

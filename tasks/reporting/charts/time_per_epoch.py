@@ -1,27 +1,18 @@
 """Seconds of each epoch of each range, cell beside cell."""
 
-from typing import TYPE_CHECKING
-
 from tasks.process import wording
 from tasks.reporting.cell_results import Figures
-from tasks.reporting.drawing import add_legend, select_color, select_dashes, shorten
+from tasks.reporting.drawing import Axes, add_legend, is_always_shown, select_color, select_dashes, shorten
 from tasks.reporting.results import Results
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 TITLE = "Time per epoch of each range"
 POSITION = 10
 NEEDS_SPEEDUP = False
 SECTION = "training"
+is_shown = is_always_shown
 
 _MOST_BARS = 24
 _MOST_NUMBERS = 12
-
-
-def is_shown(results: Results) -> bool:
-    """Return True: every comparison has these figures."""
-    return True
 
 
 def describe_chart(results: Results) -> str:
@@ -36,7 +27,7 @@ def describe_chart(results: Results) -> str:
     return f"Training seconds, lower is better. {'; '.join(parts)}."
 
 
-def draw(results: Results, axes: "Axes") -> None:
+def draw(results: Results, axes: Axes) -> None:
     """Draw a group of bars per segment, or lines if there are too many segments for bars."""
     num_cells, num_groups = len(results.cells), len(results.baseline.segments)
     is_bars = num_cells * num_groups <= _MOST_BARS

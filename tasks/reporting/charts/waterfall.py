@@ -1,14 +1,9 @@
 """From the ideal step of each cell to the measured one: what is lost on the way."""
 
-from typing import TYPE_CHECKING
-
 from tasks.process import wording
 from tasks.records.measurement import Waterfall
-from tasks.reporting.drawing import INK, MUTED, select_color, set_height, shorten
+from tasks.reporting.drawing import INK, MUTED, Axes, select_color, set_height, shorten
 from tasks.reporting.results import Results
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 TITLE = "Where the step goes"
 POSITION = 60
@@ -46,7 +41,7 @@ def _describe_waterfall(waterfall: Waterfall) -> str:
     )
 
 
-def draw(results: Results, axes: "Axes") -> None:
+def draw(results: Results, axes: Axes) -> None:
     """Draw a row per part, each beginning where the one above ends; the cells below each other."""
     assert results.measurement is not None
     waterfalls = results.measurement.waterfalls
@@ -72,7 +67,7 @@ def draw(results: Results, axes: "Axes") -> None:
     axes.grid(axis="x")
 
 
-def _draw_row(axes: "Axes", place: int, name: str, begin: float, length: float) -> None:
+def _draw_row(axes: Axes, place: int, name: str, begin: float, length: float) -> None:
     """Draw one bar with its figure at its right end."""
     if name == "unexplained":
         axes.barh(place, length, 0.7, left=begin, facecolor="none", edgecolor=MUTED, hatch="////")

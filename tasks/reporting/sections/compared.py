@@ -47,8 +47,7 @@ def tell_facts(results: Results) -> list[tuple[str, str]]:
             "Work",
             f"{facts.workload}, {wording.format_plural(int(train['epochs']), 'epoch')}, {train['global_batch_size']} "
             f"samples per step, {_describe_sample(facts)}, {_describe_optimizer(train)}, {train['precision']}, seed "
-            f"{train['seed']}; "
-            f"{_describe_scaling(results)}",
+            f"{train['seed']}; {_describe_scaling(results)}",
         ),
         (
             "Machine",
@@ -102,9 +101,8 @@ def _describe_rows(facts: ComparisonFacts) -> str:
     return (
         f"{wording.format_count(left_out.total())} left out as no good text{why}, "
         f"{wording.format_count(sum(part.num_cut_rows for part in parts))} cut to "
-        f"{wording.format_count(row_policy.MAX_CHARACTERS)} "
-        f"characters, {wording.format_count(sum(part.num_special_token_rows for part in parts))} name a special token, "
-        "which "
+        f"{wording.format_count(row_policy.MAX_CHARACTERS)} characters, "
+        f"{wording.format_count(sum(part.num_special_token_rows for part in parts))} name a special token, which "
         f"stayed text; {repeated}"
     )
 

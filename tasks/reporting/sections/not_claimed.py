@@ -51,8 +51,7 @@ def tell(results: Results) -> list[str]:
     if unproven := [cell.cell for cell in results.answers if cell.standing.state == "unproven"]:
         notes.append(
             f"That the training of {wording.join_names(unproven)} is that of {results.baseline.cell} is not shown: "
-            "what "
-            "shows it was not checked."
+            "what shows it was not checked."
         )
     if all(cell.device == "cpu" for cell in results.cells):
         notes.append("Ranks shared the cores, caches and memory of one CPU; this says nothing about GPUs.")

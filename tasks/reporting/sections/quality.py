@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 
 from tasks.process import wording
+from tasks.records.evaluation import EvaluatedSample
 from tasks.reporting.accuracy import NEAR, TimeToAccuracy
 from tasks.reporting.blocks import Block, Charts, Heading, Quotes, Table, Text, tabulate
-from tasks.reporting.quality import Continuation, ModelQuality
+from tasks.reporting.quality import ModelQuality
 from tasks.reporting.results import Results
 from tasks.reporting.time_to_loss import NEAR_SHARE, TimeToLoss
 
@@ -134,7 +135,7 @@ def _tabulate_best_and_last(results: Results) -> Table:
     return Table("Best and last", headings, rows, num_prose=1)
 
 
-def _quote(sample: Continuation) -> Quotes:
+def _quote(sample: EvaluatedSample) -> Quotes:
     """Return the row's beginning, how it goes on, and what the models wrote; those that wrote the same are one."""
     writers: dict[str, list[str]] = {}
     for model, text in sample.continuations.items():

@@ -19,7 +19,7 @@ _DEALT = "source, step, rank=strategy.data_rank, world_size=strategy.data_world_
 _ORDER = "np.random.default_rng([seed, epoch, start, end]).permutation(len(lengths))"
 _ROUNDS = "num_rounds = -(-len(self.micro_batches) // world_size)"
 _PLACES = "return [place if place < len(self.micro_batches) else None for place in places]"
-_SLICE_DIR = 'str((slices / part["range"]).resolve())'
+_SLICE_DIR = "str((slices / part.range).resolve())"
 
 EXHIBITS = [
     Exhibit(
@@ -94,7 +94,7 @@ EXHIBITS = [
         mutation=Mutation(
             _STAGE,
             _SLICE_DIR,
-            'str((slices / (part if self.cell == "1proc" else self.segments[-1])["range"]).resolve())',
+            'str((slices / (part if self.cell == "1proc" else self.segments[-1]).range).resolve())',
         ),
         caught_by="Every sample exactly once",
         spares_baseline=True,

@@ -85,7 +85,7 @@ def _flip(path: Path) -> None:
 def _seal(segment: Path, content: bytes) -> None:
     """Write a ledger that its receipt vouches for."""
     (segment / "ledger.int32").write_bytes(content)
-    receipt = {"files": {"ledger.int32": {"sha256": hashlib.sha256(content).hexdigest()}}}
+    receipt = {"files": {"ledger.int32": {"sha256": hashlib.sha256(content).hexdigest(), "num_bytes": len(content)}}}
     (segment / "receipt.json").write_text(json.dumps(receipt))
 
 
@@ -125,7 +125,7 @@ def test_a_ledger_that_no_receipt_vouches_for_is_refused(
 ) -> None:
     receipt = segment_folder(tmp_path, "2proc") / "receipt.json"
     receipt.unlink() if content is None else receipt.write_bytes(content)
-    with pytest.raises(DataError, match=r"2proc/segments/0-8-epoch-1/(receipt\.json: No such|ledger\.int32: \w+Error)"):
+    with pytest.raises(DataError, match=r"2proc/segments/0-8-epoch-1/(receipt\.json: |ledger\.int32: KeyError)"):
         collect_results(outputs_of(tmp_path, params))
 
 

@@ -1,0 +1,220 @@
+"""MLflow: one parent run per comparison, one child run per cell, and values in batches."""
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.services.tracked import Point, Rows, Tags, TrackedComparison
+from training.process.files import digest_file, digest_json
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+_log = logging.getLogger(__name__)
+
+_MAX_METRICS_PER_CALL = 1_000
+_MAX_PARAMS_PER_CALL = 100
+_STEP_ANCHOR, _EPOCH_ANCHOR = "num_tokens", "epoch/num_tokens"
+"""Every point has this metric and is stored whole or not at all: it tells which points the store has."""
+
+
+def choose_uri(asked: str | None) -> str:
+    """Return what params.yaml says, else $MLFLOW_TRACKING_URI, else mlflow.db in this folder."""
+    return asked or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+
+
+def find_site(uri: str) -> "Callable[[], ASGIApp] | None":
+    """Return what makes MLflow's UI of a store; None for a tracking server, which has its own."""
+    return None if uri.startswith(("http://", "https://")) else functools.partial(_make_site, uri)
+
+
+def _make_site(uri: str) -> "ASGIApp":
+    """Return MLflow's own app of a store: `mlflow server` has no place to put a lock in front of it."""
+    # Without this MLflow starts a job queue, which takes memory and runs what its API is sent.
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+    # What `mlflow server` gives the process that serves.
+    os.environ.update(_MLFLOW_SERVER_FILE_STORE=uri, _MLFLOW_SERVER_ARTIFACT_ROOT="mlflow-artifacts:/")
+    from mlflow.server.fastapi_app import app
+
+    site: ASGIApp = app
+    return site
+
+
+def open_runs(comparison: TrackedComparison, *, uri: str) -> "_Runs":
+    """Return the comparison's runs in the store."""
+    return _Runs(comparison, uri)
+
+
+@dataclass(frozen=True)
+class _CellRun:
+    """One cell's run in the store."""
+
+    store: "_Runs"
+    run: Any
+    """MLflow's own view of it."""
+
+    def set_status(self, status: str) -> None:
+        self.store.set_status(self.run, status)
+
+    def send_steps(self, points: Iterable[Point]) -> int:
+        return self.store.send_points(self.run, points, anchor=_STEP_ANCHOR)
+
+    def send_epoch(self, point: Point) -> int:
+        return self.store.send_points(self.run, [point], anchor=_EPOCH_ANCHOR)
+
+
+class _Runs:
+    """The runs of one comparison in MLflow."""
+
+    def __init__(self, comparison: TrackedComparison, uri: str) -> None:
+        # MLflow's own patience is 7 tries of 120 seconds each.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        from mlflow import MlflowClient
+
+        # Failures become one line of ours; theirs are pages, with the address in them.
+        for name in ("mlflow", "alembic", "urllib3.connectionpool"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self._comparison = comparison
+        # MLflow writes this path into its SQL as it is, where quotation marks end it; a URI has none.
+        os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = (Path.cwd() / "mlruns").as_uri()
+        self._client = MlflowClient(tracking_uri=uri)
+        self._known: dict[tuple[str, str], set[int]] = {}
+        found = self._client.get_experiment_by_name(comparison.experiment)
+        self._experiment_id = found.experiment_id if found else self._client.create_experiment(comparison.experiment)
+        self._read_runs()
+
+    def open_parent(self) -> Any:
+        """Return the comparison's run, made if need be."""
+        tags = {"mlflow.note.content": self._comparison.description}
+        return self._open(None, name=self._comparison.name, facts=self._comparison.facts, tags=tags)
+
+    def open_cell(self, cell: str, facts: Mapping[str, str]) -> _CellRun:
+        """Return the cell's run below the comparison's, made if need be, with the facts as parameters."""
+        tags = {"mlflow.parentRunId": self.open_parent().info.run_id, "ddp_compare.cell": cell}
+        return _CellRun(self, self._open(cell, name=cell, facts=facts, tags=tags))
+
+    def send_points(self, run: Any, points: Iterable[Point], *, anchor: str) -> int:
+        """Send the points that the run does not have yet; return the number of values sent."""
+        from mlflow.entities import Metric
+
+        known = self._read_known_steps(run.info.run_id, anchor)
+        missing = {point.step: point for point in points if point.step not in known}
+        sent = 0
+        batch: list[Any] = []
+        steps: list[int] = []
+        for point in [*missing.values(), None]:
+            # A point is never split over two calls, and each call is one transaction.
+            if batch and (point is None or len(batch) + len(point.values) > _MAX_METRICS_PER_CALL):
+                self._client.log_batch(run.info.run_id, metrics=batch)
+                known.update(steps)
+                sent, batch, steps = sent + len(batch), [], []
+            if point is not None:
+                batch += [Metric(key, value, point.timestamp_ms, point.step) for key, value in point.values.items()]
+                steps.append(point.step)
+        return sent
+
+    def set_status(self, run: Any, status: str) -> None:
+        """Set the run's status; a finished one keeps its end."""
+        if self._client.get_run(run.info.run_id).info.status == status:
+            return
+        if status == "RUNNING":
+            self._client.update_run(run.info.run_id, status=status)
+        else:
+            self._client.set_terminated(run.info.run_id, status)
+
+    def send_figures(self, figures: Mapping[str | None, Mapping[str, float]]) -> int:
+        """Set the final figures of the runs that are open; return the number of values sent."""
+        from mlflow.entities import Metric
+
+        now, sent = int(time.time() * 1000), 0
+        for cell, values in figures.items():
+            run = self._runs[cell]
+            changed = {key: value for key, value in values.items() if run.data.metrics.get(key) != value}
+            if changed:
+                self._client.log_batch(run.info.run_id, metrics=[Metric(key, changed[key], now, 0) for key in changed])
+                sent += len(changed)
+        return sent
+
+    def delete_stale_runs(self, figures: Mapping[str | None, Mapping[str, float]]) -> None:
+        """Delete the comparison's runs if one shows a final figure that is not among `figures`.
+
+        MLflow cannot delete a metric, and a withheld speedup must not stay visible.
+        """
+        allowed = {(cell, key) for cell, values in figures.items() for key in values}
+        shown = {(cell, key) for cell, run in self._runs.items() for key in run.data.metrics if "final/" in key}
+        if shown <= allowed:
+            return
+        _log.info("tracker: figures that it shows are withheld now; writing the comparison's runs anew")
+        for run in self._runs.values():
+            self._client.delete_run(run.info.run_id)
+        self._known.clear()
+        self._read_runs()
+
+    def send_report(self, folder: Path, *, tables: Mapping[str, Rows], tags: Tags) -> None:
+        """Keep the report's files and tables in the comparison's run, unless it has these very files; set all tags."""
+        from mlflow.entities import RunTag
+
+        # reports/hub/ is what the next stage publishes: checkpoints. README.md says what the folder is for.
+        files = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        files = {name: path for name, path in files.items() if name.parts[0] not in ("hub", ".gitignore", "README.md")}
+        digest = digest_json({name.as_posix(): digest_file(path) for name, path in files.items()})
+        run = self.open_parent()
+        if run.data.tags.get("ddp_compare.report") != digest:
+            for name, path in files.items():
+                inside = name.parent.as_posix()
+                self._client.log_artifact(run.info.run_id, str(path), None if inside == "." else inside)
+            self._send_tables(run, tables)
+        own = {"ddp_compare.report": digest, "mlflow.note.content": self._comparison.description}
+        for cell, wanted in {**tags, None: {**tags[None], **own}}.items():
+            has = self._runs[cell].data.tags
+            changed = [RunTag(key, value) for key, value in wanted.items() if has.get(key) != value]
+            self._client.log_batch(self._runs[cell].info.run_id, tags=changed)
+        self.set_status(run, "FINISHED")
+
+    def _send_tables(self, run: Any, tables: Mapping[str, Rows]) -> None:
+        """Keep the tables where MLflow's UI shows them as such, in place of those of an earlier report."""
+        import pandas
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        kept = get_artifact_repository(run.info.artifact_uri)
+        present = {file.path for file in kept.list_artifacts("tables")}
+        for name, rows in tables.items():
+            if (path := f"tables/{name}.json") in present:
+                # MLflow adds rows to a table that is there.
+                kept.delete_artifacts(path)
+            if rows:
+                self._client.log_table(run.info.run_id, data=pandas.DataFrame(rows), artifact_file=path)
+
+    def _read_runs(self) -> None:
+        runs = self._client.search_runs(
+            [self._experiment_id],
+            filter_string=f"tags.\"ddp_compare.comparison\" = '{self._comparison.digest}'",
+            order_by=["attributes.start_time DESC"],
+        )
+        self._runs: dict[str | None, Any] = {run.data.tags.get("ddp_compare.cell"): run for run in runs}
+
+    def _open(self, cell: str | None, *, name: str, facts: Mapping[str, str], tags: Mapping[str, str]) -> Any:
+        from mlflow.entities import Param
+
+        if cell not in self._runs:
+            all_tags = {**tags, "ddp_compare.comparison": self._comparison.digest}
+            self._runs[cell] = self._client.create_run(self._experiment_id, run_name=name, tags=all_tags)
+        run = self._runs[cell]
+        missing = [Param(key, value) for key, value in facts.items() if key not in run.data.params]
+        for start in range(0, len(missing), _MAX_PARAMS_PER_CALL):
+            self._client.log_batch(run.info.run_id, params=missing[start : start + _MAX_PARAMS_PER_CALL])
+        if missing:
+            self._runs[cell] = self._client.get_run(run.info.run_id)
+        return self._runs[cell]
+
+    def _read_known_steps(self, run_id: str, anchor: str) -> set[int]:
+        if (run_id, anchor) not in self._known:
+            history = self._client.get_metric_history(run_id, anchor)
+            self._known[run_id, anchor] = {metric.step for metric in history}
+        return self._known[run_id, anchor]
