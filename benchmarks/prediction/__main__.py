@@ -37,11 +37,12 @@ from training.process.files import write_json
 
 _NUM_ROUNDS = 8
 _METHOD = """\
-Emulated devices (layers that sleep, a link that waits, real DDP over gloo). Steps are probed on one and on two ranks,
-the link on two and on four, as `measure` does where a machine has devices for four; from that the speedup on two and on
-four is predicted. Four are also predicted as where nothing of them could be measured: a sweep of two ranks alone cannot
-tell latency once per all-reduce from latency per hop. Then the speedups are measured, one, two and four ranks taking
-turns in {num_rounds} rounds of two blocks each. The first {num_fitting} configurations calibrate the model's own error,
+Emulated devices (layers that sleep, a link that waits, real DDP over gloo). One, two and four ranks take turns with the
+arms of the waterfall of two in {num_rounds} rounds of two blocks each; the parts of a step are probed on one rank, the
+link on two and on four, as `measure` does where a machine has devices for four. On two ranks the model by itself is
+held against what was measured; for four the curve begins at the speedup that was measured on two. Four are also
+predicted as where nothing of them could be measured: a sweep of two ranks alone cannot tell latency once per all-reduce
+from latency per hop. The first {num_fitting} configurations calibrate the model's own error,
 which the 90 % intervals contain: {relative:.1%} on two ranks, {link_only:.1%} on four with their link known,
 {extrapolated:.1%} without. They are not judged by; the other {num_validation} are."""
 

@@ -202,7 +202,7 @@ def _predict(
         sweeps_beyond_cells={} if has_several_machines else _sweep_beyond_cells(session, stop),
     )
     speedups = {arm: make_estimate(interval) for arm, interval in measured.speedups.items()}
-    return predict_cells(probed, bench, workers, speedups, seed=comparison.seed)
+    return predict_cells(probed, workers, speedups, measured.waterfall_trials, seed=comparison.seed)
 
 
 def _explain_no_prediction(params: Params, cell: str) -> str | None:

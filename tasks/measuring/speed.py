@@ -111,6 +111,8 @@ class Measured:
     """Rounds of the speedups."""
     waterfalls: list[Waterfall]
     """Of every cell that spreads an update."""
+    waterfall_trials: Trials | None
+    """The blocks that they are worked out from; None without one."""
     blocks: list[ArmBlocks]
     """What was done in every block of the three phases."""
 
@@ -128,7 +130,7 @@ def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callabl
         comparison, bench, max(share * comparison.max_seconds - spent, 0.0), advance
     )
     blocks += _make_arm_blocks("speedup", comparison.arms, trials)
-    waterfalls = []
+    waterfalls, rest = [], None
     if comparison.spreading:
         rest = _measure_counterfactuals(comparison, bench, started + comparison.max_seconds, advance)
         waterfalls = [_make_waterfall(comparison, bench, rest, cell) for cell in comparison.spreading]
@@ -146,6 +148,7 @@ def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callabl
         stopped_because=stopping.reason,
         num_rounds=num_rounds,
         waterfalls=waterfalls,
+        waterfall_trials=rest,
         blocks=blocks,
     )
 

@@ -53,7 +53,7 @@ def _tried(*, measured: dict[int, float]) -> Tried:
     buckets = (Gradient(num_bytes=1.0, ready=1.0),)
     probe = Probe(
         forward_seconds=(1.0,), backward_seconds=(2.0,), optimizer_seconds=(0.0,), fixed_seconds={1: (0.0,)},
-        micro_batches=(1.0,) * 4, gradients=buckets, buckets=buckets, contention={}, update_contention={},
+        micro_batches=(1.0,) * 4, gradients=buckets, buckets=buckets, contention={},
         all_reduce={size: (AllReduce(num_bytes=1.0, seconds=(1e-15,)),) for size in (2, 4)}, link_only=frozenset([4]),
     )  # fmt: skip
     speedups = {size: Estimate(value=value, low=value, high=value) for size, value in measured.items()}
@@ -63,8 +63,10 @@ def _tried(*, measured: dict[int, float]) -> Tried:
 def test_the_models_error_is_the_root_mean_square_of_the_logarithms_by_number_of_ranks() -> None:
     error = calibrated([_tried(measured={2: 2.2, 4: 4.0}), _tried(measured={2: 1.8, 4: 2.0})], date="2026-01-31")
     assert error.relative == pytest.approx(math.sqrt((math.log(1.1) ** 2 + math.log(0.9) ** 2) / 2))
-    assert error.relative_link_only == pytest.approx(math.sqrt(math.log(2) ** 2 / 2))
-    assert error.relative_extrapolated == pytest.approx(math.sqrt(math.log(2) ** 2 / 2))
+    # For four the curve goes through what was measured on two: 4.4 where 4 was measured, and 3.6 where 2 was.
+    beyond = math.sqrt((math.log(1.1) ** 2 + math.log(1.8) ** 2) / 2)
+    assert error.relative_link_only == pytest.approx(beyond)
+    assert error.relative_extrapolated == pytest.approx(beyond)
     assert (error.calibrated_on, error.num_configurations) == ("2026-01-31", 2)
 
 
@@ -97,5 +99,7 @@ def test_the_chart_shows_every_point(tmp_path: Path) -> None:
 
 
 def test_four_ranks_are_foretold_with_their_link_and_without_and_two_once() -> None:
-    points = _tried(measured={2: 2.0, 4: 4.0}).points(None)
+    points = _tried(measured={2: 1.8, 4: 4.0}).points(None)
     assert [(point.world_size, point.known) for point in points] == [(2, KNOWN[0]), (4, KNOWN[1]), (4, KNOWN[2])]
+    # On two the model by itself, on four twice what was measured on two.
+    assert [point.predicted.value for point in points] == pytest.approx([2.0, 3.6, 3.6])
