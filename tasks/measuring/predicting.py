@@ -35,7 +35,7 @@ class Probed:
     baseline: Cell
     """One rank."""
     cells: list[Cell]
-    """Those with several ranks whose gradients DDP exchanges."""
+    """Those with several ranks, all of one strategy, whose communication there is a model of."""
     has_copy: bool
     """Whether micro-batches are copied to a device."""
     is_weak: bool
@@ -78,6 +78,7 @@ def probe_cells(
     return make_probe(
         alone,
         sweeps,
+        strategy=largest.strategy,
         buckets=probe_buckets(bucket_bytes, alone["gradients"]),
         paired={
             cell.world_size: pair_arms(trials, baseline=baseline, cell=cell, is_weak=probed.is_weak) for cell in cells

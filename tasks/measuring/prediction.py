@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.measuring.link import Draws
 from tasks.measuring.probe import Probe
 from tasks.measuring.step_model import draw_ratios
 from tasks.process.wording import format_ratio_with_interval, join_names
 from tasks.records.measurement import Estimate, PredictedCurve, PredictedPoint, Prediction
+from tasks.strategies.communication import Draws
 
 WORLD_SIZES = (2, 4, 8, 16, 64)
 """Numbers of ranks that a prediction is made for."""

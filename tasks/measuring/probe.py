@@ -39,6 +39,8 @@ class AllReduce:
 class Probe:
     """The parts of a step and of its communication, measured one by one."""
 
+    strategy: str
+    """How the update is computed on several ranks; it has a file in tasks/strategies/communication/."""
     forward_seconds: Repeats
     """One micro-batch, one rank alone."""
     backward_seconds: Repeats
@@ -157,6 +159,7 @@ def make_probe(
     alone: Mapping[str, Any],
     sweeps: Mapping[int, Mapping[str, Any]],
     *,
+    strategy: str,
     buckets: Sequence[Mapping[str, Any]],
     paired: Mapping[int, PairedParts],
     baseline_seconds: Sequence[float] | None = None,
@@ -178,6 +181,7 @@ def make_probe(
     parts = _scale_parts(alone, baseline_seconds)
     forward, backward = parts["forward_seconds"], parts["backward_seconds"]
     plain = Probe(
+        strategy=strategy,
         forward_seconds=_make_repeats(forward.mean(axis=1)),
         backward_seconds=_make_repeats(backward.mean(axis=1)),
         optimizer_seconds=_make_repeats(parts["optimizer_seconds"]),

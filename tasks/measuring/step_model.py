@@ -1,7 +1,6 @@
 """The seconds of a step at any number of ranks, from its parts; drawn many times.
 
-Backward goes on while buckets are exchanged one after another, each as soon as its last gradient is ready and the
-bucket before it is through. What is not over when backward is, is exposed.
+What is exchanged while the last backward goes on, and what is left when it is over, the strategy's own model says.
 """
 
 import math
@@ -9,9 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tasks.measuring.link import Draws, Link
+from tasks.measuring.link import Link
 from tasks.measuring.paired import Repeats
 from tasks.measuring.probe import Probe, compute_expected_maximum
+from tasks.strategies.communication import Draws, LastBackward, find_communication
 
 _GROWTH = (0.0, 1.0)
 """Power of the hops with which a link's latency grows, where one number of ranks was measured: any as likely."""
@@ -64,19 +64,15 @@ class StepModel:
         return np.asarray(earlier + forward + self._compute_exchange_seconds(backward, world_size) + update + straggler)
 
     def _compute_exchange_seconds(self, backward: Draws, world_size: int) -> Draws:
-        """Return the seconds from the beginning of the last backward until the last bucket is through."""
-        now = through = np.zeros_like(backward)
-        done = 0.0
-        for bucket in self._probe.buckets:
-            now = self._advance_computing(now, through, (bucket.ready - done) * backward) + self._per_bucket
-            through = np.maximum(now, through) + self._link.seconds(bucket.num_bytes, world_size)
-            done = bucket.ready
-        return np.maximum(self._advance_computing(now, through, (1 - done) * backward), through)
-
-    def _advance_computing(self, now: Draws, through: Draws, work: Draws) -> Draws:
-        """Return when so many seconds of computing are done; until the link is through it goes slower."""
-        slowed = np.minimum(work * self._slowdown, np.maximum(through - now, 0.0))
-        return np.asarray(now + slowed + work - slowed / self._slowdown)
+        """Return the seconds from the beginning of the last backward until all is exchanged."""
+        last = LastBackward(
+            seconds=backward,
+            buckets=self._probe.buckets,
+            wrapper_seconds=self._per_bucket,
+            slowdown=self._slowdown,
+            link_seconds=lambda num_bytes: self._link.seconds(num_bytes, world_size),
+        )
+        return find_communication(self._probe.strategy).compute_exchange_seconds(last)
 
     def _compute_contention(self, world_size: int) -> Draws:
         """Return the contention: per further rank as much as at the nearest numbers measured, never below 1."""

@@ -52,6 +52,7 @@ def _tried(*, measured: dict[int, float]) -> Tried:
     """Return a device whose prediction is known: nothing but computing, so as many times as fast as there are ranks."""
     buckets = (Gradient(num_bytes=1.0, ready=1.0),)
     probe = Probe(
+        strategy="ddp",
         forward_seconds=(1.0,), backward_seconds=(2.0,), optimizer_seconds=(0.0,), fixed_seconds={1: (0.0,)},
         micro_batches=(1.0,) * 4, gradients=buckets, buckets=buckets, contention={},
         all_reduce={size: (AllReduce(num_bytes=1.0, seconds=(1e-15,)),) for size in (2, 4)}, link_only=frozenset([4]),

@@ -33,6 +33,7 @@ def _probe(*, seconds_per_byte: Mapping[int, float] | float = 0.0, **changes: An
     buckets = tuple(Gradient(num_bytes=_MIB, ready=share) for share in (0.25, 0.5, 0.75, 1.0))
     sizes = (_MIB / 8, _MIB / 2, _MIB, 8 * _MIB)
     figures: dict[str, Any] = {
+        "strategy": "ddp",
         "forward_seconds": (1.0,),
         "backward_seconds": (2.0,),
         "optimizer_seconds": (0.0,),

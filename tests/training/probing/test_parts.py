@@ -115,7 +115,7 @@ def test_buckets_hold_every_parameter_once_in_the_order_and_sizes_of_ddp(one: An
 def test_the_lever_bucket_size_fills_buckets_as_ddp_really_does(one: Any, two: Any) -> None:
     probe = make_probe(
         one["compute"], {2: two["sweep"]}, in_flight=two["in_flight"], paired={2: EVEN_HALF},
-        buckets=probe_buckets(two["bucket_bytes"], one["compute"]["gradients"]),
+        strategy="ddp", buckets=probe_buckets(two["bucket_bytes"], one["compute"]["gradients"]),
     )  # fmt: skip
     made = make_buckets(probe.gradients, int(_BUCKET_MIB * 2**20))
     assert [bucket.num_bytes for bucket in made] == two["bucket_bytes"]
@@ -190,7 +190,7 @@ def test_the_parts_of_an_emulated_device_are_found_and_foretell_its_step(
     whole = dataclasses.replace(EVEN_HALF, beyond_share_seconds=((6e-3 + 5e-3) / 2,))
     probe = make_probe(
         alone["compute"], {2: sweep}, paired={2: whole}, link_bytes_per_byte=device.bytes_per_real_byte,
-        buckets=probe_buckets(together["bucket_bytes"], alone["compute"]["gradients"]),
+        strategy="ddp", buckets=probe_buckets(together["bucket_bytes"], alone["compute"]["gradients"]),
     )  # fmt: skip
     assert np.median(probe.forward_seconds) == pytest.approx(16e-3, rel=0.1)
     assert np.median(probe.backward_seconds) == pytest.approx(32e-3, rel=0.1)
