@@ -1,7 +1,8 @@
 """Calibrates the prediction's intervals on some emulated devices and judges it on others.
 
 Prints every point, and writes benchmarks/results/<date>_<machine>_prediction.{json,md,svg}. Exits with 1 if a target is
-missed, which is for numbers of ranks whose link at least was measured.
+missed, which is for numbers of ranks whose link at least was measured. With --real or --records it judges on this
+machine instead: what the model alone says of params.yaml's cells, on what the stages `download` and `slice` left.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from benchmarks.prediction.points import (
     try_configuration,
     waiting_groups,
 )
+from benchmarks.prediction.real import judge_sessions
 from benchmarks.results_file import RESULTS, write_results
 from tasks.measuring.prediction import MODEL_ERROR_FILE, ModelError
 from tasks.records.measurement import Estimate
@@ -51,8 +53,15 @@ def _main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.prediction", description=__doc__)
     parser.add_argument("--calibrate", action="store_true", help=f"write {MODEL_ERROR_FILE.name}, for the predictions")
     parser.add_argument("--rounds", type=int, default=_NUM_ROUNDS, help="rounds of blocks per configuration")
+    parser.add_argument(
+        "--real", type=int, default=0, metavar="SESSIONS", help="measure here so often, and nothing else"
+    )
+    parser.add_argument("--records", type=Path, nargs="+", default=[], help="judge these speed.json as well as --real")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    if arguments.real or arguments.records:
+        print(judge_sessions(arguments.real, arguments.records, folder=arguments.results).read_text(encoding="utf-8"))
+        return 0
     load_before, started = os.getloadavg()[0], time.perf_counter()
     tried = _tried(num_rounds=arguments.rounds)
     seconds = time.perf_counter() - started
