@@ -53,6 +53,8 @@ def _main() -> None:
     console = Console()
     for table in (_scaling(measurement), _losses(measurement)):
         console.print(table)
+    for sentence in measurement.prediction.left_out if measurement.prediction else []:
+        console.print(sentence)
     _write_charts(measurement, arguments.charts)
     console.print(f"Charts: {arguments.charts}/", highlight=False)
 
@@ -63,7 +65,7 @@ def _scaling(measurement: Measurement) -> Table:
     for heading in ("devices", "ms", "truth", "speedup (95 %)", "truth", "predicted (90 %)"):
         table.add_column(heading, justify="right", no_wrap=True)
     points = measurement.prediction.curves[0].points if measurement.prediction else []
-    predicted = {point.world_size: point.speedup for point in points}
+    predicted = {point.world_size: point.speedup or point.model for point in points}
     alone = expected_step_seconds(_DEVICE, 1, _NUM_MICRO_BATCHES)
     measured = {arm.world_size: arm for arm in measurement.arms if not arm.is_wrapped_baseline}
     for size in sorted({*measured, *predicted}):

@@ -1,7 +1,8 @@
 """Calibrates the prediction's intervals on some emulated devices and judges it on others.
 
 Prints every point, and writes benchmarks/results/<date>_<machine>_prediction.{json,md,svg}. Exits with 1 if a target is
-missed, which is for numbers of ranks whose link at least was measured.
+missed, which is for numbers of ranks whose link at least was measured. With --real or --records it judges on this
+machine instead: what the model alone says of params.yaml's cells, on what the stages `download` and `slice` left.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from benchmarks.prediction.points import (
     try_configuration,
     waiting_groups,
 )
+from benchmarks.prediction.real import judge_sessions
 from benchmarks.results_file import RESULTS, write_results
 from tasks.measuring.prediction import MODEL_ERROR_FILE, ModelError
 from tasks.records.measurement import Estimate
@@ -37,11 +39,12 @@ from training.process.files import write_json
 
 _NUM_ROUNDS = 8
 _METHOD = """\
-Emulated devices (layers that sleep, a link that waits, real DDP over gloo). Steps are probed on one and on two ranks,
-the link on two and on four, as `measure` does where a machine has devices for four; from that the speedup on two and on
-four is predicted. Four are also predicted as where nothing of them could be measured: a sweep of two ranks alone cannot
-tell latency once per all-reduce from latency per hop. Then the speedups are measured, one, two and four ranks taking
-turns in {num_rounds} rounds of two blocks each. The first {num_fitting} configurations calibrate the model's own error,
+Emulated devices (layers that sleep, a link that waits, real DDP over gloo). One, two and four ranks take turns with the
+arms of the waterfall of two in {num_rounds} rounds of two blocks each; the parts of a step are probed on one rank, the
+link on two and on four, as `measure` does where a machine has devices for four. On two ranks the model by itself is
+held against what was measured; for four the curve begins at the speedup that was measured on two. Four are also
+predicted as where nothing of them could be measured: a sweep of two ranks alone cannot tell latency once per all-reduce
+from latency per hop. The first {num_fitting} configurations calibrate the model's own error,
 which the 90 % intervals contain: {relative:.1%} on two ranks, {link_only:.1%} on four with their link known,
 {extrapolated:.1%} without. They are not judged by; the other {num_validation} are."""
 
@@ -50,8 +53,15 @@ def _main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.prediction", description=__doc__)
     parser.add_argument("--calibrate", action="store_true", help=f"write {MODEL_ERROR_FILE.name}, for the predictions")
     parser.add_argument("--rounds", type=int, default=_NUM_ROUNDS, help="rounds of blocks per configuration")
+    parser.add_argument(
+        "--real", type=int, default=0, metavar="SESSIONS", help="measure here so often, and nothing else"
+    )
+    parser.add_argument("--records", type=Path, nargs="+", default=[], help="judge these speed.json as well as --real")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    if arguments.real or arguments.records:
+        print(judge_sessions(arguments.real, arguments.records, folder=arguments.results).read_text(encoding="utf-8"))
+        return 0
     load_before, started = os.getloadavg()[0], time.perf_counter()
     tried = _tried(num_rounds=arguments.rounds)
     seconds = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""One device after another: probed on one and two ranks, its link on four; predicted and measured on two and four."""
+"""One device after another: probed and measured on one and two ranks, its link on four; predicted for two and four."""
 
 import dataclasses
 import math
@@ -13,11 +13,11 @@ from benchmarks.emulator.device import EmulatedDevice, write_device
 from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from benchmarks.prediction.configurations import Configuration
 from benchmarks.rounds import compute_ratio, list_by_round, run_round
-from tasks.measuring.arms import Cell, make_copies_arm, make_data_arms, make_silent_arm, make_trained_arm
+from tasks.measuring.arms import Arm, Cell, make_copies_arm, make_data_arms, make_spreading_arms, make_trained_arm
 from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.predicting import Probed, probe_cells, sweep_link
-from tasks.measuring.prediction import ModelError, predict
+from tasks.measuring.prediction import Anchor, ModelError, predict
 from tasks.measuring.probe import Probe
 from tasks.measuring.workers import Workers
 from tasks.records.measurement import Estimate
@@ -29,7 +29,6 @@ KNOWN = ("steps and link", "link only", "nothing")
 
 _MOST_MICRO_BATCHES = 16
 _STEPS_PER_BLOCK = 2
-"""Of the measurement; the probe's few blocks have one."""
 _SWEEP_SECONDS = 1.0
 _SEED = 1
 
@@ -41,24 +40,31 @@ class Tried:
     configuration: Configuration
     """Which device."""
     probe: Probe
-    """From one and two ranks; the link's sweep from four as well."""
+    """From one rank, and what two cost each other; the link's sweep from four as well."""
     measured: Mapping[int, Estimate]
     """Number of ranks -> speedup in interleaved blocks, with a 95 % interval."""
 
     def points(self, model_error: ModelError | None) -> list["Point"]:
-        """Return what is foretold beside what was measured: for four ranks with their link known and without."""
+        """Return what is foretold beside what was measured: for four ranks with their link known and without.
+
+        For two the model stands alone; for four the curve goes through what was measured on two.
+        """
         told = [(self.probe, size) for size in self.measured]
         told += [(self.probe.drop_link_only(), size) for size in sorted(self.probe.link_only)]
-        return [
-            Point(
-                configuration=self.configuration.name,
-                world_size=size,
-                known=_known(probe, size),
-                predicted=predict(probe, [size], seed=_SEED, model_error=model_error)[size],
-                measured=self.measured[size],
-            )
-            for probe, size in told
-        ]
+        return [self._make_point(probe, size, model_error) for probe, size in told]
+
+    def _make_point(self, probe: Probe, size: int, model_error: ModelError | None) -> "Point":
+        anchor = None
+        if size not in probe.measured_world_sizes:
+            begin = max(probe.measured_world_sizes)
+            anchor = Anchor(probe=probe, world_size=begin, speedup=self.measured[begin])
+        return Point(
+            configuration=self.configuration.name,
+            world_size=size,
+            known=_known(probe, size),
+            predicted=predict(probe, [size], seed=_SEED, model_error=model_error, anchor=anchor)[size],
+            measured=self.measured[size],
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,7 +165,7 @@ def waiting_groups(folder: Path) -> AbstractContextManager[Mapping[str, Workers]
 def try_configuration(
     configuration: Configuration, workers: Mapping[str, Workers], *, folder: Path, num_rounds: int
 ) -> Tried:
-    """Probe one and two ranks and the link of four, then measure one, two and four; `folder`: new, for its files."""
+    """Probe one rank and the link of two and four, and measure one, two and four; `folder`: new, for its files."""
     changes: dict[str, Any] = {}
     if configuration.contention > 0:
         changes = {"contention": configuration.contention, "shared_folder": str(folder / "board")}
@@ -173,30 +179,37 @@ def try_configuration(
     ]
     bench = Bench(workers, seed=_SEED)
     baseline, pair, four = cells
-    probing = [
-        arm for cell in (baseline, pair) for arm in (make_copies_arm(cell), *make_data_arms(cell, has_copy=True))
-    ]
-    bench.build([*map(make_trained_arm, cells), *probing, make_silent_arm(pair)])
+    bench.build([*_list_arms(cells), make_copies_arm(baseline)])
+    bench.steps_per_block = _STEPS_PER_BLOCK
+    trials = _run_blocks(bench, _list_arms(cells), num_rounds=num_rounds)
     probed = Probed(
         baseline=baseline, cells=[pair], has_copy=True, is_weak=False,
         bytes_per_real_byte=device.bytes_per_real_byte, ranks_per_machine=None,
         sweeps_beyond_cells={four.world_size: sweep_link(workers[four.name], four, seconds=_SWEEP_SECONDS)},
     )  # fmt: skip
-    probe = probe_cells(probed, bench, workers, seconds=_SWEEP_SECONDS)
-    bench.steps_per_block = _STEPS_PER_BLOCK
-    measured = _measured(bench, cells, num_rounds=num_rounds)
+    probe = probe_cells(probed, workers, trials, seconds=_SWEEP_SECONDS)
     bench.forget()
-    return Tried(configuration=configuration, probe=probe, measured=measured)
+    return Tried(configuration=configuration, probe=probe, measured=_compute_speedups(cells, trials))
 
 
-def _measured(bench: Bench, cells: Sequence[Cell], *, num_rounds: int) -> dict[int, Estimate]:
-    """Return the speedups over the first cell, all taking turns."""
-    arms, trials = [make_trained_arm(cell) for cell in cells], Trials()
-    order = generate_turns([arm.name for arm in arms], seed=_SEED)
+def _list_arms(cells: Sequence[Cell]) -> list[Arm]:
+    """Return the cells as they are trained, and the waterfall's arms of the first two."""
+    baseline, pair, *_ = cells
+    data = [arm for cell in (baseline, pair) for arm in make_data_arms(cell, has_copy=True)]
+    return [*map(make_trained_arm, cells), *data, *make_spreading_arms(pair)]
+
+
+def _run_blocks(bench: Bench, arms: Sequence[Arm], *, num_rounds: int) -> Trials:
+    trials, order = Trials(), generate_turns([arm.name for arm in arms], seed=_SEED)
     for _ in range(num_rounds):
         run_round(bench, arms, order, trials)
-    alone = list_by_round(trials, arms[0].name)
+    return trials
+
+
+def _compute_speedups(cells: Sequence[Cell], trials: Trials) -> dict[int, Estimate]:
+    """Return the speedups over the first cell."""
+    alone, *others = (list_by_round(trials, make_trained_arm(cell).name) for cell in cells)
     return {
-        cell.world_size: Estimate(**compute_ratio(alone, list_by_round(trials, arm.name)).as_json())
-        for cell, arm in zip(cells[1:], arms[1:], strict=True)
+        cell.world_size: Estimate(**compute_ratio(alone, seconds).as_json())
+        for cell, seconds in zip(cells[1:], others, strict=True)
     }

@@ -121,11 +121,12 @@ def compute_speedups(
     trials: Trials, arms: Sequence[str], of: Callable[[Timed], float], *, confidence: float
 ) -> dict[str, Interval]:
     """Return how many times as fast as the first the other arms are; nothing if too few launches have turns enough."""
-    first, *others = (trials.list_by_launch(arm, of) for arm in arms)
-    if len(first) < FEWEST_LAUNCHES:
+    launches = [trials.list_by_launch(arm, of) for arm in arms]
+    if len(launches[0]) < FEWEST_LAUNCHES:
         return {}
     return {
-        arm: estimate_ratio(first, other, confidence=confidence) for arm, other in zip(arms[1:], others, strict=True)
+        arm: estimate_ratio(launches[0], other, confidence=confidence)
+        for arm, other in zip(arms[1:], launches[1:], strict=True)
     }
 
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tasks.measuring.probe import AllReduce
-
-Draws = np.ndarray
-"""(num_draws,) float64: one figure per draw."""
+from tasks.strategies.communication import Draws
 
 
 class Link:

@@ -1,4 +1,7 @@
-"""The probe of a comparison: what its ranks say of the parts of a step, and the prediction made from it."""
+"""The probe of a comparison: what its ranks say of the parts of a step, and the prediction made from it.
+
+The parts are those of one rank. What several cost each other is in the blocks of the waterfall.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -7,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from tasks.measuring.arms import Arm, Cell, make_copies_arm, make_data_arms, make_silent_arm, make_trained_arm
-from tasks.measuring.blocks import Bench
-from tasks.measuring.prediction import WORLD_SIZES, make_prediction, read_model_error
+from tasks.measuring.arms import Cell, make_copies_arm, make_trained_arm
+from tasks.measuring.blocks import Trials
+from tasks.measuring.paired import list_copy_seconds, list_device_seconds, pair_arms
+from tasks.measuring.prediction import make_prediction, read_model_error
 from tasks.measuring.probe import Probe, make_probe
 from tasks.measuring.workers import Workers
 from tasks.records.measurement import Estimate, Prediction
@@ -19,7 +23,6 @@ _log = logging.getLogger(__name__)
 
 _NUM_ROUNDS = 4
 _REPEATS_PER_ROUND = 2
-"""One alone would always be a first step, in which the same rank may be late each time."""
 _SHORTER_REACH = 4
 _SWEEP_SECONDS = 3.0
 """For the sweep of one number of ranks."""
@@ -32,7 +35,7 @@ class Probed:
     baseline: Cell
     """One rank."""
     cells: list[Cell]
-    """Those with several ranks whose gradients DDP exchanges."""
+    """Those with several ranks, all of one strategy, whose communication there is a model of."""
     has_copy: bool
     """Whether micro-batches are copied to a device."""
     is_weak: bool
@@ -48,48 +51,43 @@ class Probed:
 
 
 def probe_cells(
-    probed: Probed, bench: Bench, workers: Mapping[str, Workers], *, seconds: float = _SWEEP_SECONDS
+    probed: Probed, workers: Mapping[str, Workers], trials: Trials, *, seconds: float = _SWEEP_SECONDS
 ) -> Probe:
-    """Have the ranks time the parts of a step one by one, alone and together, and their link.
+    """Have one rank time the parts of a step one by one, and all ranks their link; the rest is in `trials`.
 
-    `seconds`: for the sweep of one number of ranks. The steps of `bench` are those of its blocks.
+    `seconds`: for the sweep of one number of ranks.
     """
-    groups = [probed.baseline, *probed.cells]
-    largest = max(probed.cells, key=lambda cell: cell.world_size)
-    compute: dict[int, list[dict[str, Any]]] = {cell.world_size: [] for cell in groups}
-    copying: dict[int, list[float]] = {cell.world_size: [] for cell in groups}
-    wrapper, in_flight = list[float](), list[dict[str, Any]]()
+    baseline, cells = probed.baseline, probed.cells
+    largest = max(cells, key=lambda cell: cell.world_size)
+    compute, in_flight = list[dict[str, Any]](), list[dict[str, Any]]()
     facts = workers[largest.name].ask(
         "facts", variant=dict(make_trained_arm(largest).variant), doing="asking for buckets"
     )[0]
     bucket_bytes = facts["exchange"]["bucket_bytes"]
     exchanged = 0.5 if probed.is_16_bit else 1.0
-    # A little of each number of ranks after another, so that what drifts is in all of them.
-    for turn in range(_NUM_ROUNDS):
-        for cell in groups:
-            compute[cell.world_size].append(
-                _ask_first_rank(workers[cell.name], "probe", cell, num_repeats=_REPEATS_PER_ROUND)
-            )
-            if probed.has_copy:
-                difference = _measure_difference(bench, *make_data_arms(cell, has_copy=True), is_turned=turn % 2 > 0)
-                copying[cell.world_size].append(difference / compute[cell.world_size][-1]["num_micro_batches"])
-        wrapper.append(
-            _measure_difference(bench, make_silent_arm(largest), make_copies_arm(largest), is_turned=turn % 2 > 0)
-        )
-        beside = {"num_bytes": round(exchanged * max(bucket_bytes)), "num_repeats": 1}
+    beside = {"num_bytes": round(exchanged * max(bucket_bytes)), "num_repeats": 1}
+    # A little of each after the other, so that what drifts is in both.
+    for _ in range(_NUM_ROUNDS):
+        compute.append(_ask_first_rank(workers[baseline.name], "probe", baseline, num_repeats=_REPEATS_PER_ROUND))
         in_flight.append(_ask_first_rank(workers[largest.name], "in_flight", largest, **beside))
-    sweeps = {cell.world_size: sweep_link(workers[cell.name], cell, seconds=seconds) for cell in probed.cells}
+    sweeps = {cell.world_size: sweep_link(workers[cell.name], cell, seconds=seconds) for cell in cells}
     # More ranks get less far in the same time; one that ended far earlier says nothing of large buckets.
     reach = min(_compute_reach(sweep) for sweep in sweeps.values()) / _SHORTER_REACH
     sweeps |= {size: sweep for size, sweep in probed.sweeps_beyond_cells.items() if _compute_reach(sweep) >= reach}
-    alone = _merge_compute(compute[1])
+    alone = _merge_compute(compute)
     return make_probe(
-        {1: alone, **{size: _merge_compute(answers) for size, answers in compute.items() if size > 1}},
+        alone,
         sweeps,
+        strategy=largest.strategy,
         buckets=probe_buckets(bucket_bytes, alone["gradients"]),
+        paired={
+            cell.world_size: pair_arms(trials, baseline=baseline, cell=cell, is_weak=probed.is_weak) for cell in cells
+        },
+        baseline_seconds=list_device_seconds(trials, baseline),
+        copy_seconds={one.world_size: list_copy_seconds(trials, one) for one in (baseline, *cells)}
+        if probed.has_copy
+        else None,
         in_flight=_merge_in_flight(in_flight),
-        wrapper_seconds=wrapper,
-        copy_seconds=copying if probed.has_copy else None,
         link_bytes_per_byte=probed.bytes_per_real_byte * exchanged,
         is_16_bit=probed.is_16_bit,
         scaling="weak" if probed.is_weak else "strong",
@@ -104,23 +102,27 @@ def sweep_link(workers: Workers, cell: Cell, *, seconds: float = _SWEEP_SECONDS)
 
 def predict_cells(
     probed: Probed,
-    bench: Bench,
     workers: Mapping[str, Workers],
     speedups: Mapping[str, Estimate],
+    trials: Trials | None,
     *,
     seed: int,
 ) -> Prediction | None:
-    """Return what other numbers of ranks would give; None without a cell that exchanges gradients."""
-    if not probed.cells:
+    """Return what other numbers of ranks would give; None without a cell that exchanges gradients.
+
+    `speedups`: arm -> speedup, with a 95 % interval; `trials`: the blocks of the waterfall.
+    """
+    if not probed.cells or trials is None:
         return None
+    if not speedups:
+        raise ValueError("it begins at a measured speedup, and none has an interval")
     by_size = {cell.world_size: cell for cell in reversed(probed.cells)}
     # One cell per number of ranks, the first: others spread the same work otherwise.
     probed = replace(probed, cells=sorted(by_size.values(), key=lambda cell: cell.world_size))
     _log.info("probing the parts of a step, and the link, for a prediction")
-    probe = probe_cells(probed, bench, workers)
-    measured = {cell.world_size: speedups[cell.name] for cell in probed.cells if cell.name in speedups}
-    sizes = sorted({*WORLD_SIZES, *measured})
-    return make_prediction(probe, measured=measured, seed=seed, model_error=read_model_error(), world_sizes=sizes)
+    probe = probe_cells(probed, workers, trials)
+    measured = {cell.world_size: speedups[cell.name] for cell in probed.cells}
+    return make_prediction(probe, measured=measured, seed=seed, model_error=read_model_error())
 
 
 def _compute_reach(sweep: Mapping[str, Any]) -> float:
@@ -135,17 +137,6 @@ def _ask_first_rank(workers: Workers, command: str, cell: Cell, **asked: Any) ->
     )[0]
 
 
-def _measure_difference(bench: Bench, one: Arm, other: Arm, *, is_turned: bool) -> float:
-    """Return by how many seconds per step one arm is longer than the other, mean over ranks, from the same steps.
-
-    The other runs first if it is turned.
-    """
-    steps = bench.choose_steps()
-    order = (other, one) if is_turned else (one, other)
-    seconds = {arm.name: bench.run(arm, steps).mean_rank_seconds for arm in order}
-    return seconds[one.name] - seconds[other.name]
-
-
 def _merge_in_flight(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Return several answers of probe_slowdown_in_flight as one."""
     return {
@@ -157,8 +148,8 @@ def _merge_in_flight(answers: list[dict[str, Any]]) -> dict[str, Any]:
 def _merge_compute(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Return several answers of probe_compute as one with all their repeats."""
     joined = dict(answers[0])
-    for name in ("forward_seconds", "backward_seconds", "optimizer_seconds", "step_seconds", "fixed_seconds"):
-        joined[name] = np.concatenate([np.asarray(answer[name]) for answer in answers], axis=1).tolist()
+    for name in ("forward_seconds", "backward_seconds", "optimizer_seconds", "fixed_seconds"):
+        joined[name] = np.concatenate([np.asarray(answer[name]) for answer in answers])
     # The order of the gradients is that of the graph: the same in all.
     ready = np.median([[part["ready"] for part in answer["gradients"]] for answer in answers], axis=0)
     joined["gradients"] = [

@@ -1,4 +1,5 @@
-"""What a prediction is made from: the figures of training/probing/parts.py and training/probing/sweep.py as one record.
+"""What a prediction is made from, as one record: the parts of one rank's step (training/probing/parts.py), what several
+ranks cost each other (tasks/measuring/paired.py) and their link (training/probing/sweep.py).
 
 Figures with noise are kept as their repeats, so that a prediction can tell how far to trust itself. Seconds and ratios
 of a micro-batch are those of the mean one of a step.
@@ -11,10 +12,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-Repeats = tuple[float, ...]
-
-_HICCUP = 4.0
-"""A step whose latest rank is later than in three quarters of the steps times this had a hiccup: it is left out."""
+from tasks.measuring.paired import PairedParts, Repeats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +39,8 @@ class AllReduce:
 class Probe:
     """The parts of a step and of its communication, measured one by one."""
 
+    strategy: str
+    """How the update is computed on several ranks; it has a file in tasks/strategies/communication/."""
     forward_seconds: Repeats
     """One micro-batch, one rank alone."""
     backward_seconds: Repeats
@@ -48,7 +48,7 @@ class Probe:
     optimizer_seconds: Repeats
     """One update, clipping included, one rank alone."""
     fixed_seconds: Mapping[int, Repeats]
-    """Number of ranks, 1 among them -> what a step takes beside its micro-batches and its update, mean over ranks."""
+    """Number of ranks, 1 among them -> what a rank's step takes beside its micro-batches and its update."""
     micro_batches: tuple[float, ...]
     """Work of each micro-batch of one rank's step, longest first; their mean is 1."""
     gradients: tuple[Gradient, ...]
@@ -58,9 +58,7 @@ class Probe:
     all_reduce: Mapping[int, tuple[AllReduce, ...]]
     """Number of ranks -> the sweep, by ascending size."""
     contention: Mapping[int, Repeats]
-    """Number of ranks -> seconds of forward and backward while all run without exchanging anything / seconds alone."""
-    update_contention: Mapping[int, Repeats]
-    """The same of the update."""
+    """Number of ranks -> seconds of a step while all run without exchanging anything / while one runs alone."""
     in_flight_slowdown: Repeats = (1.0,)
     """Seconds of computing while an all-reduce is in flight / seconds without."""
     wrapper_seconds: Repeats = (0.0,)
@@ -68,7 +66,7 @@ class Probe:
     copy_seconds: Mapping[int, Repeats] = field(default_factory=dict)
     """Number of ranks -> what copying a micro-batch to the device takes of the computation's time."""
     spread_seconds: Mapping[int, Repeats] = field(default_factory=dict)
-    """Number of ranks -> standard deviation of a rank's micro-batch against the other ranks', from each step."""
+    """Number of ranks -> standard deviation of a rank's micro-batch against the other ranks'."""
     scaling: Literal["strong", "weak"] = "strong"
     """strong: the micro-batches are shared out over the ranks; weak: every rank has as many as one has alone."""
     ranks_per_machine: int | None = None
@@ -82,6 +80,11 @@ class Probe:
     def measured_world_sizes(self) -> list[int]:
         """Numbers of ranks whose steps and communication were measured."""
         return sorted(self.all_reduce.keys() - self.link_only)
+
+    @property
+    def most_ranks(self) -> float:
+        """Ranks that have a micro-batch each in a step; infinite in weak scaling."""
+        return math.inf if self.scaling == "weak" else len(self.micro_batches)
 
     def drop_link_only(self) -> Self:
         """Return it without the sweeps of numbers of ranks that ran nothing else."""
@@ -153,32 +156,36 @@ def make_buckets(gradients: Sequence[Gradient], most: float) -> tuple[Gradient, 
 
 
 def make_probe(
-    compute: Mapping[int, Mapping[str, Any]],
+    alone: Mapping[str, Any],
     sweeps: Mapping[int, Mapping[str, Any]],
     *,
+    strategy: str,
     buckets: Sequence[Mapping[str, Any]],
-    in_flight: Mapping[str, Any] | None = None,
-    wrapper_seconds: Sequence[float] = (0.0,),
+    paired: Mapping[int, PairedParts],
+    baseline_seconds: Sequence[float] | None = None,
     copy_seconds: Mapping[int, Sequence[float]] | None = None,
+    in_flight: Mapping[str, Any] | None = None,
     link_bytes_per_byte: float = 1.0,
     scaling: Literal["strong", "weak"] = "strong",
     ranks_per_machine: int | None = None,
     is_16_bit: bool = False,
 ) -> Probe:
-    """Return the probe from what the ranks measured, by number of ranks; `compute` must have that of one rank.
+    """Return the probe from what the ranks measured.
 
-    `compute`: probe_compute's answers; `sweeps`: those of sweep_all_reduce, of at least as many numbers of ranks;
-    `buckets`: probe_buckets' answer; `in_flight`: that of probe_slowdown_in_flight, without repeats where there is
-    none. The link carries `link_bytes_per_byte` bytes for each byte of gradient; its sweep is in bytes of the link.
+    `alone`: probe_compute's answer; its parts are scaled so that together they are as long as the baseline's step in
+    the blocks, `baseline_seconds`. `sweeps`: number of ranks -> sweep_all_reduce's answer; `buckets`: probe_buckets'
+    answer; `paired`, `copy_seconds`: by number of ranks, of whole steps; `in_flight`: probe_slowdown_in_flight's,
+    without repeats where there is none. The link carries `link_bytes_per_byte` bytes for each byte of gradient; its
+    sweep is in bytes of the link.
     """
-    alone = compute[1]
-    together = {world_size: answer for world_size, answer in compute.items() if world_size > 1}
-    forward, backward = (np.asarray(alone[f"{part}_seconds"], dtype=float)[0] for part in ("forward", "backward"))
-    return Probe(
+    parts = _scale_parts(alone, baseline_seconds)
+    forward, backward = parts["forward_seconds"], parts["backward_seconds"]
+    plain = Probe(
+        strategy=strategy,
         forward_seconds=_make_repeats(forward.mean(axis=1)),
         backward_seconds=_make_repeats(backward.mean(axis=1)),
-        optimizer_seconds=_make_repeats(alone["optimizer_seconds"][0]),
-        fixed_seconds={n: _make_repeats(np.mean(answer["fixed_seconds"], axis=0)) for n, answer in compute.items()},
+        optimizer_seconds=_make_repeats(parts["optimizer_seconds"]),
+        fixed_seconds={1: _make_repeats(parts["fixed_seconds"])},
         micro_batches=_estimate_works(forward + backward),
         gradients=_make_gradients(alone["gradients"], link_bytes_per_byte),
         buckets=_make_gradients(buckets, link_bytes_per_byte),
@@ -189,26 +196,58 @@ def make_probe(
             )
             for world_size, sweep in sweeps.items()
         },
-        contention={
-            n: _compute_ratios(
-                _sum_forward_backward(answer).mean(axis=2) / _compute_relative_work(answer, alone),
-                _sum_forward_backward(alone),
-            )
-            for n, answer in together.items()
-        },
-        update_contention={
-            n: _compute_ratios(np.asarray(answer["optimizer_seconds"]), np.asarray(alone["optimizer_seconds"]))
-            for n, answer in together.items()
-        },
+        contention={n: one.contention for n, one in paired.items()},
         in_flight_slowdown=_compute_slowdown(in_flight),
-        wrapper_seconds=_make_repeats(wrapper_seconds),
-        copy_seconds={n: _make_repeats(repeats) for n, repeats in (copy_seconds or {}).items()},
-        spread_seconds={n: _compute_spread(answer) for n, answer in together.items()},
+        wrapper_seconds=paired[max(paired)].wrapper_seconds,
         scaling=scaling,
         ranks_per_machine=ranks_per_machine,
         is_16_bit=is_16_bit,
-        link_only=frozenset(sweeps.keys() - compute.keys()),
+        link_only=frozenset(sweeps.keys() - paired.keys()),
     )
+    return replace(
+        plain,
+        fixed_seconds=dict(plain.fixed_seconds) | {n: _compute_fixed(plain, one) for n, one in paired.items()},
+        spread_seconds={n: _compute_spread(plain, n, one) for n, one in paired.items()},
+        copy_seconds={
+            n: tuple(one / plain.compute_busiest_share(n)[0] for one in repeats)
+            for n, repeats in (copy_seconds or {}).items()
+        },
+    )
+
+
+def _scale_parts(alone: Mapping[str, Any], baseline_seconds: Sequence[float] | None) -> dict[str, np.ndarray]:
+    """Return the seconds of each part, scaled so that they add up to the baseline's step."""
+    parts = {
+        name: np.asarray(alone[name], dtype=float)
+        for name in ("forward_seconds", "backward_seconds", "optimizer_seconds", "fixed_seconds")
+    }
+    if baseline_seconds is None:
+        return parts
+    works = (parts["forward_seconds"] + parts["backward_seconds"]).sum(axis=1)
+    # Below 0 where timing the parts one by one costs more: then they are too long, and nothing is fixed.
+    fixed = max(float(np.median(parts["fixed_seconds"])), 0.0)
+    factor = np.median(baseline_seconds) / (np.median(works) + np.median(parts["optimizer_seconds"]) + fixed)
+    return {name: seconds * factor for name, seconds in parts.items()}
+
+
+def _compute_fixed(probe: Probe, paired: PairedParts) -> Repeats:
+    """Return, by turn, what a rank's step takes beside its share of the micro-batches and the whole update."""
+    fixed, optimizer = (max(float(np.median(one)), 0.0) for one in (probe.fixed_seconds[1], probe.optimizer_seconds))
+    own = paired.share * fixed - (1 - paired.share) * optimizer
+    return tuple(one + own for one in paired.beyond_share_seconds)
+
+
+def _compute_spread(probe: Probe, world_size: int, paired: PairedParts) -> Repeats:
+    """Return, by turn, the standard deviation per micro-batch that makes the latest rank as late as it was.
+
+    That it has more micro-batches, or longer ones, than an even share is no spread.
+    """
+    num_micro_batches, work, _ = probe.compute_busiest_share(world_size)
+    even = sum(probe.micro_batches) * (1.0 if probe.scaling == "weak" else 1 / world_size)
+    micro_batch = np.median(probe.forward_seconds) + np.median(probe.backward_seconds)
+    uneven = float((work - even) * micro_batch * np.median(paired.contention))
+    apart = compute_expected_maximum(world_size) * math.sqrt(num_micro_batches)
+    return tuple((one - uneven) / apart for one in paired.straggler_seconds)
 
 
 def _make_repeats(values: Any) -> Repeats:
@@ -217,16 +256,6 @@ def _make_repeats(values: Any) -> Repeats:
 
 def _make_gradients(parts: Sequence[Mapping[str, Any]], factor: float) -> tuple[Gradient, ...]:
     return tuple(Gradient(num_bytes=part["num_bytes"] * factor, ready=part["ready"]) for part in parts)
-
-
-def _sum_forward_backward(answer: Mapping[str, Any]) -> np.ndarray:
-    """Return the seconds of forward and backward: (world_size, num_repeats, num_micro_batches)."""
-    return np.asarray(answer["forward_seconds"], dtype=float) + np.asarray(answer["backward_seconds"], dtype=float)
-
-
-def _compute_relative_work(answer: Mapping[str, Any], alone: Mapping[str, Any]) -> float:
-    """Return the positions of a mean micro-batch against those of one rank: in weak scaling rows differ."""
-    return float(np.mean(answer["num_positions"]) / np.mean(alone["num_positions"]))
 
 
 def _estimate_works(seconds: np.ndarray) -> tuple[float, ...]:
@@ -242,39 +271,8 @@ def _estimate_works(seconds: np.ndarray) -> tuple[float, ...]:
     return tuple((1 + kept * (medians - 1)).tolist())
 
 
-def _compute_ratios(together: np.ndarray, alone: np.ndarray) -> Repeats:
-    """Return, by repeat, the mean over ranks of (world_size, num_repeats) seconds / the median of those alone."""
-    whole = alone.mean(axis=2) if alone.ndim == 3 else alone
-    return _make_repeats(together.mean(axis=0) / np.median(whole))
-
-
 def _compute_slowdown(in_flight: Mapping[str, Any] | None) -> Repeats:
     if in_flight is None or np.size(in_flight["alone_seconds"]) == 0:
         return (1.0,)
     alone = np.asarray(in_flight["alone_seconds"]).mean(axis=0)
     return _make_repeats(np.asarray(in_flight["in_flight_seconds"]).mean(axis=0) / alone)
-
-
-def _compute_spread(answer: Mapping[str, Any]) -> Repeats:
-    """Return, by repeat, the standard deviation per micro-batch that makes the latest rank as late as it was.
-
-    That a rank has more work than the others in every repeat is no spread.
-    """
-    steps = np.asarray(answer["step_seconds"], dtype=float)
-    steps = steps[:, _is_usual(steps)]
-    world_size, num_repeats = steps.shape
-    if num_repeats < 2:
-        return (0.0,)
-    late = _compute_lateness(steps - steps.mean(axis=1, keepdims=True)) * math.sqrt(num_repeats / (num_repeats - 1))
-    return _make_repeats(late / compute_expected_maximum(world_size) / math.sqrt(answer["num_micro_batches"]))
-
-
-def _is_usual(steps: np.ndarray) -> np.ndarray:
-    # From medians: one long step would move the means, and with them every other step.
-    late = _compute_lateness(steps - np.median(steps, axis=1, keepdims=True))
-    return np.asarray(late <= _HICCUP * np.percentile(late, 75))
-
-
-def _compute_lateness(apart: np.ndarray) -> np.ndarray:
-    """Return by how much the latest rank is behind the mean of all, step by step."""
-    return np.asarray(apart.max(axis=0) - apart.mean(axis=0))

@@ -21,7 +21,7 @@ from tasks.measuring.blocks import Bench
 from tasks.measuring.headline import find_alikeness
 from tasks.measuring.planning import Session
 from tasks.measuring.predicting import Probed, predict_cells, sweep_link
-from tasks.measuring.speed import Measured, TimedComparison, measure_speed, select_seconds
+from tasks.measuring.speed import Measured, TimedComparison, measure_speed, select_quiet_turns, select_seconds
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
@@ -195,17 +195,16 @@ def _predict(
     session: Session, bench: Bench, workers: Mapping[str, Workers], measured: Measured, stop: threading.Event
 ) -> Prediction | None:
     comparison = session.comparison
-    exchanged = [
-        get_exchange_dtype(cell.strategy, session.params.cells[cell.name].options) for cell in comparison.spreading
-    ]
-    if any(_explain_no_prediction(session.params, cell.name) for cell in comparison.spreading):
+    cells = _select_predicted(session.params, comparison.spreading)
+    if not cells:
         return None
+    exchanged = [get_exchange_dtype(cell.strategy, session.params.cells[cell.name].options) for cell in cells]
     largest = max(cell.world_size // cell.num_nodes for cell in comparison.cells)
     has_several_machines = any(cell.num_nodes > 1 for cell in comparison.cells)
     baseline, num_gpus = comparison.baseline, session.machine["num_gpus"]
     probed = Probed(
         baseline=baseline,
-        cells=comparison.spreading,
+        cells=cells,
         has_copy=comparison.has_copy,
         is_weak=comparison.is_weak,
         bytes_per_real_byte=bench.facts(make_trained_arm(baseline))[0]["bytes_per_real_byte"],
@@ -215,14 +214,20 @@ def _predict(
         sweeps_beyond_cells={} if has_several_machines else _sweep_beyond_cells(session, stop),
     )
     speedups = {arm: make_estimate(interval) for arm, interval in measured.headline.intervals.items()}
-    return predict_cells(probed, bench, workers, speedups, seed=comparison.seed)
+    trials = select_quiet_turns(measured.beside, comparison.most_share) if comparison.spreading else None
+    return predict_cells(probed, workers, speedups, trials, seed=comparison.seed)
 
 
-def _explain_no_prediction(params: Params, cell: str) -> str | None:
-    spread = params.cells[cell]
-    profile = find_profile(spread.strategy)
-    assert profile is not None, "a cell with a waterfall has a profile"
-    return profile.explain_no_prediction(spread.options, is_exact=params.train.exact)
+def _select_predicted(params: Params, cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells of which a prediction is available, of one strategy: that of the most ranks."""
+    known = [
+        cell
+        for cell in cells
+        if (profile := find_profile(cell.strategy)) is not None
+        and profile.explain_no_prediction(params.cells[cell.name].options, is_exact=params.train.exact) is None
+    ]
+    largest = max(known, key=lambda cell: cell.world_size, default=None)
+    return [cell for cell in known if largest is not None and cell.strategy == largest.strategy]
 
 
 def _sweep_beyond_cells(session: Session, stop: threading.Event) -> dict[int, dict[str, Any]]:

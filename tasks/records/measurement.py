@@ -145,16 +145,27 @@ class Waterfall(Record):
 
 
 class PredictedPoint(Record):
-    """The speedup at one number of ranks."""
+    """The speedup at one number of ranks: measured, or foretold from there."""
 
     world_size: int
     """Number of ranks."""
-    speedup: Estimate
-    """Predicted, with a 90 % interval."""
-    measured: Estimate | None
+    speedup: Estimate | None = None
+    """Foretold from what was measured on the most ranks, with a 90 % interval; null where it was measured."""
+    measured: Estimate | None = None
     """What was measured there, with its 95 % interval; null where nothing was."""
+    model: Estimate | None = None
+    """What the model alone says where it was measured, with a 90 % interval; null elsewhere."""
+    model_error: float | None = None
+    """By how much that is off: its value / the measured one - 1; null elsewhere."""
     is_extrapolated: bool
     """Whether it lies beyond every number of ranks that was measured."""
+
+    @property
+    def shown(self) -> Estimate:
+        """Where the curve is: what was measured, else what is foretold."""
+        found = self.measured if self.speedup is None else self.speedup
+        assert found is not None, "a point is measured or foretold"
+        return found
 
 
 class PredictedCurve(Record):
@@ -173,6 +184,8 @@ class Prediction(Record):
     """`as it is` first."""
     assumptions: list[str]
     """What it takes for granted, in plain sentences."""
+    left_out: list[str] = Field(default_factory=list)
+    """For which numbers of ranks nothing is said, in whole sentences with the reason."""
 
 
 class Advised(Record):

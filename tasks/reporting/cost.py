@@ -7,7 +7,7 @@ from typing import Literal
 
 from tasks.gates.measured import select_arm
 from tasks.records.facts import Record
-from tasks.records.measurement import ArmSpeed, Measurement
+from tasks.records.measurement import ArmSpeed, Measurement, Waterfall
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 
@@ -49,7 +49,10 @@ class CellCost(Record):
     num_baseline_jobs: int | None
     """Jobs of the baseline that fit on the same devices at once; null for the baseline and where none or part does."""
     baseline_results_per_hour: float | None
-    """Whole trainings per hour of so many jobs, each as fast as alone; null as that is."""
+    """Whole trainings per hour of so many jobs side by side; null as that is."""
+    baseline_slowdown: float | None = None
+    """How many times as long each of these jobs takes as alone, by the waterfall's contention; null where that is not
+    known, and each is taken to be as fast as alone."""
 
 
 class Cost(Record):
@@ -80,6 +83,7 @@ def compute_token_cost(price_per_hour: float, num_devices: int, tokens_per_secon
 def compute_cost(outputs: Outputs, cells: list[CellResults], measurement: Measurement | None) -> Cost:
     """Return what every cell costs; not to be shown where the speedup is withheld."""
     price = outputs.params.cost
+    waterfalls = {} if measurement is None else {one.cell: one for one in measurement.waterfalls}
     if measurement is not None and measurement.scaling == "weak":
         # The batch of its cells grew with their ranks; that of the training, whose cost this is, does not.
         measurement = None
@@ -100,6 +104,7 @@ def compute_cost(outputs: Outputs, cells: list[CellResults], measurement: Measur
                 num_devices=cell.world_size,
                 num_baseline_devices=first.world_size,
                 baseline_result_seconds=alone,
+                slowdown=_compute_slowdown(waterfalls.get(cell.cell)),
             )
             for cell in cells
         ],
@@ -114,6 +119,7 @@ def _compute_cell_cost(
     num_devices: int,
     num_baseline_devices: int,
     baseline_result_seconds: float,
+    slowdown: float | None,
 ) -> CellCost:
     rate = _select_throughput(cell, arm)
     tokens_per_epoch = cell.whole.num_tokens / cell.num_epochs
@@ -140,8 +146,20 @@ def _compute_cell_cost(
         results_per_hour=_SECONDS_PER_HOUR / result_seconds,
         usd_per_result=None if price is None else price * device_hours * cell.num_epochs,
         num_baseline_jobs=num_jobs,
-        baseline_results_per_hour=None if num_jobs is None else num_jobs * _SECONDS_PER_HOUR / baseline_result_seconds,
+        baseline_results_per_hour=None
+        if num_jobs is None
+        else num_jobs * _SECONDS_PER_HOUR / (baseline_result_seconds * (slowdown or 1.0)),
+        baseline_slowdown=None if num_jobs is None else slowdown,
     )
+
+
+def _compute_slowdown(waterfall: Waterfall | None) -> float | None:
+    """Return how many times as long a copy of one rank's share takes beside the others as alone."""
+    if waterfall is None or waterfall.ideal_seconds is None:
+        return None
+    seconds = {part.name: part.seconds.value for part in waterfall.parts}
+    alone = waterfall.ideal_seconds + seconds["optimizer"] + seconds["fixed"]
+    return 1 + seconds["contention"] / alone
 
 
 def _select_throughput(cell: CellResults, arm: ArmSpeed | None) -> float:

@@ -141,7 +141,7 @@ class Profile(Protocol):
         ...
 
     def explain_no_prediction(self, options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-        """Return for what a prediction is not available; None where its communication model knows the exchange."""
+        """Return for what a prediction is not available; None where communication/ knows the exchange."""
         ...
 
     def explain_no_knobs(self, *, is_exact: bool) -> str | None:

@@ -14,6 +14,7 @@ SEAMS = {
     "training/strategies": "training.strategies.StrategyFile",
     "training/workloads": "training.workloads.Workload",
     "tasks/strategies": "tasks.strategies.Profile",
+    "tasks/strategies/communication": "tasks.strategies.communication.Communication",
     "tasks/ranks/launchers": "tasks.ranks.launchers.Launcher",
     "tasks/services/trackers": "tasks.services.trackers.Tracker",
     "tasks/reporting/charts": "tasks.reporting.drawing.Chart",
@@ -51,6 +52,7 @@ def test_every_file_of_a_seam_offers_what_its_protocol_says(tmp_path: Path) -> N
 
 def test_every_strategy_has_a_profile_and_no_profile_is_without_a_strategy() -> None:
     assert list_file_names("tasks/strategies") == list_file_names("training/strategies")
+    assert set(list_file_names("tasks/strategies/communication")) <= set(list_file_names("tasks/strategies"))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What a prediction starts from, beside the link (training/probing/sweep.py): the parts of a step, each timed alone.
 
-All ranks run everything here together. A clock is read when the device is done. The weights stay as they are.
+A clock is read when the device is done. The weights stay as they are.
 """
 
 import time
@@ -30,46 +30,34 @@ def probe_compute(
     num_repeats: int,
     on_start: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Return the seconds of each part of a step of the plain module; nothing is exchanged.
+    """Return the seconds of each part of a step of the plain module on one rank.
 
-    `on_start` is called when all ranks have met and are about to begin.
-
-    On several ranks all run at once, as independent copies: against the same on one rank that is contention. Lists go
-    by rank, then by repeat: `forward_seconds` and `backward_seconds` then by micro-batch; `optimizer_seconds` (clipping
-    included); `step_seconds`: the whole of it; `fixed_seconds`: that - its micro-batches - its optimizer, below 0 where
-    timing the parts one by one costs more; `num_positions` by micro-batch. `gradients`: per parameter, in the order in
-    which they are ready in the backward of the last micro-batch, its `name`, `num_bytes` and `ready`, the share of that
-    backward after which it is.
+    `on_start` is called whenever a clock is about to start. `forward_seconds` and `backward_seconds` go by repeat, then
+    by micro-batch; by repeat: `optimizer_seconds` (clipping included) and `fixed_seconds`: a whole step - its
+    micro-batches - its optimizer, below 0 where timing the parts one by one costs more. `gradients`: per parameter, in
+    the order in which they are ready in the backward of the last micro-batch, its `name`, `num_bytes` and `ready`, the
+    share of that backward after which it is. Raises ValueError on several ranks.
     """
+    if ranks.world_size > 1:
+        raise ValueError(f"world_size={ranks.world_size}; allowed: 1, whose parts are those of every rank alone")
     weight = 1 / max(sum(part.num_targets for part in micro_batches), 1)
     parts, optimizer, whole = [], [], []
-
-    def meet() -> None:
-        ranks.highest(0)
-        on_start()
-
     for _ in range(num_repeats):
-        meet()
+        on_start()
         # Not timed: what the first forward after an update costs more belongs to the step, not to a micro-batch.
         replica.add(replica.module, micro_batches[0], weight=weight)
         parts.append([_time_forward_backward(replica, ranks, part, weight=weight) for part in micro_batches])
         optimizer.append(measure_seconds(lambda: replica.step(0.0), ranks))
-        meet()
+        on_start()
         whole.append(measure_seconds(lambda: _run_plain_step(replica, micro_batches, weight=weight), ranks))
-    seconds, optimizer_seconds = ranks.gather(np.array(parts)), ranks.gather(np.array(optimizer))
-    step_seconds = ranks.gather(np.array(whole))
-    fixed_seconds = step_seconds - seconds.sum(axis=(2, 3)) - optimizer_seconds
+    seconds, optimizer_seconds = np.array(parts), np.array(optimizer)
     return {
-        "world_size": ranks.world_size,
-        "num_micro_batches": len(micro_batches),
         "forward_seconds": seconds[..., 0].tolist(),
         "backward_seconds": seconds[..., 1].tolist(),
-        "optimizer_seconds": optimizer_seconds.tolist(),
-        "step_seconds": step_seconds.tolist(),
-        "fixed_seconds": fixed_seconds.tolist(),
-        "num_positions": ranks.gather(np.array([part.num_positions for part in micro_batches])).tolist(),
+        "optimizer_seconds": optimizer,
+        "fixed_seconds": (np.array(whole) - seconds.sum(axis=(1, 2)) - optimizer_seconds).tolist(),
         "gradients": _time_gradients(
-            replica, ranks, micro_batches[-1], weight=weight, num_repeats=num_repeats, meet=meet
+            replica, ranks, micro_batches[-1], weight=weight, num_repeats=num_repeats, on_start=on_start
         ),
     }
 
@@ -174,22 +162,21 @@ def _time_gradients(
     *,
     weight: float,
     num_repeats: int,
-    meet: Callable[[], None],
+    on_start: Callable[[], None],
 ) -> list[dict[str, Any]]:
-    """Return when each parameter's gradient is ready: median over repeats of the mean over ranks."""
+    """Return when each parameter's gradient is ready: median over repeats."""
     named = {name: part for name, part in replica.module.named_parameters() if part.requires_grad}
     runs: list[dict[str, float]] = []
     for _ in range(num_repeats):
-        meet()
+        on_start()
         runs.append(_measure_ready_shares(replica, ranks, micro_batch, named, weight=weight))
     replica.forget_gradient()
     # The order is that of the graph, the same in every backward.
     order = list(runs[0])
-    shares = ranks.gather(np.array([[run[name] for name in order] for run in runs]))
-    ready = np.maximum.accumulate(np.median(shares.mean(axis=0), axis=0)).tolist()
+    shares = np.median([[run[name] for name in order] for run in runs], axis=0)
     return [
         {"name": name, "num_bytes": named[name].numel() * named[name].element_size(), "ready": share}
-        for name, share in zip(order, ready, strict=True)
+        for name, share in zip(order, np.maximum.accumulate(shares).tolist(), strict=True)
     ]
 
 

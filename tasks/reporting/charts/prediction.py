@@ -26,20 +26,23 @@ def is_shown(results: Results) -> bool:
 def describe_chart(results: Results) -> str:
     """Return the predicted speedups with their intervals, and the measured ones beside them."""
     points = _list_points(results)
-    told = ", ".join(
+    foretold = ", ".join(
         f"{wording.format_ratio_with_interval(point.speedup)} on {wording.format_plural(point.world_size, 'rank')}"
         f"{' (extrapolated)' if point.is_extrapolated else ''}"
         for point in points
+        if point.speedup is not None
     )
     measured = ", ".join(
         f"{wording.format_ratio_with_interval(point.measured)} on {wording.format_plural(point.world_size, 'rank')}"
         for point in points
         if point.measured is not None
     )
-    beside = f" Measured, with 95 % intervals: {measured}." if measured else " Nothing was measured there."
+    beginning = f"Speedup as the comparison stands. Measured, with 95 % intervals: {measured}."
+    if not foretold:
+        return f"{beginning} Predicted: nothing."
     return (
-        f"Predicted speedup as the comparison stands, with 90 % intervals: {told}.{beside} Dashed: more ranks than "
-        "were measured; thin lines: after one change."
+        f"{beginning} Predicted from there, with 90 % intervals: {foretold}. Dashed: more ranks than were measured; "
+        "thin lines: after one change."
     )
 
 
@@ -52,13 +55,14 @@ def draw(results: Results, axes: Axes) -> None:
     ends = [min(base, *sizes), max(sizes)]
     axes.plot(ends, [size / base for size in ends], color=MUTED, linestyle=(0, (1, 2)), linewidth=1.2, label="linear")
     color = select_color(1)
-    low, high = [point.speedup.low for point in points], [point.speedup.high for point in points]
-    axes.fill_between(sizes, low, high, color=color, alpha=0.2, linewidth=0, label="90 % interval")
+    low, high = [point.shown.low for point in points], [point.shown.high for point in points]
+    if len(points) > 1:
+        axes.fill_between(sizes, low, high, color=color, alpha=0.2, linewidth=0, label="90 % interval")
     _draw_line(axes, points, color)
     for number, curve in enumerate(results.measurement.prediction.curves[1 : 1 + len(_MARKERS)]):
         axes.plot(
             [point.world_size for point in curve.points],
-            [point.speedup.value for point in curve.points],
+            [point.shown.value for point in curve.points],
             color=select_color(number + 2), linewidth=1, marker=_MARKERS[number], markersize=3.5,
             label=shorten(curve.lever, 30),
         )  # fmt: skip
@@ -81,7 +85,7 @@ def _draw_line(axes: Axes, points: list[PredictedPoint], color: str) -> None:
         if len(part) > 1 or (part and part[-1].is_extrapolated):
             axes.plot(
                 [point.world_size for point in part],
-                [point.speedup.value for point in part],
+                [point.shown.value for point in part],
                 color=color, linewidth=2.2, linestyle=style, label=label,
             )  # fmt: skip
 

@@ -34,11 +34,18 @@ def _tell(results: Results, cost: Cost) -> list[str]:
     sentences.append("Optimizer steps only: a device costs as much while it waits, saves or evaluates.")
     if all(cell.device == "cpu" for cell in results.cells):
         sentences.append("On the CPU a device is what one rank takes up.")
-    if any(cell.num_baseline_jobs for cell in cost.cells):
+    jobs = [cell for cell in cost.cells if cell.num_baseline_jobs is not None]
+    if any(cell.baseline_slowdown is None for cell in jobs):
         sentences.append(
             "Jobs side by side are taken to run each as fast as alone; where they share cores, memory, storage or "
             "power they are slower than that."
         )
+    sentences += [
+        f"{cell.num_baseline_jobs} jobs side by side take {cell.baseline_slowdown:.2f} times as long each as one "
+        f"alone: the contention measured between the ranks of {cell.cell} without communication."
+        for cell in jobs
+        if cell.baseline_slowdown is not None
+    ]
     return [wording.replace_unit(sentence, results.unit) for sentence in sentences]
 
 
@@ -103,12 +110,13 @@ def _tabulate_jobs(cost: Cost) -> Table:
         if cell.num_baseline_jobs is None or cell.baseline_results_per_hour is None:
             continue
         several = f"{wording.format_plural(cell.num_baseline_jobs, 'job')} of {first.cell}"
-        for name, one, per_hour in (
-            (f"1 job of {cell.cell}", cell, cell.results_per_hour),
-            (several, first, cell.baseline_results_per_hour),
+        for name, one, per_hour, slower in (
+            (f"1 job of {cell.cell}", cell, cell.results_per_hour, 1.0),
+            (several, first, cell.baseline_results_per_hour, cell.baseline_slowdown or 1.0),
         ):
-            money = [] if one.usd_per_result is None else [wording.format_usd(one.usd_per_result)]
-            seconds, results = wording.format_seconds(one.result_seconds), wording.format_three_digits(per_hour)
+            money = [] if one.usd_per_result is None else [wording.format_usd(slower * one.usd_per_result)]
+            seconds = wording.format_seconds(slower * one.result_seconds)
+            results = wording.format_three_digits(per_hour)
             rows.append([name, str(cell.num_devices), seconds, results, *money])
     headings = ["Jobs", "Devices", "First result after", "Results per hour", *["Cost per result"] * has_price]
     return Table("One job on all devices, or one on each", headings, rows)

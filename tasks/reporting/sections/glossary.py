@@ -98,11 +98,9 @@ GLOSSARY: dict[str, str] = {
     "faster.",
     "Advice": "recommended only if the whole interval is above 1.",
     "Note": "What else the change brings.",
-    "Predicted speedup": "What the model of computing and communicating gives for this number of ranks, with its 90 % "
-    "interval.",
-    "Measured speedup": "What was measured on that number of ranks, with its 95 % interval.",
-    "Reach": "extrapolated: more ranks than were ever measured here.",
-    "N ranks": "Predicted speedup on that number of ranks, with its 90 % interval.",
+    "Where from": "Measured, or predicted: what was measured on the most ranks, carried on by a model of computing and "
+    "communicating. extrapolated: more ranks than were ever measured here.",
+    "N ranks": "Speedup on that number of ranks: predicted, with its 90 % interval, or measured, with its 95 % one.",
     "Accuracy": "Share of the held-out rows that are put into the right class, each row counted once.",
     "Top-5 accuracy": "Share of the held-out rows whose class is among the five that are taken for likeliest.",
     "Best accuracy": "The highest accuracy of the cell's checkpoints, one per epoch.",

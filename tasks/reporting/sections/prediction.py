@@ -2,7 +2,7 @@
 
 from tasks.gates.measured import compute_efficiency, explain_omission, select_cell_arms
 from tasks.process import wording
-from tasks.records.measurement import Measurement, Prediction
+from tasks.records.measurement import Measurement, PredictedPoint, Prediction
 from tasks.reporting.blocks import Block, Charts, Heading, Items, Table, Text, tabulate
 from tasks.reporting.results import Results
 
@@ -20,6 +20,9 @@ def make_blocks(results: Results) -> list[Block]:
     if prediction is None or not prediction.curves:
         return [Text(explain_omission(measurement, "prediction") or "There was nothing to predict from.")]
     blocks: list[Block] = [Charts("prediction"), _tabulate_speedups(measurement, prediction)]
+    told = [*_describe_errors(prediction), *prediction.left_out]
+    if told:
+        blocks.append(Items(told))
     if len(prediction.curves) > 1:
         blocks.append(_tabulate_changes(prediction))
     if prediction.assumptions:
@@ -30,31 +33,44 @@ def make_blocks(results: Results) -> list[Block]:
 def _tabulate_speedups(measurement: Measurement, prediction: Prediction) -> Table:
     base = select_cell_arms(measurement)[0].world_size
     return tabulate(
-        "Speedup by number of ranks, as it is, 90 % intervals",
+        "Speedup by number of ranks, as it is",
         [
             ("Ranks", lambda point: str(point.world_size)),
-            ("Predicted speedup", lambda point: wording.format_ratio_with_interval(point.speedup)),
+            ("Speedup", lambda point: wording.format_ratio_with_interval(point.shown)),
             (
                 "Efficiency",
-                lambda point: wording.format_percent(compute_efficiency(point.speedup, point.world_size, base).value),
+                lambda point: wording.format_percent(compute_efficiency(point.shown, point.world_size, base).value),
             ),
-            (
-                "Measured speedup",
-                lambda point: wording.format_optional(point.measured, wording.format_ratio_with_interval),
-            ),
-            ("Reach", lambda point: "extrapolated" if point.is_extrapolated else "within what was measured"),
+            ("Where from", _describe_source),
         ],
         prediction.curves[0].points,
     )
 
 
+def _describe_source(point: PredictedPoint) -> str:
+    if point.speedup is None:
+        return "measured, 95 % interval"
+    return f"predicted, 90 % interval, {'extrapolated' if point.is_extrapolated else 'within what was measured'}"
+
+
+def _describe_errors(prediction: Prediction) -> list[str]:
+    """Return by how much the model alone is off at each measured number of ranks."""
+    return [
+        f"The model is off by {wording.format_signed_percent(point.model_error)} at "
+        f"{wording.format_plural(point.world_size, 'rank')}: by itself it says "
+        f"{wording.format_ratio_with_interval(point.model)}."
+        for point in prediction.curves[0].points
+        if point.model_error is not None
+    ]
+
+
 def _tabulate_changes(prediction: Prediction) -> Table:
     sizes = sorted({point.world_size for curve in prediction.curves for point in curve.points})
-    by_size = [{point.world_size: point.speedup for point in curve.points} for curve in prediction.curves]
+    by_size = [{point.world_size: point.shown for point in curve.points} for curve in prediction.curves]
     rows = [
         [curve.lever, *(wording.format_optional(found.get(size), wording.format_ratio_with_interval) for size in sizes)]
         for curve, found in zip(prediction.curves, by_size, strict=True)
     ]
     ranks = [wording.format_plural(size, "rank") for size in sizes]
-    title = "Predicted speedup after one change, 90 % intervals"
+    title = "Predicted speedup after one change, 90 % intervals; what was measured with 95 %"
     return Table(title, ["Change", *ranks], rows, words=dict.fromkeys(ranks, "N ranks"))

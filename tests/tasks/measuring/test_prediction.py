@@ -3,19 +3,28 @@
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tasks.measuring.prediction import ModelError, list_levers, make_prediction, predict, read_model_error
+from tasks.measuring.prediction import (
+    WORLD_SIZES,
+    ModelError,
+    list_levers,
+    make_prediction,
+    predict,
+    read_model_error,
+)
 from tasks.measuring.probe import AllReduce, Gradient, Probe, compute_expected_maximum
-from tasks.records.measurement import Estimate
+from tasks.records.measurement import Estimate, Prediction
 from training.data.plan import StepPlan
 
 _MIB = 2**20
+AS_FORETOLD = Estimate(value=2.0, low=1.5, high=2.5)
+"""Measured on two ranks: nothing that the model is at odds with."""
 
 
 def _probe(*, seconds_per_byte: Mapping[int, float] | float = 0.0, **changes: Any) -> Probe:
@@ -24,6 +33,7 @@ def _probe(*, seconds_per_byte: Mapping[int, float] | float = 0.0, **changes: An
     buckets = tuple(Gradient(num_bytes=_MIB, ready=share) for share in (0.25, 0.5, 0.75, 1.0))
     sizes = (_MIB / 8, _MIB / 2, _MIB, 8 * _MIB)
     figures: dict[str, Any] = {
+        "strategy": "ddp",
         "forward_seconds": (1.0,),
         "backward_seconds": (2.0,),
         "optimizer_seconds": (0.0,),
@@ -37,7 +47,6 @@ def _probe(*, seconds_per_byte: Mapping[int, float] | float = 0.0, **changes: An
             for n, each in per_byte.items()
         },
         "contention": {},
-        "update_contention": {},
         **changes,
     }
     return Probe(**figures)
@@ -99,13 +108,13 @@ def test_contention_between_two_measured_numbers_of_ranks_is_between_theirs() ->
     assert _speedup(probe, 3) == pytest.approx(18 / (6 * 1.6), rel=1e-12)
 
 
-def test_contention_slows_forward_and_backward_and_the_update_by_its_own_factor() -> None:
-    probe = _probe(contention={2: (1.2,)}, update_contention={2: (1.5,)}, optimizer_seconds=(1.0,))
-    assert _speedup(probe) == pytest.approx(13 / (6 * 1.2 + 1.5), rel=1e-12)
+def test_contention_slows_all_that_a_rank_does_by_itself() -> None:
+    probe = _probe(contention={2: (1.2,)}, optimizer_seconds=(1.0,))
+    assert _speedup(probe) == pytest.approx(13 / ((6 + 1) * 1.2), rel=1e-12)
     # By every further rank as much, up to those of one machine.
-    assert _speedup(probe, 4) == pytest.approx(13 / (3 * 1.6 + 2.5), rel=1e-12)
+    assert _speedup(probe, 4) == pytest.approx(13 / ((3 + 1) * 1.6), rel=1e-12)
     capped = dataclasses.replace(probe, ranks_per_machine=2)
-    assert _speedup(capped, 4) == pytest.approx(13 / (3 * 1.2 + 1.5), rel=1e-12)
+    assert _speedup(capped, 4) == pytest.approx(13 / ((3 + 1) * 1.2), rel=1e-12)
 
 
 def test_a_straggler_costs_the_expected_maximum_of_the_ranks_spreads() -> None:
@@ -240,8 +249,8 @@ def test_a_sweep_of_more_ranks_than_any_cell_has_tells_how_latency_grows(hops: i
     assert probe.measured_world_sizes == [2]
     unknown = predict(probe.drop_link_only(), [4], seed=1)[4]
     assert unknown.low < 12 / (3 + 0.6 * 2) < unknown.high
-    record = make_prediction(probe, measured={}, seed=1, model_error=None)
-    assert [point.is_extrapolated for point in record.curves[0].points] == [False, True, True, True, True]
+    record = make_prediction(probe, measured={2: AS_FORETOLD}, seed=1, model_error=None)
+    assert [point.is_extrapolated for point in record.curves[0].points] == [False, True]
     assert "measured with 2 and 4 ranks" in " ".join(record.assumptions)
 
 
@@ -272,14 +281,16 @@ def test_the_models_own_error_widens_the_interval_and_more_so_beyond_what_was_me
 
 def test_an_error_that_nobody_calibrated_is_not_made_up(tmp_path: Path) -> None:
     assert read_model_error(tmp_path / "none.json") is None
-    record = make_prediction(_probe(), measured={}, seed=1, model_error=None)
-    assert "has not been calibrated" in record.assumptions[-1]
+    record = make_prediction(_probe(), measured={2: AS_FORETOLD}, seed=1, model_error=None)
+    assert "was not calibrated" in record.assumptions[-1]
     figures = {
         "relative": 0.05, "relative_link_only": 0.07, "relative_extrapolated": 0.1,
         "calibrated_on": "2025-11-21", "num_configurations": 12,
     }  # fmt: skip
     (tmp_path / "some.json").write_text(json.dumps(figures))
-    calibrated = make_prediction(_probe(), measured={}, seed=1, model_error=read_model_error(tmp_path / "some.json"))
+    calibrated = make_prediction(
+        _probe(), measured={2: AS_FORETOLD}, seed=1, model_error=read_model_error(tmp_path / "some.json")
+    )
     assert (
         "5.0% at measured numbers of ranks, 7.0% where only the link was measured and 10.0% beyond"
         in calibrated.assumptions[-1]
@@ -305,15 +316,106 @@ def test_every_lever_against_exposed_communication_helps_and_buckets_are_split()
     assert list(found.values()) == pytest.approx([24 / (12 + 2), 12 / (6 + 1), 12 / (6 + 0.5), 12 / (6 + 1)], rel=1e-9)
 
 
-def test_the_record_marks_what_is_extrapolated_and_shows_what_was_measured_beside_it() -> None:
-    measured = {2: Estimate(value=1.8, low=1.7, high=1.9)}
-    record = make_prediction(_probe(seconds_per_byte=0.1 / _MIB), measured=measured, seed=1, model_error=None)
-    as_is, *changed = record.curves
-    assert as_is.lever == "as it is"
-    assert [point.world_size for point in as_is.points] == [2, 4, 8, 16, 64]
-    assert [point.is_extrapolated for point in as_is.points] == [False, True, True, True, True]
-    assert [point.measured for point in as_is.points] == [measured[2], None, None, None, None]
-    assert all(point.measured is None for curve in changed for point in curve.points)
+# --------------------------------------------------------------------------------- the curve through what was measured
+
+
+def _predict(measured: dict[int, Estimate], *, world_sizes: Sequence[int] = WORLD_SIZES, **changes: Any) -> Prediction:
+    """Return the record of 8 micro-batches on a link that exposes 0.1 s of a step."""
+    figures = {"seconds_per_byte": 0.1 / _MIB, "micro_batches": (1.0,) * 8, **changes}
+    return make_prediction(_probe(**figures), measured=measured, seed=1, model_error=None, world_sizes=world_sizes)
+
+
+def test_the_curve_goes_through_the_measured_speedup_and_the_model_says_how_it_goes_on() -> None:
+    # By itself the model says 24 / 12.1 on two ranks and 24 / (6 + 0.15) on four: their ring moves 3/2 of the bytes.
+    as_is, *_ = _predict({2: Estimate(value=1.9, low=1.8, high=2.0)}).curves
+    two, four, eight = as_is.points
+    assert (two.world_size, two.speedup, two.measured) == (2, None, Estimate(value=1.9, low=1.8, high=2.0))
+    assert two.shown == two.measured
+    assert two.model is not None
+    assert two.model.value == pytest.approx(24 / 12.1)
+    assert two.model_error == pytest.approx(24 / 12.1 / 1.9 - 1)
+    assert (four.world_size, four.measured, four.model, four.model_error) == (4, None, None, None)
+    assert four.speedup is not None
+    assert four.speedup.value == pytest.approx(1.9 * 12.1 / 6.15)
+    assert eight.shown.value == pytest.approx(1.9 * 12.1 / (3 + 0.1 * 2 * 7 / 8))
+    assert [point.is_extrapolated for point in as_is.points] == [False, True, True]
+
+
+def test_the_interval_of_the_measured_speedup_is_in_every_further_point() -> None:
+    # Without noise in the model it is all there is: 90 % where the measured one is 95 %, each side for itself.
+    as_is = _predict({2: Estimate(value=1.9, low=1.8, high=2.05)}).curves[0]
+    for point in as_is.points[1:]:
+        assert point.speedup is not None
+        assert math.log(point.speedup.high / point.speedup.value) == pytest.approx(
+            math.log(2.05 / 1.9) * 1.6449 / 1.96, rel=0.06
+        )
+        assert math.log(point.speedup.low / point.speedup.value) == pytest.approx(
+            math.log(1.8 / 1.9) * 1.6449 / 1.96, rel=0.06
+        )
+
+
+def test_noise_that_is_in_the_model_at_both_numbers_of_ranks_moves_none_of_them() -> None:
+    # What a micro-batch takes is all of the step, so that the curve is as straight whatever its noise.
+    noisy = tuple(np.random.default_rng(2).normal(2.0, 0.5, 9).tolist())
+    exact = Estimate(value=2.0, low=2.0, high=2.0)
+    as_is = _predict({2: exact}, seconds_per_byte=0.0, backward_seconds=noisy, forward_seconds=(1e-9,)).curves[0]
+    assert [point.shown.value for point in as_is.points] == pytest.approx([2.0, 4.0, 8.0])
+    assert [point.shown.high / point.shown.low for point in as_is.points] == pytest.approx([1.0] * 3)
+
+
+def test_of_several_measured_numbers_of_ranks_the_curve_begins_at_the_largest() -> None:
+    measured = {2: Estimate(value=1.9, low=1.8, high=2.0), 4: Estimate(value=3.8, low=3.5, high=4.1)}
+    found = _predict(measured, seconds_per_byte={2: 0.1 / _MIB, 4: 0.1 / _MIB}).curves[0].points
+    assert [(point.measured is None, point.model_error is None) for point in found] == [(False, False)] * 2 + [
+        (True, True)
+    ]
+    assert found[1].model_error == pytest.approx(24 / 6.1 / 3.8 - 1)
+    assert found[2].shown.value == pytest.approx(3.8 * 6.1 / (3 + 0.1 * (7 / 8) / (3 / 4)), rel=1e-3)
+
+
+def test_the_curve_after_a_change_is_what_the_change_makes_of_the_measured_speedup() -> None:
+    found = {one.lever: one.points for one in _predict({2: Estimate(value=1.9, low=1.8, high=2.0)}).curves}
+    twice_as_fast = {point.world_size: point for point in found["a link twice as fast"]}
+    # Half of the 0.1 s, at what two ranks were measured as well.
+    assert twice_as_fast[2].shown.value == pytest.approx(1.9 * 12.1 / 12.05)
+    assert (twice_as_fast[2].measured, twice_as_fast[2].model) == (None, None)
+    assert twice_as_fast[4].shown.value == pytest.approx(1.9 * 12.1 / 6.075)
+
+
+def test_where_model_and_measurement_have_no_speedup_in_common_further_ranks_are_withheld() -> None:
+    record = _predict({2: Estimate(value=1.5, low=1.4, high=1.6)})
+    assert [[point.world_size for point in one.points] for one in record.curves] == [[2]]
+    assert record.curves[0].points[0].model_error == pytest.approx(24 / 12.1 / 1.5 - 1)
+    assert record.left_out == [
+        "Other numbers of ranks are withheld: for 2 the model alone says 1.98x (1.9835 to 1.9835) and measured is "
+        "1.50x (1.40 to 1.60); the two intervals do not overlap, so something is at work here that the model does not "
+        "know."
+    ]
+    # The model's own error is part of its interval.
+    error = ModelError(
+        relative=0.2, relative_link_only=0.2, relative_extrapolated=0.2, calibrated_on="2026-01-31",
+        num_configurations=8,
+    )  # fmt: skip
+    probe = _probe(seconds_per_byte=0.1 / _MIB, micro_batches=(1.0,) * 8)
+    wider = make_prediction(probe, measured={2: Estimate(value=1.5, low=1.4, high=1.6)}, seed=1, model_error=error)
+    assert len(wider.curves[0].points) > 1
+    assert not any("withheld" in sentence for sentence in wider.left_out)
+
+
+def test_as_many_ranks_as_have_no_micro_batch_each_are_not_predicted_in_strong_scaling() -> None:
+    measured = {2: Estimate(value=1.9, low=1.8, high=2.0)}
+    as_is, *levers = (record := _predict(measured)).curves
+    assert [point.world_size for point in as_is.points] == [2, 4, 8]
+    assert record.left_out == [
+        "From 9 ranks on nothing is predicted: in strong scaling the number of micro-batches per step stays 8, and a "
+        "rank would have none. A change that makes more of them moves that number."
+    ]
+    sizes = {one.lever: [point.world_size for point in one.points] for one in levers}
+    assert sizes["twice the micro-batches per step, so twice the global batch"] == [2, 4, 8, 16]
+    assert sizes["a link twice as fast"] == [2, 4, 8]
+    # In weak scaling, and with a micro-batch for each of the most ranks asked for, there is nothing to leave out.
+    assert _predict(measured, scaling="weak").left_out == _predict(measured, world_sizes=(2, 8)).left_out == []
+    assert [point.world_size for point in _predict(measured, scaling="weak").curves[0].points] == [2, 4, 8, 16, 64]
 
 
 def test_gradients_in_16_bits_are_no_change_where_they_are_so_already_and_buckets_still_fill_by_fp32() -> None:

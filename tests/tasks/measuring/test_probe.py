@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasks.measuring.paired import PairedParts
 from tasks.measuring.probe import AllReduce, Gradient, compute_expected_maximum, make_buckets, make_probe
 
 
@@ -24,76 +25,99 @@ def test_a_bucket_ends_with_the_parameter_that_fills_it() -> None:
 
 
 def _answer(*parts: Any) -> dict[str, Any]:
-    """Return the answer with these seconds of forward, backward, optimizer and of what is fixed."""
-    forward, backward, optimizer, fixed = (np.array(part, dtype=float) for part in parts)
+    """Return one rank's answer with these seconds of forward, backward, optimizer and of what is fixed."""
+    forward, backward, optimizer, fixed = (np.array(part, dtype=float).tolist() for part in parts)
     return {
-        "num_micro_batches": forward.shape[2],
-        "num_positions": np.full(forward.shape[::2], 8).tolist(),
-        "forward_seconds": forward.tolist(),
-        "backward_seconds": backward.tolist(),
-        "optimizer_seconds": optimizer.tolist(),
-        "fixed_seconds": fixed.tolist(),
-        "step_seconds": ((forward + backward).sum(axis=2) + optimizer + fixed).tolist(),
+        "forward_seconds": forward,
+        "backward_seconds": backward,
+        "optimizer_seconds": optimizer,
+        "fixed_seconds": fixed,
         "gradients": [{"name": "a", "num_bytes": 8, "ready": 0.5}, {"name": "b", "num_bytes": 4, "ready": 1.0}],
     }
 
 
-def test_a_probe_is_built_from_the_answers_of_the_ranks() -> None:
-    # A step runs its longest micro-batch last. Two ranks: 1.5 times as slow, the update twice, every rank late in turn.
-    alone = _answer([[[1, 3], [1, 3]]], [[[1, 3], [1, 3]]], [[1, 1]], [[0.5, 0.5]])
-    slower = [[[1.5], [1.5]], [[4.5], [4.5]]]
-    pair = _answer(slower, slower, [[2, 2], [2, 2]], [[0, 1], [1, 0]])
+ALONE = _answer([[1, 3], [1, 3]], [[1, 3], [1, 3]], [1, 1], [0.5, 0.5])
+"""A step of 9.5 s, whose longest micro-batch is the last."""
+SWEEP = {"points": [{"num_bytes": 64, "seconds": [0.1, 0.2]}]}
+BUCKETS = [{"num_bytes": 12, "ready": 1.0, "parameters": ["a", "b"]}]
+
+
+def _pair(**changes: Any) -> PairedParts:
+    """Return two ranks that cost each other nothing: a rank's half is half of 9.5 s but for the update and what is
+    fixed, of which it has all.
+    """
+    figures = {
+        "contention": (1.0,), "straggler_seconds": (2.0,), "wrapper_seconds": (0.0,), "beyond_share_seconds": (0.75,),
+        "share": 0.5, **changes,
+    }  # fmt: skip
+    return PairedParts(**figures)
+
+
+def test_a_probe_is_built_from_one_ranks_parts_and_what_several_cost_each_other() -> None:
+    pair = _pair(contention=(1.2, 1.4), wrapper_seconds=(0.1, 0.3), beyond_share_seconds=(0.75, 0.95))
     probe = make_probe(
-        {1: alone, 2: pair},
-        {2: {"points": [{"num_bytes": 64, "seconds": [0.1, 0.2]}]}},
-        buckets=[{"num_bytes": 12, "ready": 1.0, "parameters": ["a", "b"]}],
+        ALONE,
+        {2: SWEEP, 4: SWEEP},
+        strategy="ddp",
+        buckets=BUCKETS,
+        paired={2: pair},
+        copy_seconds={1: (0.4,), 2: (0.3,)},
         in_flight={"alone_seconds": [[1.0, 1.0], [1.0, 1.0]], "in_flight_seconds": [[1.2, 1.4], [1.2, 1.4]]},
         link_bytes_per_byte=10.0,
     )
     assert probe.forward_seconds == probe.backward_seconds == (2.0, 2.0)
     assert probe.micro_batches == (1.5, 0.5)
     assert probe.optimizer_seconds == (1.0, 1.0)
-    assert probe.fixed_seconds == {1: (0.5, 0.5), 2: (0.5, 0.5)}
-    assert probe.contention == {2: (1.5, 1.5)}
-    assert probe.update_contention == {2: (2.0, 2.0)}
+    # Beyond half of 9.5 s: half an update, and half of what is fixed; 0.2 s more in the second turn.
+    assert probe.fixed_seconds == {1: (0.5, 0.5), 2: pytest.approx((0.5, 0.7))}
+    assert probe.contention == {2: (1.2, 1.4)}
+    assert probe.wrapper_seconds == (0.1, 0.3)
+    assert probe.copy_seconds == {1: (0.2,), 2: (0.3,)}
     assert probe.in_flight_slowdown == pytest.approx((1.2, 1.4))
-    # In weak scaling the ranks' rows are others: half as long again here, which is no contention.
-    longer = make_probe(
-        {1: alone, 2: {**pair, "num_positions": [[12], [12]]}},
-        {2: {"points": [{"num_bytes": 64, "seconds": [0.1, 0.2]}]}},
-        buckets=[{"num_bytes": 12, "ready": 1.0, "parameters": ["a", "b"]}],
-        in_flight={"alone_seconds": [], "in_flight_seconds": []},
-    )
-    assert longer.contention == {2: (1.0, 1.0)}
-    assert longer.in_flight_slowdown == (1.0,)
     assert probe.gradients == (Gradient(num_bytes=80.0, ready=0.5), Gradient(num_bytes=40.0, ready=1.0))
     assert probe.buckets == (Gradient(num_bytes=120.0, ready=1.0),)
-    assert probe.all_reduce == {2: (AllReduce(num_bytes=64, seconds=(0.1, 0.2)),)}
-    # The latest is 0.5 s behind the mean in both steps; two repeats show but half the variance.
-    assert probe.spread_seconds[2] == pytest.approx((0.5 * math.sqrt(2) / compute_expected_maximum(2),) * 2)
+    assert probe.all_reduce[2] == (AllReduce(num_bytes=64, seconds=(0.1, 0.2)),)
+    assert (probe.measured_world_sizes, probe.link_only, probe.most_ranks) == ([2], {4}, 2)
+    nothing = {"alone_seconds": [], "in_flight_seconds": []}
+    assert make_probe(
+        ALONE, {2: SWEEP}, strategy="ddp", buckets=BUCKETS, paired={2: pair}, in_flight=nothing
+    ).in_flight_slowdown == (1.0,)
+
+
+def test_that_a_rank_has_more_work_than_another_is_no_spread() -> None:
+    # The longer micro-batch is 6 s, the mean one 4 s: that rank is 2 s behind an even share by its work alone.
+    def spread(**changes: Any) -> Any:
+        probe = make_probe(ALONE, {2: SWEEP}, strategy="ddp", buckets=BUCKETS, paired={2: _pair(**changes)})
+        return probe.spread_seconds[2]
+
+    assert spread(straggler_seconds=(2.0,)) == pytest.approx((0.0,))
+    # Half a second more; a rank has one micro-batch.
+    assert spread(straggler_seconds=(2.5, 2.7)) == pytest.approx(
+        (0.5 / compute_expected_maximum(2), 0.7 / compute_expected_maximum(2))
+    )
+    # Contention makes the difference longer as well.
+    assert spread(straggler_seconds=(2.4,), contention=(1.2,)) == pytest.approx((0.0,))
+
+
+def test_one_ranks_parts_are_as_long_together_as_its_step_in_the_blocks() -> None:
+    # 19 s where the parts add up to 9.5.
+    probe = make_probe(
+        ALONE, {2: SWEEP}, strategy="ddp", buckets=BUCKETS, paired={2: _pair()}, baseline_seconds=(18.0, 19.0, 25.0)
+    )
+    assert probe.forward_seconds == pytest.approx((4.0, 4.0))
+    assert probe.optimizer_seconds == pytest.approx((2.0, 2.0))
+    assert probe.fixed_seconds[1] == pytest.approx((1.0, 1.0))
+    # Parts that are longer one by one than in a step leave nothing that is fixed.
+    longer = _answer([[1, 3]], [[1, 3]], [2], [-1])
+    probe = make_probe(
+        longer, {2: SWEEP}, strategy="ddp", buckets=BUCKETS, paired={2: _pair()}, baseline_seconds=(9.0,)
+    )
+    assert 2 * (probe.forward_seconds[0] + probe.backward_seconds[0]) + probe.optimizer_seconds[0] == pytest.approx(9.0)
 
 
 def test_micro_batches_that_differ_by_noise_only_are_taken_to_be_alike() -> None:
     random = np.random.default_rng(7)
-    noisy = 1 + random.normal(0, 0.02, size=(1, 9, 8))
-    alone = _answer(noisy, noisy, np.ones((1, 9)), np.zeros((1, 9)))
-    probe = make_probe(
-        {1: alone}, {2: {"points": [{"num_bytes": 1, "seconds": [1.0]}]}}, buckets=alone["gradients"]
-    )  # fmt: skip
+    noisy = 1 + random.normal(0, 0.02, size=(9, 8))
+    alone = _answer(noisy, noisy, np.ones(9), np.zeros(9))
+    probe = make_probe(alone, {2: SWEEP}, strategy="ddp", buckets=BUCKETS, paired={2: _pair()})
     assert max(probe.micro_batches) < 1.01
-
-
-def test_a_hiccup_of_one_rank_is_no_spread() -> None:
-    fixed = np.tile([[0.0, 0.2], [0.2, 0.0]], 5)
-    seconds = np.ones((2, 10, 1))
-    alone = _answer(np.ones((1, 10, 1)), np.ones((1, 10, 1)), np.ones((1, 10)), np.zeros((1, 10)))
-
-    def spread(fixed_seconds: Any) -> float:
-        pair = _answer(seconds, seconds, np.ones((2, 10)), fixed_seconds)
-        sweep = {"points": [{"num_bytes": 1, "seconds": [1.0]}]}
-        return float(np.mean(make_probe({1: alone, 2: pair}, {2: sweep}, buckets=alone["gradients"]).spread_seconds[2]))
-
-    steady = spread(fixed)
-    assert steady == pytest.approx(0.1 * math.sqrt(10 / 9) / compute_expected_maximum(2))
-    fixed[0, 0] += 30.0
-    assert spread(fixed) == pytest.approx(steady, rel=0.1)

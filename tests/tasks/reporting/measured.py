@@ -125,16 +125,15 @@ def advice() -> Advice:
 
 
 def curve(lever: str, speedups: dict[int, float], measured: float | None = None) -> PredictedCurve:
-    """Return a prediction whose interval widens with the number of ranks."""
-    points = [
-        PredictedPoint(
-            world_size=size,
-            speedup=estimate(speedup, 0.03 + 0.004 * size),
-            measured=estimate(measured) if measured is not None and size == 2 else None,
-            is_extrapolated=size > 2,
-        )
-        for size, speedup in speedups.items()
-    ]
+    """Return a prediction whose interval widens with the number of ranks; `measured`: on two of them."""
+    points = []
+    for size, speedup in speedups.items():
+        foretold = estimate(speedup, 0.03 + 0.004 * size)
+        if measured is not None and size == 2:
+            found = {"measured": estimate(measured), "model": foretold, "model_error": speedup / measured - 1}
+        else:
+            found = {"speedup": foretold}
+        points.append(PredictedPoint(world_size=size, is_extrapolated=size > 2, **found))
     return PredictedCurve(lever=lever, points=points)
 
 

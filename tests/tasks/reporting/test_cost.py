@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tasks.process.wording import format_seconds, format_three_digits, format_usd
 from tasks.report import write_report
 from tasks.reporting.blocks import Table
 from tasks.reporting.collect import collect_results
@@ -86,6 +87,22 @@ def test_where_speed_was_measured_the_cost_follows_from_the_measurement(tmp_path
     assert (one.kwh_per_epoch, one.kwh_per_million_tokens) == (None, None)
     assert two.kwh_per_million_tokens == pytest.approx(12_800 / 3.6e6)
     assert two.kwh_per_epoch == pytest.approx(63 * 0.0128 / 3.6e6)
+
+
+def test_jobs_side_by_side_are_slower_by_the_contention_that_was_measured(tmp_path: Path) -> None:
+    # A copy of one rank's share takes 34.5 ms alone and 36.5 ms beside the other: 2 ms of contention.
+    results = results_of(tmp_path, measured=measurement(arms=[arm("1proc", 1), arm("2proc", 2)]))
+    assert results.cost is not None
+    one, two = results.cost.cells
+    assert (one.baseline_slowdown, two.baseline_slowdown) == (None, pytest.approx(36.5 / 34.5))
+    assert two.baseline_results_per_hour == pytest.approx(2 * one.results_per_hour * 34.5 / 36.5)
+    told = "2 jobs side by side take 1.06 times as long each as one alone: the contention measured between the ranks of"
+    seconds, per_hour = one.result_seconds * 36.5 / 34.5, 2 * one.results_per_hour * 34.5 / 36.5
+    for text in texts_of(results):
+        assert told in text
+        assert f"2 jobs of 1proc 2 {format_seconds(seconds)} {format_three_digits(per_hour)} $" in text
+        assert format_usd(2.5 * seconds / 3600) in text
+        assert "as fast as alone" not in text
 
 
 def test_in_weak_scaling_a_training_costs_what_it_took_itself(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def test_a_chart_of_what_was_measured_shows_its_figures_and_a_unit_on_every_axis
     [
         ("measured_speedup", ["2proc 1.62x (1.58 to 1.66) on 2 ranks", "in a DDP wrapper 0.98x (0.96 to 1.01) on 1"]),
         ("waterfall", ["ideal step of 34.0 ms to the measured 42.0 ms", "contention 2.00 ms", "unexplained 0.200 ms"]),
-        ("prediction", ["1.59x (1.53 to 1.65) on 2 ranks,", "8.88x (6.34 to 11.42) on 64 ranks (extrapolated)"]),
-        ("prediction", ["Measured, with 95 % intervals: 1.62x (1.58 to 1.66) on 2 ranks"]),
+        ("prediction", ["2.74x (2.61 to 2.87) on 4 ranks (extrapolated),", "8.88x (6.34 to 11.42) on 64 ranks (extra"]),
+        ("prediction", ["Measured, with 95 % intervals: 1.62x (1.58 to 1.66) on 2 ranks. Predicted from there"]),
     ],
 )
 def test_a_chart_of_what_was_measured_says_its_figures_in_words(
@@ -107,11 +107,11 @@ def test_the_points_and_bars_are_drawn_where_the_figures_are(measured_results: R
     drawing.find_charts()["prediction"].draw(measured_results, axes)
     lines = {str(line.get_label()): line.get_xydata().tolist() for line in axes.lines}
     assert lines["linear"] == [[1, 1], [64, 64]]
-    assert lines["extrapolated"] == [[2, 1.59], [4, 2.74], [8, 4.41], [16, 6.33], [64, 8.88]]
+    assert lines["extrapolated"] == [[2, pytest.approx(68 / 42)], [4, 2.74], [8, 4.41], [16, 6.33], [64, 8.88]]
     assert lines["a link twice as fast"][-1] == [64, 15.4]
     assert axes.get_xscale() == "log"
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert (band.min(), band.max()) == (pytest.approx(1.59 * 0.962), pytest.approx(8.88 * 1.286))
+    assert (band.min(), band.max()) == (pytest.approx(68 / 42 * 0.975), pytest.approx(8.88 * 1.286))
 
 
 def test_a_withheld_waterfall_keeps_the_parts_of_the_cell_alone_and_has_neither_ideal_nor_unexplained(

@@ -9,7 +9,7 @@ from tasks.reporting import drawing
 from tasks.reporting.markdown import escape
 from tasks.reporting.results import Results
 from tests.tasks.reporting.hostile import hostile
-from tests.tasks.reporting.measured import advice, arm, measurement, preflight
+from tests.tasks.reporting.measured import advice, arm, curve, measurement, prediction, preflight
 from tests.tasks.reporting.page import Page
 from tests.tasks.reporting.rendered import markdown_of, page_of
 
@@ -55,8 +55,10 @@ def withheld_page(withheld_measured_results: Results) -> Page:
         "DDP told that the graph never changes 2proc 1.00x (0.98 to 1.02) no clear gain",
         "2 of 3 changes made the cell faster beyond doubt",
         "All together: 1.17x (1.15 to 1.19) on 2proc train: micro_batch_size: 2 cells: 2proc:",
-        "2 1.59x (1.53 to 1.65) 80 % 1.62x (1.58 to 1.66) within what was measured",
-        "64 8.88x (6.34 to 11.42) 14 % n/a extrapolated",
+        "2 1.62x (1.58 to 1.66) 81 % measured, 95 % interval",
+        "64 8.88x (6.34 to 11.42) 14 % predicted, 90 % interval, extrapolated",
+        # 1.59 / (68 / 42) - 1.
+        "The model is off by -1.8 % at 2 ranks: by itself it says 1.59x (1.53 to 1.65).",
         "a link twice as fast 1.72x (1.65 to 1.79) 3.19x",
         "Every rank has a device of its own.",
         "Before measuring, the machine was fit to measure.",
@@ -119,6 +121,19 @@ def test_a_section_with_nothing_says_why(measured_results: Results, clean_result
         assert render(clean_results).count("Not measured: the stage measure left no speed.json") == 4
 
 
+def test_ranks_that_are_not_predicted_are_named_with_the_reason(measured_results: Results) -> None:
+    why = "Other numbers of ranks are withheld: the two intervals do not overlap."
+    alone = curve("as it is", {2: 1.2}, 68 / 42)
+    withheld = prediction().model_copy(update={"curves": [alone], "left_out": [why]})
+    results = with_measurement(measured_results, prediction=withheld.model_dump())
+    for text in (page_of(results).text, markdown_of(results)):
+        assert why in text
+        assert "The model is off by -25.9 % at 2 ranks" in text
+        assert "Predicted: nothing." in text
+        assert "8.88x" not in text
+        assert "after one change, 90 %" not in text
+
+
 def test_a_machine_that_was_not_fit_is_named_with_the_remedy(measured_results: Results) -> None:
     results = with_measurement(measured_results, preflight=preflight("others use 1.4 of 2 cores"))
     for text in (page_of(results).text, markdown_of(results)):
@@ -155,7 +170,7 @@ def test_the_markdown_holds_the_same_rows(measured_results: Results) -> None:
     text = markdown_of(measured_results)
     assert "| 2proc | 2 | 42.0 ms (41.6 to 42.4) | 1.62x (1.58 to 1.66) | 1.65x (1.61 to 1.69) |" in text
     assert "| exposed communication | 3.50 ms (2.80 to 4.20) | 8.3 % | 3.30 ms | runs with" in text
-    assert "| 64 | 8.88x (6.34 to 11.42) | 14 % | n/a | extrapolated |" in text
+    assert "| 64 | 8.88x (6.34 to 11.42) | 14 % | predicted, 90 % interval, extrapolated |" in text
     assert "```yaml\ntrain:\n  micro_batch_size: 2\ncells:\n  2proc:\n    options: {bucket_mib: 5.0}\n```" in text
     assert "[Where the step goes](charts/waterfall.svg)" in text
     assert escape(measured_results.verdict) in text

@@ -184,8 +184,7 @@ def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_spee
     assert results.verdict.startswith("Unproven: 2proc trains 1.")
     assert (
         f"; 2proc is unproven: “Update equivalence” was not checked: {why}; "
-        f"{'17 of 21' if is_measured else '16 of 17'} gates"
-        in results.verdict
+        f"{'17 of 21' if is_measured else '16 of 17'} gates" in results.verdict
     )
     assert results.cells[1].speedup is not None
     page = html_of(results)

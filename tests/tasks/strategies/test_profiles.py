@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tasks.params.choices import list_file_names
 from tasks.strategies import Work, find_profile, get_exchange_dtype, list_unavailable
 from tasks.strategies import fsdp2 as sharded
 
@@ -54,6 +55,14 @@ def test_a_sharded_step_that_reduces_otherwise_is_told(
     problem = sharded.problem_with(RIGHT | traffic, _work(**work))
     assert problem is not None
     assert says in problem
+
+
+@pytest.mark.parametrize("strategy", list_file_names("tasks/strategies"))
+def test_what_a_strategy_has_no_model_of_is_not_predicted_and_nothing_else_is_left_out(strategy: str) -> None:
+    profile = find_profile(strategy)
+    assert profile is not None
+    has_model = strategy in list_file_names("tasks/strategies/communication")
+    assert (profile.explain_no_prediction({}, is_exact=False) is None) == has_model
 
 
 def test_what_a_strategy_has_not_is_said_and_never_left_out_in_silence() -> None:

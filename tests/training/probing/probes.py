@@ -11,7 +11,7 @@ from training.data.batches import open_slice
 from training.data.plan import make_micro_batches, plan_segment
 from training.model.weights import compute_parameter_checksum
 from training.plug import select_hardware
-from training.probing.parts import probe_buckets, probe_compute, probe_slowdown_in_flight
+from training.probing.parts import probe_compute, probe_slowdown_in_flight
 from training.probing.sweep import sweep_all_reduce
 from training.process.distributed import join_ranks
 from training.process.files import write_json
@@ -45,11 +45,11 @@ def main() -> int:
         before = compute_parameter_checksum(model)
         begin = partial(select_hardware(workload).begin, model)
         buckets = strategy.describe().get("bucket_bytes", [])
-        compute = probe_compute(strategy.replica, ranks, parts, num_repeats=NUM_REPEATS, on_start=begin)
-        found: dict[str, Any] = {"compute": compute, "bucket_bytes": buckets}
-        if ranks.world_size > 1:
+        found: dict[str, Any] = {"bucket_bytes": buckets}
+        if ranks.world_size == 1:
+            found["compute"] = probe_compute(strategy.replica, ranks, parts, num_repeats=NUM_REPEATS, on_start=begin)
+        else:
             found |= {
-                "buckets": probe_buckets(buckets, compute["gradients"]),
                 "sweep": sweep_all_reduce(ranks, sizes=SIZES, num_repeats=NUM_REPEATS, seconds_budget=5.0),
                 "short_sweep": sweep_all_reduce(
                     ranks, sizes=(2**16, 2**30), num_repeats=NUM_REPEATS, seconds_budget=0.1

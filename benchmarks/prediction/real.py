@@ -1,0 +1,147 @@
+"""The prediction on this machine: what the model says by itself of ranks that were measured, session after session."""
+
+import dataclasses
+import math
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.results_file import RESULTS, write_results
+from tasks.machine.facts import collect_machine_facts
+from tasks.measuring.planning import plan_session
+from tasks.measuring.session import measure_cells
+from tasks.measuring.timed_ranges import select_timed_ranges
+from tasks.params import load_params
+from tasks.process.wording import format_ratio_with_interval, format_signed_percent, format_small_percent
+from tasks.records.measurement import Estimate, Measurement, MeasurementFile
+
+_METHOD = """\
+The comparison of params.yaml, measured in {num_sessions} sessions. In each the model says the speedup of the measured
+numbers of ranks by itself: from one rank's parts, the link, and what ranks cost each other in the waterfall's arms; the
+measured speedup is not told to it. Its 90 % interval holds the noise of the parts and the model's own error, found on
+emulated devices."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Said:
+    """What the model said by itself of one number of ranks in one session, and what was measured there."""
+
+    session: str
+    """Which one."""
+    world_size: int
+    """Number of ranks."""
+    model: Estimate
+    """Speedup, with a 90 % interval."""
+    measured: Estimate
+    """Speedup, with a 95 % interval."""
+
+    @property
+    def error(self) -> float:
+        """Return log(the model's / measured)."""
+        return math.log(self.model.value / self.measured.value)
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the measured speedup lies in the model's interval."""
+        return self.model.low <= self.measured.value <= self.model.high
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RealScore:
+    """How good the model is by itself."""
+
+    num_points: int
+    """Numbers of ranks, all sessions together."""
+    bias: float
+    """Mean of log(the model's / measured): above 0, too much is promised."""
+    rms: float
+    """Root mean square of the same."""
+    coverage: float
+    """Share of the measured speedups that lie in the model's 90 % interval."""
+
+
+def score_real(points: Sequence[Said]) -> RealScore:
+    """Return how good it is; raises ValueError without a point."""
+    if not points:
+        raise ValueError("no number of ranks was both foretold and measured; needed: at least one")
+    errors = np.array([point.error for point in points])
+    return RealScore(
+        num_points=len(points),
+        bias=float(errors.mean()),
+        rms=float(np.sqrt((errors**2).mean())),
+        coverage=float(np.mean([point.is_covered for point in points])),
+    )
+
+
+def list_said(session: str, measurement: Measurement) -> list[Said]:
+    """Return what the model says of each measured number of ranks.
+
+    Earlier versions have it as the prediction itself.
+    """
+    points = [] if measurement.prediction is None else measurement.prediction.curves[0].points
+    return [
+        Said(session=session, world_size=point.world_size, model=model, measured=point.measured)
+        for point in points
+        if point.measured is not None and (model := point.model or point.speedup) is not None
+    ]
+
+
+def judge_sessions(num_sessions: int, records: Sequence[Path], *, folder: Path = RESULTS) -> Path:
+    """Measure so many sessions, or read these records of some, and write benchmarks/results/; return the markdown."""
+    load_before = os.getloadavg()[0]
+    measured = [(file.as_posix(), MeasurementFile.read(file)) for file in records]
+    measured += [(f"{number + 1}", _measure_session()) for number in range(num_sessions)]
+    points = [point for name, one in measured for point in list_said(name, one)]
+    found = score_real(points)
+    return write_results(
+        "prediction-real",
+        title="What the model says by itself against what was measured",
+        method=_METHOD.format(num_sessions=len(measured)),
+        headings=["session", "ranks", "the model alone (90 %)", "measured (95 %)", "off by", "covered"],
+        rows=[
+            [
+                point.session, str(point.world_size), format_ratio_with_interval(point.model),
+                format_ratio_with_interval(point.measured), format_signed_percent(math.expm1(point.error)),
+                "yes" if point.is_covered else "**no**",
+            ]
+            for point in points
+        ],
+        summary=(
+            f"Bias {format_signed_percent(math.expm1(found.bias))}, root mean square "
+            f"{format_small_percent(found.rms)}, {found.coverage:.0%} of {found.num_points} covered."
+        ),
+        found={"score": dataclasses.asdict(found), "points": [_as_json(point) for point in points]},
+        load_before=load_before,
+        folder=folder,
+    )  # fmt: skip
+
+
+def _measure_session() -> Measurement:
+    """Return one session of the comparison of params.yaml, on the model and the slices that its stages left."""
+    params, slices = load_params(), Path("data/slices")
+    params = params.model_copy(update={"measure": params.measure.model_copy(update={"advice": False})})
+    ranges = select_timed_ranges(
+        slices, [str(part) for part in params.ranges], seq_len=params.train.seq_len,
+        least_rows=params.train.global_batch_size,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as scratch:
+        session = plan_session(
+            params, machine=collect_machine_facts(), base_model=Path("data/base_model"),
+            rows=[slices / name for name in ranges], work=Path(scratch) / "ranks",
+        )  # fmt: skip
+        return measure_cells(session, stop=threading.Event())
+
+
+def _as_json(point: Said) -> dict[str, object]:
+    return {
+        "session": point.session,
+        "world_size": point.world_size,
+        "model": point.model.model_dump(mode="json"),
+        "measured": point.measured.model_dump(mode="json"),
+        "error": point.error,
+        "is_covered": point.is_covered,
+    }

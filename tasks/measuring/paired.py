@@ -1,0 +1,74 @@
+"""What several ranks cost each other, from the waterfall's arms: turn by turn, one thing left out."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.measuring.arms import Cell, make_spreading_arms, make_trained_arm, name_data_arm
+from tasks.measuring.blocks import Trials
+
+Repeats = tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedParts:
+    """Figures of a cell, one per turn; seconds are of an optimizer step."""
+
+    contention: Repeats
+    """Seconds of the first rank's step beside the others / while they stand still, nothing exchanged."""
+    straggler_seconds: Repeats
+    """By how much the slowest rank of a step is later than one with the first rank's speed and an even share."""
+    wrapper_seconds: Repeats
+    """What the wrapper costs when it exchanges nothing."""
+    beyond_share_seconds: Repeats
+    """What one rank's even share takes while the others stand still, beyond that share of the baseline's step."""
+    share: float
+    """That share: of the baseline's step, 1 / number of ranks in strong scaling and 1 in weak scaling."""
+
+
+def pair_arms(trials: Trials, *, baseline: Cell, cell: Cell, is_weak: bool) -> PairedParts:
+    """Return what the ranks of the cell cost each other; `baseline`: one rank."""
+    arms: dict[str, str] = {arm.kind: arm.name for arm in make_spreading_arms(cell)}
+
+    def list_first_rank(kind: str) -> np.ndarray:
+        return np.array(trials.list_by_turn(arms[kind], lambda block: block.first_rank_seconds))
+
+    silent, copies, alone = (list_first_rank(kind) for kind in ("silent", "independent", "alone"))
+    slowest = np.array(trials.list_by_turn(arms["silent"], lambda block: block.slowest_rank_seconds))
+    # Rows differ in length: the first rank has an even share of them in the mean only.
+    even = np.array(trials.list_by_turn(arms["independent"], lambda block: block.first_rank_share))
+    share = 1.0 if is_weak else 1 / cell.world_size
+    whole = np.array(list_device_seconds(trials, baseline))
+    if is_weak:
+        whole = whole * _compute_relative_tokens(trials, baseline, cell)
+    return PairedParts(
+        contention=_make_repeats(copies / alone),
+        straggler_seconds=_make_repeats(slowest - silent / even),
+        wrapper_seconds=_make_repeats(silent - copies),
+        beyond_share_seconds=_make_repeats(alone / even - share * whole),
+        share=share,
+    )
+
+
+def list_device_seconds(trials: Trials, cell: Cell) -> Repeats:
+    """Return the seconds of the cell's step with its micro-batches on the device, turn by turn."""
+    return tuple(trials.list_by_turn(name_data_arm(cell, "device")))
+
+
+def list_copy_seconds(trials: Trials, cell: Cell) -> Repeats:
+    """Return what copying the micro-batches of a step to the device takes of its time, turn by turn."""
+    host = np.array(trials.list_by_turn(name_data_arm(cell, "host")))
+    return _make_repeats(host - np.array(list_device_seconds(trials, cell)))
+
+
+def _compute_relative_tokens(trials: Trials, baseline: Cell, cell: Cell) -> np.ndarray:
+    """Return, turn by turn, the tokens of a rank of the cell against the baseline's: in weak scaling rows differ."""
+    mine, theirs = (
+        np.array(trials.list_by_turn(make_trained_arm(one).name, lambda block: block.num_tokens)) / one.world_size
+        for one in (cell, baseline)
+    )
+    return np.asarray(mine / theirs)
+
+
+def _make_repeats(values: np.ndarray) -> Repeats:
+    return tuple(values.tolist())

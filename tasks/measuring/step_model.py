@@ -1,0 +1,101 @@
+"""The seconds of a step at any number of ranks, from its parts; drawn many times.
+
+What is exchanged while the last backward goes on, and what is left when it is over, the strategy's own model says.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tasks.measuring.link import Link
+from tasks.measuring.paired import Repeats
+from tasks.measuring.probe import Probe, compute_expected_maximum
+from tasks.strategies.communication import Draws, LastBackward, find_communication
+
+_GROWTH = (0.0, 1.0)
+"""Power of the hops with which a link's latency grows, where one number of ranks was measured: any as likely."""
+
+
+def draw_ratios(probe: Probe, world_sizes: Sequence[int], *, seed: int, num_draws: int) -> dict[int, Draws]:
+    """Return the speedups: of the medians, then of repeats drawn anew, of which a seed draws the same each time."""
+    drawn = StepModel(probe, np.random.default_rng(seed), num_draws)
+    alone = drawn.step_seconds(1)
+    return {n: np.asarray((n if probe.scaling == "weak" else 1) * alone / drawn.step_seconds(n)) for n in world_sizes}
+
+
+class StepModel:
+    """The probe's figures: first as the medians of their repeats, then as the medians of repeats drawn anew."""
+
+    def __init__(self, probe: Probe, random: np.random.Generator, num_draws: int) -> None:
+        def draw(repeats: Repeats) -> Draws:
+            values = np.array(repeats)
+            picked = values[random.integers(len(values), size=(num_draws, len(values)))]
+            return np.concatenate([[np.median(values)], np.median(picked, axis=1)])
+
+        self._probe = probe
+        self._forward, self._backward = draw(probe.forward_seconds), draw(probe.backward_seconds)
+        self._optimizer = draw(probe.optimizer_seconds)
+        self._copy = {n: np.maximum(draw(repeats), 0.0) for n, repeats in probe.copy_seconds.items()}
+        self._fixed = {n: np.maximum(draw(repeats), 0.0) for n, repeats in probe.fixed_seconds.items()}
+        self._spread = {n: np.maximum(draw(repeats), 0.0) for n, repeats in probe.spread_seconds.items()}
+        self._slowdown = np.maximum(draw(probe.in_flight_slowdown), 1.0)
+        self._per_bucket = np.maximum(draw(probe.wrapper_seconds), 0.0) / max(len(probe.buckets), 1)
+        self._contention = {n: draw(repeats) for n, repeats in probe.contention.items()}
+        swept = {n: np.stack([draw(one.seconds) for one in points], axis=1) for n, points in probe.all_reduce.items()}
+        growth = np.concatenate([[np.mean(_GROWTH)], random.uniform(*_GROWTH, size=num_draws)])
+        self._link = Link(probe.all_reduce, swept, growth=growth)
+
+    def step_seconds(self, world_size: int) -> Draws:
+        """Return the seconds of one optimizer step."""
+        num_micro_batches, work, last = self._probe.compute_busiest_share(world_size)
+        slower = self._compute_contention(world_size)
+        earlier = (work - last) * slower * (self._forward + self._backward)
+        copy = num_micro_batches * _select_nearest(self._copy, world_size)
+        update = slower * (self._optimizer + _select_nearest(self._fixed, world_size)) + copy
+        forward, backward = last * slower * self._forward, last * slower * self._backward
+        if world_size == 1:
+            return np.asarray(earlier + forward + backward + update)
+        straggler = (
+            math.sqrt(num_micro_batches)
+            * compute_expected_maximum(world_size)
+            * _select_nearest(self._spread, world_size)
+        )
+        return np.asarray(earlier + forward + self._compute_exchange_seconds(backward, world_size) + update + straggler)
+
+    def _compute_exchange_seconds(self, backward: Draws, world_size: int) -> Draws:
+        """Return the seconds from the beginning of the last backward until all is exchanged."""
+        last = LastBackward(
+            seconds=backward,
+            buckets=self._probe.buckets,
+            wrapper_seconds=self._per_bucket,
+            slowdown=self._slowdown,
+            link_seconds=lambda num_bytes: self._link.seconds(num_bytes, world_size),
+        )
+        return find_communication(self._probe.strategy).compute_exchange_seconds(last)
+
+    def _compute_contention(self, world_size: int) -> Draws:
+        """Return the contention: per further rank as much as at the nearest numbers measured, never below 1."""
+        measured = self._contention
+        if world_size == 1 or not measured:
+            return np.ones_like(self._forward)
+        most = self._probe.ranks_per_machine
+        ranks = min(world_size, max(most, 1)) if most is not None else world_size
+        known = sorted(measured)
+        if ranks > known[-1]:
+            grown = (measured[known[-1]] - 1) * (ranks - 1) / (known[-1] - 1)
+            return np.maximum(1 + grown, 1.0)
+        numbers = [1, *known]
+        table = np.stack([np.ones_like(self._forward), *(measured[n] for n in known)])
+        upper = int(np.searchsorted(numbers, ranks))
+        if numbers[upper] == ranks:
+            return np.maximum(table[upper], 1.0)
+        part = (ranks - numbers[upper - 1]) / (numbers[upper] - numbers[upper - 1])
+        return np.maximum((1 - part) * table[upper - 1] + part * table[upper], 1.0)
+
+
+def _select_nearest(measured: Mapping[int, Draws], world_size: int) -> Draws:
+    """Return what was measured at the number of ranks next to it, by their ratio; 0 if nothing was."""
+    if not measured:
+        return np.zeros(1)
+    return measured[min(measured, key=lambda n: abs(math.log(n / world_size)))]

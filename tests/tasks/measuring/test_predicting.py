@@ -1,0 +1,71 @@
+"""The probe of emulated devices whose parts are known: real ranks under torchrun, real DDP over gloo."""
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.emulator.device import EmulatedDevice, expected_step_seconds
+from benchmarks.emulator.measuring import emulated_params, emulated_ranks
+from tasks.measuring.arms import Cell, make_data_arms, make_spreading_arms, make_trained_arm
+from tasks.measuring.blocks import Bench, Trials
+from tasks.measuring.interleaving import generate_turns
+from tasks.measuring.predicting import Probed, predict_cells, probe_cells
+from tasks.measuring.prediction import predict
+from tasks.measuring.probe import Probe
+from tasks.measuring.workers import Workers
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
+ONE = Cell(name="1dev", strategy="single", world_size=1, global_batch_size=4)
+TWO = Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4)
+PROBED = Probed(
+    baseline=ONE, cells=[TWO], has_copy=True, is_weak=False, bytes_per_real_byte=1.0, ranks_per_machine=None
+)
+ARMS = [
+    *(make_trained_arm(cell) for cell in (ONE, TWO)),
+    *(arm for cell in (ONE, TWO) for arm in make_data_arms(cell, has_copy=True)),
+    *make_spreading_arms(TWO),
+]
+
+
+def _run_blocks(workers: Mapping[str, Workers]) -> Trials:
+    """Return eight turns of the waterfall's arms, in blocks of four steps."""
+    bench, trials, order = Bench(workers, seed=1), Trials(), generate_turns([arm.name for arm in ARMS], seed=1)
+    bench.build(ARMS)
+    bench.steps_per_block = 4
+    for _ in range(8):
+        bench.run_turn(ARMS, order, trials)
+    return trials
+
+
+def _probe_device(device: EmulatedDevice, folder: Path) -> Probe:
+    with emulated_ranks(emulated_params([1, 2], num_micro_batches=4), folder=folder, device=device) as workers:
+        return probe_cells(PROBED, workers, _run_blocks(workers), seconds=0.5)
+
+
+@pytest.fixture(autouse=True)
+def _starts_warm(monkeypatch: pytest.MonkeyPatch, warm: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(warm / "python"))
+
+
+def test_a_late_rank_is_found_in_the_blocks_and_the_step_is_foretold(tmp_path: Path) -> None:
+    device = EmulatedDevice(
+        num_layers=4, forward_ms=4.0, backward_ms=8.0, fixed_ms=6.0, straggler_ms=30.0, straggler_rank=1
+    )
+    probe = _probe_device(device, tmp_path)
+    assert np.median(probe.fixed_seconds[1]) == pytest.approx(6e-3, abs=4e-3)
+    # The first rank is never late, and by itself is not made to wait for the other.
+    assert np.median(probe.fixed_seconds[2]) == pytest.approx(6e-3, abs=6e-3)
+    assert np.median(probe.contention[2]) == pytest.approx(1.0, abs=0.1)
+    # By 30 ms, and the expected latest of two is 1 / sqrt(pi) standard deviations behind; two micro-batches each.
+    assert np.median(probe.spread_seconds[2]) == pytest.approx(30e-3 * math.sqrt(math.pi / 2), rel=0.2)
+    truth = expected_step_seconds(device, 1, 4) / expected_step_seconds(device, 2, 2)
+    assert predict(probe, [2], seed=1)[2].value == pytest.approx(truth, rel=0.1)
+
+
+def test_without_blocks_of_a_waterfall_nothing_is_predicted() -> None:
+    assert predict_cells(PROBED, {}, {}, None, seed=1) is None
