@@ -46,6 +46,9 @@ params: $(READY)  ## Check params.yaml
 report: $(READY)  ## Render the report again from reports/results.json, without training
 	@python -m tasks.report --from-results reports/results.json --reports reports
 
+reanalyse: $(READY)  ## Work the speedups out again from the raw blocks of reports/, by several figures
+	@python -m tasks.reanalyse
+
 prune: $(READY)  ## List what no comparison of the last KEEP=10 has used; make prune GO=1 removes it
 	@python -m tasks.store.prune --keep "$${KEEP-10}" --go "$${GO-}"
 

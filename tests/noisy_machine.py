@@ -5,13 +5,15 @@ It stands in for the ranks and their clock (tasks/measuring/blocks.py: Bench): w
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tasks.measuring.arms import Arm
 from tasks.measuring.blocks import Timed, Trials
+from tasks.measuring.headline import measure_headline
 
 STEPS_PER_BLOCK = 4
 _STEP_SECONDS = 0.2
@@ -164,4 +166,28 @@ TROUBLES: Mapping[str, Trouble] = {
 }
 """Name -> one trouble; each is there in the measurement from its beginning to its end."""
 
-Clock = Callable[[], float]
+
+def _tabulate(num_sessions: int) -> None:
+    """Print how often the interval covers the truth of each machine, and how wide it is: as in docs/intervals.md."""
+    arms = [Arm(name=name, cell=name) for name in ("1proc", "2proc")]
+    print("| trouble | covered | half-width, median | starts, mean | no interval |\n|---|---|---|---|---|")
+    for name, trouble in TROUBLES.items():
+        covered, widths, launches = list[bool](), list[float](), list[int]()
+        for seed in range(num_sessions):
+            machine = NoisyMachine(trouble, 1.5, seed)
+            found = measure_headline(
+                arms, machine, half_width=0.03, max_seconds=60, most_share=0.05, of=lambda block: block.seconds,
+                seed=seed, advance=lambda _: None, clock=lambda machine=machine: machine.now,
+            )  # fmt: skip
+            launches.append(found.num_launches)
+            if found.intervals:
+                covered.append(found.intervals["2proc"].contains(machine.truth))
+                widths.append(found.intervals["2proc"].relative_half_width)
+        print(
+            f"| {name} | {np.mean(covered):.1%} | {np.median(widths):.1%} | {np.mean(launches):.1f} | "
+            f"{1 - len(covered) / num_sessions:.0%} |".replace("%", " %")
+        )
+
+
+if __name__ == "__main__":
+    _tabulate(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)

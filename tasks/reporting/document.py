@@ -31,7 +31,10 @@ SECTIONS: Sequence[SectionFile] = (
 )  # fmt: skip
 """In the order of the report."""
 
-_FILES = "Machine-readable: results.json (everything), epochs.csv, losses.csv, metrics.json; the charts alone: charts/."
+_FILES = (
+    "Machine-readable: results.json (everything), blocks.parquet, epochs.csv, losses.csv, metrics.json; the charts "
+    "alone: charts/."
+)
 
 
 def make_document(results: Results) -> Document:

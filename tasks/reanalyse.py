@@ -1,0 +1,120 @@
+"""`make reanalyse`: the speedups once more from the raw blocks of a report, by several figures; nothing is run.
+
+Anybody who has blocks.parquet can do it: with another share of others that a quiet turn allows, or by other statistics.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from tasks.measuring.account import make_estimate
+from tasks.measuring.blocks import Timed, Trials
+from tasks.measuring.headline import FEWEST_QUIET_TURNS, compute_launch_effect, compute_speedups
+from tasks.measuring.intervals import Interval
+from tasks.process import wording
+from tasks.process.failure import exit_with_one_line
+from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks
+from tasks.reporting.results import Results, read_results
+
+_TRIMMED = 0.1
+"""Share of the turns that a trimmed mean leaves out at each end."""
+
+
+def _main() -> None:
+    arguments = _parse_arguments()
+    results = read_results(arguments.reports / "results.json")
+    arms = [one for one in read_blocks(arguments.reports / BLOCKS_FILE) if one.phase == "speedup"]
+    most = arguments.others_share
+    if most is None:
+        most = 1.0 if results.measurement is None else results.measurement.most_others_share
+    Console(file=sys.stdout, width=160).print(_tabulate(arms, most, results))
+
+
+def _tabulate(arms: Sequence[ArmBlocks], most_share: float, results: Results) -> Table:
+    """Return a line for each cell but the first: its speedup by several figures, beside the published one."""
+    trials = make_trials(arms)
+    quiet = trials.select_quiet(most_share, fewest_of_launch=FEWEST_QUIET_TURNS)
+    is_weak = results.measurement is not None and results.measurement.scaling == "weak"
+    of = _compute_seconds_per_token if is_weak else _get_seconds
+    names = [one.arm for one in arms]
+    table = Table(
+        title=f"{len(quiet.turns)} of {len(trials.turns)} turns in which others used at most "
+        f"{wording.format_small_percent(most_share)} of the CPUs; 95 % intervals"
+    )
+    for column in ("Cell", "published", "quiet turns", "all turns", "medians", "trimmed means", "starts differ by"):
+        table.add_column(column)
+    by_quiet, by_all = (compute_speedups(one, names, of, confidence=0.95) for one in (quiet, trials))
+    for name in names[1:]:
+        effect = compute_launch_effect(quiet, names[0], name, of)
+        table.add_row(
+            name,
+            _find_published(results, name),
+            *(_show(one.get(name)) for one in (by_quiet, by_all)),
+            *(_compare(quiet, names[0], name, of, figure) for figure in (np.median, _compute_trimmed_mean)),
+            wording.NOT_AVAILABLE if effect is None else wording.format_small_percent(effect),
+        )
+    return table
+
+
+def make_trials(arms: Sequence[ArmBlocks]) -> Trials:
+    """Return the blocks as they were when they ran, as far as seconds and tokens go."""
+    trials = Trials()
+    for arm in arms:
+        for block in arm.blocks:
+            trials.add(_make_timed(arm.arm, block))
+    return trials
+
+
+def _make_timed(arm: str, block: BlockWork) -> Timed:
+    return Timed(
+        arm=arm, turn=block.turn, launch=block.launch, step_seconds=np.array(block.step_seconds),
+        seconds=block.seconds / len(block.steps), data_wait_seconds=0.0, num_tokens=block.num_tokens,
+        positions_by_rank=[block.num_positions], num_samples=block.num_samples, others_share=block.others_share,
+    )  # fmt: skip
+
+
+def _get_seconds(block: Timed) -> float:
+    return block.seconds
+
+
+def _compute_seconds_per_token(block: Timed) -> float:
+    return block.seconds * block.step_seconds.shape[1] / block.num_tokens
+
+
+def _compare(
+    trials: Trials, first: str, other: str, of: Callable[[Timed], float], figure: Callable[[list[float]], float]
+) -> str:
+    above, below = (trials.list_by_turn(name, of) if name in trials.blocks else [] for name in (first, other))
+    return wording.format_ratio(figure(above) / figure(below)) if above and below else wording.NOT_AVAILABLE
+
+
+def _compute_trimmed_mean(values: list[float]) -> float:
+    from scipy.stats import trim_mean
+
+    return float(trim_mean(values, _TRIMMED))
+
+
+def _find_published(results: Results, name: str) -> str:
+    arms = [] if results.measurement is None else results.measurement.arms
+    found = next((arm.speedup for arm in arms if arm.arm == name), None)
+    return wording.WITHHELD if found is None else wording.format_ratio_with_interval(found)
+
+
+def _show(interval: Interval | None) -> str:
+    return "too few turns" if interval is None else wording.format_ratio_with_interval(make_estimate(interval))
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tasks.reanalyse", description=__doc__)
+    parser.add_argument("--reports", type=Path, default=Path("reports"), help="a report's folder")
+    parser.add_argument("--others-share", type=float, help="of the CPUs, that others may use in a quiet turn, 0..1")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    exit_with_one_line(_main, name="reanalyse")
