@@ -17,7 +17,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu bench-growth retrain prune lock clean
+.PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu bench-growth retrain reanalyse prune lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
@@ -47,7 +47,7 @@ report: $(READY)  ## Render the report again from reports/results.json, without 
 	@python -m tasks.report --from-results reports/results.json --reports reports
 
 reanalyse: $(READY)  ## Work the speedups out again from the raw blocks of reports/, by several figures
-	@python -m tasks.reanalyse
+	@python -m tasks.measuring.reanalyse
 
 prune: $(READY)  ## List what no comparison of the last KEEP=10 has used; make prune GO=1 removes it
 	@python -m tasks.store.prune --keep "$${KEEP-10}" --go "$${GO-}"

@@ -10,6 +10,10 @@ from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results
 
 
+_VAGUE = 0.10
+"""Relative half-width beyond which an interval says more than the figure in its middle."""
+
+
 def make_verdict(results: Results) -> str:
     """Return the answer in one sentence: how much faster the best cell is, what is withheld, and which gate does it."""
     if results.is_withheld:
@@ -139,6 +143,11 @@ def _describe_arm(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> s
         )
     elif speedup.value < 1:
         answer = f"{arm.cell} trains slower than {first.cell} ({wording.format_ratio(speedup.value)}, "
+    elif speedup.relative_half_width > _VAGUE:
+        ends = f"between {speedup.low:.1f} and {speedup.high:.1f} times"
+        answer = (
+            f"{arm.cell} trains {ends} as fast as {first.cell} (in the mean {wording.format_ratio(speedup.value)}, "
+        )
     else:
         answer = f"{arm.cell} trains {wording.format_ratio(speedup.value)} as fast as {first.cell} ("
     wrapped = arm.speedup_over_wrapped

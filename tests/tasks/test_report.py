@@ -35,7 +35,9 @@ def run_stage(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def what_is_read(path: Path) -> str:
-    """Return the file without the coordinates of drawn lines, which are digits of all kinds."""
+    """Return the file without the coordinates of drawn lines, which are digits of all kinds; "" for raw blocks."""
+    if path.suffix == ".parquet":
+        return ""
     return re.sub(r' (d|points|transform|x|y|viewBox)="[^"]*"', "", path.read_text())
 
 

@@ -31,12 +31,13 @@ def make_trials(*, positions: Sequence[int] = (4, 4), tokens: int = 8) -> Trials
         alone: ([4.0], [4.0], tokens // 2),
     }
     found = Trials()
-    for drift in DRIFT:
+    for turn, drift in enumerate(DRIFT):
         for name, (first, second, num_tokens) in seconds.items():
             steps = drift * np.array([first, second]).T
             found.add(
                 Timed(
-                    arm=name, step_seconds=steps, seconds=float(steps.max()), num_tokens=num_tokens,
+                    arm=name, turn=turn, launch=1, step_seconds=steps, seconds=float(steps.max()),
+                    num_tokens=num_tokens,
                     positions_by_rank=list(positions)[: len(first)], num_samples=8, data_wait_seconds=0.0,
                 )
             )  # fmt: skip

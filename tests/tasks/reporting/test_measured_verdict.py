@@ -126,3 +126,10 @@ def test_several_cells_are_all_answered_with_intervals(tmp_path: Path) -> None:
 
 def _part(name: str, seconds: float) -> dict[str, object]:
     return {"name": name, "seconds": estimate(seconds).model_dump(), "how": "with and without"}
+
+
+def test_an_interval_of_more_than_10_percent_is_said_by_its_ends(tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, with_speedup(1.6, 0.2))
+    assert verdict.startswith(
+        "2proc trains between 1.3 and 1.9 times as fast as 1proc (in the mean 1.60x, 95 % interval"
+    )

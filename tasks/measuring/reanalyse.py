@@ -4,6 +4,7 @@ Anybody who has blocks.parquet can do it: with another share of others that a qu
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ from tasks.measuring.intervals import Interval
 from tasks.process import wording
 from tasks.process.failure import exit_with_one_line
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks
-from tasks.reporting.results import Results, read_results
+from tasks.records.measurement import Measurement
+from tasks.records.stage_file import damaged
 
 _TRIMMED = 0.1
 """Share of the turns that a trimmed mean leaves out at each end."""
@@ -27,19 +29,28 @@ _TRIMMED = 0.1
 
 def _main() -> None:
     arguments = _parse_arguments()
-    results = read_results(arguments.reports / "results.json")
+    published = _read_published(arguments.reports / "results.json")
     arms = [one for one in read_blocks(arguments.reports / BLOCKS_FILE) if one.phase == "speedup"]
     most = arguments.others_share
     if most is None:
-        most = 1.0 if results.measurement is None else results.measurement.most_others_share
-    Console(file=sys.stdout, width=160).print(_tabulate(arms, most, results))
+        most = 1.0 if published is None else published.most_others_share
+    Console(file=sys.stdout, width=160).print(_tabulate(arms, most, published))
 
 
-def _tabulate(arms: Sequence[ArmBlocks], most_share: float, results: Results) -> Table:
+def _read_published(path: Path) -> Measurement | None:
+    """Return what a report says was measured; None if it says nothing of it. Raises DataError without a report."""
+    try:
+        found = json.loads(path.read_bytes())["measurement"]
+        return None if found is None else Measurement.model_validate(found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged(path, error) from None
+
+
+def _tabulate(arms: Sequence[ArmBlocks], most_share: float, published: Measurement | None) -> Table:
     """Return a line for each cell but the first: its speedup by several figures, beside the published one."""
     trials = make_trials(arms)
     quiet = trials.select_quiet(most_share, fewest_of_launch=FEWEST_QUIET_TURNS)
-    is_weak = results.measurement is not None and results.measurement.scaling == "weak"
+    is_weak = published is not None and published.scaling == "weak"
     of = _compute_seconds_per_token if is_weak else _get_seconds
     names = [one.arm for one in arms]
     table = Table(
@@ -53,7 +64,7 @@ def _tabulate(arms: Sequence[ArmBlocks], most_share: float, results: Results) ->
         effect = compute_launch_effect(quiet, names[0], name, of)
         table.add_row(
             name,
-            _find_published(results, name),
+            _find_published(published, name),
             *(_show(one.get(name)) for one in (by_quiet, by_all)),
             *(_compare(quiet, names[0], name, of, figure) for figure in (np.median, _compute_trimmed_mean)),
             wording.NOT_AVAILABLE if effect is None else wording.format_small_percent(effect),
@@ -99,8 +110,8 @@ def _compute_trimmed_mean(values: list[float]) -> float:
     return float(trim_mean(values, _TRIMMED))
 
 
-def _find_published(results: Results, name: str) -> str:
-    arms = [] if results.measurement is None else results.measurement.arms
+def _find_published(published: Measurement | None, name: str) -> str:
+    arms = [] if published is None else published.arms
     found = next((arm.speedup for arm in arms if arm.arm == name), None)
     return wording.WITHHELD if found is None else wording.format_ratio_with_interval(found)
 
@@ -110,7 +121,7 @@ def _show(interval: Interval | None) -> str:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tasks.reanalyse", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tasks.measuring.reanalyse", description=__doc__)
     parser.add_argument("--reports", type=Path, default=Path("reports"), help="a report's folder")
     parser.add_argument("--others-share", type=float, help="of the CPUs, that others may use in a quiet turn, 0..1")
     return parser.parse_args()
