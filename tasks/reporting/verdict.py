@@ -9,7 +9,6 @@ from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results
 
-
 _VAGUE = 0.10
 """Relative half-width beyond which an interval says more than the figure in its middle."""
 
