@@ -12,7 +12,7 @@ from tasks.machine.gpu_peaks import find_peak_tflops
 from tasks.measuring.arms import Arm
 from tasks.measuring.blocks import Bench, Timed, Trials
 from tasks.measuring.headline import compute_launch_effect, compute_speedups
-from tasks.measuring.intervals import FEWEST_LAUNCHES, FEWEST_TURNS, Interval, Launches, estimate_mean, estimate_ratio
+from tasks.measuring.intervals import FEWEST_LAUNCHES, FEWEST_TURNS, Interval, Launches, estimate_ratio
 from tasks.measuring.model_flops import find_model_shape
 from tasks.measuring.speed import Measured, TimedComparison, select_quiet_turns, select_seconds
 from tasks.measuring.waterfall import compute_data_wait_share
@@ -97,7 +97,7 @@ def _compute_arm_speed(
         data_wait_share=compute_data_wait_share(trials, arm),
         # Only the head's GPUs are asked.
         **_average_gpu_figures(blocks if cell.num_nodes == 1 else []),
-        speedup=_find_estimate(measured.headline.intervals, arm),
+        speedup=_find_estimate({**measured.headline.intervals, **measured.of_wrapped}, arm),
         **_compare_otherwise(comparison, measured, arm),
         speedup_over_wrapped=_find_estimate(measured.over_wrapped, arm),
     )
@@ -106,7 +106,10 @@ def _compute_arm_speed(
 def _estimate_step_seconds(trials: Trials, arm: Arm) -> Interval:
     """Return the mean seconds of a step, over several launches where there are enough."""
     launches: Launches = trials.list_by_launch(arm.name)
-    return estimate_mean(launches if len(launches) >= FEWEST_LAUNCHES else [trials.list_by_turn(arm.name)])
+    if len(launches) < FEWEST_LAUNCHES:
+        launches = [trials.list_by_turn(arm.name)]
+    # As a ratio to 1: seconds lie above 0, however they scatter.
+    return estimate_ratio(launches, [[1.0] * len(launch) for launch in launches])
 
 
 def _compare_otherwise(comparison: TimedComparison, measured: Measured, arm: Arm) -> dict[str, Any]:

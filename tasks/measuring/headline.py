@@ -19,6 +19,7 @@ from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import (
     ALIKE,
     FEWEST_LAUNCHES,
+    FEWEST_TURNS,
     Interval,
     count_needed_turns,
     estimate_ratio,
@@ -163,13 +164,15 @@ def _run_launch(
 ) -> None:
     """Run turns until the launch has enough quiet ones and has lasted as long as its start."""
     began, num_turns, num_quiet = clock(), 0, 0
+    # A cell alone is started once, and its seconds have an interval, too.
+    fewest = FEWEST_QUIET_TURNS if len(arms) > 1 else FEWEST_TURNS
     while num_turns < _MOST_TURNS:
         bench.run_turn(arms, order, found.trials)
         advance(len(arms))
         num_turns += 1
         num_quiet += all(is_quiet(found.trials.blocks[arm.name][-1], found.most_share) for arm in arms)
         is_long = num_quiet >= _TURNS and clock() - began >= start_seconds
-        if is_long or (num_turns >= FEWEST_QUIET_TURNS and is_late()):
+        if is_long or (num_turns >= fewest and is_late()):
             return
 
 

@@ -112,6 +112,8 @@ class Measured:
     """The blocks of the counterfactuals, and of the wrapped baseline beside the cells."""
     over_wrapped: Mapping[str, Interval]
     """Name of the arm -> how many times as fast as the baseline in a DDP wrapper; empty where that was not run."""
+    of_wrapped: Mapping[str, Interval]
+    """Name of the wrapped arm -> how many times as fast as the baseline it is; empty likewise."""
     waterfalls: list[Waterfall]
     """Of every cell that spreads an update."""
     blocks: list[ArmBlocks]
@@ -136,7 +138,8 @@ def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callabl
     return Measured(
         headline=headline,
         beside=beside,
-        over_wrapped=_compare_with_wrapped(comparison, beside),
+        over_wrapped=_compare_beside(comparison, beside, comparison.wrapped, comparison.trained[1:]),
+        of_wrapped=_compare_beside(comparison, beside, comparison.trained[:1], comparison.wrapped),
         waterfalls=[_make_waterfall(comparison, bench, beside, cell) for cell in comparison.spreading],
         blocks=_make_arm_blocks("speedup", comparison.trained, headline.trials)
         + _make_arm_blocks("waterfall", [*comparison.arms, *comparison.counterfactuals], beside),
@@ -219,15 +222,15 @@ def select_quiet_turns(trials: Trials, most_share: float) -> Trials:
     return quiet if len(quiet.turns) >= FEWEST_TURNS else trials
 
 
-def _compare_with_wrapped(comparison: TimedComparison, beside: Trials) -> dict[str, Interval]:
-    if not (comparison.wrapped and beside.blocks):
+def _compare_beside(
+    comparison: TimedComparison, beside: Trials, against: Sequence[Arm], arms: Sequence[Arm]
+) -> dict[str, Interval]:
+    """Return how many times as fast as the one arm the others are, beside the counterfactuals; nothing without it."""
+    if not (against and arms and beside.blocks):
         return {}
     quiet, of = select_quiet_turns(beside, comparison.most_share), select_seconds(comparison)
-    (around,) = comparison.wrapped
-    return {
-        arm.name: estimate_ratio([quiet.list_by_turn(around.name, of)], [quiet.list_by_turn(arm.name, of)])
-        for arm in comparison.trained[1:]
-    }
+    below = quiet.list_by_turn(against[0].name, of)
+    return {arm.name: estimate_ratio([below], [quiet.list_by_turn(arm.name, of)]) for arm in arms}
 
 
 def _make_waterfall(comparison: TimedComparison, bench: Bench, trials: Trials, cell: Cell) -> Waterfall:

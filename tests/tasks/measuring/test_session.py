@@ -39,7 +39,7 @@ DEVICE = EmulatedDevice(
 PARAMS = emulated_params(
     [1, 2],
     num_micro_batches=4,
-    measure={"max_seconds": 2, "block_seconds": 0.04, "advice_seconds": 2, "others_share": 1, "waterfall_seconds": 2},
+    measure={"max_seconds": 2, "block_seconds": 0.04, "advice_seconds": 8, "others_share": 1, "waterfall_seconds": 2},
 )
 COMPARISON = TimedComparison(
     cells=[Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4)],
@@ -253,7 +253,9 @@ def test_a_change_that_cannot_run_is_left_out_with_the_reason_and_the_others_are
         _knob("two", bucket_mib=50.0),
     ]
     monkeypatch.setattr(advice, "list_knobs", lambda *_, **__: knobs)
-    found = advice.advise(PARAMS, COMPARISON, Bench({"2dev": waiting}, seed=1), device="cpu", has_room=lambda _: True)
+    found = advice.advise(
+        PARAMS, COMPARISON, Bench({"2dev": waiting}, seed=1), device="cpu", has_room=lambda _: True, waterfalls=[]
+    )
     assert found is not None
     assert {one.change for one in found.tried} == {"one bucket", "two"}
     memory, why = found.failed
@@ -273,7 +275,9 @@ def test_changes_that_help_are_tried_together_too(
         advice.Knob(key="train.faster", change="a faster device", overrides={"model_dir": str(fast)}),
     ]
     monkeypatch.setattr(advice, "list_knobs", lambda *_, **__: knobs)
-    found = advice.advise(PARAMS, COMPARISON, Bench({"2dev": waiting}, seed=1), device="cpu", has_room=lambda _: True)
+    found = advice.advise(
+        PARAMS, COMPARISON, Bench({"2dev": waiting}, seed=1), device="cpu", has_room=lambda _: True, waterfalls=[]
+    )
     assert found is not None
     assert {one.verdict for one in found.tried} == {"recommended"}
     assert found.combined is not None
@@ -294,7 +298,7 @@ def test_a_change_whose_ranks_die_while_it_is_timed_costs_the_others_nothing(
         return run(self, arm, steps)
 
     monkeypatch.setattr(Bench, "run", deadly)
-    found = advice.advise(PARAMS, COMPARISON, bench, device="cpu", has_room=lambda _: True)
+    found = advice.advise(PARAMS, COMPARISON, bench, device="cpu", has_room=lambda _: True, waterfalls=[])
     assert found is not None
     assert killed == ["2dev, deadly"]
     assert [one.change for one in found.tried] == ["one bucket", "two"]
