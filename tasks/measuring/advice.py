@@ -185,16 +185,19 @@ class _Trying:
         """Changes that there was no time for."""
 
     def try_each(self, knobs: Sequence[Knob], *, seconds: float) -> list[tuple[Knob, Advised]]:
-        """Try the knobs, a few at a time, until the time is spent."""
-        deadline = time.perf_counter() + seconds
+        """Try the knobs, a few at a time, until so much was spent on timing them; building them is not counted."""
         found: list[tuple[Knob, Advised]] = []
         for first in range(0, len(knobs), _AT_ONCE):
             now = knobs[first : first + _AT_ONCE]
-            if found and time.perf_counter() >= deadline:
+            if found and seconds <= 0:
                 self.not_tried += [knob.change for knob in now]
                 continue
             _log.info("trying %s on %s", " and ".join(knob.change for knob in now), self._cell.name)
-            found += self._time_few(self._build(now), deadline)
+            works = self._build(now)
+            started = time.perf_counter()
+            num_left = -(-(len(knobs) - first) // _AT_ONCE)
+            found += self._time_few(works, started + seconds / num_left)
+            seconds -= time.perf_counter() - started
         return found
 
     def combine(self, knobs: Sequence[Knob], *, seconds: float) -> Advised | None:
@@ -245,9 +248,7 @@ class _Trying:
         trials, num_turns = Trials(), 0
         order = generate_turns([plain.name, *(arm.name for arm in arms)], seed=self._comparison.seed + 3)
         gains: list[Interval] = []
-        while num_turns < _FEWEST_TURNS or (
-            time.perf_counter() < deadline and any(one.relative_half_width > _LEAST_GAIN / 2 for one in gains)
-        ):
+        while num_turns < _FEWEST_TURNS or (time.perf_counter() < deadline and not all(map(_is_sure, gains))):
             self._bench.run_turn([plain, *arms], order, trials)
             num_turns += 1
             if num_turns >= FEWEST_TURNS:
@@ -271,6 +272,11 @@ class _Trying:
             verdict="recommended" if gain.low > 1 else "slower" if gain.high < 1 else "no clear gain",
             note="; ".join(dict.fromkeys(notes)) or None,
         )
+
+
+def _is_sure(gain: Interval) -> bool:
+    """Return whether more turns would not change the advice."""
+    return not gain.contains(1.0) or gain.relative_half_width <= _LEAST_GAIN / 2
 
 
 def _explain_failure(change: str, error: StageError) -> str:

@@ -59,7 +59,7 @@ class MeasureParams(Section):
     advice: bool = True
     """Whether to try the knobs that could make a cell faster, and to advise those that do."""
     advice_seconds: Finite = Field(default=12.0, gt=0, le=86_400)
-    """Seconds that trying them may take."""
+    """Seconds that timing them may take."""
 
 
 class QualityParams(Section):

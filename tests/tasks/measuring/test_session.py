@@ -39,7 +39,7 @@ DEVICE = EmulatedDevice(
 PARAMS = emulated_params(
     [1, 2],
     num_micro_batches=4,
-    measure={"max_seconds": 2, "block_seconds": 0.04, "advice_seconds": 8, "others_share": 1, "waterfall_seconds": 2},
+    measure={"max_seconds": 2, "block_seconds": 0.04, "advice_seconds": 20, "others_share": 1, "waterfall_seconds": 2},
 )
 COMPARISON = TimedComparison(
     cells=[Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4)],
