@@ -229,6 +229,7 @@ _IMPORTED_BY_THOSE = {
     "tasks.services",
     "tasks.services.network",
     "tasks.services.tracked",
+    "tasks.services.trackers",
     "tasks.inputs",
     "tasks.process",
     "tasks.ranks",
