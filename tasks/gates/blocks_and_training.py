@@ -143,10 +143,14 @@ def _select_counted(measurement: MeasurementFile, cell: str) -> list[BlockWork]:
     if all(arm.speedup is None for arm in measurement.arms if not arm.is_wrapped_baseline):
         return blocks[cell]
     most = measurement.most_others_share
-    loud = {one.turn for every in blocks.values() for one in every if (one.others_share or 0.0) > most}
+    loud = {one.turn for every in blocks.values() for one in every if _is_loud(one, most)}
     quiet = [one for one in blocks[cell] if one.turn not in loud]
     turns = Counter(one.launch for one in quiet)
     return [one for one in quiet if turns[one.launch] > 1]
+
+
+def _is_loud(block: BlockWork, most: float) -> bool:
+    return (block.others_share or 0.0) > most or (block.has_others_on_gpu and most < 1)
 
 
 def _compute_mean_of_launches(blocks: Sequence[BlockWork], of: Callable[[BlockWork], float]) -> float:

@@ -31,6 +31,12 @@ class Reading:
     """Counter since the driver was loaded."""
     memory_gib: float | None
     """In use by all processes, and by the driver where it does not tell the two apart."""
+    clock_mhz: float | None = None
+    """Of the multiprocessors."""
+    is_slowed: bool | None = None
+    """Whether heat, a brake on power or other hardware holds the clocks down; a limit of power is no such reason."""
+    num_processes: int | None = None
+    """Processes that compute on it, whosever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +56,12 @@ class GpuFigures:
     peak_memory_gib: float | None
     """Highest of the readings, all processes and cached blocks together."""
     num_readings: int
+    clock_mhz: float | None = None
+    """Mean of the readings."""
+    slowed_share: float | None = None
+    """Share of the readings in which heat or hardware held the clocks down."""
+    num_processes: int | None = None
+    """Most of the readings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +188,12 @@ class NvmlGpu:
 
         self._nvml = pynvml
         self._handle = handle
+        self._slowing = (
+            pynvml.nvmlClocksEventReasonSwThermalSlowdown
+            | pynvml.nvmlClocksThrottleReasonHwSlowdown
+            | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
+            | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+        )
         self.name: str = ask_nvml(pynvml.nvmlDeviceGetName, handle) or "unnamed GPU"
 
     def read(self) -> Reading:
@@ -185,12 +203,18 @@ class NvmlGpu:
         power_milliwatts = ask_nvml(self._nvml.nvmlDeviceGetPowerUsage, self._handle)
         utilisation = ask_nvml(self._nvml.nvmlDeviceGetUtilizationRates, self._handle)
         _, used = read_memory_gib(self._handle)
+        clock = ask_nvml(self._nvml.nvmlDeviceGetClockInfo, self._handle, self._nvml.NVML_CLOCK_SM)
+        reasons = ask_nvml(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
+        processes = ask_nvml(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
         return Reading(
             at=at,
             utilisation=None if utilisation is None else utilisation.gpu / 100,
             power_watts=None if power_milliwatts is None else power_milliwatts / 1000,
             energy_joules=None if energy_millijoules is None else energy_millijoules / 1000,
             memory_gib=used,
+            clock_mhz=None if clock is None else float(clock),
+            is_slowed=None if reasons is None else bool(reasons & self._slowing),
+            num_processes=None if processes is None else len(processes),
         )
 
 
@@ -201,6 +225,9 @@ def compute_gpu_figures(readings: Sequence[Reading], *, index: int, name: str) -
     """
     utilisations = [reading.utilisation for reading in readings if reading.utilisation is not None]
     memories = [reading.memory_gib for reading in readings if reading.memory_gib is not None]
+    clocks = [reading.clock_mhz for reading in readings if reading.clock_mhz is not None]
+    slowed = [reading.is_slowed for reading in readings if reading.is_slowed is not None]
+    processes = [reading.num_processes for reading in readings if reading.num_processes is not None]
     energy, energy_from = _count_energy(readings), "counter"
     if energy is None:
         energy, energy_from = _integrate_power(readings), "integrated power"
@@ -214,6 +241,9 @@ def compute_gpu_figures(readings: Sequence[Reading], *, index: int, name: str) -
         energy_from=None if energy is None else energy_from,
         peak_memory_gib=max(memories, default=None),
         num_readings=len(readings),
+        clock_mhz=sum(clocks) / len(clocks) if clocks else None,
+        slowed_share=sum(slowed) / len(slowed) if slowed else None,
+        num_processes=max(processes, default=None),
     )
 
 

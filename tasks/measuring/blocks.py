@@ -46,6 +46,8 @@ class Timed:
     """What the gates are told of it: range, steps, and under `ranks` each rank's own words."""
     gpus: Sequence[GpuFigures] = ()
     """What the GPUs of the ranks did meanwhile, the block's lead-in included; empty on the CPU."""
+    has_others_on_gpu: bool = False
+    """Whether more processes computed on one of these than when the ranks had been started."""
     metered_seconds: float = 0.0
     """Seconds that those figures are of."""
 
@@ -122,7 +124,12 @@ class Trials:
 
 
 def is_quiet(block: Timed, most_share: float) -> bool:
-    """Return whether others used no more than that share of the CPUs while the block ran, as far as is known."""
+    """Return whether others used no more than that share of the CPUs, and no GPU, while the block ran, as is known.
+
+    With a share of 1 every block is quiet.
+    """
+    if block.has_others_on_gpu and most_share < 1:
+        return False
     return block.others_share is None or block.others_share <= most_share
 
 
@@ -159,6 +166,8 @@ class Bench:
         self._num_steps = [1]
         self._turn = 0
         self._launch = 1
+        self._own_processes: dict[str, list[int | None]] = {}
+        """Arm -> processes on each of its GPUs in its first block of a launch, when nobody else has come yet."""
         self._place = float(self._rng.random())
         self._facts: dict[str, list[dict[str, Any]]] = {}
         self.steps_per_block = 1
@@ -223,6 +232,7 @@ class Bench:
         """Start the ranks of all cells anew, all at once, and build these arms."""
         restart_together(self._workers.values())
         self._launch += 1
+        self._own_processes.clear()
         self._facts.clear()
         self._held = None
         self.build(arms)
@@ -277,6 +287,7 @@ class Bench:
             with self._meter.span() as span:
                 found = group.ask("run", ranks=ranks, **asked)
             figures = span.figures
+        gpus = figures.gpus[: group.world_size] if figures else ()
         return Timed(
             arm=arm.name,
             turn=self._turn,
@@ -289,8 +300,17 @@ class Bench:
             num_samples=sum(one["num_samples"] for one in found),
             others_share=compute_others_share([one["cpu_use"] for one in found]),
             told={"range": group.ranges[segment], "steps": own, "ranks": found},
-            gpus=figures.gpus[: group.world_size] if figures else (),
+            gpus=gpus,
+            has_others_on_gpu=self._find_others_on_gpu(arm, gpus),
             metered_seconds=figures.seconds if figures else 0.0,
+        )
+
+    def _find_others_on_gpu(self, arm: Arm, gpus: Sequence[GpuFigures]) -> bool:
+        """Return whether a GPU has more processes than it had in the arm's first block since its ranks were started."""
+        now = [gpu.num_processes for gpu in gpus]
+        own = self._own_processes.setdefault(arm.name, now)
+        return any(
+            number is not None and known is not None and number > known for number, known in zip(now, own, strict=True)
         )
 
     def run_turn(self, arms: Sequence[Arm], order: Iterator[list[str]], trials: Trials) -> None:

@@ -86,6 +86,7 @@ def _make_timed(arm: str, block: BlockWork) -> Timed:
         arm=arm, turn=block.turn, launch=block.launch, step_seconds=np.array(block.step_seconds),
         seconds=block.seconds / len(block.steps), data_wait_seconds=0.0, num_tokens=block.num_tokens,
         positions_by_rank=[block.num_positions], num_samples=block.num_samples, others_share=block.others_share,
+        has_others_on_gpu=block.has_others_on_gpu,
     )  # fmt: skip
 
 

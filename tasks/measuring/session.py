@@ -18,7 +18,7 @@ from tasks.measuring.account import compute_arm_speeds, compute_noise, make_esti
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.blocks import Bench
-from tasks.measuring.headline import find_alikeness
+from tasks.measuring.headline import Headline, find_alikeness
 from tasks.measuring.planning import Session
 from tasks.measuring.predicting import Probed, predict_cells, sweep_link
 from tasks.measuring.speed import Measured, TimedComparison, measure_speed, select_quiet_turns, select_seconds
@@ -99,6 +99,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         num_quiet_turns=len(headline.quiet.turns),
         most_others_share=comparison.most_share,
         others_share=sum(known) / len(known) if known else None,
+        gpu_slowed_share=_compute_slowed_share(headline),
         alikeness=find_alikeness(headline, [arm.name for arm in comparison.trained], select_seconds(comparison)),
         seconds=time.perf_counter() - started,
         waterfalls=measured.waterfalls,
@@ -109,6 +110,12 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         rank_devices=devices,
         left_out=_explain_no_waterfall(comparison) + _collect_unavailable(params) + more.left_out,
     )
+
+
+def _compute_slowed_share(headline: Headline) -> float | None:
+    metered = [block for blocks in headline.trials.blocks.values() for block in blocks if block.gpus]
+    slowed = [any(gpu.slowed_share for gpu in block.gpus) for block in metered]
+    return sum(slowed) / len(slowed) if slowed else None
 
 
 def _explain_no_waterfall(comparison: TimedComparison) -> list[str]:

@@ -23,6 +23,12 @@ class BlockWork(Record):
     """Which start of the ranks ran it, from 1."""
     others_share: float | None
     """Share of the CPUs of its ranks that others used meanwhile; null where the machine does not tell."""
+    has_others_on_gpu: bool = False
+    """Whether more processes computed on its GPUs than when the ranks had been started."""
+    gpu_clocks_mhz: list[float | None] | None = None
+    """Mean clock of each GPU; null on the CPU."""
+    gpu_slowed_shares: list[float | None] | None = None
+    """Share of the block in which heat or hardware held each GPU's clocks down; null on the CPU."""
     step_seconds: list[list[float]]
     """Seconds of each step, rank by rank."""
     range: str

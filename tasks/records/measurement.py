@@ -265,6 +265,8 @@ class Measurement(Record):
     """Share of the CPUs that others may use in a quiet turn."""
     others_share: float | None
     """Share of the CPUs that others used, mean over all blocks of the speedups; null if the machine does not tell."""
+    gpu_slowed_share: float | None = None
+    """Share of the blocks of the speedups in which heat or hardware held a GPU's clocks down; null without GPUs."""
     alikeness: float | None
     """Correlation of neighbouring turns, if it is beyond chance: the machine changes more slowly than was measured."""
     seconds: float

@@ -164,6 +164,11 @@ def _tell_quiet(results: Results, measurement: Measurement) -> list[str]:
                 f"From start to start of the ranks the speedup of {arm.cell} differs by "
                 f"{wording.format_small_percent(arm.launch_effect)} (standard deviation) beyond what turns explain."
             )
+    if measurement.gpu_slowed_share:
+        said.append(
+            "Heat or hardware held the clocks of GPUs down in "
+            f"{wording.format_percent(measurement.gpu_slowed_share)} of the blocks."
+        )
     if measurement.alikeness is not None:
         said.append(
             f"Neighbouring turns are alike (autocorrelation {measurement.alikeness:.2f}): the machine changes more "

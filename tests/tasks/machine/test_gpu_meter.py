@@ -137,3 +137,17 @@ def test_a_real_gpu_is_metered() -> None:
     assert (gpu.utilisation or 0) > 0.2
     assert 10 < (gpu.power_watts or 0) < 2000
     assert (gpu.peak_memory_gib or 0) > 0.1
+
+
+def test_clocks_and_what_holds_them_down_are_told_and_processes_are_counted() -> None:
+    readings = [
+        Reading(
+            at=float(at), utilisation=1.0, power_watts=300.0, energy_joules=None, memory_gib=1.0, clock_mhz=clock,
+            is_slowed=slowed, num_processes=processes,
+        )
+        for at, (clock, slowed, processes) in enumerate([(1980.0, False, 3), (1410.0, True, 4), (1410.0, True, 3)])
+    ]  # fmt: skip
+    found = figures(readings)
+    assert found.clock_mhz == pytest.approx(1600.0)
+    assert found.slowed_share == pytest.approx(2 / 3)
+    assert found.num_processes == 4

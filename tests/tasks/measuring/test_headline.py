@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tasks.measuring.arms import Arm
-from tasks.measuring.blocks import Timed, Trials, compute_others_share
+from tasks.measuring.blocks import Timed, Trials, compute_others_share, is_quiet
 from tasks.measuring.headline import Headline, compute_launch_effect, measure_headline
 from tests.noisy_machine import TROUBLES, NoisyMachine, Trouble
 
@@ -152,3 +152,12 @@ def test_a_block_whose_machine_tells_nothing_counts() -> None:
     assert list(trials.select_quiet(0.05).turns) == [0, 1]
     assert not trials.select_quiet(0.05, fewest_of_launch=3).turns
     assert list(itertools.chain(*trials.list_by_launch("1proc"))) == [1.0] * 3
+
+
+def test_a_block_beside_another_process_on_its_gpu_is_not_quiet_unless_every_turn_counts() -> None:
+    block = Timed(
+        arm="1gpu", turn=1, launch=1, step_seconds=np.ones((1, 4)), seconds=1.0, data_wait_seconds=0.0,
+        num_tokens=1, positions_by_rank=[1], num_samples=1, others_share=0.0, has_others_on_gpu=True,
+    )  # fmt: skip
+    assert not is_quiet(block, 0.05)
+    assert is_quiet(block, 1.0)

@@ -1,0 +1,76 @@
+"""The speedups are worked out again from the raw blocks of a report, and come out as published."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.measuring.headline import measure_headline
+from tasks.measuring.reanalyse import make_trials
+from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks, write_blocks
+from tasks.records.measurement import Measurement
+from tests.noisy_machine import TROUBLES, NoisyMachine
+from tests.tasks.measuring.test_headline import ARMS
+from tests.tasks.reporting.measured import arm, estimate, measurement
+from training.process.files import write_json
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Path:
+    """A report of what was measured on a machine with a neighbour."""
+    machine = NoisyMachine(TROUBLES["neighbour a fifth of the time"], 1.5, 5)
+    found = measure_headline(
+        ARMS, machine, half_width=0.03, max_seconds=60, most_share=0.05, of=lambda block: block.seconds, seed=5,
+        advance=lambda _: None, clock=lambda: machine.now,
+    )  # fmt: skip
+    blocks = [
+        ArmBlocks(
+            phase="speedup", arm=name, cell=name, kind="as trained",
+            blocks=[
+                BlockWork(
+                    turn=one.turn, launch=one.launch, others_share=one.others_share,
+                    step_seconds=one.step_seconds.tolist(), range="0-8", steps=[1, 2, 3, 4], seconds=4 * one.seconds,
+                    num_samples=4, num_tokens=40, num_targets=40, num_positions=48, num_micro_batches=4, rows="",
+                    rows_of_first_rank="", loss_sum=None, grad_norm_sum=1.0, num_exchanges=[0], exchange_bytes=None,
+                )
+                for one in timed
+            ],
+        )
+        for name, timed in found.trials.blocks.items()
+    ]  # fmt: skip
+    write_blocks(tmp_path / BLOCKS_FILE, blocks)
+    interval = found.intervals["2proc"]
+    two = arm("2proc", 2, seconds=0.1, speedup=estimate(interval.value, interval.relative_half_width))
+    told: Measurement = measurement(arms=[arm("1proc", 1), two])
+    write_json(tmp_path / "results.json", {"measurement": told.model_dump(mode="json")})
+    assert len(make_trials(read_blocks(tmp_path / BLOCKS_FILE)).turns) == len(found.trials.turns)
+    return tmp_path
+
+
+def _reanalyse(reports: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tasks.measuring.reanalyse", "--reports", str(reports), *more]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_quiet_turns_give_what_was_published_and_all_of_them_something_else(reports: Path) -> None:
+    said = _reanalyse(reports)
+    assert said.returncode == 0, said.stderr
+    (row,) = [line for line in said.stdout.splitlines() if "2proc" in line]
+    _, _, published, quiet, every, medians, trimmed, starts, _ = (cell.strip() for cell in row.split("│"))
+    assert published.split()[0] == quiet.split()[0] != every.split()[0]
+    assert medians.endswith("x")
+    assert trimmed.endswith("x")
+    assert starts.endswith("%")
+    # Whoever counts every turn finds no other figure in both columns.
+    row = next(line for line in _reanalyse(reports, "--others-share", "1").stdout.splitlines() if "2proc" in line)
+    cells = [cell.strip() for cell in row.split("│")]
+    assert cells[3] == cells[4] == every
+
+
+def test_a_report_without_blocks_is_refused_in_one_line(reports: Path) -> None:
+    (reports / BLOCKS_FILE).write_bytes(b"PAR1 and nothing else")
+    said = _reanalyse(reports)
+    assert said.returncode == 3
+    (line,) = said.stderr.splitlines()
+    assert line.startswith(f"reanalyse: {reports / BLOCKS_FILE}: ")
