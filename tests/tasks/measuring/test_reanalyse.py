@@ -37,7 +37,7 @@ def reports(tmp_path: Path) -> Path:
                 for one in timed
             ],
         )
-        for name, timed in found.trials.blocks.items()
+        for name, timed in ((one.name, found.trials.blocks[one.name]) for one in ARMS)
     ]  # fmt: skip
     write_blocks(tmp_path / BLOCKS_FILE, blocks)
     interval = found.intervals["2proc"]
