@@ -115,7 +115,7 @@ def _write_charts(measurement: Measurement, folder: Path) -> None:
     ]
     results = Results.model_construct(measurement=measurement, cells=cells)
     charts = find_charts()
-    for name in _CHARTS:
+    for name in _CHARTS if measurement.prediction else _CHARTS[:-1]:
         (folder / f"{name}.svg").write_text(draw_svg(name, charts[name], results), encoding="utf-8")
 
 

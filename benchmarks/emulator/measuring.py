@@ -51,7 +51,8 @@ def emulated_params(
                 "seq_len": _ROW_LENGTH,
             },
             "cells": cells,
-            "measure": dict(measure or {}),
+            # They sleep, which what others use of the CPUs hardly makes any longer.
+            "measure": {"others_share": 1, **(measure or {})},
         }
     )
 
