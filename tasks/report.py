@@ -34,8 +34,7 @@ def make_report(outputs: Outputs, reports: Path) -> Results:
     data_files.write_metrics(reports / "metrics.json", results)
     data_files.write_epochs(reports / "epochs.csv", results)
     data_files.write_losses(reports / "losses.csv", outputs)
-    if outputs.measurement is not None:
-        write_blocks(reports / BLOCKS_FILE, outputs.measurement.blocks)
+    write_blocks(reports / BLOCKS_FILE, [] if outputs.measurement is None else outputs.measurement.blocks)
     write_results(reports / "results.json", results)
     return results
 

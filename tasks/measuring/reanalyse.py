@@ -18,7 +18,7 @@ from tasks.measuring.blocks import Timed, Trials
 from tasks.measuring.headline import FEWEST_QUIET_TURNS, compute_launch_effect, compute_speedups
 from tasks.measuring.intervals import Interval
 from tasks.process import wording
-from tasks.process.failure import exit_with_one_line
+from tasks.process.failure import DataError, exit_with_one_line
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks
 from tasks.records.measurement import Measurement
 from tasks.records.stage_file import damaged
@@ -31,6 +31,8 @@ def _main() -> None:
     arguments = _parse_arguments()
     published = _read_published(arguments.reports / "results.json")
     arms = [one for one in read_blocks(arguments.reports / BLOCKS_FILE) if one.phase == "speedup"]
+    if not arms:
+        raise DataError(f"{arguments.reports / BLOCKS_FILE}: has no timed blocks: measure.speed was off; switch it on")
     most = arguments.others_share
     if most is None:
         most = 1.0 if published is None else published.most_others_share

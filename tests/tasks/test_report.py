@@ -14,7 +14,16 @@ from tasks.reporting.results import read_results
 from tests.tasks.reporting.comparison import arguments_of, edit_segment, outputs_of, write_comparison
 from tests.tasks.reporting.measured import write_measurement
 
-FILES = ["index.html", "report.md", "results.json", "metrics.json", "epochs.csv", "losses.csv", "history.csv"]
+FILES = [
+    "index.html",
+    "report.md",
+    "results.json",
+    "metrics.json",
+    "epochs.csv",
+    "losses.csv",
+    "history.csv",
+    "blocks.parquet",
+]
 CHARTS = ["average_epoch_time", "loss_curves", "parallel_efficiency", "speedup", "time_per_epoch"]
 MEASURED_CHARTS = ["measured_speedup", "prediction", "waterfall"]
 

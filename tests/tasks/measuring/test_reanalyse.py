@@ -68,6 +68,13 @@ def test_quiet_turns_give_what_was_published_and_all_of_them_something_else(repo
     assert cells[3] == cells[4] == every
 
 
+def test_a_report_whose_speed_was_not_measured_says_so(reports: Path) -> None:
+    write_blocks(reports / BLOCKS_FILE, [])
+    said = _reanalyse(reports)
+    assert said.returncode == 3
+    assert said.stderr.splitlines()[-1].endswith("has no timed blocks: measure.speed was off; switch it on")
+
+
 def test_a_report_without_blocks_is_refused_in_one_line(reports: Path) -> None:
     (reports / BLOCKS_FILE).write_bytes(b"PAR1 and nothing else")
     said = _reanalyse(reports)
