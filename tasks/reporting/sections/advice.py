@@ -50,7 +50,12 @@ def _advise(measurement: Measurement, advice: Advice) -> str:
         else "None of these changes is recommended: of none is the whole interval of the gain above 1."
     )
     more = [explain_omission(measurement, f"advice {words}") for words in ("on options: not available", "is withheld")]
-    return " ".join([found, *filter(None, [_describe_failed(advice), *more])])
+    return " ".join([found, *filter(None, [_describe_failed(advice), _describe_not_tried(advice), *more])])
+
+
+def _describe_not_tried(advice: Advice) -> str | None:
+    left = "; ".join(advice.not_tried)
+    return f"Not tried, for want of time (measure.advice_seconds): {left}." if left else None
 
 
 def _describe_failed(advice: Advice) -> str | None:
