@@ -284,6 +284,6 @@ class _Judge:
 
 
 def _index_by_turn(measurement: MeasurementFile, cell: str) -> dict[int, BlockWork]:
-    """Return turn -> the block of the cell as it is trained; of its two in the A/A run, either."""
+    """Return turn -> the block of the cell as it is trained."""
     arms = [arm for arm in measurement.blocks if arm.cell == cell and arm.kind == "as trained"]
     return {block.turn: block for arm in arms for block in arm.blocks}

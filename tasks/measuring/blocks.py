@@ -73,11 +73,6 @@ class Timed:
         """Mean over the first rank's steps."""
         return float(self.step_seconds[0].mean())
 
-    @property
-    def mean_rank_seconds(self) -> float:
-        """Mean over steps and ranks."""
-        return float(self.step_seconds.mean())
-
 
 @dataclass
 class Trials:

@@ -66,7 +66,7 @@ GLOSSARY: dict[str, str] = {
     "DDP wrapper that it does not need.",
     "Over wrapped": "Speedup against the baseline inside a DDP wrapper, with its 95 % interval: what is left when both "
     "sides pay for the wrapper.",
-    "Step time": "Seconds of one optimizer step, the slowest rank's: median over the timed blocks, with its 95 % "
+    "Step time": "Seconds of one optimizer step, the slowest rank's: mean over the timed blocks, with its 95 % "
     "interval. Without logging, checkpoints and evaluation.",
     "Step p50": "Median of single steps, of the rank where it is highest.",
     "Step p95": "95th percentile of single steps, of the rank where it is highest.",
