@@ -230,6 +230,7 @@ _IMPORTED_BY_THOSE = {
     "tasks.services.network",
     "tasks.services.tracked",
     "tasks.services.trackers",
+    "tasks.services.trackers.mlflow",
     "tasks.inputs",
     "tasks.process",
     "tasks.ranks",
