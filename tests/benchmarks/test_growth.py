@@ -101,5 +101,5 @@ def test_a_file_of_a_hundred_megabytes_is_placed_in_the_memory_of_a_small_one(tm
         texts = pa.table({"text": [random.randbytes(500).hex() for _ in range(num_rows)]})
         pq.write_table(texts, rows_file(work), row_group_size=num_rows, compression="none", use_dictionary=False)
         memory[num_rows] = growth.measure("download", work, num_rows)["memory_mib"]
-    # A decoder keeps 20 to 35 MiB for itself, by the machine, of 100,000 rows as of 300,000. Read whole they took 420 more.
+    # A decoder keeps 20 to 35 MiB for itself, by the machine, of 100,000 rows as of 300,000. Read whole, they took 420.
     assert memory[100_000] < memory[1_000] + 96, memory
