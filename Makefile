@@ -73,14 +73,8 @@ emulate: $(READY)  ## How 1, 2, 4 and 8 emulated devices scale, where the time g
 
 ##@ Prove: that what is said is right
 
-test: $(READY)  ## Everything: check and all tests
-	@$(MAKE) check
-	export DDP_COMPARE_FINISHED="$$(mktemp -d)"
-	trap 'rm -rf "$$DDP_COMPARE_FINISHED"' EXIT
-	failed=0
-	pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" || failed=$$?
-	pytest -m alone || failed=$$?
-	exit $$failed
+test: check  ## Everything: check and all tests
+	@python -m tests
 
 museum: $(READY)  ## Wrong speedups, each built on purpose, and who catches it (docs/museum.md)
 	@python -m tests.museum
@@ -104,7 +98,7 @@ bench-levers: $(READY)  ## What each lever brings: packing, chunks of the loss, 
 bench-causes: $(READY)  ## Does the waterfall name what was injected into emulated devices?
 	@python -m benchmarks.causes
 
-bench-alarms: $(READY)  ## How often equal emulated devices are called different
+bench-alarms: $(READY)  ## How often equal devices and equal trainings are called different
 	@python -m benchmarks.alarms
 
 bench-prediction: $(READY)  ## Predicted against measured speedups of emulated devices; calibrates the intervals

@@ -1,0 +1,68 @@
+"""`make test`: which failures are run once more, and what becomes of them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.__main__ import run_parts
+
+_STEADY = "def test_passes(): pass\n"
+_FAILS = "def test_fails(): assert False\n"
+_ONCE = """
+from pathlib import Path
+def test_fails_once():
+    seen = Path(__file__).with_name("seen")
+    was_seen = seen.exists()
+    seen.touch()
+    assert was_seen
+"""
+_ENDS_ITS_WORKER = """
+import os
+from pathlib import Path
+def test_ends_its_worker_once():
+    seen = Path(__file__).with_name("seen")
+    if not seen.exists():
+        seen.touch()
+        os._exit(1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of other tests as the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(project))
+
+
+def run_on(*texts: str, arguments: tuple[str, ...] = ()) -> int:
+    for number, text in enumerate(texts):
+        Path(f"test_{number}.py").write_text(text, encoding="utf-8")
+    return run_parts([arguments])
+
+
+def test_what_passes_is_run_once(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_on(_STEADY) == 0
+    assert "nce more" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("text", [_ONCE, _ENDS_ITS_WORKER], ids=["failed", "worker ended"])
+def test_what_passes_only_when_run_once_more_is_named_unsteady(capfd: pytest.CaptureFixture[str], text: str) -> None:
+    assert run_on(text, _STEADY, arguments=("-n", "1")) == 0
+    assert "UNSTEADY, passed only when run once more: test_0.py::test_" in capfd.readouterr().out
+
+
+def test_what_fails_twice_has_failed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_on(_STEADY + _FAILS) == 1
+    out = capfd.readouterr().out
+    assert "Once more, with nothing beside: test_0.py::test_fails" in out
+    assert "UNSTEADY" not in out
+
+
+def test_where_four_files_fail_none_is_run_once_more(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_on(*[_FAILS] * 4) == 1
+    assert "nce more" not in capfd.readouterr().out
+
+
+def test_a_file_that_cannot_be_imported_is_not_run_once_more(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_on("import no_such_module\n") == 2
+    assert "nce more" not in capfd.readouterr().out
