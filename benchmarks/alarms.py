@@ -1,7 +1,8 @@
-"""How often equal devices are called different: A/A comparisons of emulated devices, on real ranks.
+"""How often equal things are called different: A/A comparisons of emulated devices, and of real trainings.
 
-Each compares a device with itself as two cells are compared, in rounds of interleaved blocks with the same stopping
-rule; an alarm is an interval that does not hold 1. Writes benchmarks/results/<date>_<machine>_alarms.{json,md}.
+Each compares a cell with itself as two cells are compared, in rounds of interleaved blocks with the same stopping rule;
+an alarm is an interval that does not hold 1. The real trainings are the cells of params.yaml, on what `dvc repro slice`
+made. Writes benchmarks/results/<date>_<machine>_alarms.{json,md}.
 """
 
 import argparse
@@ -14,11 +15,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
+from scipy import stats
 
 from benchmarks.causes import waiting_bench
 from benchmarks.emulator.device import EmulatedDevice, write_device
+from benchmarks.real_session import open_bench, plan_real_session
 from benchmarks.results_file import RESULTS, write_results
-from benchmarks.rounds import Stopping, compute_ratio, list_by_round, run_round
+from benchmarks.rounds import MIN_ROUNDS, Stopping, compute_ratio, list_by_round, run_round
 from tasks.measuring.arms import Cell, make_trained_arm
 from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.interleaving import generate_turns
@@ -37,8 +40,8 @@ class Run:
 
     num_ranks: int
     """Ranks of the cell that was compared with itself."""
-    jitter: float
-    """Spread of its layers."""
+    jitter: float | None
+    """Spread of its layers; None for a real training."""
     ratio: Interval
     """Seconds of the one / seconds of the other."""
     num_rounds: int
@@ -50,7 +53,7 @@ class Run:
         return not self.ratio.contains(1.0)
 
 
-def compare_with_itself(bench: Bench, cell: Cell, *, jitter: float, seed: int) -> Run:
+def compare_with_itself(bench: Bench, cell: Cell, *, jitter: float | None, seed: int) -> Run:
     """Return what the comparison of a cell with itself came to."""
     arm = make_trained_arm(cell)
     again = replace(arm, name=f"{arm.name} again")
@@ -70,31 +73,60 @@ def compare_with_itself(bench: Bench, cell: Cell, *, jitter: float, seed: int) -
     return Run(num_ranks=cell.world_size, jitter=jitter, ratio=ratio, num_rounds=num_rounds)
 
 
-def _main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.alarms", description=__doc__)
-    parser.add_argument("--runs", type=int, default=50, help="comparisons")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
-    load_before, runs = os.getloadavg()[0], []
+def find_rate(num_alarms: int, num_runs: int) -> Interval:
+    """Return the share of alarms with its exact 95 % interval (Clopper and Pearson 1934)."""
+    found = stats.binomtest(num_alarms, num_runs).proportion_ci(confidence_level=0.95, method="exact")
+    return Interval(num_alarms / num_runs, float(found.low), float(found.high))
+
+
+def compare_emulated(num_runs: int) -> list[Run]:
+    """Return so many comparisons of emulated devices, one and two ranks in turn, with every spread in turn."""
+    runs = []
     with tempfile.TemporaryDirectory() as scratch, waiting_bench(Path(scratch)) as bench:
         cells = {jitter: _cells(Path(scratch), jitter) for jitter in _JITTERS}
         bench.build(make_trained_arm(cell) for pair in cells.values() for cell in pair)
         bench.steps_per_block = 2
-        for seed in track(range(arguments.runs), description="A/A comparisons", console=Console(stderr=True)):
+        for seed in track(range(num_runs), description="emulated devices", console=Console(stderr=True)):
             jitter = _JITTERS[seed // 2 % len(_JITTERS)]
             runs.append(compare_with_itself(bench, cells[jitter][seed % 2], jitter=jitter, seed=seed))
+    return runs
+
+
+def compare_real(num_runs: int) -> list[Run]:
+    """Return so many comparisons of the cells of params.yaml, each with itself, in turn."""
+    with plan_real_session() as session, open_bench(session) as bench:
+        cells = session.comparison.cells
+        seeds = track(range(num_runs), description="real trainings", console=Console(stderr=True))
+        return [compare_with_itself(bench, cells[seed % len(cells)], jitter=None, seed=seed) for seed in seeds]
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.alarms", description=__doc__)
+    parser.add_argument("--runs", type=int, default=50, help="comparisons of emulated devices")
+    parser.add_argument("--real", type=int, default=20, help="comparisons of the cells of params.yaml")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    runs = compare_emulated(arguments.runs) + (compare_real(arguments.real) if arguments.real else [])
     num_alarms = sum(run.is_alarm for run in runs)
+    rate = find_rate(num_alarms, len(runs))
+    kinds = list(dict.fromkeys((run.num_ranks, run.jitter) for run in runs))
     path = write_results(
         "alarms",
-        title="Equal devices compared",
+        title="Equal things compared",
         method=(
             "Emulated devices of 4 layers (1 ms forward, 2 ms backward), 4 micro-batches per step, one and two ranks "
-            f"in turn, each against itself in rounds of two blocks of 2 steps each, until +-{_HALF_WIDTH:.0%} or "
-            f"{_MAX_SECONDS:.0f} s. An alarm is an interval without 1."
+            "in turn, and the cells of params.yaml, real trainings; each against itself in rounds of two blocks, of 2 "
+            f"steps each for emulated devices and as `make compare` chooses them for real ones, until "
+            f"+-{_HALF_WIDTH:.0%} or {_MAX_SECONDS:.0f} s, {MIN_ROUNDS} rounds at least. An alarm is an interval "
+            "without 1."
         ),
-        headings=["ranks", "jitter", "comparisons", "alarms", "widest half-width"],
-        rows=[_row(runs, num_ranks, jitter) for num_ranks in (1, 2) for jitter in _JITTERS],
-        summary=f"{num_alarms} alarms in {len(runs)} comparisons ({num_alarms / len(runs):.0%}; target {_TARGET:.0%}).",
+        headings=["ranks", "spread of layers", "comparisons", "alarms", "widest half-width"],
+        rows=[_row(runs, num_ranks, jitter) for num_ranks, jitter in kinds],
+        summary=(
+            f"{num_alarms} alarms in {len(runs)} comparisons: {rate.value:.1%}, 95 % interval {rate.low:.1%} to "
+            f"{rate.high:.1%}; target {_TARGET:.0%}."
+        ),
         found=[{"num_ranks": run.num_ranks, "jitter": run.jitter, "ratio": run.ratio.as_json()} for run in runs],
         load_before=load_before,
         folder=arguments.results,
@@ -115,11 +147,12 @@ def _cells(folder: Path, jitter: float) -> list[Cell]:
     ]
 
 
-def _row(runs: list[Run], num_ranks: int, jitter: float) -> list[str]:
+def _row(runs: list[Run], num_ranks: int, jitter: float | None) -> list[str]:
     mine = [run for run in runs if (run.num_ranks, run.jitter) == (num_ranks, jitter)]
     widest = max((run.ratio.relative_half_width for run in mine), default=0.0)
     alarms = sum(run.is_alarm for run in mine)
-    return [str(num_ranks), f"{jitter:.0%}", str(len(mine)), str(alarms), f"{widest:.1%}"]
+    spread = "real training" if jitter is None else f"{jitter:.0%}"
+    return [str(num_ranks), spread, str(len(mine)), str(alarms), f"{widest:.1%}"]
 
 
 if __name__ == "__main__":

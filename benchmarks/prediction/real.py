@@ -3,19 +3,15 @@
 import dataclasses
 import math
 import os
-import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.real_session import plan_real_session
 from benchmarks.results_file import RESULTS, write_results
-from tasks.machine.facts import collect_machine_facts
-from tasks.measuring.planning import plan_session
 from tasks.measuring.session import measure_cells
-from tasks.measuring.timed_ranges import select_timed_ranges
-from tasks.params import load_params
 from tasks.process.wording import format_ratio_with_interval, format_signed_percent, format_small_percent
 from tasks.records.measurement import Estimate, Measurement, MeasurementFile
 
@@ -121,18 +117,8 @@ def judge_sessions(num_sessions: int, records: Sequence[Path], *, folder: Path =
 
 
 def _measure_session() -> Measurement:
-    """Return one session of the comparison of params.yaml, on the model and the slices that its stages left."""
-    params, slices = load_params(), Path("data/slices")
-    params = params.model_copy(update={"measure": params.measure.model_copy(update={"advice": False})})
-    ranges = select_timed_ranges(
-        slices, [str(part) for part in params.ranges], seq_len=params.train.seq_len,
-        least_rows=params.train.global_batch_size,
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as scratch:
-        session = plan_session(
-            params, machine=collect_machine_facts(), base_model=Path("data/base_model"),
-            rows=[slices / name for name in ranges], work=Path(scratch) / "ranks",
-        )  # fmt: skip
+    """Return one session of the comparison of params.yaml, without its advice."""
+    with plan_real_session() as session:
         return measure_cells(session, stop=threading.Event())
 
 

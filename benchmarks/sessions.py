@@ -1,0 +1,200 @@
+"""Do sessions of one comparison scatter no more than their intervals say, beside a neighbour as without one?
+
+Measures the speedups of params.yaml again and again, as `make compare` does, in turn on the machine as it is and beside
+a process that keeps one core busy half the time. Needs what `dvc repro slice` makes. Writes
+benchmarks/results/<date>_<machine>_sessions.{json,md}.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from scipy import stats
+
+from benchmarks.real_session import open_bench, plan_real_session
+from benchmarks.results_file import RESULTS, write_results
+from tasks.measuring.headline import measure_headline
+from tasks.measuring.intervals import Interval
+from tasks.measuring.speed import select_seconds
+
+_BUSY_SECONDS = 10.0
+"""The neighbour computes so long, then rests as long."""
+_NEIGHBOUR = """
+import time
+while True:
+    end = time.monotonic() + {seconds}
+    while time.monotonic() < end:
+        pass
+    time.sleep({seconds})
+"""
+_QUIET, _BESIDE = "as it is", "beside a neighbour"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SessionSpeedup:
+    """What one session found of one cell."""
+
+    kind: str
+    """With which company."""
+    number: int
+    """Which session, from 1."""
+    cell: str
+    """Of which cell."""
+    interval: Interval | None
+    """Speedup; None without turns enough."""
+    all_turns: float
+    """Ratio of the means of all turns, the loud ones too."""
+    num_turns: int
+    """Turns."""
+    num_quiet: int
+    """Of those, quiet ones."""
+    seconds: float
+    """Of measuring."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scatter:
+    """How sessions of one kind lie."""
+
+    num_sessions: int
+    """Sessions."""
+    num_told: int
+    """Of those with a speedup."""
+    mean: float
+    """Geometric mean of their speedups."""
+    scatter: float
+    """Standard deviation of their logarithms."""
+    half_width: float
+    """Root mean square of their relative half-widths."""
+    num_covering: int
+    """Sessions whose interval contains the mean of the others of every kind."""
+
+
+def find_scatter(kind: str, found: Sequence[SessionSpeedup]) -> Scatter:
+    """Return how the sessions of a kind lie; NaN where fewer than two have a speedup."""
+    told = [one for one in found if one.interval is not None]
+    mine = [one.interval for one in told if one.kind == kind and one.interval is not None]
+    logs = np.log([interval.value for interval in mine])
+    covering = 0
+    for one in told:
+        if one.kind == kind and one.interval is not None and len(told) > 1:
+            others = np.log([other.interval.value for other in told if other is not one and other.interval is not None])
+            covering += one.interval.contains(float(np.exp(others.mean())))
+    return Scatter(
+        num_sessions=sum(one.kind == kind for one in found),
+        num_told=len(mine),
+        mean=float(np.exp(logs.mean())) if len(mine) else float("nan"),
+        scatter=float(logs.std(ddof=1)) if len(mine) > 1 else float("nan"),
+        half_width=float(np.sqrt(np.mean([one.relative_half_width**2 for one in mine]))) if mine else float("nan"),
+        num_covering=covering,
+    )
+
+
+@contextlib.contextmanager
+def run_neighbour() -> Iterator[None]:
+    """Keep one core busy half the time, meanwhile."""
+    neighbour = subprocess.Popen([sys.executable, "-c", _NEIGHBOUR.format(seconds=_BUSY_SECONDS)])
+    try:
+        yield
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+
+
+def measure_session(kind: str, number: int) -> list[SessionSpeedup]:
+    """Return the speedups of the cells of params.yaml, measured once."""
+    with contextlib.ExitStack() as stack:
+        session = stack.enter_context(plan_real_session())
+        comparison = session.comparison
+        bench = stack.enter_context(open_bench(session))
+        if kind == _BESIDE:
+            stack.enter_context(run_neighbour())
+        started, of = time.perf_counter(), select_seconds(comparison)
+        headline = measure_headline(
+            comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
+            most_share=comparison.most_share, of=of, seed=comparison.seed, advance=lambda num_blocks: None,
+        )  # fmt: skip
+        seconds = time.perf_counter() - started
+    first, *others = (arm.name for arm in comparison.trained)
+    mean = {name: float(np.mean(headline.trials.list_by_turn(name, of))) for name in (first, *others)}
+    return [
+        SessionSpeedup(
+            kind=kind, number=number, cell=name, interval=headline.intervals.get(name),
+            all_turns=mean[first] / mean[name], num_turns=len(headline.trials.turns),
+            num_quiet=len(headline.quiet.turns), seconds=seconds,
+        )
+        for name in others
+    ]  # fmt: skip
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.sessions", description=__doc__)
+    parser.add_argument("--sessions", type=int, default=20, help="half of them beside a neighbour")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    found: list[SessionSpeedup] = []
+    for number in track(range(arguments.sessions), description="sessions", console=Console(stderr=True)):
+        found += measure_session((_QUIET, _BESIDE)[number % 2], number + 1)
+        print(_row(found[-1]), file=sys.stderr, flush=True)
+    cell = found[-1].cell
+    scatters = {kind: find_scatter(kind, [one for one in found if one.cell == cell]) for kind in (_QUIET, _BESIDE)}
+    path = write_results(
+        "sessions",
+        title="Sessions of one comparison",
+        method=(
+            "The speedups of params.yaml, measured as by `make compare` with ranks started anew for every session, in "
+            "turn on the machine as it is and beside a process that keeps one core busy for "
+            f"{_BUSY_SECONDS:g} s and rests as long. The last column of the table is the ratio of the means of all "
+            "turns, the loud ones too, which is not published."
+        ),
+        headings=["session", "cell", "company", "speedup (95 %)", "quiet turns", "seconds", "of all turns"],
+        rows=[_row(one) for one in found],
+        summary="\n\n".join(_explain(kind, one) for kind, one in scatters.items()),
+        found={
+            "sessions": [dataclasses.asdict(one) for one in found],
+            "scatter": {kind: dataclasses.asdict(one) for kind, one in scatters.items()},
+        },
+        load_before=load_before,
+        folder=arguments.results,
+    )
+    print(path.read_text(encoding="utf-8"))
+    return 0 if all(_is_honest(one) for one in scatters.values()) else 1
+
+
+def _is_honest(scatter: Scatter) -> bool:
+    """Return whether no fewer intervals hold the mean of the others than 95 % intervals would by chance."""
+    if scatter.num_told < 2:
+        return True
+    return stats.binomtest(scatter.num_covering, scatter.num_told, 0.95, alternative="less").pvalue > 0.05
+
+
+def _explain(kind: str, scatter: Scatter) -> str:
+    return (
+        f"On the machine {kind}: {scatter.num_told} of {scatter.num_sessions} sessions have a speedup; their mean is "
+        f"{scatter.mean:.3f}, they scatter by {scatter.scatter:.1%} (standard deviation) where their intervals are "
+        f"±{scatter.half_width:.1%} wide, and {scatter.num_covering} of {scatter.num_told} intervals contain the mean "
+        "of all other sessions."
+    )
+
+
+def _row(one: SessionSpeedup) -> list[str]:
+    told = one.interval
+    speedup = "none" if told is None else f"{told.value:.3f} ({told.low:.3f} to {told.high:.3f})"
+    return [
+        str(one.number), one.cell, one.kind, speedup, f"{one.num_quiet} of {one.num_turns}", f"{one.seconds:.0f}",
+        f"{one.all_turns:.3f}",
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,71 @@
+"""What measures the comparison of params.yaml again and again on this machine."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.alarms import compare_real, find_rate
+from benchmarks.block_length import measure_turns
+from benchmarks.sessions import SessionSpeedup, find_scatter, measure_session
+from tasks.measuring.intervals import Interval
+from tests.workspace import SMALL, Workspace
+
+
+@pytest.fixture(scope="module")
+def sliced(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path) -> Iterator[Path]:
+    """A project whose small comparison is sliced, as the current folder."""
+    changes = SMALL | {"ranges": ["0-160"], "heldout": "160-180"}
+    folder = tmp_path_factory.mktemp("sessions") / "w"
+    workspace = Workspace.create(folder, project=project, changes=changes, programs=warm)
+    workspace.run("dvc", "repro", "-q", "slice")
+    with contextlib.chdir(workspace.folder):
+        yield workspace.folder
+
+
+def make_session(kind: str, value: float, half_width: float | None) -> SessionSpeedup:
+    interval = None if half_width is None else Interval(value, value * (1 - half_width), value * (1 + half_width))
+    return SessionSpeedup(
+        kind=kind, number=1, cell="2proc", interval=interval, all_turns=value, num_turns=12, num_quiet=12, seconds=1.0
+    )
+
+
+def test_sessions_scatter_by_the_logarithms_of_their_speedups_and_cover_the_mean_of_the_others() -> None:
+    found = [make_session("a", value, 0.05) for value in (1.5, 1.56, 1.44, 1.8)] + [make_session("b", 1.5, None)]
+    scatter = find_scatter("a", found)
+    assert (scatter.num_sessions, scatter.num_told, scatter.num_covering) == (4, 4, 1)
+    assert scatter.mean == pytest.approx((1.5 * 1.56 * 1.44 * 1.8) ** 0.25)
+    assert scatter.half_width == pytest.approx(0.05)
+    assert (find_scatter("b", found).num_told, math.isnan(find_scatter("b", found).scatter)) == (0, True)
+
+
+def test_one_alarm_of_fifty_may_be_a_rate_of_eleven_per_cent() -> None:
+    rate = find_rate(1, 50)
+    assert (rate.value, round(rate.low, 4), round(rate.high, 3)) == (0.02, 0.0005, 0.106)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sliced", "starts_warm")
+class TestOnRealRanks:
+    def test_a_session_beside_a_neighbour_gives_every_other_cells_speedup(self) -> None:
+        (found,) = measure_session("beside a neighbour", 2)
+        assert (found.cell, found.kind, found.number) == ("2proc", "beside a neighbour", 2)
+        assert found.interval is not None
+        assert found.all_turns > 0
+        assert found.num_turns >= found.num_quiet >= 6
+
+    def test_the_same_steps_are_timed_in_blocks_and_in_a_training(self) -> None:
+        found = measure_turns(1)
+        assert found.num_loud == 0, "every share counts as quiet in tests"
+        ways = ("blocks of 1", "blocks of 16", "blocks of 4", "training")
+        assert sorted(found.stretches) == [(cell, way) for cell in ("1proc", "2proc") for way in ways]
+        assert all(found.list_seconds(cell, way)[0] > 0 for cell, way in found.stretches)
+
+    def test_a_real_training_is_compared_with_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("benchmarks.alarms._MAX_SECONDS", 0.1)
+        runs = compare_real(2)
+        assert [(run.num_ranks, run.jitter) for run in runs] == [(1, None), (2, None)]
+        # The same ranks run both: far apart only if the two were not given the same steps.
+        assert all(0.5 < run.ratio.value < 2 for run in runs)
