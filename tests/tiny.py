@@ -192,6 +192,7 @@ def make_config(
         "augment": "none",
         "packing": False,
         "loss_chunk_rows": 2048,
+        "activation_checkpointing": "none",
         "compile": False,
         "seed": 1,
         "exact": False,

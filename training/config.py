@@ -79,6 +79,7 @@ class TrainingConfig:
     augment: Literal["none", "flip", "flip_shift"]
     packing: bool
     loss_chunk_rows: int
+    activation_checkpointing: Literal["none", "layers"]
     compile: bool
     seed: int
     exact: bool

@@ -71,6 +71,7 @@ class Setup:
             "augment": "none",
             "packing": False,
             "loss_chunk_rows": LOSS_CHUNK_ROWS[self.device],
+            "activation_checkpointing": "none",
             "compile": False,
             "seed": 1,
             "exact": False,

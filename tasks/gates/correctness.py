@@ -26,22 +26,30 @@ def check_same_parameters(outputs: Outputs, cell: str) -> Finding | None:
     if profile is None:
         return make_unchecked_finding(f"{cell}: how its strategy {run.facts.strategy} shares the state is not known")
     copies = profile.count_copies(world_size)
-    of_what = "ranks" if copies == world_size else "copies of the state"
     for segment in run.segments:
         facts = segment.facts
-        for what, checksums in (("", facts.parameter_checksums), (" of optimizers", facts.optimizer_checksums)):
+        for what, number, checksums in (
+            ("", copies.parameters, facts.parameter_checksums),
+            (" of optimizers", copies.optimizer, facts.optimizer_checksums),
+        ):
             different = len(set(checksums))
             most_different = max(most_different, different)
-            if len(checksums) != copies:
-                problems.append(f"{segment.title}: {len(checksums)} checksums{what} of {copies} {of_what}")
+            if len(checksums) != number:
+                of_what = "ranks" if number == world_size else "copies of the state"
+                problems.append(f"{segment.title}: {len(checksums)} checksums{what} of {number} {of_what}")
             elif different > 1:
                 problems.append(f"{segment.title}: {different} different checksums{what} on {len(checksums)} ranks")
     if world_size == 1 and not problems:
         return None
     ends = f"at the end of {wording.format_plural(len(run.segments), 'segment')}"
-    are_equal = f"the checksums of all parameters and of the optimizer are equal on all {of_what} {ends}"
-    if copies == 1 < world_size:
+    are_equal = f"the checksums of all parameters and of the optimizer are equal on all ranks {ends}"
+    if copies.parameters == 1 < world_size:
         are_equal = f"its {world_size} ranks hold one copy of the state between them, gathered and checked {ends}"
+    elif copies.optimizer == 1 < world_size:
+        are_equal = (
+            f"the checksums of all parameters are equal on all ranks {ends}; they hold one copy of the optimizer's "
+            "state between them, gathered and checked"
+        )
     return make_finding(
         problems,
         otherwise=f"{cell}: {are_equal}",

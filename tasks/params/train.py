@@ -53,6 +53,11 @@ class TrainParams(Section):
 
     null: 2,048 on a GPU, 384 on a CPU, whose cache holds the logits of no more.
     """
+    activation_checkpointing: Literal["none", "layers"] = "none"
+    """layers: keep of every layer only what goes into it and run it again in the backward, for less memory.
+
+    The same update, to the bit. Takes about one forward more.
+    """
     compile: bool = False
     """Compile the model's layers (torch.compile) before the first step; needs a C++ compiler on CPU."""
     seed: int = Field(default=0, ge=0, lt=2**31)

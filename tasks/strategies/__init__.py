@@ -54,6 +54,13 @@ class Expected(NamedTuple):
     num_bytes: Bounds
 
 
+class Copies(NamedTuple):
+    """How many whole copies the ranks hold between them."""
+
+    parameters: int
+    optimizer: int
+
+
 class Exchanged(Protocol):
     """What a rank put into them."""
 
@@ -116,7 +123,7 @@ class Profile(Protocol):
         """Return the dtype in which gradients are exchanged; none: fp32."""
         ...
 
-    def count_copies(self, world_size: int) -> int:
+    def count_copies(self, world_size: int) -> Copies:
         """Return how many whole copies of the state the ranks hold between them, all of which have to be equal."""
         ...
 

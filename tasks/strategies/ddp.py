@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Exchanged, Expected, Knob, Work
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work
 
 _ALL_REDUCE, _ALL_GATHER = "all_reduce", "all_gather"
 _SHARE_SENT = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
@@ -39,9 +39,9 @@ def get_exchange_dtype(options: Mapping[str, Any]) -> str:
     return str(options.get("gradient_hook", "none"))
 
 
-def count_copies(world_size: int) -> int:
+def count_copies(world_size: int) -> Copies:
     """Return one per rank."""
-    return world_size
+    return Copies(world_size, world_size)
 
 
 def compute_expected_traffic(work: Work) -> dict[str, Expected]:

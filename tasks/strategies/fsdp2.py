@@ -1,15 +1,17 @@
 """Fully sharded: every unit's weights are gathered before it runs, forward and backward, its gradient reduced once.
 
-The root's weights stay gathered from forward to backward; the norm of the whole gradient is one more sum.
+The root's weights stay gathered from forward to backward, and a layer's where the option says so; the norm of the whole
+gradient is one more sum.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.process import wording
-from tasks.strategies import Bounds, Exchanged, Expected, Knob, Work
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work
 
 _ALL_GATHER, _REDUCE_SCATTER, _ALL_REDUCE = "all_gather", "reduce_scatter", "all_reduce"
+_RESHARDS = "reshard_after_forward"
 _BYTES_OF_A_NORM = 8
 _MOST_PADDING = 0.05
 """Of the gradient: every rank has as many rows of a weight, of which the last may be padding."""
@@ -26,18 +28,19 @@ def get_exchange_dtype(options: Mapping[str, Any]) -> str:
     return "none"
 
 
-def count_copies(world_size: int) -> int:
+def count_copies(world_size: int) -> Copies:
     """Return 1: all ranks hold one between them."""
-    return 1
+    return Copies(1, 1)
 
 
 def compute_expected_traffic(work: Work) -> dict[str, Expected]:
-    """Return every unit gathered twice per micro-batch, the root once, and reduced once per step, with one norm."""
+    """Return every unit gathered twice per micro-batch, or once, the root once, and all reduced once per step, with one
+    norm."""
     root, *layers = _list_unit_bytes(work)
-    num_bytes = root + sum(layers)
+    num_bytes, times = root + sum(layers), 2 if work.options.get(_RESHARDS, True) else 1
     gathered = Expected(
-        Bounds(*((1 + 2 * len(layers)) * rounds for rounds in work.num_rounds)),
-        Bounds(*((root + 2 * sum(layers)) // work.world_size * rounds for rounds in work.num_rounds)),
+        Bounds(*((1 + times * len(layers)) * rounds for rounds in work.num_rounds)),
+        Bounds(*((root + times * sum(layers)) // work.world_size * rounds for rounds in work.num_rounds)),
     )
     number = (1 + len(layers)) * work.num_steps
     reduced = Expected(Bounds(number, number), Bounds(num_bytes * work.num_steps, num_bytes * work.num_steps))
@@ -99,12 +102,21 @@ def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str 
 
 
 def explain_no_knobs(*, is_exact: bool) -> str | None:
-    """Return that it has no options yet."""
-    return "the strategy fsdp2, which has no options yet"
+    """Return None: there is some."""
+    return None
 
 
 def list_knobs(
     options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
 ) -> list[Knob]:
-    """Return nothing."""
-    return []
+    """Return layers kept gathered, where they are not."""
+    if not options.get(_RESHARDS, True):
+        return []
+    return [
+        Knob(
+            key=f"options.{_RESHARDS}",
+            change="layers' weights kept gathered from forward to backward",
+            overrides={"options": {**options, _RESHARDS: False}},
+            note="one copy of the layers' weights more in memory",
+        )
+    ]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.strategies import Exchanged, Expected, Knob, Work
+from tasks.strategies import Copies, Exchanged, Expected, Knob, Work
 
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
@@ -15,9 +15,9 @@ def get_exchange_dtype(options: Mapping[str, Any]) -> str:
     return "none"
 
 
-def count_copies(world_size: int) -> int:
+def count_copies(world_size: int) -> Copies:
     """Return 1."""
-    return 1
+    return Copies(1, 1)
 
 
 def compute_expected_traffic(work: Work) -> dict[str, Expected]:

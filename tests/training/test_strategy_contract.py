@@ -119,8 +119,8 @@ def test_it_says_how_many_copies_of_the_state_there_are(
 ) -> None:
     profile = find_profile(name)
     assert profile is not None, f"tasks/strategies/{name}.py"
-    for digests in steps[0]["end"]:
-        assert len(digests) == profile.count_copies(WORLD_SIZE[name])
+    for digests, number in zip(steps[0]["end"], profile.count_copies(WORLD_SIZE[name]), strict=True):
+        assert len(digests) == number
         assert len(set(digests)) == 1
 
 

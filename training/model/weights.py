@@ -25,8 +25,14 @@ def collect_weights(model: nn.Module) -> dict[str, Tensor]:
     copies: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         first = tied.get(name, name)
-        copies[name] = copies[first] if first in copies else tensor.detach().cpu()
+        copies[name] = copies[first] if first in copies else _copy_alone(tensor)
     return copies
+
+
+def _copy_alone(tensor: Tensor) -> Tensor:
+    """Return it on the CPU, without what lies beside it in memory, which would be saved with it."""
+    found = tensor.detach().cpu()
+    return found if found.untyped_storage().nbytes() == found.nbytes else found.clone()
 
 
 def map_tied_names(model: nn.Module) -> dict[str, str]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
+from training.model.layers import recompute_layers
 from training.model.weights import (
     collect_weights,
     compute_parameter_checksum,
@@ -40,11 +41,15 @@ class Replica:
         *,
         shard: Callable[[nn.Module], None] = lambda _: None,
         clip: Callable[[Sequence[nn.Parameter]], Tensor] | None = None,
+        deal: Callable[[Sequence[nn.Parameter]], Sequence[nn.Parameter]] = lambda parameters: parameters,
     ) -> None:
         """`shard` is given the prepared model before the optimizer has its parameters; `clip`, where a rank has a part
-        of the gradient only, scales it down by the norm of the whole and returns that.
+        of the gradient only, scales it down by the norm of the whole and returns that; `deal` returns which parameters
+        this rank updates, all of them unless somebody else updates the others.
         """
         workload.prepare(model, config)
+        if config.activation_checkpointing == "layers":
+            recompute_layers(model)
         shard(model)
         self.module = model.to(device).train()
         self._clip = clip or self._clip_whole
@@ -57,15 +62,25 @@ class Replica:
         # As usual for transformers: biases and norms are not decayed.
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         groups = [
-            {"params": [part for part in parameters if part.ndim >= 2], "weight_decay": config.weight_decay},
-            {"params": [part for part in parameters if part.ndim < 2], "weight_decay": 0.0},
+            (config.weight_decay, [part for part in parameters if part.ndim >= 2]),
+            (0.0, [part for part in parameters if part.ndim < 2]),
         ]
+        groups = [(weight_decay, group) for weight_decay, group in groups if group]
+        self.groups = [group for _, group in groups]
+        """What is trained as the optimizer groups it, whichever rank updates it."""
         self._parameters = parameters
+        own = set(deal(parameters))
         if config.exact and device.type == "cuda":
             # Without it some kernels, such as the backward of attention, add in whatever order their threads come.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-        self._optimizer = build_optimizer([group for group in groups if group["params"]], config)
+        self._optimizer = build_optimizer(
+            [
+                {"params": [part for part in group if part in own], "weight_decay": weight_decay}
+                for weight_decay, group in groups
+            ],
+            config,
+        )
         self._moments = list_moments(config)
         before_update = select_hardware(workload).make_update_hook(model)
         if before_update is not None:
@@ -165,7 +180,7 @@ class Replica:
         if len(gradient) < len(self._parameters):
             unused = [name for name, part in self.module.named_parameters() if part.requires_grad and part.grad is None]
             raise ValueError(f"the loss does not depend on {', '.join(unused[:5])}; allowed: parameters that are used")
-        self._optimizer.zero_grad(set_to_none=True)
+        self._drop_gradient()
         return gradient
 
     def put_gradient(self, gradient: Sequence[Tensor]) -> None:
@@ -175,10 +190,14 @@ class Replica:
 
     def forget_gradient(self) -> None:
         """Drop what was added up."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self._drop_gradient()
         if self.head_weight is not None:
             self.head_weight.grad = None
         self._loss_sum = torch.zeros_like(self._loss_sum)
+
+    def _drop_gradient(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def _list_named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, part) for name, part in self.module.named_parameters() if part.requires_grad]
@@ -238,13 +257,17 @@ class Replica:
 
     def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Take up what `snapshot` gave, all or nothing; see Strategy."""
+        self.require_fit(weights, state)
+        self.load_state(state)
+        self.module.load_state_dict(weights, strict=True)
+
+    def require_fit(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Raise MisfitError for weights or a state, each whole, of another model or optimizer."""
         for part, found in (
             (WEIGHTS, list_differences(weights, self.module.state_dict())), (STATE, self.list_state_differences(state))
         ):  # fmt: skip
             if found:
                 raise MisfitError(part, found)
-        self.load_state(state)
-        self.module.load_state_dict(weights, strict=True)
 
     def state(self) -> dict[str, Any]:
         """Return everything else that the next step depends on."""
@@ -262,13 +285,13 @@ class Replica:
 
         Raises KeyError, TypeError or AttributeError for what is no such state at all.
         """
-        saved, groups = state["optimizer"], self._optimizer.param_groups
-        sizes, wanted_sizes = ([len(group["params"]) for group in each] for each in (saved["param_groups"], groups))
+        saved = state["optimizer"]
+        sizes, wanted_sizes = [len(group["params"]) for group in saved["param_groups"]], list(map(len, self.groups))
         if sizes != wanted_sizes:
             return [f"the optimizer's groups have {sizes} parameters, the model's {wanted_sizes}"]
         names = {part: name for name, part in self._list_named_parameters()}
         wanted, got = {}, {}
-        for index, part in enumerate(part for group in groups for part in group["params"]):
+        for index, part in enumerate(part for group in self.groups for part in group):
             for moment in self._moments:
                 if names[part] not in state["without_moments"]:
                     wanted[f"{moment} of {names[part]}"] = part

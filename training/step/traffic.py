@@ -17,7 +17,7 @@ _recorder: Any = _distributed_c10d
 """The recorder has no public name yet."""
 
 
-ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all_reduce", "all_gather", "reduce_scatter", "broadcast"
 """Kinds of collectives; a strategy with another one names it."""
 
 

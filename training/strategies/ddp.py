@@ -17,7 +17,7 @@ from training.plug import GradientHook, select_hardware
 from training.process.distributed import Ranks
 from training.step.ordered_sum import OrderedSum
 from training.step.replica import Replica
-from training.step.replicated import Replicated
+from training.step.replicated import Replicated, ReplicatedStep
 from training.step.strategy import StepResult
 from training.step.tied_head import TiedHead
 from training.step.traffic import ALL_REDUCE, Traffic
@@ -55,15 +55,22 @@ def build(
     Where it does not communicate every rank keeps its own gradient: for measuring what communication costs.
     """
     replica = Replica(model, workload, config, ranks.device)
+    return Replicated(replica, ranks, build_step(replica, model, workload, config, ranks, communicates=communicates))
+
+
+def build_step(
+    replica: Replica, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool
+) -> ReplicatedStep:
+    """Return how such a replica makes a step."""
     if config.exact:
-        return Replicated(replica, ranks, OrderedSum(replica, ranks))
+        return OrderedSum(replica, ranks)
     options: dict[str, Any] = {**_make_defaults(), **config.options}
     hardware = select_hardware(workload)
     options["bucket_mib"] = hardware.bucket_mib(model, options["bucket_mib"])
     exchange = hardware.gradient_hook(model, communicates=communicates) or (None if communicates else _keep_own)
     if options.pop("early_tied_head"):
         options["tied_head"] = TiedHead(replica, workload, ranks, communicates=communicates)
-    return Replicated(replica, ranks, Ddp(replica, ranks, hook=exchange, **options))
+    return Ddp(replica, ranks, hook=exchange, **options)
 
 
 def _make_defaults() -> dict[str, Any]:

@@ -18,18 +18,20 @@ from torch.distributed.tensor import DTensor
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
-from training.model.weights import TensorDigest, list_differences, map_tied_names
+from training.model.layers import list_layers
+from training.model.weights import TensorDigest, map_tied_names
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
 from training.process.heartbeat import StepSection
 from training.step.replica import Replica
 from training.step.shards import gather_whole, select_own_rows
-from training.step.strategy import STATE, WEIGHTS, Digests, MisfitError, Part, StepResult
+from training.step.strategy import STATE, WEIGHTS, Digests, Part, StepResult
 from training.step.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Traffic
 from training.workloads import Workload
 
-OPTIONS: dict[str, Any] = {}
-"""There are none yet."""
+OPTIONS = {"reshard_after_forward": True}
+"""reshard_after_forward: whether a layer's weights are given up after its forward and gathered again in the backward;
+kept, they are gathered once per micro-batch and take the memory of ZeRO-2 meanwhile."""
 
 _EPSILON = 1e-6
 """Beside the norm that a gradient is divided by, as torch's own clipping has it."""
@@ -113,6 +115,7 @@ class Fsdp2:
         self._ranks = ranks
         self._group: Any = ranks.gradient_group
         self._max_grad_norm = config.max_grad_norm
+        self._reshards: bool = {**OPTIONS, **config.options}["reshard_after_forward"]
         self._sent = _Sent()
         # Asked while there is a whole model to answer: whether its head is a plain matrix, say.
         model.eval()
@@ -125,7 +128,7 @@ class Fsdp2:
     def _shard(self, model: nn.Module) -> None:
         mesh = DeviceMesh.from_group(self._group, self._ranks.device.type)
         for layer in list_layers(model):
-            fully_shard(layer, mesh=mesh)
+            fully_shard(layer, mesh=mesh, reshard_after_forward=self._reshards)
         # Its weights stay gathered from forward to backward: the loss multiplies by the head's after the forward.
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
         for unit in model.modules():
@@ -257,13 +260,8 @@ class Fsdp2:
 
     def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Take up a whole state, every rank its rows of it."""
+        self._replica.require_fit(weights, state)
         own = self.module.state_dict()
-        for part, found in (
-            (WEIGHTS, list_differences(weights, own)),
-            (STATE, self._replica.list_state_differences(state)),
-        ):
-            if found:
-                raise MisfitError(part, found)
         optimizer = self._replica.optimizer
         places = [part for group in optimizer.param_groups for part in group["params"]]
         moments = {
@@ -324,9 +322,3 @@ def _get_local_rows(tensor: Any) -> Tensor:
     """Return this rank's rows of it, in place."""
     local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local
-
-
-def list_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers that the model's own class names as those that are not to be split; none if it names none."""
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    return [part for part in model.modules() if type(part).__name__ in names]

@@ -1,9 +1,20 @@
 """The defects, each made by one line of our own trainer or pipeline."""
 
-from tests.museum.exhibits import alike, blocks, mathematics, measuring, one_arm, resuming, synchronisation, work
+from tests.museum.exhibits import (
+    alike,
+    blocks,
+    mathematics,
+    measuring,
+    one_arm,
+    resuming,
+    sharing,
+    synchronisation,
+    work,
+)
 
 EXHIBITS = [
     *synchronisation.EXHIBITS,
+    *sharing.EXHIBITS,
     *work.EXHIBITS,
     *mathematics.EXHIBITS,
     *resuming.EXHIBITS,

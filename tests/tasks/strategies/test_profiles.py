@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tasks.params.choices import list_file_names
-from tasks.strategies import Work, find_profile, get_exchange_dtype, list_unavailable
+from tasks.params.choices import list_file_names, read_constant
+from tasks.strategies import Work, find_profile, get_exchange_dtype, list_unavailable, zero1
 from tasks.strategies import fsdp2 as sharded
 
 
@@ -36,6 +36,17 @@ def test_layers_are_gathered_twice_per_micro_batch_and_the_root_once_and_all_are
         assert expected[kind].num_bytes == (counted.num_bytes, counted.num_bytes)
     assert sharded.problem_with(RIGHT, _work()) is None
     assert sharded.told(RIGHT, _work()) == "15 all-gathers and 3 reduce-scatters of 3 units"
+
+
+def test_layers_that_stay_gathered_are_gathered_once_and_giving_them_up_is_no_advice() -> None:
+    kept = {"reshard_after_forward": False}
+    expected = sharded.compute_expected_traffic(_work(options=kept))
+    assert expected["all_gather"].number == (9, 9)
+    assert expected["all_gather"].num_bytes == (750, 750)
+    asked: dict[str, Any] = {"exchange": {}, "bytes_per_real_byte": 1.0, "can": ()}
+    (knob,) = sharded.list_knobs({}, **asked)
+    assert knob.overrides == {"options": kept}
+    assert sharded.list_knobs(kept, **asked) == []
 
 
 @pytest.mark.parametrize(
@@ -70,9 +81,10 @@ def test_what_a_strategy_has_not_is_said_and_never_left_out_in_silence() -> None
     assert list_unavailable("2gpu", "ddp", {"early_tied_head": True}, is_exact=False) == [
         "2gpu: A prediction: not available for early_tied_head, with which a gradient is exchanged in two parts."
     ]
-    for strategy, is_exact in (("ddp", True), ("fsdp2", False)):
+    all_three = ["A waterfall", "A prediction", "Advice on options"]
+    for strategy, is_exact, missing in (("ddp", True, all_three), ("fsdp2", False, all_three[:2])):
         found = list_unavailable("2gpu", strategy, {}, is_exact=is_exact)
-        assert [sentence.split(": ")[1] for sentence in found] == ["A waterfall", "A prediction", "Advice on options"]
+        assert [sentence.split(": ")[1] for sentence in found] == missing
         assert all(f"not available for the strategy {strategy}" in sentence for sentence in found)
     assert find_profile("unheard_of") is None
     assert get_exchange_dtype("unheard_of", {}) == "none"
@@ -80,3 +92,52 @@ def test_what_a_strategy_has_not_is_said_and_never_left_out_in_silence() -> None
     assert sentence.startswith(
         "2gpu: Waterfall, prediction and advice on options: not available for the strategy unhea"
     )
+
+
+def _work_of_shares(**changes: Any) -> Work:
+    """Return two steps on 2 ranks: one bucket of 500 bytes, of whose weights each rank updates half."""
+    exchange = {"bucket_bytes": [500], "share_bytes": [256, 512], "num_parameters": 2}
+    asked: dict[str, Any] = {
+        "world_size": 2, "num_steps": 2, "num_rounds": (6, 6), "gradient_bytes": 500, "exchange": exchange
+    }  # fmt: skip
+    return Work(**asked | changes)
+
+
+SHARED = {"all_reduce": Counted(2, 1000), "broadcast": Counted(4, 1536)}
+
+
+def test_every_share_of_the_weights_is_sent_once_per_step_beside_the_exchange_of_ddp() -> None:
+    expected = zero1.compute_expected_traffic(_work_of_shares())
+    for kind, counted in SHARED.items():
+        assert expected[kind].number == (counted.number, counted.number)
+        assert expected[kind].num_bytes == (counted.num_bytes, counted.num_bytes)
+    assert zero1.problem_with(SHARED, _work_of_shares()) is None
+    assert zero1.told(SHARED, _work_of_shares()).endswith("; 2 shares of the updated weights sent")
+
+
+@pytest.mark.parametrize(
+    ("traffic", "work", "says"),
+    [
+        ({"broadcast": Counted(0, 0)}, {}, "0 shares of the weights were sent per step where each of the 2 ranks"),
+        ({"broadcast": Counted(2, 768)}, {}, "1 shares of the weights were sent per step"),
+        ({"broadcast": Counted(4, 1024)}, {}, "1,024 bytes of weights were sent, the shares hold 1,536"),
+        ({"all_reduce": Counted(6, 3000)}, {}, "3 all-reduces per step where 1 exchange of the 1 bucket is needed"),
+        ({}, {"gradient_bytes": 800}, "the buckets hold 500 bytes, the gradient of all parameters has 800"),
+        (
+            {}, {"exchange": {"bucket_bytes": [500], "share_bytes": [256, 512]}},
+            "the shares hold 768 bytes, all parameters 500",
+        ),
+    ],
+)  # fmt: skip
+def test_a_step_that_shares_its_update_otherwise_is_told(
+    traffic: dict[str, Counted], work: dict[str, Any], says: str
+) -> None:
+    problem = zero1.problem_with(SHARED | traffic, _work_of_shares(**work))
+    assert problem is not None
+    assert says in problem
+
+
+def test_zero1_has_the_options_of_ddp() -> None:
+    found = [read_constant(f"training/strategies/{name}.py", "OPTIONS") for name in ("ddp", "zero1")]
+    assert found[0] == found[1]
+    assert found[0]

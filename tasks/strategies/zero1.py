@@ -1,0 +1,95 @@
+"""ZeRO-1: the gradient is reduced as with ddp; every rank updates a share of the weights and sends it to the others."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.process import wording
+from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work, ddp
+
+_BROADCAST = "broadcast"
+_MOST_ROOM = 256
+"""Bytes between a parameter and the next one, each beginning where a tensor of its own could."""
+
+
+def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
+    """Raise ValueError for options that ddp does not take."""
+    ddp.require(options, is_exact=is_exact)
+
+
+def get_exchange_dtype(options: Mapping[str, Any]) -> str:
+    """Return what gradient_hook says; weights are sent in fp32."""
+    return ddp.get_exchange_dtype(options)
+
+
+def count_copies(world_size: int) -> Copies:
+    """Return one copy of the parameters per rank, and one of the optimizer's state between them."""
+    return Copies(world_size, 1)
+
+
+def compute_expected_traffic(work: Work) -> dict[str, Expected]:
+    """Return the gradient as with ddp, and every rank's share of the weights once per step."""
+    expected, shares = ddp.compute_expected_traffic(work), _list_share_bytes(work)
+    if work.world_size > 1:
+        number, num_bytes = len(shares) * work.num_steps, sum(shares) * work.num_steps
+        expected[_BROADCAST] = Expected(Bounds(number, number), Bounds(num_bytes, num_bytes))
+    return expected
+
+
+def _list_share_bytes(work: Work) -> list[int]:
+    return [size for size in work.exchange.get("share_bytes", []) if size]
+
+
+def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+    """Return what is wrong with the gradient's exchange, or with what was sent of the weights."""
+    problem = ddp.problem_with({kind: one for kind, one in traffic.items() if kind != _BROADCAST}, work)
+    if problem or work.world_size == 1:
+        return problem
+    shares, sent = _list_share_bytes(work), traffic.get(_BROADCAST)
+    number = 0 if sent is None else sent.number
+    if number != len(shares) * work.num_steps:
+        return (
+            f"{number / work.num_steps:g} shares of the weights were sent per step where each of the "
+            f"{wording.format_plural(len(shares), 'rank')} has to send its own once"
+        )
+    expected = compute_expected_traffic(work)[_BROADCAST].num_bytes
+    if sent is None or not expected.has(sent.num_bytes):
+        return (
+            f"{0 if sent is None else sent.num_bytes:,} bytes of weights were sent, the shares hold {expected.most:,}"
+        )
+    most = work.gradient_bytes + _MOST_ROOM * int(work.exchange.get("num_parameters", 0))
+    if not work.gradient_bytes <= sum(shares) <= most:
+        return f"the shares hold {sum(shares):,} bytes, all parameters {work.gradient_bytes:,}"
+    return None
+
+
+def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
+    """Return the exchange of the gradient, and the shares."""
+    shares = wording.format_plural(len(_list_share_bytes(work)), "share")
+    return f"{ddp.told(traffic, work)}; {shares} of the updated weights sent"
+
+
+def numbers(work: Work) -> dict[str, float]:
+    """Return buckets and shares."""
+    return {**ddp.numbers(work), "shares": len(_list_share_bytes(work)), "share_bytes": sum(_list_share_bytes(work))}
+
+
+def explain_no_waterfall(*, is_exact: bool) -> str | None:
+    """Return that an update of a share is no part of what one rank does."""
+    return "the strategy zero1, each of whose ranks makes a share of the update"
+
+
+def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
+    """Return that there is no model of it yet."""
+    return "the strategy zero1, which has no communication model yet"
+
+
+def explain_no_knobs(*, is_exact: bool) -> str | None:
+    """Return what ddp says."""
+    return "the strategy zero1 in exact mode" if is_exact else None
+
+
+def list_knobs(
+    options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
+) -> list[Knob]:
+    """Return those of ddp."""
+    return ddp.list_knobs(options, exchange=exchange, bytes_per_real_byte=bytes_per_real_byte, can=can)

@@ -1,0 +1,82 @@
+"""Strategies whose ranks share the state out: what they are equal to, to the bit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.strategies import Work, fsdp2
+from tests.tiny import make_config, make_tiny_model
+from tests.training.conftest import are_bitwise_equal, facts_of, weights_at_end
+from tests.training.forked_ranks import ForkedRanks, last_words
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedRanks]:
+    """Ranks that start at once."""
+    ranks = ForkedRanks()
+    yield ranks
+    ranks.close()
+
+
+def train(forked: ForkedRanks, slices: list[Path], work: Path, strategy: str, **changes: Any) -> dict[str, Any]:
+    """Return the config of a finished training of two ranks, unless `changes` say otherwise."""
+    spread = {"strategy": strategy, "world_size": 2, "cell": "ranks", "learning_rate": 1e-3, **changes}
+    return forked.train(make_config(work, make_tiny_model(work.parent / "model", hidden_size=96), slices[:2], **spread))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"exact": True},
+        {"options": {"gradient_hook": "bf16", "bucket_mib": 0.05}},
+        {"options": {"early_tied_head": True}},
+        {"optimizer": "sgd"},
+        {"world_size": 4},
+        {"world_size": 3, "global_batch_size": 12},
+    ],
+    ids=["plain", "exact", "bf16 gradients", "early head", "SGD", "4 ranks", "3 ranks"],
+)
+def test_zero1_ends_with_the_weights_of_ddp_and_the_same_optimizer_state(
+    changes: dict[str, Any], forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    runs = [train(forked, slices, tmp_path / name / "work", name, **changes) for name in ("ddp", "zero1")]
+    for index in range(2):
+        assert are_bitwise_equal(*(weights_at_end(config, index) for config in runs))
+        whole, shared = (facts_of(config, index)["optimizer_checksums"] for config in runs)
+        assert len(whole) == runs[0]["world_size"]
+        assert shared == whole[:1]
+
+
+def test_zero1_refuses_fp16_in_one_line(forked: ForkedRanks, slices: list[Path], tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    config = make_config(
+        tmp_path / "work", model, slices[:1], strategy="zero1", world_size=2, cell="2proc", precision="fp16"
+    )
+    assert 0 not in forked.launch(config)
+    assert "precision: fp16 is not available for the strategy zero1" in last_words(config)
+
+
+def test_layers_of_fsdp2_that_stay_gathered_give_the_same_bits_with_fewer_gathers(
+    forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    runs = [
+        train(forked, slices, tmp_path / f"{option}" / "work", "fsdp2", options={"reshard_after_forward": option})
+        for option in (True, False)
+    ]
+    assert are_bitwise_equal(*(weights_at_end(config) for config in runs))
+    numbers = []
+    for config in runs:
+        facts = facts_of(config, 0)
+        counted = facts["traffic"]["all_gather"]
+        work = Work(
+            world_size=2, num_steps=facts["num_steps"], num_rounds=(1, counted["number"]), gradient_bytes=1,
+            options=config["options"], exchange=facts["exchange"],
+        )  # fmt: skip
+        # Of one micro-batch, at least.
+        per_round = fsdp2.compute_expected_traffic(work)["all_gather"].number.least
+        assert counted["number"] % per_round == 0
+        numbers.append(counted["number"] / per_round)
+    assert numbers[0] == numbers[1]
