@@ -61,10 +61,13 @@ def make_certificate_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return what the ranks are told for the certificate: in fp32 where 16 bit would compare kernels, not updates.
 
     Compiled layers, and packed rows on a GPU, run in other kernels than those of the one process. In 16 bit these round
-    otherwise by far more than re-ordering sums makes; in fp32 they do not.
+    otherwise by far more than re-ordering sums makes; in fp32 they do not. There packs run document by document, which
+    is not compiled.
     """
-    has_kernels_of_its_own = config["compile"] or (config["packing"] and config["device"] == "cuda")
-    return {**config, "precision": "fp32"} if has_kernels_of_its_own else config
+    is_packed = config["packing"] and config["device"] == "cuda"
+    if not is_packed and not config["compile"]:
+        return config
+    return {**config, "precision": "fp32", "compile": config["compile"] and not is_packed}
 
 
 def certify(subject: Subject) -> CertifiedFile:

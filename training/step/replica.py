@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
+from training.model.attention_kernels import choose_attention_kernels
 from training.model.weights import (
     collect_weights,
     compute_parameter_checksum,
@@ -44,6 +45,7 @@ class Replica:
         """`shard` is given the prepared model before the optimizer has its parameters; `clip`, where a rank has a part
         of the gradient only, scales it down by the norm of the whole and returns that.
         """
+        choose_attention_kernels(device)
         workload.prepare(model, config)
         shard(model)
         self.module = model.to(device).train()
