@@ -141,7 +141,8 @@ def advise(
 ) -> Advice | None:
     """Try the knobs on the cell with the most ranks; None if there is nothing to try.
 
-    One whose ranks fail is left out, with the reason. Raises ResourceError where memory has no room for them.
+    One whose ranks fail is left out, with the reason. Where memory has no room for several variants of a step each is
+    built at its turn, and what would then be compiled anew every time is not tried.
     """
     cell = max(comparison.cells, key=lambda one: one.world_size)
     plain = make_trained_arm(cell)
@@ -156,10 +157,14 @@ def advise(
     knobs = select_knobs(possible, next((one for one in waterfalls if one.cell == cell.name), None))
     if not knobs:
         return None
-    if not has_room([plain, *(_make_arm(cell, [knob]) for knob in knobs)]):
-        raise ResourceError("memory has no room for the changes beside each other")
+    if bench.holds_all and not has_room([plain, *(_make_arm(cell, [knob]) for knob in knobs)]):
+        bench.hold_one()
     seconds = params.measure.advice_seconds
     trying = _Trying(cell, comparison, bench, confidence=1 - _ERROR_RATE / len(knobs))
+    if not bench.holds_all:
+        why = "memory has room for one variant of a step, which would be compiled anew at every turn"
+        trying.failed += [f"{knob.change} ({why})" for knob in knobs if knob.change == _COMPILED]
+        knobs = [knob for knob in knobs if knob.change != _COMPILED]
     found = trying.try_each(knobs, seconds=seconds * (1 - _SHARE_OF_COMBINED))
     chosen: dict[str, tuple[Advised, Knob]] = {}
     for knob, advised in found:
