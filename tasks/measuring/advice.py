@@ -45,11 +45,12 @@ def list_knobs(
     exchange: Mapping[str, Any],
     bytes_per_real_byte: float = 1.0,
     can: Sequence[str] = (),
+    has_bf16: bool = True,
 ) -> list[Knob]:
     """Return the changes that are worth trying on a cell.
 
     `exchange`: how its exchange is laid out, as its ranks say; `bytes_per_real_byte`: what a byte of it stands for on
-    an emulated device; `can`: ways of training that its model takes.
+    an emulated device; `can`: ways of training that its model takes; `has_bf16`: whether the GPUs compute in bf16.
     """
     train = params.train
     knobs = _list_strategy_knobs(params, cell, exchange=exchange, bytes_per_real_byte=bytes_per_real_byte, can=can)
@@ -73,14 +74,13 @@ def list_knobs(
                     note="changes every cell, and needs more memory",
                 )
             )
-    return knobs + (_list_cuda_knobs(params) if device == "cuda" else [])
+    return knobs + (_list_cuda_knobs(params, has_bf16=has_bf16) if device == "cuda" else [])
 
 
-def _list_cuda_knobs(params: Params) -> list[Knob]:
+def _list_cuda_knobs(params: Params, *, has_bf16: bool) -> list[Knob]:
     """Return what is not worth trying on a CPU: 16 bit is slow there, and compiling takes longer than all advice."""
     knobs = []
     if params.train.precision == "fp32":
-        # Older GPUs have fast fp16 and slow bf16.
         knobs += [
             Knob(
                 key="train.precision",
@@ -88,7 +88,7 @@ def _list_cuda_knobs(params: Params) -> list[Knob]:
                 overrides={"precision": precision},
                 note="changes what is computed: every cell is trained anew",
             )
-            for precision in ("bf16", "fp16")
+            for precision in (("bf16", "fp16") if has_bf16 else ("fp16",))
         ]
     if not params.train.compile and read_unit(params.workload) == "token":
         knobs.append(
@@ -138,6 +138,7 @@ def advise(
     device: str,
     has_room: Callable[[Sequence[Arm]], bool],
     waterfalls: Sequence[Waterfall],
+    has_bf16: bool = True,
 ) -> Advice | None:
     """Try the knobs on the cell with the most ranks; None if there is nothing to try.
 
@@ -152,7 +153,7 @@ def advise(
     facts = bench.facts(plain)[0]
     possible = list_knobs(
         params, cell.name, device=device, exchange=facts["exchange"],
-        bytes_per_real_byte=facts["bytes_per_real_byte"], can=facts["can"],
+        bytes_per_real_byte=facts["bytes_per_real_byte"], can=facts["can"], has_bf16=has_bf16,
     )  # fmt: skip
     knobs = select_knobs(possible, next((one for one in waterfalls if one.cell == cell.name), None))
     if not knobs:

@@ -15,6 +15,7 @@ from tasks.machine.gpu_meter import open_gpu_meter
 from tasks.machine.host_checks import BYTES_PER_PARAMETER, GIB_PER_RANK
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.machine.preflight import run_preflight
+from tasks.machine.usable_gpus import FIRST_WITH_BF16, parse_capability
 from tasks.measuring.account import compute_arm_speeds, compute_noise, make_estimate
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
@@ -196,9 +197,11 @@ def _advise(
 ) -> Advice | None:
     if not session.params.measure.advice:
         return None
+    capabilities = [parse_capability(gpu) for gpu in session.machine["gpus"]]
     return advise(
-        session.params, session.comparison, bench, device=session.device, has_room=fits, waterfalls=waterfalls
-    )
+        session.params, session.comparison, bench, device=session.device, has_room=fits, waterfalls=waterfalls,
+        has_bf16=all(one is None or one >= FIRST_WITH_BF16 for one in capabilities),
+    )  # fmt: skip
 
 
 def _predict(
