@@ -14,6 +14,10 @@ DEFAULT_CHUNK_ROWS = 2048
 """Rows of logits that exist at once; of fewer, the matrix products become too small to be fast."""
 
 
+_ROWS_TOGETHER = 128
+"""Where there are fewer rows than in a chunk, there is memory for a multiple of so many."""
+
+
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -63,7 +67,7 @@ class _Chunked(torch.autograd.Function):
         of_weight: Tensor | None = None
         # For all chunks: on a CPU fresh memory costs as much as what is computed in it. Of few sizes, whatever the
         # number of rows: on a GPU memory of sizes that change is cut into pieces that nobody can use.
-        shape = (min(chunk_rows, 1 << (len(targets) - 1).bit_length()), len(weight))
+        shape = (min(chunk_rows, -(-len(targets) // _ROWS_TOGETHER) * _ROWS_TOGETHER), len(weight))
         in_dtype, in_fp32 = inputs.new_empty(shape), inputs.new_empty(shape, dtype=torch.float32)
         for start in range(0, len(targets), chunk_rows):
             rows = slice(start, start + chunk_rows)

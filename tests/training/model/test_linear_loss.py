@@ -186,7 +186,7 @@ def _list_chunk_memory(num_rows: int, *, chunk_rows: int) -> list[int]:
 def test_a_chunk_takes_memory_twice_and_of_few_sizes_whatever_the_number_of_rows(num_rows: int) -> None:
     # In bf16 and in fp32: what is turned from one into the other goes where its result goes.
     assert _list_chunk_memory(num_rows, chunk_rows=256) == [256, 256]
-    assert _list_chunk_memory(num_rows, chunk_rows=2048) == [1 << (num_rows - 1).bit_length()] * 2
+    assert _list_chunk_memory(num_rows, chunk_rows=2048) == [-(-num_rows // 128) * 128] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -203,8 +203,8 @@ def test_only_positions_with_a_label_go_through_the_head(tmp_path: Path, slices:
     assert len(batch.label_places) == batch.num_tokens == int((batch.labels != IGNORED_LABEL).sum())
     assert batch.num_tokens < batch.labels.numel()
     largest = _largest(lambda: causal_lm.loss_sum(model, batch, chunk_rows=10**6))
-    # The chunk's memory is as many rows as the next power of two.
-    num_rows = 1 << (batch.num_tokens - 1).bit_length()
+    # There is memory for a multiple of 128 rows.
+    num_rows = -(-batch.num_tokens // 128) * 128
     assert num_rows < batch.labels.numel()
     assert largest == num_rows * model.config.vocab_size
 
