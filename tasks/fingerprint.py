@@ -1,7 +1,8 @@
 """Stage `fingerprint`: what decides numbers - the meaning of the code, this machine, local source files, the trial.
 
 It begins every run with a snapshot: of every other stage, what its params, its code and its other inputs are. Runs
-every time and takes about a second: torch is not imported, versions come from the installed packages' metadata.
+every time and takes about a second: torch is not imported, versions come from the installed packages' metadata. Where
+there are GPUs it is asked once, in a process of its own, whether it can train on them.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from pathlib import Path
 from tasks.inputs.meaning import collect_meanings, digest_meaning, keep_meanings
 from tasks.inputs.snapshot import read_stages, select_values
 from tasks.machine.facts import collect_machine_facts
+from tasks.machine.usable_gpus import require_usable_gpus
 from tasks.params import Params, load_params
 from tasks.params.source_digest import digest_source
 from tasks.params.sources import Source
@@ -81,9 +83,10 @@ def _main() -> None:
     parser.add_argument("--stages", type=Path, required=True)
     arguments = parser.parse_args()
     configure_logging()
-    params = load_params()
+    params, machine = load_params(), collect_machine_facts()
+    require_usable_gpus(params, machine)
     CodeFile(digest=digest_code(_TRAINING)).write(arguments.code)
-    MachineFile.model_validate(collect_machine_facts()).write(arguments.machine)
+    MachineFile.model_validate(machine).write(arguments.machine)
     SourcesFile(model=_source_digest(params.model), dataset=_source_digest(params.dataset)).write(arguments.sources)
     note_comparison(params)
     write_json(arguments.optional, params.optional_sections)

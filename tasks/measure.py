@@ -34,6 +34,7 @@ from tasks.process.lock import lock_machine
 from tasks.process.progress import show_progress
 from tasks.process.stopping import stop_on_signals
 from tasks.ranks.cell_ranks import choose_device, find_nodes, make_ranks_config
+from tasks.ranks.memory import name_out_of_memory
 from tasks.records.certificate import CertificateFile, CertifiedFile
 from tasks.records.fingerprint import CodeFile, MachineFile, TrialFile
 from tasks.records.measurement import MeasurementFile
@@ -207,7 +208,8 @@ def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
             "log_every_steps": 1,
         }
         subject = Subject(
-            config=config, launcher=params.cells[cell].launcher, nodes=find_nodes(cell, params),
+            config=config, trained={name: told[name] for name in ("precision", "compile")},
+            launcher=params.cells[cell].launcher, nodes=find_nodes(cell, params),
             num_steps=sample.num_steps, stop=stop,
         )  # fmt: skip
         certificate = certify(subject)
@@ -242,7 +244,8 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
                 raise make_stop_error()
 
         baseline = told.pop(params.baseline)
-        twins = train_twins(baseline, told, max_seconds=params.measure.twin_seconds, on_step=count_step)
+        with name_out_of_memory("twins of the baseline (none are trained with measure.twin_seconds: 0)"):
+            twins = train_twins(baseline, told, max_seconds=params.measure.twin_seconds, on_step=count_step)
         (folder / "config.json").unlink()
         inputs.snapshot.require_unchanged()
         keep(twins, folder)

@@ -34,6 +34,8 @@ from training.process.stop_request import StopRequest
 from training.process.unwritten import require_code
 
 _MAX_REASON_CHARACTERS = 2_000
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables that set torch's allocator; the second is the name of earlier versions."""
 
 
 def main() -> int:
@@ -113,6 +115,9 @@ def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namesp
     # Before torch is imported: it reads the number of threads once.
     os.environ["OMP_NUM_THREADS"] = str(config.threads_per_rank)
     os.environ["HF_HUB_OFFLINE"] = "1"
+    if config.device == "cuda" and not any(name in os.environ for name in _ALLOCATOR):
+        # Packs of changing length would leave the device's memory in pieces of sizes that no other pack has.
+        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
     # Before the imports, which take long enough to hang in.
     heartbeat = Heartbeat(arguments.heartbeat, rank=int(os.environ.get("RANK", "0")))
     # Asked for by the watchdog; it works whatever the interpreter does.

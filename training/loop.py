@@ -191,11 +191,10 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
 
 
 def _warm_up(launch: TrainingLaunch, strategy: Strategy, plan: SegmentPlan, source: Rows) -> None:
-    """Warm up with the micro-batch of the segment's longest row: if there is too little memory, it shows right away."""
+    """Warm up with the segment's largest micro-batch: if there is too little memory, it shows right away."""
     config, started = launch.config, time.perf_counter()
-    place = int(np.argmax(plan.lengths[plan.order]))
-    longest = plan.step(place // config.global_batch_size + 1)
-    micro_batch = make_micro_batch(source, longest, 0, seq_len=config.seq_len, seed=(config.seed, 0))
+    largest = plan.step(plan.find_largest_step())
+    micro_batch = make_micro_batch(source, largest, 0, seq_len=config.seq_len, seed=(config.seed, 0))
     strategy.warm_up(micro_batch.to(launch.ranks.device))
     launch.heartbeat.set_patience(
         warm_up_seconds=time.perf_counter() - started, checkpoint_bytes=strategy.num_checkpoint_bytes
@@ -305,5 +304,8 @@ def _finish(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord) -
 
 def _note_peak_memory(ranks: Ranks, record: SegmentRecord) -> None:
     if ranks.device.type == "cuda":
-        peak = ranks.highest(torch.cuda.max_memory_allocated(ranks.device)) / 2**30
-        record.counters.peak_memory_gib = max(peak, record.counters.peak_memory_gib or 0.0)
+        counters, device = record.counters, ranks.device
+        peaks = [torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)]
+        allocated, reserved = (ranks.gather(np.array(peaks)).max(axis=0) / 2**30).tolist()
+        counters.peak_memory_gib = max(allocated, counters.peak_memory_gib or 0.0)
+        counters.peak_reserved_gib = max(reserved, counters.peak_reserved_gib or 0.0)

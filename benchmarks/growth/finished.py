@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tasks.params import Params
+from tasks.params.train import NOT_FOR_RANKS
 from tasks.records.outputs import Outputs, read_outputs
 from tasks.records.run import SealedFile, SegmentReceipt
 from training.process.files import write_json
@@ -98,7 +99,7 @@ def _write_slice(folder: Path, name: str) -> None:
 def _write_run(folder: Path, world_size: int, num_rows: int, train: dict[str, Any]) -> None:
     epochs = train["epochs"]
     setting = {
-        "train": {name: value for name, value in train.items() if name not in ("epochs", "watchdog_seconds")},
+        "train": {name: value for name, value in train.items() if name not in NOT_FOR_RANKS},
         "workload": "causal_lm", "model_name": "tiny", "options": {}, "device": "cpu", "versions": {}, "kernels": {},
         "environment": {}, "ranks_differ": {},
     }  # fmt: skip

@@ -8,16 +8,19 @@ make as the noise floor. And what the update made of the weights: against what t
 ranks' gradient, its own clipping, and moments that it has kept itself since the first update.
 """
 
+import dataclasses
 import logging
+import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tasks.equivalence.packed_kernels import compare_packed_kernels, has_packed_kernels
 from tasks.equivalence.updates import (
     LARGEST_WEIGHTS_TOLERANCE,
     Compared,
@@ -31,8 +34,9 @@ from tasks.process.failure import DistributedError, PreemptedError
 from tasks.process.progress import show_progress
 from tasks.ranks.cell_ranks import run_ranks
 from tasks.ranks.launchers import Nodes
+from tasks.ranks.memory import name_out_of_memory, try_within_memory
 from tasks.records.certificate import CertifiedFile, OfEach
-from training.config import read_config
+from training.config import TrainingConfig, read_config
 from training.registry import has_file, import_file
 
 _log = logging.getLogger(__name__)
@@ -51,6 +55,8 @@ class Subject:
     """Who starts them."""
     nodes: Nodes | None = None
     """The machines that they are on, if several."""
+    trained: Mapping[str, Any] = field(default_factory=dict)
+    """In what the training is told otherwise: its precision, where the certificate has another."""
     num_steps: int
     """Optimizer steps of the sample."""
     stop: threading.Event
@@ -61,10 +67,13 @@ def make_certificate_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return what the ranks are told for the certificate: in fp32 where 16 bit would compare kernels, not updates.
 
     Compiled layers, and packed rows on a GPU, run in other kernels than those of the one process. In 16 bit these round
-    otherwise by far more than re-ordering sums makes; in fp32 they do not.
+    otherwise by far more than re-ordering sums makes; in fp32 they do not. There packs run document by document, which
+    is not compiled.
     """
-    has_kernels_of_its_own = config["compile"] or (config["packing"] and config["device"] == "cuda")
-    return {**config, "precision": "fp32"} if has_kernels_of_its_own else config
+    is_packed = config["packing"] and config["device"] == "cuda"
+    if not is_packed and not config["compile"]:
+        return config
+    return {**config, "precision": "fp32", "compile": config["compile"] and not is_packed}
 
 
 def certify(subject: Subject) -> CertifiedFile:
@@ -86,10 +95,21 @@ def certify(subject: Subject) -> CertifiedFile:
     ):
         # Seconds of imports, while the launcher takes seconds as well.
         thread.submit(import_file, "tasks.equivalence.reference", config["workload"])
-        refusal = _run_ranks(subject, advance)
-        told = read_config(Path(config["work_dir"]) / "config.json")
-        updates, problems = compare_with_one_process(told, on_update=partial(_advance_or_stop, subject, advance))
-    verdict, problem = judge(updates, [refusal] if refusal else problems, exchange=get_exchange_dtype(config))
+
+        def attempt(config: dict[str, Any]) -> tuple[TrainingConfig, str | None, list[Update], list[str]]:
+            # Of an attempt with larger micro-batches nothing may stay: updates, a checkpoint to go on from.
+            shutil.rmtree(config["work_dir"], ignore_errors=True)
+            refusal = _run_ranks(subject, config, advance)
+            told = read_config(Path(config["work_dir"]) / "config.json")
+            with name_out_of_memory(f"the one process that stands in for cell {config['cell']}"):
+                on_update = partial(_advance_or_stop, subject, advance)
+                return told, refusal, *compare_with_one_process(told, on_update=on_update)
+
+        told, refusal, updates, problems = try_within_memory(config, attempt)
+    packed = _compare_packed_kernels(subject, told)
+    verdict, problem = judge(
+        updates, [refusal] if refusal else problems, exchange=get_exchange_dtype(config), packed=packed
+    )
     gradient, weights = _select_worst(updates, "gradient"), _select_worst(updates, "weights")
     certificate = CertifiedFile(
         **facts,
@@ -102,6 +122,8 @@ def certify(subject: Subject) -> CertifiedFile:
             gradient=gradient.tolerance if gradient else None, weights=weights.tolerance if weights else None
         ),
         updates=updates,
+        micro_batch_size=told.micro_batch_size,
+        packed_kernels=packed,
         verdict=verdict,
         problem=problem,
         seconds=time.perf_counter() - started,
@@ -110,13 +132,23 @@ def certify(subject: Subject) -> CertifiedFile:
     return certificate
 
 
+def _compare_packed_kernels(subject: Subject, certified: TrainingConfig) -> Compared | None:
+    """Return what kernels make of packs that the certificate did not run; None where there are none."""
+    trained = {**subject.config, **subject.trained}
+    if not has_packed_kernels(trained):
+        return None
+    config = dataclasses.replace(certified, precision=trained["precision"], compile=trained["compile"])
+    with name_out_of_memory(f"packed rows of cell {certified.cell} in {config.precision}"):
+        return compare_packed_kernels(config)
+
+
 def _advance_or_stop(subject: Subject, advance: Callable[[int], None]) -> None:
     advance(1)
     if subject.stop.is_set():
         raise make_stop_error()
 
 
-def _run_ranks(subject: Subject, advance: Callable[[int], None]) -> str | None:
+def _run_ranks(subject: Subject, config: dict[str, Any], advance: Callable[[int], None]) -> str | None:
     """Have the ranks train on the sample; return why they refused to go on, if they did."""
     last: dict[str, Any] = {}
 
@@ -126,14 +158,14 @@ def _run_ranks(subject: Subject, advance: Callable[[int], None]) -> str | None:
 
     try:
         run_ranks(
-            subject.config, launcher=subject.launcher, nodes=subject.nodes, follow=follow, stop=subject.stop,
+            config, launcher=subject.launcher, nodes=subject.nodes, follow=follow, stop=subject.stop,
             arguments=["--keep-updates"], watchdog_seconds=_SECONDS_TO_WRITE_AN_UPDATE,
         )  # fmt: skip
     except PreemptedError:
         raise make_stop_error() from None
     except DistributedError:
         # Ranks that found themselves apart are no broken machine: they are what the certificate is about.
-        if last.get("error") != "RanksDisagreeError" or not list_kept_updates(Path(subject.config["work_dir"])):
+        if last.get("error") != "RanksDisagreeError" or not list_kept_updates(Path(config["work_dir"])):
             raise
         return str(last["reason"])
     return None

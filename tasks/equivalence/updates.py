@@ -45,15 +45,15 @@ def compare_with_one_process(
 
     process = OneProcess(config)
     try:
-        updates, problems = _compare_updates(config, process, on_update)
+        return _compare_updates(config, process, on_update)
     except ValueError as error:
-        updates, problems = [], [f"what the ranks left is not of this model: {error}"]
-    if config.device == "cuda":
-        # The stage goes on to measure, beside ranks that need the memory.
-        del process
-        gc.collect()
-        torch.cuda.empty_cache()
-    return updates, problems
+        return [], [f"what the ranks left is not of this model: {error}"]
+    finally:
+        if config.device == "cuda":
+            # The stage goes on to measure, beside ranks that need the memory.
+            del process
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def _compare_updates(
@@ -150,9 +150,20 @@ def get_exchange_dtype(config: Mapping[str, Any]) -> str:
     return strategies.get_exchange_dtype(config["strategy"], config["options"])
 
 
-def judge(updates: list[Update], problems: list[str], *, exchange: str = "none") -> "tuple[Verdict, str | None]":
-    """Return the verdict and, unless it is `passed`, the reason in plain words."""
+def judge(
+    updates: list[Update], problems: list[str], *, exchange: str = "none", packed: Compared | None = None
+) -> "tuple[Verdict, str | None]":
+    """Return the verdict and, unless it is `passed`, the reason in plain words.
+
+    `packed`: what the training's kernels make of packed rows, where the updates were made in others.
+    """
     problems = list(problems)
+    if packed is not None and not packed.excess <= 1:
+        problems.append(
+            f"packed rows have another gradient than the same rows unpacked, in the precision of the training: "
+            f"{packed.found.relative_l2:.1e} apart (relative L2), {packed.tolerance:.1e} allowed, most in "
+            f"{packed.found.largest_in}"
+        )
     for kind in ("gradient", "weights"):
         wrong = [(part, one.step) for one in updates if (part := getattr(one, kind)) and not part.excess <= 1]
         if wrong:

@@ -119,4 +119,9 @@ def _describe_certificate(one: CertifiedCell, precision: str) -> str:
     where = ""
     if one.precision not in (None, precision):
         where = f", both in {one.precision} (in {precision} their kernels round differently)"
+    if (packed := one.packed_kernels) is not None:
+        parts.append(
+            f"packed rows in {precision} {packed.found.relative_l2:.1e} from the same rows unpacked, where {precision} "
+            f"alone makes {wording.format_difference(packed.noise_floor)} ({packed.tolerance:.1e} allowed)"
+        )
     return f"{one.cell} against one process{where}: {', '.join(parts)}"

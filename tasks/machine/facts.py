@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tasks.machine.gpu_facts import read_compute_capability
 from tasks.machine.gpus import open_gpus
 from training.process.files import digest_json
 
@@ -39,6 +40,7 @@ def _collect_gpu_facts() -> tuple[list[dict[str, Any]], str | None]:
             {
                 "name": pynvml.nvmlDeviceGetName(handle),
                 "memory_gib": round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
+                "compute_capability": read_compute_capability(handle),
             }
             for handle in opened.handles
         ]

@@ -164,6 +164,15 @@ def read_memory_gib(handle: Any) -> tuple[float | None, float | None]:
     return (None, None) if memory is None else (memory.total / 2**30, memory.used / 2**30)
 
 
+def read_compute_capability(handle: Any) -> str | None:
+    """Return what NVIDIA calls the generation of a GPU, such as 9.0; a slice has that of its GPU."""
+    import pynvml as nvml
+
+    whole = ask_nvml(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) or handle
+    found = ask_nvml(nvml.nvmlDeviceGetCudaComputeCapability, whole)
+    return None if found is None else ".".join(map(str, found))
+
+
 def _make_process(process: Any) -> GpuProcess:
     memory = process.usedGpuMemory
     return GpuProcess(pid=process.pid, memory_gib=None if memory is None else memory / 2**30)

@@ -76,7 +76,7 @@ def _compute_arm_speed(
     )  # fmt: skip
     steps = np.concatenate([block.step_seconds for block in blocks], axis=1)
     # The cells' own steps are built first; what is built after them lies beside them in memory.
-    memories = [] if is_wrapped else [one["peak_memory_gib"] for one in bench.facts(arm) if one["peak_memory_gib"]]
+    facts = [] if is_wrapped else bench.facts(arm)
     return ArmSpeed(
         arm=arm.name,
         cell=arm.cell,
@@ -93,7 +93,8 @@ def _compute_arm_speed(
         samples_per_second=samples,
         mfu=mfu,
         mfu_palm=mfu_palm,
-        peak_memory_gib=max(memories, default=None),
+        peak_memory_gib=_find_largest(facts, "peak_memory_gib"),
+        peak_reserved_gib=_find_largest(facts, "peak_reserved_gib"),
         data_wait_share=compute_data_wait_share(trials, arm),
         # Only the head's GPUs are asked.
         **_average_gpu_figures(blocks if cell.num_nodes == 1 else []),
@@ -101,6 +102,10 @@ def _compute_arm_speed(
         **_compare_otherwise(comparison, measured, arm),
         speedup_over_wrapped=_find_estimate(measured.over_wrapped, arm),
     )
+
+
+def _find_largest(facts: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    return max((one[name] for one in facts if one[name] is not None), default=None)
 
 
 def _estimate_step_seconds(trials: Trials, arm: Arm) -> Interval:

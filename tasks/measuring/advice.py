@@ -45,11 +45,12 @@ def list_knobs(
     exchange: Mapping[str, Any],
     bytes_per_real_byte: float = 1.0,
     can: Sequence[str] = (),
+    has_bf16: bool = True,
 ) -> list[Knob]:
     """Return the changes that are worth trying on a cell.
 
     `exchange`: how its exchange is laid out, as its ranks say; `bytes_per_real_byte`: what a byte of it stands for on
-    an emulated device; `can`: ways of training that its model takes.
+    an emulated device; `can`: ways of training that its model takes; `has_bf16`: whether the GPUs compute in bf16.
     """
     train = params.train
     knobs = _list_strategy_knobs(params, cell, exchange=exchange, bytes_per_real_byte=bytes_per_real_byte, can=can)
@@ -73,14 +74,13 @@ def list_knobs(
                     note="changes every cell, and needs more memory",
                 )
             )
-    return knobs + (_list_cuda_knobs(params) if device == "cuda" else [])
+    return knobs + (_list_cuda_knobs(params, has_bf16=has_bf16) if device == "cuda" else [])
 
 
-def _list_cuda_knobs(params: Params) -> list[Knob]:
+def _list_cuda_knobs(params: Params, *, has_bf16: bool) -> list[Knob]:
     """Return what is not worth trying on a CPU: 16 bit is slow there, and compiling takes longer than all advice."""
     knobs = []
     if params.train.precision == "fp32":
-        # Older GPUs have fast fp16 and slow bf16.
         knobs += [
             Knob(
                 key="train.precision",
@@ -88,7 +88,7 @@ def _list_cuda_knobs(params: Params) -> list[Knob]:
                 overrides={"precision": precision},
                 note="changes what is computed: every cell is trained anew",
             )
-            for precision in ("bf16", "fp16")
+            for precision in (("bf16", "fp16") if has_bf16 else ("fp16",))
         ]
     if not params.train.compile and read_unit(params.workload) == "token":
         knobs.append(
@@ -138,10 +138,12 @@ def advise(
     device: str,
     has_room: Callable[[Sequence[Arm]], bool],
     waterfalls: Sequence[Waterfall],
+    has_bf16: bool = True,
 ) -> Advice | None:
     """Try the knobs on the cell with the most ranks; None if there is nothing to try.
 
-    One whose ranks fail is left out, with the reason. Raises ResourceError where memory has no room for them.
+    One whose ranks fail is left out, with the reason. Where memory has no room for several variants of a step each is
+    built at its turn, and what would then be compiled anew every time is not tried.
     """
     cell = max(comparison.cells, key=lambda one: one.world_size)
     plain = make_trained_arm(cell)
@@ -151,15 +153,19 @@ def advise(
     facts = bench.facts(plain)[0]
     possible = list_knobs(
         params, cell.name, device=device, exchange=facts["exchange"],
-        bytes_per_real_byte=facts["bytes_per_real_byte"], can=facts["can"],
+        bytes_per_real_byte=facts["bytes_per_real_byte"], can=facts["can"], has_bf16=has_bf16,
     )  # fmt: skip
     knobs = select_knobs(possible, next((one for one in waterfalls if one.cell == cell.name), None))
     if not knobs:
         return None
-    if not has_room([plain, *(_make_arm(cell, [knob]) for knob in knobs)]):
-        raise ResourceError("memory has no room for the changes beside each other")
+    if bench.holds_all and not has_room([plain, *(_make_arm(cell, [knob]) for knob in knobs)]):
+        bench.hold_one()
     seconds = params.measure.advice_seconds
     trying = _Trying(cell, comparison, bench, confidence=1 - _ERROR_RATE / len(knobs))
+    if not bench.holds_all:
+        why = "memory has room for one variant of a step, which would be compiled anew at every turn"
+        trying.failed += [f"{knob.change} ({why})" for knob in knobs if knob.change == _COMPILED]
+        knobs = [knob for knob in knobs if knob.change != _COMPILED]
     found = trying.try_each(knobs, seconds=seconds * (1 - _SHARE_OF_COMBINED))
     chosen: dict[str, tuple[Advised, Knob]] = {}
     for knob, advised in found:

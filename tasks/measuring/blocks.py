@@ -218,9 +218,26 @@ class Bench:
         self._facts.clear()
         self._held = None
 
+    def make_ready(self, arm: Arm) -> None:
+        """Have the arm's variant built, alone where memory has room for one: its ranks are about to be asked."""
+        if not self._holds_all:
+            self._hold(arm)
+
+    def hold_one(self) -> None:
+        """From here on build each variant anew at its turn."""
+        self.forget()
+        self._holds_all = False
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether every variant is built once."""
+        return self._holds_all
+
     def restart(self, cell: str, arms: Iterable[Arm]) -> None:
         """Start the ranks of a cell anew, which have ended, and build these of its arms."""
         self._workers[cell].restart()
+        if self._held is not None and self._held.cell == cell:
+            self._held = None
         self.build(arms)
 
     def launch_again(self, arms: Sequence[Arm]) -> None:
@@ -234,8 +251,7 @@ class Bench:
 
     def fetch_ddp_timers(self, arm: Arm) -> dict[str, float]:
         """Return what DDP timed itself on the slowest rank, in seconds; {} if it timed nothing."""
-        if not self._holds_all:
-            self._hold(arm)
+        self.make_ready(arm)
         found = self._workers[arm.cell].ask("timers", variant=dict(arm.variant), doing=f"asking DDP about {arm.name}")
         slowest = max(found, key=lambda one: one.get("backward_comm", 0.0))
         return {name: value for name, value in slowest.items() if name != "rank"}
@@ -268,8 +284,7 @@ class Bench:
     def run(self, arm: Arm, steps: Sequence[int]) -> Timed:
         """Run one block."""
         self.timed = arm.name
-        if not self._holds_all:
-            self._hold(arm)
+        self.make_ready(arm)
         group = self._workers[arm.cell]
         ranks = [0] if arm.is_alone else None
         segment, own = self._locate_steps(steps)

@@ -4,13 +4,13 @@ The parts are those of one rank. What several cost each other is in the blocks o
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from tasks.measuring.arms import Cell, make_copies_arm, make_trained_arm
+from tasks.measuring.arms import Arm, Cell, make_copies_arm, make_trained_arm
 from tasks.measuring.blocks import Trials
 from tasks.measuring.paired import list_copy_seconds, list_device_seconds, pair_arms
 from tasks.measuring.prediction import make_prediction, read_model_error
@@ -51,24 +51,31 @@ class Probed:
 
 
 def probe_cells(
-    probed: Probed, workers: Mapping[str, Workers], trials: Trials, *, seconds: float = _SWEEP_SECONDS
+    probed: Probed,
+    workers: Mapping[str, Workers],
+    trials: Trials,
+    *,
+    seconds: float = _SWEEP_SECONDS,
+    make_ready: Callable[[Arm], None] = lambda _: None,
 ) -> Probe:
     """Have one rank time the parts of a step one by one, and all ranks their link; the rest is in `trials`.
 
-    `seconds`: for the sweep of one number of ranks.
+    `seconds`: for the sweep of one number of ranks; `make_ready` is told whose ranks are about to be asked.
     """
     baseline, cells = probed.baseline, probed.cells
     largest = max(cells, key=lambda cell: cell.world_size)
     compute, in_flight = list[dict[str, Any]](), list[dict[str, Any]]()
-    facts = workers[largest.name].ask(
-        "facts", variant=dict(make_trained_arm(largest).variant), doing="asking for buckets"
-    )[0]
+    trained = make_trained_arm(largest)
+    make_ready(trained)
+    facts = workers[largest.name].ask("facts", variant=dict(trained.variant), doing="asking for buckets")[0]
     bucket_bytes = facts["exchange"]["bucket_bytes"]
     exchanged = 0.5 if probed.is_16_bit else 1.0
     beside = {"num_bytes": round(exchanged * max(bucket_bytes)), "num_repeats": 1}
     # A little of each after the other, so that what drifts is in both.
     for _ in range(_NUM_ROUNDS):
+        make_ready(make_copies_arm(baseline))
         compute.append(_ask_first_rank(workers[baseline.name], "probe", baseline, num_repeats=_REPEATS_PER_ROUND))
+        make_ready(make_copies_arm(largest))
         in_flight.append(_ask_first_rank(workers[largest.name], "in_flight", largest, **beside))
     sweeps = {cell.world_size: sweep_link(workers[cell.name], cell, seconds=seconds) for cell in cells}
     # More ranks get less far in the same time; one that ended far earlier says nothing of large buckets.
@@ -107,6 +114,7 @@ def predict_cells(
     trials: Trials | None,
     *,
     seed: int,
+    make_ready: Callable[[Arm], None] = lambda _: None,
 ) -> Prediction | None:
     """Return what other numbers of ranks would give; None without a cell that exchanges gradients.
 
@@ -120,7 +128,7 @@ def predict_cells(
     # One cell per number of ranks, the first: others spread the same work otherwise.
     probed = replace(probed, cells=sorted(by_size.values(), key=lambda cell: cell.world_size))
     _log.info("probing the parts of a step, and the link, for a prediction")
-    probe = probe_cells(probed, workers, trials)
+    probe = probe_cells(probed, workers, trials, make_ready=make_ready)
     measured = {cell.world_size: speedups[cell.name] for cell in probed.cells}
     return make_prediction(probe, measured=measured, seed=seed, model_error=read_model_error())
 

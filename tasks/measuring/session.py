@@ -5,6 +5,7 @@ import json
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +15,7 @@ from tasks.machine.gpu_meter import open_gpu_meter
 from tasks.machine.host_checks import BYTES_PER_PARAMETER, GIB_PER_RANK
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.machine.preflight import run_preflight
+from tasks.machine.usable_gpus import FIRST_WITH_BF16, parse_capability
 from tasks.measuring.account import compute_arm_speeds, compute_noise, make_estimate
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
@@ -36,7 +38,8 @@ _log = logging.getLogger(__name__)
 
 _SHARE_OF_MEMORY = 0.6
 """Of the memory, for weights, gradients and optimizer states; activations and buckets need the rest."""
-_NO_ROOM = "Prediction and advice were left out: memory has no room for several variants of a step."
+_BYTES_OF_GRADIENT = 4
+"""Of each parameter: a variant's gradient, which lies in DDP's buckets where it has some."""
 _MORE_RANKS = (4, 8)
 """Whose link is measured though no cell has so many, where there are devices for them."""
 
@@ -79,11 +82,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
             measured = measure_speed(session.comparison, bench, advance=advance)
         arms = compute_arm_speeds(session.comparison, bench, measured, session.arithmetic)
         devices = {cell: [RankDevice(**one) for one in group.devices] for cell, group in workers.items()}
-        more = (
-            _predict_and_advise(session, bench, workers, measured, fits, stop)
-            if holds_all
-            else _Further(left_out=[_NO_ROOM])
-        )
+        more = _predict_and_advise(session, bench, workers, measured, fits, stop)
     headline = measured.headline
     shares = [block.others_share for blocks in headline.trials.blocks.values() for block in blocks]
     known = [share for share in shares if share is not None]
@@ -175,16 +174,21 @@ def has_room(
     room for.
     """
     sizes = {cell.name: cell.world_size // cell.num_nodes for cell in cells}
-    variants = {(arm.cell, json.dumps(dict(arm.variant))) for arm in arms}
+    variants = Counter(cell for cell, _ in {(arm.cell, json.dumps(dict(arm.variant))) for arm in arms})
     num_devices = len(machine["gpus"]) if device == "cuda" else 1
-    num_models = sum(-(-sizes[cell] // num_devices) for cell, _ in variants)
-    needed = num_models * num_parameters * BYTES_PER_PARAMETER
+    num_ranks = {cell: -(-sizes[cell] // num_devices) for cell in variants}
+    # Weights and moments a rank has once (training/probing/shared_state.py), gradients every variant of it.
+    own = BYTES_PER_PARAMETER - _BYTES_OF_GRADIENT
+    needed = num_parameters * sum(
+        num_ranks[cell] * (own + number * _BYTES_OF_GRADIENT) for cell, number in variants.items()
+    )
     free = machine["gpus"][0]["memory_gib"] * 2**30 if device == "cuda" else read_free_memory_bytes()[0]
     if needed <= _SHARE_OF_MEMORY * free:
         return True
     _log.warning(
-        "%d models with their optimizers would take %.1f GiB, %.1f are there", num_models, needed / 2**30, free / 2**30
-    )
+        "%d variants of a step on %d ranks would take %.1f GiB, %.1f are there",
+        variants.total(), sum(num_ranks.values()), needed / 2**30, free / 2**30,
+    )  # fmt: skip
     return False
 
 
@@ -193,9 +197,11 @@ def _advise(
 ) -> Advice | None:
     if not session.params.measure.advice:
         return None
+    capabilities = [parse_capability(gpu) for gpu in session.machine["gpus"]]
     return advise(
-        session.params, session.comparison, bench, device=session.device, has_room=fits, waterfalls=waterfalls
-    )
+        session.params, session.comparison, bench, device=session.device, has_room=fits, waterfalls=waterfalls,
+        has_bf16=all(one is None or one >= FIRST_WITH_BF16 for one in capabilities),
+    )  # fmt: skip
 
 
 def _predict(
@@ -222,7 +228,7 @@ def _predict(
     )
     speedups = {arm: make_estimate(interval) for arm, interval in measured.headline.intervals.items()}
     trials = select_quiet_turns(measured.beside, comparison.most_share) if comparison.spreading else None
-    return predict_cells(probed, workers, speedups, trials, seed=comparison.seed)
+    return predict_cells(probed, workers, speedups, trials, seed=comparison.seed, make_ready=bench.make_ready)
 
 
 def _select_predicted(params: Params, cells: Sequence[Cell]) -> list[Cell]:

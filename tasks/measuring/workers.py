@@ -19,6 +19,7 @@ from typing import Any
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
 from tasks.ranks.code import make_code_arguments
 from tasks.ranks.launchers import Nodes, load_launcher
+from training.process.failure import tells_out_of_memory
 from training.process.files import write_json
 
 _log = logging.getLogger(__name__)
@@ -30,8 +31,6 @@ _SECONDS_TO_ANSWER = 600.0
 _LONGEST_FOLDER = 100
 """In bytes: the path of a Unix socket has at most 107, the name in the folder included."""
 _SECONDS_BETWEEN_LOOKS = 0.5
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
-"""What torch says on CUDA, and on the CPU."""
 
 
 class RanksEndedError(DistributedError):
@@ -183,7 +182,7 @@ class Workers:
         self._launch.stop(grace_seconds=0.0)
         first, _, words = self._launch.explain_end().partition("\n")
         _log.error("%s\n%s", first, words)
-        if any(sign in words.lower() for sign in _OUT_OF_MEMORY):
+        if tells_out_of_memory(words):
             return ResourceError(
                 f"cell {self.cell}: out of memory while {doing}: the ranks of all cells wait side by side; use a "
                 "smaller micro_batch_size, fewer cells, or measure.speed: false"

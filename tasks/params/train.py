@@ -6,8 +6,11 @@ from pydantic import Field
 
 from tasks.params.section import Finite, Section
 
-NOT_CONTENT = frozenset({"epochs", "log_every_steps", "checkpoint_every_steps", "watchdog_seconds"})
-"""Keys that no segment's content depends on: how far the run goes, when it logs or saves, what is called a hang."""
+NOT_FOR_RANKS = frozenset({"epochs", "watchdog_seconds", "emulated_bf16"})
+"""Keys that the ranks are not told."""
+NOT_CONTENT = NOT_FOR_RANKS | {"log_every_steps", "checkpoint_every_steps"}
+"""Keys that no segment's content depends on: how far the run goes, when it logs or saves, what is called a hang, and
+what is refused."""
 
 
 class TrainParams(Section):
@@ -35,6 +38,8 @@ class TrainParams(Section):
     """Largest L2 norm of the whole gradient; a larger one is scaled down to it."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of forward and backward. Weights and optimizer state stay fp32; fp16 uses a gradient scaler."""
+    emulated_bf16: bool = False
+    """Allow bf16 on GPUs before Ampere, which emulate it and are slow; else it is refused there."""
     seq_len: int = Field(default=2, ge=2, le=1_048_576)
     """Tokens per sample at most; longer rows are cut. Needed for texts, without meaning for images."""
     augment: Literal["none", "flip", "flip_shift"] = "none"

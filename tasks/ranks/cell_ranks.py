@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.params import Params
+from tasks.params.train import NOT_FOR_RANKS
 from tasks.process.failure import (
     STORAGE_ERRORS,
     ConfigurationError,
@@ -76,7 +77,7 @@ def make_ranks_config(cell: str, params: Params, *, device: str, base_model: Pat
     """Return what the ranks of a cell are told (training/config.py), all but the segments."""
     spread = params.cells[cell]
     return {
-        **params.train.model_dump(exclude={"epochs", "watchdog_seconds"}),
+        **params.train.model_dump(exclude=set(NOT_FOR_RANKS)),
         "loss_chunk_rows": params.train.loss_chunk_rows or LOSS_CHUNK_ROWS[device],
         "cell": cell,
         "strategy": spread.strategy,

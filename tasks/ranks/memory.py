@@ -1,29 +1,74 @@
-"""Ranks that run out of memory go on with smaller micro-batches, all alike and at the same global batch."""
+"""What runs out of memory is done again with smaller micro-batches, the same on all ranks, at the same global batch."""
 
+import contextlib
+import gc
 import logging
-from typing import Any
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-from tasks.process.failure import OutOfMemoryError
+from tasks.process.failure import OutOfMemoryError, StageError
 from tasks.ranks.cell_ranks import run_ranks
+from training.process.failure import is_out_of_memory
+from training.process.redaction import redact, shorten
 
 _log = logging.getLogger(__name__)
 
 _MOST_HALVINGS = 3
+_MAX_REASON_CHARACTERS = 300
+
+Found = TypeVar("Found")
 
 
 def run_within_memory(config: dict[str, Any], **options: Any) -> None:
     """Run the ranks as `run_ranks` does; where one is out of memory all start again with half the micro-batch.
 
-    They go on from the last checkpoint. The step's samples, tokens and learning rate stay what they were; its sum has
-    other parts, so that the weights differ by rounding. At most three times; OutOfMemoryError (exit code 4) after that,
-    and at once in exact mode, whose bits depend on the micro-batch.
+    They go on from the last checkpoint; see try_within_memory.
+    """
+    try_within_memory(config, lambda told: run_ranks(told, **options))
+
+
+def try_within_memory(config: dict[str, Any], attempt: Callable[[dict[str, Any]], Found]) -> Found:
+    """Return what `attempt` gives for this config of ranks; where it is out of memory with half the micro-batch.
+
+    A step's samples, tokens and learning rate stay what they were; its sum has other parts, so that weights differ by
+    rounding. At most three times; OutOfMemoryError (exit code 4) after that, and at once in exact mode, whose bits
+    depend on the micro-batch.
     """
     for _ in range(_MOST_HALVINGS):
         try:
-            return run_ranks(config, **options)
+            return attempt(config)
         except OutOfMemoryError as error:
             config = _halve_micro_batch(config, error)
-    return run_ranks(config, **options)
+    return attempt(config)
+
+
+@contextlib.contextmanager
+def name_out_of_memory(what: str) -> Iterator[None]:
+    """Have memory that is not there, in this process, become an OutOfMemoryError of one line, which names `what`."""
+    reason = None
+    try:
+        yield
+    except StageError:
+        raise
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = redact(shorten(" ".join(str(error).split()), limit=_MAX_REASON_CHARACTERS))
+        # What was computed until then lives in the frames that the error names.
+        traceback.clear_frames(error.__traceback__)
+    if reason is not None:
+        _empty_device_cache()
+        raise OutOfMemoryError(f"{what}: out of memory: {reason}")
+
+
+def _empty_device_cache() -> None:
+    """Give back what this process holds of a GPU and does not use; torch is not imported for it."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _halve_micro_batch(config: dict[str, Any], error: OutOfMemoryError) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from tasks.records.compared_update import Difference, Update
+from tasks.records.compared_update import Compared, Difference, Update
 from tasks.records.facts import Record
 from tasks.records.gate import Verdict
 from tasks.records.stage_file import StageFile
@@ -33,6 +33,11 @@ class CertifiedCell(Record):
     """cpu or cuda."""
     precision: str | None = None
     """In which both computed."""
+    micro_batch_size: int | None = None
+    """Samples per forward pass of both; fewer than asked for where memory ran out."""
+    packed_kernels: Compared | None = None
+    """The gradient of packed rows in the precision of the training, against that of the same rows unpacked; null where
+    the certificate itself is in that precision."""
     exact: bool = False
     """Whether its weights must not depend on the number of ranks."""
     num_steps: int

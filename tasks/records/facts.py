@@ -89,6 +89,8 @@ class GpuFacts(Record):
     """As the driver names it."""
     memory_gib: float
     """Its memory."""
+    compute_capability: str | None = None
+    """What NVIDIA calls its generation, such as 9.0."""
 
 
 class SpreadFacts(Record):

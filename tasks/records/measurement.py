@@ -85,6 +85,8 @@ class ArmSpeed(Record):
     """The same by the definition of PaLM: attention over the whole padded length."""
     peak_memory_gib: float | None
     """Most device memory that a rank had allocated; null on CPU."""
+    peak_reserved_gib: float | None = None
+    """Most that torch had taken from the device for a rank; null on CPU and in earlier results."""
     gpu_utilisation: float | None
     """Mean over the cell's GPUs; null without one."""
     gpu_watts: float | None

@@ -67,6 +67,8 @@ class CellResults(SpreadFacts):
     """Seconds spent on writing checkpoints, outside train_seconds."""
     peak_memory_gib: float | None
     """Largest device memory of a rank; null where it is not counted."""
+    peak_reserved_gib: float | None = None
+    """Most that torch had taken from the device for a rank; null where it is not counted."""
     num_resumes: int
     """How many times the training was taken up again from a checkpoint."""
     micro_batch_sizes: list[int] = Field(default_factory=list)

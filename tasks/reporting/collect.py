@@ -1,6 +1,7 @@
 """From what the stages wrote to Results: the figures of every cell, the gates, the verdict."""
 
 import functools
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -94,6 +95,10 @@ def _collect_slice(outputs: Outputs, name: str) -> SliceFacts:
     return SliceFacts(**outputs.slices[name].manifest.model_dump(include=set(SliceFacts.model_fields)))
 
 
+def _find_largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
 def _collect_cell(
     outputs: Outputs, cell: str, measurement: Measurement | None, *, standing: Standing, is_withheld: bool
 ) -> CellResults:
@@ -104,7 +109,6 @@ def _collect_cell(
     segments = [figures(part=part, epoch=epoch) for part, epoch in keys]
     whole = figures()
     epochs = list(dict.fromkeys(epoch for _, epoch in keys))
-    peaks = [segment.facts.peak_memory_gib for segment in run.segments if segment.facts.peak_memory_gib is not None]
     exchanged = sum(kind.num_bytes for segment in run.segments for kind in segment.facts.traffic.values())
     is_baseline = cell == outputs.params.baseline
     speedup = None if measurement is None else select_arm(measurement, cell).speedup
@@ -117,7 +121,8 @@ def _collect_cell(
         num_epochs=len(epochs),
         seconds_per_epoch=whole.train_seconds / len(epochs),
         checkpoint_seconds=sum(segment.facts.checkpoint_seconds for segment in run.segments),
-        peak_memory_gib=max(peaks, default=None),
+        peak_memory_gib=_find_largest(segment.facts.peak_memory_gib for segment in run.segments),
+        peak_reserved_gib=_find_largest(segment.facts.peak_reserved_gib for segment in run.segments),
         num_resumes=sum(segment.facts.num_resumes for segment in run.segments),
         micro_batch_sizes=_drop_duplicates(
             [size for segment in run.segments for size in segment.facts.micro_batch_sizes]

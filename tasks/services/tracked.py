@@ -24,6 +24,7 @@ _STEP_METRICS = ("loss", "learning_rate", "grad_norm", "data_wait_seconds", "num
 _EPOCH_METRICS = (
     "loss", "train_seconds", "data_wait_seconds", "checkpoint_seconds", "tokens_per_second", "samples_per_second",
     "num_samples", "num_tokens", "num_steps", "num_resumes", "peak_memory_gib",
+    "peak_reserved_gib",
 )  # fmt: skip
 
 

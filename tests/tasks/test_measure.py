@@ -122,6 +122,17 @@ def test_compiled_layers_are_certified_in_fp32_where_their_kernels_do_not_round_
     assert (found["verdict"], found["problem"], found["precision"]) == ("passed", None, "fp32")
 
 
+def test_a_rank_without_memory_is_certified_with_smaller_micro_batches(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAULT", "rank=1,step=2,kind=oom:1,section=forward")
+    found = certificate_of(copied)
+    assert (found["verdict"], found["problem"], found["num_steps"]) == ("passed", None, 8)
+    assert [update["step"] for update in found["updates"]] == list(range(1, 9))
+    assert found["micro_batch_size"] == 1
+    assert "out of memory" in (copied / "stages.log").read_text()
+
+
 def test_what_is_certified_is_not_measured_again_when_only_the_extent_grows(certified: Path, tmp_path: Path) -> None:
     project = copy_project(certified, tmp_path / "project")
     change_params(project, {"train.epochs": 3, "train.log_every_steps": 7, "ranges": ["0-61"]})

@@ -1,6 +1,8 @@
 """One optimizer step, by hand and by strategy."""
 
 import contextlib
+import dataclasses
+import gc
 import importlib
 import io
 from collections.abc import Callable
@@ -10,12 +12,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import parsed, weights_at_end
 from training.data.batches import open_slice
 from training.data.plan import make_micro_batches, plan_segment
 from training.process.distributed import Ranks
+from training.process.heartbeat import StepSection
+from training.step.optimizer import list_moments
 from training.step.replicated import Replicated
 from training.step.schedule import compute_learning_rate
 
@@ -121,6 +126,43 @@ def test_ddp_on_one_rank_equals_single_to_the_bit(
             strategy.train_step(parts, num_targets=num_tokens, learning_rate=1e-3)
         checksums.add(strategy.replica.parameter_checksum())
     assert len(checksums) == 1
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"strategy": "ddp", "options": {"bucket_view": False}}, {"strategy": "fsdp2"},
+    {"strategy": "ddp", "options": {"bucket_view": False, "early_tied_head": True}},
+    {"strategy": "ddp", "exact": True}, {"optimizer": "sgd", "momentum": 0.0}, {"global_batch_size": 2},
+], ids=str)  # fmt: skip
+def test_warming_up_has_in_memory_what_a_step_has_and_no_more(
+    tiny_model: Path, slices: list[Path], tmp_path: Path, alone: Ranks, changes: dict[str, Any]
+) -> None:
+    config = make_config(tmp_path, tiny_model, slices[:1], **changes)
+    strategy: Any = _build(config, tmp_path, alone)
+    parts, num_tokens = _first_micro_batches(config, slices[0])
+    held: list[int] = []
+    # When a backward begins there is most in memory: all of the forward's, and whatever else a step needs.
+    strategy.on_section = lambda section: held.append(_count_bytes()) if section is StepSection.BACKWARD else None
+    before = _count_bytes()
+    strategy.warm_up(parts[0])
+    warm = max(held) - before
+    held.clear()
+    alike = [dataclasses.replace(parts[0], place=part.place) for part in parts]
+    for _ in range(2):
+        strategy.train_step(alike, num_targets=num_tokens, learning_rate=1e-3)
+    assert warm == pytest.approx(max(held) - before, rel=0.02)
+    weights = sum(part.numel() * part.element_size() for part in strategy.module.parameters())
+    # The moments, and where a step has several micro-batches the gradient.
+    assert warm > (len(list_moments(parsed(config, tmp_path))) + (len(parts) > 1)) * 0.99 * weights
+
+
+def _count_bytes() -> int:
+    """Return the bytes of all tensors that Python knows: gradients too, but no bucket that no gradient lies in."""
+    gc.collect()
+    known = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+    every = [*known, *(one.grad for one in known if one.is_leaf and one.grad is not None)]
+    # What is sharded stands there by its parts, too.
+    memory = [one.untyped_storage() for one in every if not isinstance(one, DTensor)]
+    return sum({one.data_ptr(): one.nbytes() for one in memory}.values())
 
 
 @pytest.mark.parametrize("name", ["single", "ddp"])

@@ -84,6 +84,15 @@ class SegmentPlan:
             is_packed=self.is_packed,
         )
 
+    def find_largest_step(self) -> int:
+        """Return the step, from 1, whose first micro-batch is the largest; packed: that has the largest on average."""
+        lengths, size = self.lengths[self.order], self.micro_batch_size
+        starts = np.arange(0, len(lengths), self.global_batch_size)
+        num_rows = np.diff(starts, append=len(lengths))
+        if self.is_packed:
+            return int(np.argmax(np.add.reduceat(lengths, starts) / -(-num_rows // size))) + 1
+        return int(np.argmax(np.maximum.reduceat(lengths, starts) * np.minimum(num_rows, size))) + 1
+
 
 def _pack_rows(rows: np.ndarray, lengths: np.ndarray, num_packs: int) -> tuple[np.ndarray, ...]:
     """Return the rows, which fall in length, in so many packs of nearly equally many tokens; the largest first.

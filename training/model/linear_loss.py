@@ -14,6 +14,10 @@ DEFAULT_CHUNK_ROWS = 2048
 """Rows of logits that exist at once; of fewer, the matrix products become too small to be fast."""
 
 
+_ROWS_TOGETHER = 128
+"""Where there are fewer rows than in a chunk, there is memory for a multiple of so many."""
+
+
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -40,6 +44,15 @@ def linear_cross_entropy(
     return loss
 
 
+def _compute_softmax(logits: Tensor, *, out: Tensor) -> Tensor:
+    """Return the softmax of each row, in fp32, in the memory of `out`."""
+    if logits.dtype == torch.bfloat16:
+        # By itself torch would turn bf16 into fp32 in memory of its own, as large as this. A row's results are written
+        # when all of it is read.
+        return torch.softmax(out.copy_(logits), dim=-1, out=out)
+    return torch.softmax(logits, dim=-1, dtype=torch.float32, out=out)
+
+
 class _Chunked(torch.autograd.Function):
     """The gradients are made in the forward, for a loss that is multiplied by `scale`."""
 
@@ -52,15 +65,16 @@ class _Chunked(torch.autograd.Function):
         loss_sum = hidden.new_zeros((), dtype=torch.float32)
         of_hidden = torch.empty_like(hidden) if needs_hidden else None
         of_weight: Tensor | None = None
-        # For all chunks: on a CPU fresh memory costs as much as what is computed in it.
-        shape = (min(chunk_rows, len(targets)), len(weight))
+        # For all chunks: on a CPU fresh memory costs as much as what is computed in it. Of few sizes, whatever the
+        # number of rows: on a GPU memory of sizes that change is cut into pieces that nobody can use.
+        shape = (min(chunk_rows, -(-len(targets) // _ROWS_TOGETHER) * _ROWS_TOGETHER), len(weight))
         in_dtype, in_fp32 = inputs.new_empty(shape), inputs.new_empty(shape, dtype=torch.float32)
         for start in range(0, len(targets), chunk_rows):
             rows = slice(start, start + chunk_rows)
             places = targets[rows, None]
             logits = torch.mm(inputs[rows], matrix.t(), out=in_dtype[: len(places)])
             highest, wanted = logits.amax(dim=-1).float(), logits.gather(1, places)[:, 0].float()
-            probabilities = torch.softmax(logits, dim=-1, dtype=torch.float32, out=in_fp32[: len(places)])
+            probabilities = _compute_softmax(logits, out=in_fp32[: len(places)])
             # The probability of a target may be too small for fp32, the highest of a row is not.
             # In this order: where the target is the likeliest, the first difference is 0 and the rest keeps its digits.
             loss_sum += (highest - wanted - probabilities.amax(dim=-1).log()).sum()

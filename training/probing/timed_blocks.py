@@ -27,6 +27,7 @@ from training.data.row_digest import digest_rows
 from training.plug import select_hardware
 from training.probing.cpu_use import CpuUse
 from training.probing.parts import probe_compute, probe_slowdown_in_flight
+from training.probing.shared_state import SharedState
 from training.probing.sweep import sweep_all_reduce
 from training.probing.variants import (
     Made,
@@ -141,6 +142,7 @@ class BlockRunner:
         self._ranks = ranks
         self._made: dict[tuple[str, int], Made] = {}
         """(Variant, segment) -> it on the rows of this segment; the model is the same."""
+        self._shared = SharedState()
         self._computing: dict[str, float] = {}
         """Variant -> seconds of its step without the wait for data, in its last block."""
 
@@ -156,6 +158,7 @@ class BlockRunner:
     def forget(self) -> None:
         """Drop every variant, and its memory on the device."""
         self._made.clear()
+        self._shared.clear()
         if self._ranks.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._ranks.device)
@@ -171,7 +174,7 @@ class BlockRunner:
             ],
             "exchange": made.strategy.describe(),
             "bytes_per_real_byte": scale,
-            "peak_memory_gib": _measure_peak_memory(self._ranks),
+            **_measure_peak_memory(self._ranks),
             "warm_up_seconds": made.warm_up_seconds,
             "can": _list_levers(made),
         }
@@ -272,7 +275,7 @@ class BlockRunner:
     def _get(self, variant: Variant, segment: int = 0) -> Made:
         key = _make_key(variant)
         if (key, 0) not in self._made:
-            self._made[key, 0] = build_variant(variant, self._config, self._ranks)
+            self._made[key, 0] = build_variant(variant, self._config, self._ranks, self._shared)
         if (key, segment) not in self._made:
             self._made[key, segment] = switch_segment(self._made[key, 0], segment)
         return self._made[key, segment]
@@ -295,8 +298,14 @@ def _list_levers(made: Made) -> list[str]:
     return can
 
 
-def _measure_peak_memory(ranks: Ranks) -> float | None:
-    return torch.cuda.max_memory_allocated(ranks.device) / 2**30 if ranks.device.type == "cuda" else None
+def _measure_peak_memory(ranks: Ranks) -> dict[str, float | None]:
+    """Return what was allocated, and what torch had taken from the device; None on the CPU."""
+    if ranks.device.type != "cuda":
+        return {"peak_memory_gib": None, "peak_reserved_gib": None}
+    return {
+        "peak_memory_gib": torch.cuda.max_memory_allocated(ranks.device) / 2**30,
+        "peak_reserved_gib": torch.cuda.max_memory_reserved(ranks.device) / 2**30,
+    }
 
 
 def serve(config: TrainingConfig, ranks: Ranks, *, address: str) -> None:

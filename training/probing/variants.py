@@ -19,6 +19,7 @@ from training.data.plan import SegmentPlan, make_micro_batches, make_segment_pla
 from training.data.prefetch import prefetch_micro_batches
 from training.data.rows import Rows
 from training.plug import Hardware, select_hardware
+from training.probing.shared_state import SharedState
 from training.process.distributed import Ranks
 from training.step.replica import Replica
 from training.step.replicated import Replicated
@@ -67,22 +68,23 @@ class Made:
         return select_hardware(self.workload)
 
 
-def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks) -> Made:
-    """Build a variant and run a few steps of it, which cost more than later ones."""
+def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared: SharedState) -> Made:
+    """Build a variant, with weights and moments that are `shared`; run a few steps, which cost more than later ones."""
     overrides: dict[str, Any] = {
         name: Path(value) if name == "model_dir" else value for name, value in variant.overrides.items()
     }
     config = dataclasses.replace(config, **overrides)
     workload = find_workload(config.workload)
-    model = workload.load_model(config.model_dir)
+    model, lending = workload.load_model(config.model_dir), shared.lend(workload)
     options = {} if variant.communicates else {"communicates": False}
     strategy: Strategy
     if variant.is_independent:
-        strategy = single.build(model, workload, config, dataclasses.replace(ranks, rank=0, world_size=1))
+        strategy = single.build(model, lending, config, dataclasses.replace(ranks, rank=0, world_size=1))
         shares = (ranks.rank, ranks.world_size)
     else:
-        strategy = find_strategy(variant.strategy or config.strategy).build(model, workload, config, ranks, **options)
+        strategy = find_strategy(variant.strategy or config.strategy).build(model, lending, config, ranks, **options)
         shares = (strategy.data_rank, strategy.data_world_size)
+    shared.take_in(strategy, config)
     segment = config.segments[0]
     source = open_training_rows(workload, config, segment)
     plan = make_segment_plan(source, config, segment)

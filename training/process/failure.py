@@ -1,6 +1,7 @@
 """How a training process ends other than well, and the exit codes that say so; standard library only."""
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -79,13 +80,30 @@ class StoppedError(TrainingError):
         self.exit_code = exit_code
 
 
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
-"""What torch says on CUDA, and on the CPU."""
+_OUT_OF_MEMORY = (
+    # torch, CUDA's runtime and driver, triton.
+    "out of memory",
+    # torch on a CPU, C++ and the system.
+    "can't allocate memory", "cannot allocate memory", "std::bad_alloc",
+    # cuBLAS and cuDNN, which take memory of the device by themselves. Without any, cuBLAS cannot even begin.
+    "cublas_status_alloc_failed", "cublas_status_not_initialized", "cudnn_status_alloc_failed",
+    "device_allocation_failed",
+    # NCCL.
+    "failed to cuda malloc", "failed to cuda calloc",
+)  # fmt: skip
+_OF_A_PLAN = re.compile(r"plan failed with|no valid (execution|engine)", re.IGNORECASE)
+"""What is said of a plan of cuDNN's that did not fit: others are tried, and smaller micro-batches are no remedy."""
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether torch, or the machine's own Python, found no memory."""
-    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in _OUT_OF_MEMORY)
+    """Return whether torch, a library of the GPU's or the machine's own Python found no memory."""
+    return isinstance(error, MemoryError) or tells_out_of_memory(str(error))
+
+
+def tells_out_of_memory(text: str) -> bool:
+    """Return whether a line of the text says so, but for cuDNN's trials of plans."""
+    lines = (line.lower() for line in text.splitlines() if not _OF_A_PLAN.search(line))
+    return any(sign in line for line in lines for sign in _OUT_OF_MEMORY)
 
 
 def record_failure(folder: Path, *, rank: int, error: Exception, reason: str, exit_code: int) -> None:

@@ -85,6 +85,8 @@ class Counters:
     """Launches that went on with it."""
     peak_memory_gib: float | None = None
     """Most GPU memory that any rank had allocated; None on CPU."""
+    peak_reserved_gib: float | None = None
+    """Most that torch had taken from a GPU for any rank, what lay idle in pieces included; None on CPU."""
     micro_batch_sizes: list[int] = field(default_factory=list)
     """Samples per forward pass, in the order of use; several where memory ran out and it went on with smaller ones."""
     version_drift: list[str] = field(default_factory=list)

@@ -12,8 +12,10 @@ import transformers
 from torch import nn
 
 from training.config import TrainingConfig
+from training.model.attention_kernels import find_attention_kernel
 from training.process.distributed import Ranks
 from training.process.redaction import redact, shorten
+from training.workloads import find_workload
 
 _NOT_WORK = {
     "cell", "strategy", "options", "world_size", "workload", "device", "oversubscribe", "model_dir", "model_name",
@@ -62,6 +64,9 @@ def _collect_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> 
         },
         "kernels": {
             "attention": getattr(getattr(model, "config", None), "_attn_implementation", None),
+            "attention_kernel": find_attention_kernel(
+                model, ranks.device, precision=config.precision, is_masked=find_workload(config.workload).HAS_LABELS
+            ),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "matmul_precision": torch.get_float32_matmul_precision(),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,

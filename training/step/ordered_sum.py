@@ -53,9 +53,11 @@ class OrderedSum:
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and gather, change nothing."""
-        for part in self.replica.list_warm_up_batches(micro_batch):
-            self.replica.add(self.replica.module, part, weight=0.0)
-            self._add_gradients([], self.replica.take_gradient(), range(self._ranks.world_size))
+        for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
+            total: list[Tensor] = []
+            for part in micro_batches:
+                self.replica.add(self.replica.module, part, weight=0.0)
+                total = self._add_gradients(total, self.replica.take_gradient(), range(self._ranks.world_size))
             self.replica.forget_gradient()
 
     def describe(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
+from training.model.attention_kernels import choose_attention_kernels
 from training.model.layers import recompute_layers
 from training.model.weights import (
     collect_weights,
@@ -47,6 +48,7 @@ class Replica:
         of the gradient only, scales it down by the norm of the whole and returns that; `deal` returns which parameters
         this rank updates, all of them unless somebody else updates the others.
         """
+        choose_attention_kernels(device)
         workload.prepare(model, config)
         if config.activation_checkpointing == "layers":
             recompute_layers(model)
@@ -90,6 +92,7 @@ class Replica:
         self.head_weight: Tensor | None = None
         """What the head multiplies by in place of its own weight: the same numbers with a gradient of their own."""
         self._is_compiled, self._is_warm = config.compile, False
+        self._accumulates = config.global_batch_size > config.micro_batch_size * config.world_size
         self._seq_len = config.seq_len
         self.on_gradient: Callable[[], None] | None = None
         """Called in every step when the gradient is reduced and not yet clipped; see Strategy."""
@@ -103,16 +106,32 @@ class Replica:
         """
         return self._scaler.is_enabled() and self._scaler.get_scale() >= 1.0
 
-    def list_warm_up_batches(self, micro_batch: MicroBatch) -> list[MicroBatch]:
-        """Return what to run before a step: the micro-batch; the first time twice, and what else is compiled for."""
+    def generate_warm_up_steps(
+        self, micro_batch: MicroBatch, *, begins_alone: bool = False
+    ) -> Iterator[list[MicroBatch]]:
+        """Yield the micro-batches of each step to run before a real one, with its gradient to be forgotten after it.
+
+        That is the micro-batch; the first time twice, with all in memory that a real step finds there: the moments and,
+        where a step has several micro-batches, the gradient of another. `begins_alone`: it runs alone before that.
+        """
         if self._is_warm:
-            return [micro_batch]
+            yield [micro_batch]
+            return
         self._is_warm = True
-        if not self._is_compiled:
-            return [micro_batch] * 2
-        # A single sequence is compiled for by itself; a dummy is one.
-        dummy = self._workload.make_dummy_micro_batch(self._seq_len).to(self.device)
-        return [micro_batch, dummy, micro_batch]
+        # Freed when the last step has run: the optimizer takes the same memory in its first step.
+        moments = [
+            torch.empty_like(part)
+            for part in self._parameters
+            for _ in self._moments
+            if not self._optimizer.state.get(part)
+        ]
+        if begins_alone or self._is_compiled or not self._accumulates:
+            yield [micro_batch]
+        if self._is_compiled:
+            # A single sequence is compiled for by itself; a dummy is one.
+            yield [self._workload.make_dummy_micro_batch(self._seq_len).to(self.device)]
+        yield [micro_batch] * (2 if self._accumulates else 1)
+        moments.clear()
 
     def add(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float) -> None:
         """Run forward and backward; `model` is the module itself or a wrapper around it.

@@ -136,6 +136,14 @@ class Ddp:
             self._sent.num_bytes = 0
         # DDP averages over ranks, the loss is a mean over labels: undo the division by the number of ranks.
         weight = self._world_size / max(num_targets, 1)
+        num_head_bytes = self._run(micro_batches, weight=weight)
+        num_all_reduces = self._count_collectives() - before
+        loss_sum, grad_norm = self.replica.step(learning_rate)
+        traffic = Traffic(num_all_reduces, num_head_bytes + self._count_bucket_bytes(num_all_reduces))
+        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic={ALL_REDUCE: traffic})
+
+    def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> int:
+        """Leave the averaged gradient of a step's micro-batches; return the bytes exchanged beside DDP's buckets."""
         *earlier, last = micro_batches
         # Around forward too: DDP decides there whether the backward will communicate.
         with self._wrapped.no_sync():
@@ -143,18 +151,12 @@ class Ddp:
                 self.replica.add(self._wrapped, micro_batch, weight=weight)
         self._begin_exchange()
         self.replica.add(self._wrapped, last, weight=weight)
-        num_head_bytes = self._end_exchange(last)
-        num_all_reduces = self._count_collectives() - before
-        loss_sum, grad_norm = self.replica.step(learning_rate)
-        traffic = Traffic(num_all_reduces, num_head_bytes + self._count_bucket_bytes(num_all_reduces))
-        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic={ALL_REDUCE: traffic})
+        return self._end_exchange(last)
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and all-reduce, at first twice: DDP fixes its buckets in between. Change nothing."""
-        for part in self.replica.list_warm_up_batches(micro_batch):
-            self._begin_exchange()
-            self.replica.add(self._wrapped, part, weight=0.0)
-            self._end_exchange(micro_batch)
+        for micro_batches in self.replica.generate_warm_up_steps(micro_batch, begins_alone=True):
+            self._run(micro_batches, weight=0.0)
             self.replica.forget_gradient()
 
     def describe(self) -> dict[str, Any]:

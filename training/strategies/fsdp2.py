@@ -196,8 +196,8 @@ class Fsdp2:
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing."""
-        for part in self._replica.list_warm_up_batches(micro_batch):
-            self._run([part], weight=0.0)
+        for micro_batches in self._replica.generate_warm_up_steps(micro_batch):
+            self._run(micro_batches, weight=0.0)
             self._replica.forget_gradient()
 
     def may_overflow(self) -> bool:

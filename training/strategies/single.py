@@ -35,15 +35,18 @@ class Single:
 
     def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
         """Apply one update; see Strategy."""
-        for micro_batch in micro_batches:
-            self.replica.add(self.replica.module, micro_batch, weight=1 / max(num_targets, 1))
+        self._run(micro_batches, weight=1 / max(num_targets, 1))
         loss_sum, grad_norm = self.replica.step(learning_rate)
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm)
 
+    def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
+        for micro_batch in micro_batches:
+            self.replica.add(self.replica.module, micro_batch, weight=weight)
+
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward and backward, change nothing."""
-        for part in self.replica.list_warm_up_batches(micro_batch):
-            self.replica.add(self.replica.module, part, weight=0.0)
+        for micro_batches in self.replica.generate_warm_up_steps(micro_batch):
+            self._run(micro_batches, weight=0.0)
             self.replica.forget_gradient()
 
     def describe(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from training.data.batches import make_dummy_micro_batch as make_dummy_micro_bat
 from training.data.batches import open_slice as open_slice
 from training.data.rows import Rows
 from training.model import attention_masks, packed_attention
+from training.model.attention_kernels import has_varlen_kernel
 from training.model.compiled_layers import compile_layers
 from training.model.lean_imports import lean_imports
 from training.model.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
@@ -95,15 +96,21 @@ def prepare(model: nn.Module, config: TrainingConfig) -> None:
     if config.packing:
         _attend_within_documents(model)
         _require_separate_documents(model, config)
-    if config.compile and config.packing and config.device == "cpu":
+    if config.compile and config.packing and not _packs_in_one_call(model, config):
         raise UnfitModelError(
-            "compile: true with packing: true, but on CPU packed attention runs document by document, which would be "
-            "compiled anew for every number of them; use one of the two"
+            "compile: true with packing: true, but on a CPU, in fp32, before Ampere and with dropout packed attention "
+            "runs document by document, which would be compiled anew for every number of them; use one of the two"
         )
     if config.compile:
         # Asked before: what is tried here need not be compiled for.
         _has_plain_head(model)
         compile_layers(model, config.device)
+
+
+def _packs_in_one_call(model: nn.Module, config: TrainingConfig) -> bool:
+    """Return whether attention takes all documents of a pack at once, whatever their number."""
+    device, is_16_bit = torch.device(config.device), config.precision != "fp32"
+    return has_varlen_kernel(device, is_16_bit=is_16_bit) and not _has_dropout(model)
 
 
 def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
@@ -172,20 +179,14 @@ def _make_attention_inputs(model: Any, micro_batch: MicroBatch) -> dict[str, Any
         # Without a mask the models would look for documents in the positions.
         return {"attention_mask": torch.ones_like(micro_batch.input_ids)}
     where: dict[str, Any] = {"position_ids": documents.position_ids}
-    if _has_varlen_kernel(micro_batch.input_ids.device) and not _has_dropout(model):
+    is_16_bit = torch.is_autocast_enabled("cuda")
+    if has_varlen_kernel(micro_batch.input_ids.device, is_16_bit=is_16_bit) and not _has_dropout(model):
         return where | {
             "document_boundaries": documents.boundaries,
             "longest_document": max(documents.lengths),
             "takes_groups": packed_attention.supports_grouped_heads(),
         }
     return where | {"document_lengths": documents.lengths}
-
-
-def _has_varlen_kernel(device: torch.device) -> bool:
-    """Return whether the variable-length kernel runs there: in 16 bit, on NVIDIA's Ampere and later."""
-    if device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from training.config import TrainingConfig
 from training.data.batches import IGNORED_LABEL, MicroBatch
 from training.data.plan import SegmentPlan, StepPlan, make_micro_batch, make_segment_plan
 from training.data.rows import Rows
+from training.model.attention_kernels import choose_attention_kernels
 from training.registry import import_file
 from training.step.schedule import compute_learning_rate
 from training.workloads import find_workload, open_training_rows
@@ -119,6 +120,7 @@ class OneProcess:
 
     def __init__(self, config: TrainingConfig) -> None:
         torch.set_num_threads(config.threads_per_rank)
+        choose_attention_kernels(torch.device(config.device))
         self._config = config
         self._workload = import_file("tasks.equivalence.reference", config.workload)
         self._model = self._workload.load_model(config.model_dir, device=config.device, is_packed=config.packing)
@@ -168,7 +170,11 @@ class OneProcess:
         if len(orders) > 1 and self._config.device == "cpu" and bytes_of_all <= _LARGEST_CACHE:
             # On a GPU they are computed again: kernels that add in whatever order are part of the noise.
             compute = functools.cache(compute)
-        by_order = [self._sum(order(step, number), compute) for order in orders]
+        by_order = [self._sum(order(step, number), compute) for order in orders[:1]]
+        for order in orders[1:]:
+            # Off the device before the next is computed there.
+            by_order[-1] = {name: part.cpu() for name, part in by_order[-1].items()}
+            by_order.append(self._sum(order(step, number), compute))
         return StepGradient(loss=sum(losses.values()) / num_labels, by_order=by_order)
 
     def apply(self, gradient: Mapping[str, Tensor], number: int) -> bool:
@@ -226,10 +232,11 @@ class OneProcess:
     def _sum(self, groups: list[list[int]], gradient_of: Callable[[int], Part]) -> dict[str, Tensor]:
         """Return the sum over all groups of micro-batches, each what one rank adds up."""
         dtype = _DTYPES.get(self._config.options.get("gradient_hook", "none"), torch.float32)
-        ranks = [
+        # One rank's after the other's: all at once would be as many gradients in memory.
+        ranks = (
             [None if part is None else part.to(dtype).div(self._num_ranks) for part in mine]
             for mine in (functools.reduce(_add, map(gradient_of, group)) for group in groups)
-        ]
+        )
         total = functools.reduce(_add, ranks)
         return {
             name: part.to(torch.float32).div(self._scale)

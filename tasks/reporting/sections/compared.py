@@ -141,7 +141,10 @@ def tabulate_work(results: Results) -> Table:
             ("Micro-batch", lambda cell: str(cell.micro_batch_size)),
             ("Accumulation", lambda cell: str(cell.grad_accum_steps)),
             ("Exchanged", lambda cell: f"{wording.format_three_digits(cell.exchanged_mib_per_step)} MiB"),
-            *[("Peak memory", lambda cell: wording.format_optional(cell.peak_memory_gib, wording.format_gib))]
+            *[
+                ("Peak memory", lambda cell: wording.format_optional(cell.peak_memory_gib, wording.format_gib)),
+                ("Reserved", lambda cell: wording.format_optional(cell.peak_reserved_gib, wording.format_gib)),
+            ]
             * has_memory,
             ("Checkpoints", lambda cell: wording.format_seconds(cell.checkpoint_seconds)),
             ("Resumed", lambda cell: str(cell.num_resumes)),

@@ -84,6 +84,7 @@ def _tabulate_rates(measurement: Measurement, unit: str) -> Table:
     columns += [("Samples/s", lambda arm: wording.format_three_digits(arm.samples_per_second)), ("MFU", _format_mfu)]
     optional: list[tuple[str, Callable[[ArmSpeed], float | None], Callable[[float], str]]] = [
         ("Peak memory", lambda arm: arm.peak_memory_gib, wording.format_gib),
+        ("Reserved", lambda arm: arm.peak_reserved_gib, wording.format_gib),
         ("GPU use", lambda arm: arm.gpu_utilisation, wording.format_percent),
         ("Power", lambda arm: arm.gpu_watts, lambda watts: f"{wording.format_three_digits(watts)} W"),
         ("Energy", lambda arm: arm.joules_per_token, lambda joules: f"{wording.format_three_digits(joules)} J/{unit}"),

@@ -42,6 +42,16 @@ def test_another_precision_than_the_trainings_is_said(tmp_path: Path, params: di
     assert "against one process, both in fp32 (in bf16 their kernels round differently): gradient" in gate.compared
 
 
+def test_packed_rows_in_the_precision_of_the_training_are_said(tmp_path: Path, params: dict[str, Any]) -> None:
+    difference = {"max_abs": 0.1, "relative_l2": 6e-3, "is_bitwise_equal": False, "largest_in": "lm_head.weight"}
+    write_certificate(tmp_path, params, packed_kernels={"found": difference, "noise_floor": 5e-3, "tolerance": 1.5e-2})
+    _, gate = results_of(tmp_path, params | {"train": params["train"] | {"precision": "bf16"}})
+    assert (
+        "packed rows in bf16 6.0e-03 from the same rows unpacked, where bf16 alone makes 5.0e-03 (1.5e-02 allowed)"
+        in gate.compared
+    )
+
+
 def test_bitwise_equal_is_said(tmp_path: Path, params: dict[str, Any]) -> None:
     equal = {"max_abs": 0.0, "relative_l2": 0.0, "is_bitwise_equal": True, "largest_in": None}
     write_certificate(tmp_path, params, gradient=equal, weights=equal)

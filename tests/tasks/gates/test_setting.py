@@ -104,7 +104,8 @@ def test_a_record_that_is_not_what_params_yaml_says_fails_and_the_report_prints_
 
 
 def test_a_run_whose_segments_are_not_of_its_own_values_is_found(params: dict[str, Any], tmp_path: Path) -> None:
-    record = setting_of(params)["train"] | {"epochs": 1, "watchdog_seconds": 60.0, "loss_chunk_rows": None}
+    kept = {"epochs": 1, "watchdog_seconds": 60.0, "emulated_bf16": False, "loss_chunk_rows": None}
+    record = setting_of(params)["train"] | kept
     for cell in params["cells"]:
         edit_json(tmp_path / "runs" / cell / "run.json", train=record | {"seed": 7})
     found = find_setting_problems(outputs_of(tmp_path, params | {"train": params["train"] | {"seed": 7}}), "1proc")

@@ -166,8 +166,21 @@ def test_the_ranks_of_all_cells_must_fit_on_a_gpu_side_by_side() -> None:
 
 def test_cuda_visible_devices_chooses_and_orders() -> None:
     uuids = ["GPU-aa1", "GPU-bb2", "GPU-cc3"]
-    assert select_visible(uuids, None) == [0, 1, 2]
-    assert select_visible(uuids, "2,0") == [2, 0]
-    assert select_visible(uuids, "GPU-bb, 0") == [1, 0]
-    assert select_visible(uuids, "1,7,0") == [1]
+    assert select_visible(uuids, None) == [(0, None), (1, None), (2, None)]
+    assert select_visible(uuids, "2,0") == [(2, None), (0, None)]
+    assert select_visible(uuids, "GPU-bb, 0") == [(1, None), (0, None)]
+    assert select_visible(uuids, "1,7,0") == [(1, None)]
     assert select_visible(uuids, "") == []
+
+
+def test_a_process_sees_one_slice_of_a_gpu_and_then_nothing_else() -> None:
+    uuids, slices = ["GPU-aa1", "GPU-bb2"], [["MIG-x1", "MIG-y2"], None]
+    assert select_visible(uuids, "MIG-y2", slices=slices) == [(0, 1)]
+    assert select_visible(uuids, "MIG-y2,MIG-x1", slices=slices) == [(0, 1)]
+    assert select_visible(uuids, "MIG-nobody's", slices=slices) == []
+    # Whole GPUs are not shown beside a slice, and of a GPU in slices its first is.
+    assert select_visible(uuids, None, slices=slices) == [(0, 0)]
+    assert select_visible(uuids, "1,0", slices=slices) == [(0, 0)]
+    assert select_visible(uuids, "1", slices=slices) == [(1, None)]
+    # MIG is on, and nobody has made a slice.
+    assert select_visible(uuids, None, slices=[[], None]) == [(1, None)]

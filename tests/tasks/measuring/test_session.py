@@ -222,13 +222,42 @@ def test_room_is_counted_with_every_copy_and_its_optimizer(
     machine = {"gpus": [{"name": "T4", "memory_gib": 15.0}] * 2}
     fits = partial(has_room, [*comparison.arms, *comparison.counterfactuals], cells)
     assert fits(machine, device="cpu", num_parameters=num_parameters) == expected
-    # The plain process, the wrapped one; the two, without communication, and as copies of their own.
+    # The plain process, the wrapped one; the two, without communication, and as copies of their own. Weights and
+    # moments are there twice, 12 bytes of each parameter, and 5 gradients.
     caplog.clear()
     assert not fits(machine, device="cuda", num_parameters=494_032_768)
-    assert "5 models with their optimizers would take 36.8 GiB, 15.0 are there" in caplog.text
-    assert fits({"gpus": [{"memory_gib": 80.0}] * 2}, device="cuda", num_parameters=494_032_768)
-    # On one GPU both ranks of the larger cell are there: 8 models.
-    assert not fits({"gpus": [{"memory_gib": 80.0}]}, device="cuda", num_parameters=494_032_768)
+    assert "5 variants of a step on 2 ranks would take 20.2 GiB, 15.0 are there" in caplog.text
+    assert fits({"gpus": [{"memory_gib": 40.0}] * 2}, device="cuda", num_parameters=494_032_768)
+    # On one GPU both ranks of the larger cell are there: 12 bytes three times, and 8 gradients.
+    assert not fits({"gpus": [{"memory_gib": 40.0}]}, device="cuda", num_parameters=494_032_768)
+    assert fits({"gpus": [{"memory_gib": 80.0}]}, device="cuda", num_parameters=494_032_768)
+
+
+def test_with_room_for_one_variant_there_are_a_prediction_and_advice_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "has_room", lambda *_, **__: False)
+    found = measure_device(DEVICE, PARAMS, folder=tmp_path, stop=threading.Event(), num_devices=2)
+    assert found.prediction is not None
+    assert found.advice is not None
+    assert found.advice.tried
+    assert not [sentence for sentence in found.left_out if "memory" in sentence]
+
+
+def test_advice_builds_each_change_at_its_turn_where_there_is_no_room_for_several(
+    waiting: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = advice.Knob(key="train.compile", change="layers compiled", overrides={"compile": True})
+    monkeypatch.setattr(advice, "list_knobs", lambda *_, **__: [_knob("one bucket", bucket_mib=75.0), compiled])
+    bench = Bench({"2dev": waiting}, seed=1)
+    found = advice.advise(PARAMS, COMPARISON, bench, device="cpu", has_room=lambda _: False, waterfalls=[])
+    assert found is not None
+    assert [one.change for one in found.tried] == ["one bucket"]
+    (why,) = found.failed
+    assert why == (
+        "layers compiled (memory has room for one variant of a step, which would be compiled anew at every turn)"
+    )
+    assert not bench.holds_all
 
 
 def test_ranks_without_memory_say_what_to_change(waiting: Workers, tmp_path: Path) -> None:

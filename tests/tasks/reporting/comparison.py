@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.growth.finished import write_ledger
 from tasks.params import Params
+from tasks.params.train import NOT_FOR_RANKS
 from tasks.records.outputs import Outputs, read_outputs
 from tests.ledgers import read_ledger
 from training.process.files import write_json
@@ -254,7 +255,7 @@ def _write_run(
 
 def setting_of(params: dict[str, Any]) -> dict[str, Any]:
     """Return what the ranks of a cell record of what they run with (training/record/setting.py)."""
-    train = Params.model_validate(params).train.model_dump(exclude={"epochs", "watchdog_seconds"})
+    train = Params.model_validate(params).train.model_dump(exclude=set(NOT_FOR_RANKS))
     return {
         "train": train | {"loss_chunk_rows": 384},
         "workload": params["workload"],

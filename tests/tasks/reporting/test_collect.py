@@ -96,7 +96,15 @@ def test_a_checkpoint_that_was_not_used_is_named_with_the_reason(tmp_path: Path,
 
 
 def test_started_resumed_and_peak_memory_are_taken_over(tmp_path: Path, params: dict[str, Any]) -> None:
-    edit_segment(tmp_path, "2proc", num_resumes=2, peak_memory_gib=3.5, started_at="2026-11-20T23:00:00+00:00")
+    edit_segment(
+        tmp_path,
+        "2proc",
+        num_resumes=2,
+        peak_memory_gib=3.5,
+        peak_reserved_gib=4.5,
+        started_at="2026-11-20T23:00:00+00:00",
+    )
     results = collect_results(outputs_of(tmp_path, params))
-    assert (results.cells[1].num_resumes, results.cells[1].peak_memory_gib) == (2, 3.5)
+    cell = results.cells[1]
+    assert (cell.num_resumes, cell.peak_memory_gib, cell.peak_reserved_gib) == (2, 3.5, 4.5)
     assert results.comparison.trained_at == "2026-11-20T23:00:00+00:00"

@@ -86,11 +86,14 @@ def test_every_chart_stands_in_its_section(page: Page, measured_results: Results
 
 
 def test_what_is_known_of_a_gpu_is_shown_and_what_is_unknown_is_not_available(measured_results: Results) -> None:
-    known = {"mfu": 0.412, "mfu_palm": 0.431, "peak_memory_gib": 20.5, "gpu_utilisation": 0.93, "gpu_watts": 512.0}
-    arms = [arm("1proc", 1), arm("2proc", 2, **known, joules_per_token=0.0128)]
+    known = {"mfu": 0.412, "mfu_palm": 0.431, "gpu_utilisation": 0.93, "gpu_watts": 512.0, "joules_per_token": 0.0128}
+    arms = [arm("1proc", 1), arm("2proc", 2, **known, peak_memory_gib=20.5, peak_reserved_gib=22.6)]
     text = page_of(with_measurement(measured_results, arms=arms)).text
-    assert "2proc 41.6 ms 50.4 ms 40,000 50,000 95.2 41.2 % (PaLM 43.1 %) 20.5 GiB 93 % 512 W 0.0128 J/token" in text
-    assert "1proc 67.3 ms 74.8 ms 24,700 30,900 58.8 n/a n/a n/a n/a n/a" in text
+    assert (
+        "2proc 41.6 ms 50.4 ms 40,000 50,000 95.2 41.2 % (PaLM 43.1 %) 20.5 GiB 22.6 GiB 93 % 512 W 0.0128 J/token"
+        in text
+    )
+    assert "1proc 67.3 ms 74.8 ms 24,700 30,900 58.8 n/a n/a n/a n/a n/a n/a" in text
     assert "Over wrapped" not in text.partition("Glossary Cell")[0]
 
 

@@ -1,8 +1,10 @@
 """Which samples make up a step, for any number of ranks."""
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,3 +116,30 @@ def test_micro_batches_are_padded_to_their_longest_row_rounded_up_to_8() -> None
     assert [tuple(part.input_ids.shape) for part in parts] == [(2, 8), (2, 16), (2, 20)]
     assert [part.num_tokens for part in parts] == [0, 10, 35]
     assert [part.num_padding_tokens for part in parts] == [14, 20, 3]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_the_largest_step_has_the_largest_micro_batch_of_the_segment(seed: int, size: int) -> None:
+    lengths = np.random.default_rng(seed).integers(1, 500, size=16 * 7 + 5)
+    plan = plan_segment(
+        lengths, seed=seed, epoch=1, rows=f"0-{len(lengths)}", global_batch_size=16, micro_batch_size=size
+    )
+
+    def count_positions(step: int) -> int:
+        return max(len(rows) * int(lengths[rows].max()) for rows in plan.step(step).micro_batches)
+
+    found = plan.find_largest_step()
+    first = plan.step(found).micro_batches[0]
+    assert len(first) * lengths[first].max() == max(map(count_positions, range(1, plan.num_steps + 1)))
+
+
+def test_the_largest_step_of_packs_is_the_one_with_the_most_tokens_in_a_pack() -> None:
+    # The longest row stands in the shortest step.
+    lengths = np.array([10] * 16 + [500] + [1] * 15 + [60] * 16)
+    plan = dataclasses.replace(
+        plan_segment(lengths, seed=1, epoch=1, rows="0-48", global_batch_size=16, micro_batch_size=4, is_packed=True),
+        order=np.arange(48),
+    )
+    assert plan.find_largest_step() == 3
+    assert dataclasses.replace(plan, is_packed=False).find_largest_step() == 2

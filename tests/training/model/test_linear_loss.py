@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tiny import make_tiny_model
 from training.data.batches import IGNORED_LABEL, open_slice
-from training.model.linear_loss import linear_cross_entropy
+from training.model.linear_loss import _compute_softmax, linear_cross_entropy
 from training.workloads import causal_lm
 
 _ROWS, _HIDDEN, _VOCAB = 37, 24, 101
@@ -155,6 +155,47 @@ def test_logits_of_a_chunk_are_the_largest_that_is_ever_in_memory() -> None:
     assert chunked == 50 * vocab_size
 
 
+class _OfAChunk(TorchDispatchMode):
+    """Notes how many rows there is memory for wherever something with a number for every word of these rows lies."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size, self.num_rows, self._places = vocab_size, list[int](), set[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.shape[-1:] == (self.vocab_size,) and result.shape[0] > _HIDDEN:
+            memory = result.untyped_storage()
+            if memory.data_ptr() not in self._places:
+                self.num_rows.append(memory.nbytes() // result.element_size() // self.vocab_size)
+                self._places.add(memory.data_ptr())
+        return result
+
+
+def _list_chunk_memory(num_rows: int, *, chunk_rows: int) -> list[int]:
+    vocab_size = 3001
+    hidden = torch.randn(num_rows, _HIDDEN, requires_grad=True)
+    weight = torch.randn(vocab_size, _HIDDEN, requires_grad=True)
+    targets = torch.randint(vocab_size, (num_rows,))
+    with _OfAChunk(vocab_size) as noted, torch.autocast("cpu", torch.bfloat16):
+        linear_cross_entropy(hidden, weight, targets, chunk_rows=chunk_rows)
+    return noted.num_rows
+
+
+@pytest.mark.parametrize("num_rows", [129, 200, 255, 256, 300, 400, 1000])
+def test_a_chunk_takes_memory_twice_and_of_few_sizes_whatever_the_number_of_rows(num_rows: int) -> None:
+    # In bf16 and in fp32: what is turned from one into the other goes where its result goes.
+    assert _list_chunk_memory(num_rows, chunk_rows=256) == [256, 256]
+    assert _list_chunk_memory(num_rows, chunk_rows=2048) == [-(-num_rows // 128) * 128] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_probabilities_are_to_the_bit_those_of_torch(dtype: torch.dtype) -> None:
+    logits = 30 * torch.randn(64, 5003, generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = torch.softmax(logits, dim=-1, dtype=torch.float32)
+    assert torch.equal(_compute_softmax(logits, out=torch.empty(logits.shape)), expected)
+
+
 def test_only_positions_with_a_label_go_through_the_head(tmp_path: Path, slices: list[Path]) -> None:
     model: Any = causal_lm.load_model(make_tiny_model(tmp_path / "model", vocab_size=1000))
     batch = open_slice(slices[0]).collate(range(6), seq_len=32)
@@ -162,7 +203,10 @@ def test_only_positions_with_a_label_go_through_the_head(tmp_path: Path, slices:
     assert len(batch.label_places) == batch.num_tokens == int((batch.labels != IGNORED_LABEL).sum())
     assert batch.num_tokens < batch.labels.numel()
     largest = _largest(lambda: causal_lm.loss_sum(model, batch, chunk_rows=10**6))
-    assert largest == batch.num_tokens * model.config.vocab_size
+    # There is memory for a multiple of 128 rows.
+    num_rows = -(-batch.num_tokens // 128) * 128
+    assert num_rows < batch.labels.numel()
+    assert largest == num_rows * model.config.vocab_size
 
 
 @pytest.mark.parametrize("tied", [True, False])

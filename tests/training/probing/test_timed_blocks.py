@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.emulator import WORKLOAD
 from benchmarks.emulator.device import EmulatedDevice, write_device
-from tests.tiny import make_config
+from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import parsed
 from training.data.batches import open_slice
 from training.data.plan import plan_segment
@@ -20,6 +20,9 @@ from training.probing.variants import Variant
 from training.process.distributed import Ranks
 
 STEPS = [2, 3, 3]
+VARIANTS = [
+    Variant(), Variant(strategy="ddp"), Variant(strategy="ddp", communicates=False), Variant(is_independent=True),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -50,7 +53,7 @@ def test_a_block_counts_its_steps_and_not_the_lead_in(runner: BlockRunner, confi
 
 @pytest.mark.parametrize(
     "variant",
-    [Variant(), Variant(strategy="ddp"), Variant(strategy="ddp", communicates=False), Variant(is_independent=True)],
+    VARIANTS,
 )
 @pytest.mark.parametrize("part", ["step", "update"])
 def test_measuring_leaves_the_weights_of_the_base_model(
@@ -63,6 +66,33 @@ def test_measuring_leaves_the_weights_of_the_base_model(
     assert runner._get(variant).strategy.replica.parameter_checksum() == compute_parameter_checksum(
         load_model(tiny_model)
     )
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_variants_have_one_set_of_weights_and_moments_and_compute_what_each_does_alone(
+    optimizer: str, tied: bool, tmp_path: Path, slices: list[Path], alone: Ranks
+) -> None:
+    model = make_tiny_model(tmp_path / "model", tied=tied)
+    config = parsed(make_config(tmp_path, model, slices[:1], optimizer=optimizer), tmp_path)
+    variants = [*VARIANTS, Variant(strategy="ddp", overrides={"packing": True, "micro_batch_size": 4})]
+    if tied:
+        variants.append(Variant(strategy="ddp", overrides={"options": {"early_tied_head": True}}))
+    runner = BlockRunner(config, alone)
+    places, moments = set(), set()
+    for variant in variants:
+        block = Block(variant=variant, steps=STEPS, data="device")
+        together, by_itself = runner.run(block), BlockRunner(config, alone).run(block)
+        for name in ("loss_sum", "grad_norm_sum", "rows_digest"):
+            assert together[name] == by_itself[name]
+        replica = runner._get(variant).strategy.replica
+        places.add(tuple(part.data_ptr() for part in replica.parameters))
+        state = [replica.optimizer.state[part] for part in replica.parameters]
+        moments.add(tuple(one[name].data_ptr() for one in state for name in replica._moments))
+    assert len(places) == len(moments) == 1
+    assert len(next(iter(moments))) == len(replica._moments) * len(replica.parameters)
+    runner.forget()
+    runner.run(Block(variant=VARIANTS[0], steps=STEPS, data="device"))
 
 
 @pytest.mark.alone

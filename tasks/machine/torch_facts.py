@@ -1,0 +1,87 @@
+"""What the installed torch can use of this machine's GPUs: `python -m tasks.machine.torch_facts` asks torch itself.
+
+In a process of its own, since torch takes seconds to import; only where there are GPUs, and once for a machine.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.process.files import write_json
+from training.process.redaction import shorten
+
+_KEPT = Path(".work/torch.json")
+_LONGEST_SECONDS = 120.0
+_MAX_PROBLEM_CHARACTERS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchFacts:
+    """What torch says of itself and of the GPUs."""
+
+    version: str
+    """As torch has it, such as 2.15.0+cu132."""
+    cuda: str | None
+    """CUDA that it was built for; None for a build for CPUs."""
+    arch_list: tuple[str, ...]
+    """What it has code for: sm_90 for GPUs of compute capability 9.0, compute_90 for these and all later ones."""
+    num_gpus: int
+    """GPUs that it finds."""
+    problem: str | None
+    """What it said when it was to use them; None if it can."""
+
+
+def fetch_torch_facts(machine_digest: str) -> TorchFacts:
+    """Return what torch says on a machine of this digest; kept in .work/ unless torch could not use the GPUs."""
+    kept = _read_kept(machine_digest)
+    if kept is not None:
+        return kept
+    facts = _ask_torch()
+    if facts.problem is None and facts.num_gpus:
+        write_json(_KEPT, {"machine": machine_digest, "torch": dataclasses.asdict(facts)})
+    return facts
+
+
+def _read_kept(machine_digest: str) -> TorchFacts | None:
+    try:
+        kept = json.loads(_KEPT.read_bytes())
+        return _make_facts(kept["torch"]) if kept["machine"] == machine_digest else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _ask_torch() -> TorchFacts:
+    found = subprocess.run(
+        [sys.executable, "-m", "tasks.machine.torch_facts"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LONGEST_SECONDS, check=True,
+    )  # fmt: skip
+    return _make_facts(json.loads(found.stdout.splitlines()[-1]))
+
+
+def _make_facts(values: dict[str, Any]) -> TorchFacts:
+    return TorchFacts(**{**values, "arch_list": tuple(values["arch_list"])})
+
+
+def _collect_torch_facts() -> TorchFacts:
+    import torch
+
+    problem = None
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        problem = shorten(" ".join(str(error).split()), limit=_MAX_PROBLEM_CHARACTERS)
+    return TorchFacts(
+        version=torch.__version__,
+        cuda=torch.version.cuda,
+        arch_list=tuple(torch.cuda.get_arch_list()),
+        num_gpus=0 if problem else torch.cuda.device_count(),
+        problem=problem,
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(dataclasses.asdict(_collect_torch_facts())) + "\n")

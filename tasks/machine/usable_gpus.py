@@ -1,0 +1,159 @@
+"""Whether the installed torch can train on this machine's GPUs what params.yaml asks for, found before any download.
+
+What is found here is one line with a remedy; a rank would find it after everything was downloaded, or be slow for it.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.machine.gpu_facts import ask_nvml
+from tasks.machine.gpus import open_gpus
+from tasks.machine.torch_facts import TorchFacts, fetch_torch_facts
+from tasks.params import Params
+from tasks.params.choices import read_unit
+from tasks.process.failure import ConfigurationError, ResourceError
+
+FIRST_WITH_BF16 = (8, 0)
+"""Compute capability of Ampere: the first GPUs that compute in bf16, and that have the variable-length kernel."""
+_OLDEST_DRIVERS = {11: "450", 12: "525", 13: "580"}
+"""By the major version of CUDA, all of whose minor ones run on it. Source: NVIDIA, CUDA Compatibility."""
+_BY_ADDRESS = "PCI_BUS_ID"
+_CPU = "set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"
+
+
+def require_usable_gpus(params: Params, machine: Mapping[str, Any]) -> None:
+    """Raise ResourceError or ConfigurationError, in one line, if the cells cannot train on the GPUs as they are asked.
+
+    `machine`: what collect_machine_facts gave. Nothing is asked where there is no GPU.
+    """
+    gpus: Sequence[Mapping[str, Any]] = machine["gpus"]
+    if not gpus:
+        return
+    used = gpus[: max(cell.ranks_per_node for cell in params.cells.values())]
+    names, driver_cuda = _read_driver()
+    problem = explain_order(names, os.environ) or explain_unfit(
+        used, fetch_torch_facts(machine["digest"]), driver=machine["driver"], driver_cuda=driver_cuda
+    )
+    if problem:
+        raise ResourceError(problem)
+    problem = explain_slow(params, used)
+    if problem:
+        raise ConfigurationError(problem)
+
+
+def _read_driver() -> tuple[list[str], int | None]:
+    """Return the names of all GPUs of this machine, in the driver's order, and the newest CUDA that the driver runs."""
+    import pynvml
+
+    with open_gpus() as opened:
+        names = [str(ask_nvml(pynvml.nvmlDeviceGetName, handle)) for handle in opened.every]
+        return names, ask_nvml(pynvml.nvmlSystemGetCudaDriverVersion)
+
+
+def explain_order(names: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Return what is wrong with how GPUs are numbered; None if the driver and CUDA mean the same by a number.
+
+    `names`: of all GPUs, in the driver's order. CUDA puts the fastest first, unless it is told otherwise.
+    """
+    choice = environment.get("CUDA_VISIBLE_DEVICES")
+    has_numbers = choice is None or any(entry.strip().isdigit() for entry in choice.split(","))
+    if len(set(names)) < 2 or not has_numbers or environment.get("CUDA_DEVICE_ORDER") == _BY_ADDRESS:
+        return None
+    kinds = {name: [str(index) for index, one in enumerate(names) if one == name] for name in dict.fromkeys(names)}
+    found = ", ".join(f"{name} ({', '.join(places)})" for name, places in kinds.items())
+    most = max(kinds.values(), key=len)
+    return (
+        f"GPUs of {len(kinds)} kinds: {found}, which CUDA numbers otherwise than the driver; set "
+        f"CUDA_DEVICE_ORDER={_BY_ADDRESS}, and GPUs of one kind with CUDA_VISIBLE_DEVICES={','.join(most)} or the like"
+    )
+
+
+def explain_unfit(
+    gpus: Sequence[Mapping[str, Any]], torch: TorchFacts, *, driver: str | None, driver_cuda: int | None
+) -> str | None:
+    """Return why torch cannot train on these GPUs, with the remedy; None if it can.
+
+    `driver_cuda`: the newest CUDA that the driver runs, as NVML has it: 12040 is 12.4; None where it is not told.
+    """
+    first = gpus[0]["name"]
+    if torch.cuda is None:
+        return f"torch {torch.version} is built for CPUs and this machine has a {first}; run `make setup`, or {_CPU}"
+    wanted = int(torch.cuda.partition(".")[0])
+    if driver_cuda is not None and driver_cuda // 1000 < wanted:
+        oldest = _OLDEST_DRIVERS.get(wanted)
+        return (
+            f"the NVIDIA driver {driver} runs CUDA {_format_cuda(driver_cuda)} at most, and torch {torch.version} is "
+            f"built for CUDA {torch.cuda}; update the driver{f' to {oldest} or later' if oldest else ''}, or {_CPU}"
+        )
+    for gpu in gpus:
+        capability = parse_capability(gpu)
+        if capability is not None and torch.arch_list and not has_code_for(capability, torch.arch_list):
+            return (
+                f"torch {torch.version} has no code for {gpu['name']} (compute capability {gpu['compute_capability']}; "
+                f"it has {', '.join(torch.arch_list)}); leave the GPU out with CUDA_VISIBLE_DEVICES, or {_CPU}"
+            )
+    if torch.problem is not None:
+        return f"torch {torch.version} cannot use {first}: {torch.problem}; see that `nvidia-smi` works, or {_CPU}"
+    if torch.num_gpus < len(gpus):
+        return (
+            f"the driver names {len(gpus)} GPUs that the cells are to use, torch {torch.version} finds "
+            f"{torch.num_gpus}; see that `nvidia-smi` shows them all and no other process has one to itself"
+        )
+    return None
+
+
+def explain_slow(params: Params, gpus: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what the cells ask of GPUs that these do slowly or not at all, with the remedy; None if there is none."""
+    train = params.train
+    old = next((gpu for gpu in gpus if (parse_capability(gpu) or FIRST_WITH_BF16) < FIRST_WITH_BF16), None)
+    if old is not None and train.precision == "bf16" and not train.emulated_bf16:
+        return (
+            f"train.precision: bf16 on {old['name']} (compute capability {old['compute_capability']}), which emulates "
+            "it and is slow; use fp16, or train.emulated_bf16: true"
+        )
+    unrolls = train.precision == "fp32" or old is not None
+    if read_unit(params.workload) == "token" and train.compile and train.packing and unrolls:
+        why = "in fp32" if train.precision == "fp32" else f"on {old['name']}" if old else ""
+        return (
+            f"train.compile: true with train.packing: true, but {why} packed attention runs document by document, "
+            "which would be compiled anew for every number of them; use one of the two"
+        )
+    return None
+
+
+def parse_capability(gpu: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return a GPU's compute capability, (9, 0); None where the driver does not tell."""
+    found = gpu.get("compute_capability")
+    if found is None:
+        return None
+    major, minor = map(int, found.split("."))
+    return major, minor
+
+
+def has_code_for(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
+    """Return whether code for these architectures runs on a GPU of this compute capability.
+
+    Machine code runs on its own generation, from its own minor version on; with an `a` on that one GPU alone, with an
+    `f` on its family. What a driver has yet to translate (compute_...) runs on its own and all later ones. Source:
+    NVIDIA, CUDA C++ Programming Guide, "Application Compatibility".
+    """
+    for name in arch_list:
+        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name)
+        if found is None:
+            continue
+        kind, major, minor, suffix = found[1], int(found[2]), int(found[3]), found[4]
+        if suffix == "a":
+            runs = capability == (major, minor)
+        elif kind == "compute" and not suffix:
+            runs = capability >= (major, minor)
+        else:
+            runs = capability[0] == major and capability[1] >= minor
+        if runs:
+            return True
+    return False
+
+
+def _format_cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"

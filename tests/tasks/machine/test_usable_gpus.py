@@ -1,0 +1,151 @@
+"""What is refused before anything is downloaded, of GPUs, drivers and builds of torch whose facts are known."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.machine import torch_facts
+from tasks.machine.facts import collect_machine_facts
+from tasks.machine.torch_facts import TorchFacts, fetch_torch_facts
+from tasks.machine.usable_gpus import explain_order, explain_slow, explain_unfit, has_code_for, require_usable_gpus
+from tasks.params import Params
+from tasks.params.strict_yaml import read_strict_yaml
+
+PROJECT = Path(__file__).resolve().parents[3]
+CUDA_13 = TorchFacts(
+    version="2.15.0+cu132", cuda="13.2", num_gpus=2, problem=None,
+    arch_list=("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"),
+)  # fmt: skip
+"""As the wheel of this torch has it."""
+
+
+def make_gpu(name: str, capability: str | None) -> dict[str, Any]:
+    return {"name": name, "memory_gib": 15.0, "compute_capability": capability}
+
+
+T4, V100, H100 = make_gpu("Tesla T4", "7.5"), make_gpu("Tesla V100-SXM2-16GB", "7.0"), make_gpu("NVIDIA H100", "9.0")
+
+
+def make_params(**train: Any) -> Params:
+    raw: Any = read_strict_yaml(PROJECT / "presets" / "qwen2-arxiv.yaml")
+    return Params.model_validate({**raw, "train": {**raw["train"], **train}})
+
+
+def explain(*gpus: dict[str, Any], facts: TorchFacts = CUDA_13, driver_cuda: int | None = 13020) -> str:
+    return explain_unfit(gpus, facts, driver="580.65.06", driver_cuda=driver_cuda) or ""
+
+
+@pytest.mark.parametrize("gpu", [T4, H100, make_gpu("NVIDIA GeForce RTX 4090", "8.9"), make_gpu("unknown", None)])
+def test_gpus_that_torch_has_code_for_are_taken(gpu: dict[str, Any]) -> None:
+    assert explain(gpu) == ""
+    # Any CUDA of one major version runs on the drivers of another of that version.
+    assert explain(gpu, driver_cuda=13000) == explain(gpu, driver_cuda=None) == ""
+
+
+def test_a_driver_too_old_for_the_build_is_said_with_what_it_needs() -> None:
+    found = explain(T4, driver_cuda=12040)
+    assert "driver 580.65.06 runs CUDA 12.4 at most" in found
+    assert "built for CUDA 13.2; update the driver to 580 or later" in found
+    assert explain(T4, driver_cuda=12040, facts=dataclasses.replace(CUDA_13, cuda="12.8")) == ""
+
+
+def test_a_gpu_without_code_in_the_build_is_named_with_what_there_is_code_for() -> None:
+    found = explain(T4, V100)
+    assert "no code for Tesla V100-SXM2-16GB (compute capability 7.0; it has sm_75, sm_80" in found
+    assert "leave the GPU out with CUDA_VISIBLE_DEVICES" in found
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch_list", "runs"),
+    [
+        ((8, 9), ["sm_80"], True),
+        ((8, 0), ["sm_86"], False),
+        ((9, 0), ["sm_80", "sm_89"], False),
+        ((9, 0), ["sm_80", "compute_80"], True),
+        ((7, 5), ["compute_80"], False),
+        ((9, 0), ["sm_90a"], True),
+        ((10, 3), ["sm_100a"], False),
+        ((10, 3), ["sm_100f"], True),
+        ((12, 0), ["sm_120"], True),
+        ((12, 0), ["sm_100", "compute_100a"], False),
+        ((7, 0), [], False),
+    ],
+)
+def test_machine_code_runs_on_its_own_generation_and_what_is_translated_on_later_ones(
+    capability: tuple[int, int], arch_list: list[str], runs: bool
+) -> None:
+    assert has_code_for(capability, arch_list) is runs
+
+
+def test_a_build_for_cpus_on_a_machine_with_a_gpu_is_refused() -> None:
+    found = explain(H100, facts=TorchFacts(version="2.15.0+cpu", cuda=None, arch_list=(), num_gpus=0, problem=None))
+    assert "2.15.0+cpu is built for CPUs and this machine has a NVIDIA H100" in found
+
+
+def test_what_torch_itself_says_of_gpus_is_handed_on() -> None:
+    found = explain(H100, facts=dataclasses.replace(CUDA_13, num_gpus=0, problem="CUDA unknown error"))
+    assert "torch 2.15.0+cu132 cannot use NVIDIA H100: CUDA unknown error" in found
+    assert "names 2 GPUs that the cells are to use, torch 2.15.0+cu132 finds 1" in explain(
+        H100, H100, facts=dataclasses.replace(CUDA_13, num_gpus=1)
+    )
+
+
+def test_gpus_of_several_kinds_have_to_be_numbered_as_the_driver_does() -> None:
+    names = ["NVIDIA GeForce GT 1030", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"]
+    for environment in ({}, {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}):
+        found = explain_order(names, environment) or ""
+        assert "GPUs of 2 kinds: NVIDIA GeForce GT 1030 (0), NVIDIA GeForce RTX 4090 (1, 2)" in found
+        assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID, and GPUs of one kind with CUDA_VISIBLE_DEVICES=1,2" in found
+    assert explain_order(names, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) is None
+    assert explain_order(names, {"CUDA_VISIBLE_DEVICES": "GPU-5ab1"}) is None
+    assert explain_order(names[1:], {}) is None
+
+
+def test_bf16_before_ampere_is_refused_unless_it_is_asked_for() -> None:
+    found = explain_slow(make_params(), [H100, T4]) or ""
+    assert "train.precision: bf16 on Tesla T4 (compute capability 7.5)" in found
+    assert "use fp16, or train.emulated_bf16: true" in found
+    assert explain_slow(make_params(emulated_bf16=True), [T4]) is None
+    assert explain_slow(make_params(precision="fp16"), [T4]) is None
+    assert explain_slow(make_params(), [H100]) is None
+    assert explain_slow(make_params(), [make_gpu("unknown", None)]) is None
+
+
+def test_compiled_packs_are_refused_where_their_documents_run_one_by_one() -> None:
+    assert "on Tesla T4 packed attention runs document by document" in (
+        explain_slow(make_params(precision="fp16", compile=True), [T4]) or ""
+    )
+    assert "in fp32 packed attention" in (explain_slow(make_params(precision="fp32", compile=True), [H100]) or "")
+    assert explain_slow(make_params(compile=True), [H100]) is None
+    assert explain_slow(make_params(precision="fp32"), [H100]) is None
+
+
+def test_torch_is_asked_in_a_process_of_its_own_and_once_for_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    monkeypatch.chdir(tmp_path)
+    found = fetch_torch_facts("machine")
+    assert (found.version, found.cuda) == (torch.__version__, torch.version.cuda)
+    assert found.arch_list == tuple(torch.cuda.get_arch_list())
+    if not torch.cuda.is_available():
+        # Not kept: whoever mends the driver is to be believed.
+        assert found.num_gpus == 0
+        assert found.problem
+        assert not list(tmp_path.iterdir())
+    (tmp_path / ".work").mkdir()
+    kept = {"machine": "machine", "torch": dataclasses.asdict(CUDA_13)}
+    (tmp_path / ".work" / "torch.json").write_text(json.dumps(kept))
+    assert fetch_torch_facts("machine") == CUDA_13
+    monkeypatch.setattr(torch_facts, "_ask_torch", lambda: dataclasses.replace(CUDA_13, num_gpus=1))
+    assert fetch_torch_facts("another machine").num_gpus == 1
+    assert json.loads((tmp_path / ".work" / "torch.json").read_text())["machine"] == "another machine"
+
+
+def test_a_machine_without_gpus_is_asked_nothing(no_driver: str) -> None:
+    assert collect_machine_facts()["gpus"] == []
+    require_usable_gpus(make_params(), {"gpus": [], "digest": "none"})

@@ -1,0 +1,63 @@
+"""What runs out of memory is tried with smaller micro-batches, and what is left over is one line."""
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.process.failure import ConfigurationError, OutOfMemoryError
+from tasks.ranks.memory import name_out_of_memory, try_within_memory
+
+CONFIG = {"micro_batch_size": 12, "global_batch_size": 24, "world_size": 2, "exact": False}
+
+
+def _try(room: int, **changes: Any) -> tuple[int, list[int]]:
+    """Return with how many samples it went, and with how many it was tried, where memory has room for so many."""
+    tried: list[int] = []
+
+    def attempt(config: dict[str, Any]) -> int:
+        tried.append(config["micro_batch_size"])
+        if tried[-1] > room:
+            with name_out_of_memory("a training"):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.32 GiB")
+        return tried[-1]
+
+    return try_within_memory({**CONFIG, **changes}, attempt), tried
+
+
+def test_micro_batches_are_halved_until_they_fit() -> None:
+    assert _try(12) == (12, [12])
+    assert _try(5) == (3, [12, 6, 3])
+    with pytest.raises(OutOfMemoryError, match=r"^a training: out of memory: CUDA out of memory\. Tried .* 2.32 GiB"):
+        _try(0)
+
+
+def test_in_exact_mode_they_are_not() -> None:
+    with pytest.raises(OutOfMemoryError, match="with exact: true the weights depend on micro_batch_size=12"):
+        _try(5, exact=True)
+
+
+def test_what_is_no_lack_of_memory_stays_what_it_is() -> None:
+    with pytest.raises(RuntimeError, match="device-side assert"), name_out_of_memory("a training"):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    with pytest.raises(ConfigurationError, match="a rank's own out of memory"), name_out_of_memory("a training"):
+        raise ConfigurationError("a rank's own out of memory")
+
+
+def test_what_was_computed_until_then_is_free_when_it_is_tried_again() -> None:
+    left: list[weakref.ref[torch.Tensor]] = []
+
+    def compute() -> None:
+        gradient = torch.zeros(1000)
+        left.append(weakref.ref(gradient))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def attempt(config: dict[str, Any]) -> bool:
+        if len(left) == 2:
+            return all(gradient() is None for gradient in left)
+        with name_out_of_memory("a training"):
+            compute()
+        return False
+
+    assert try_within_memory(CONFIG, attempt)

@@ -1,0 +1,53 @@
+"""Which kernel of torch's computes attention on a GPU: chosen here, so that every cell and every shape has the same.
+
+By itself torch sends 16-bit attention to cuDNN from Hopper on. That builds a plan for every new shape, which takes from
+42 ms to a second, and packs are a new shape nearly every time.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use_flash_attention
+
+from training.model import packed_attention
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def choose_attention_kernels(device: torch.device) -> None:
+    """Leave cuDNN's attention out of this process, on a GPU: what is left is torch's own, the fastest that fits."""
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def find_attention_kernel(model: nn.Module, device: torch.device, *, precision: str, is_masked: bool) -> str | None:
+    """Return what computes the model's attention on a GPU: flash, memory-efficient or plain.
+
+    `is_masked`: whether padding is masked, which flash cannot. None on a CPU, and where the model's config does not
+    tell its heads. Asks torch, with two tokens of these heads.
+    """
+    config: Any = getattr(model, "config", None)
+    num_heads = getattr(config, "num_attention_heads", None)
+    if device.type != "cuda" or num_heads is None:
+        return None
+    if config._attn_implementation == packed_attention.NAME and has_varlen_kernel(
+        device, is_16_bit=precision != "fp32"
+    ):
+        return "flash, all documents of a pack at once"
+    num_keys = getattr(config, "num_key_value_heads", None) or num_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    query, key = (
+        torch.empty(1, number, 2, size, dtype=_DTYPES[precision], device=device, requires_grad=True)
+        for number in (num_heads, num_keys)
+    )
+    mask = torch.ones(1, 1, 2, 2, dtype=torch.bool, device=device) if is_masked else None
+    asked = SDPAParams(query, key, key, mask, 0.0, not is_masked, num_heads != num_keys)
+    if can_use_flash_attention(asked):
+        return "flash"
+    return "memory-efficient" if can_use_efficient_attention(asked) else "plain"
+
+
+def has_varlen_kernel(device: torch.device, *, is_16_bit: bool) -> bool:
+    """Return whether the variable-length kernel runs there: in 16 bit, on NVIDIA's Ampere and later."""
+    return device.type == "cuda" and is_16_bit and torch.cuda.get_device_capability(device) >= (8, 0)
