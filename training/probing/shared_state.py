@@ -45,10 +45,12 @@ class SharedState:
             return
         kept = self._weights.setdefault(str(config.model_dir), {})
         moments = self._moments[f"{config.optimizer} {config.momentum} {config.model_dir}"]
-        state = strategy.replica.optimizer.state
+        optimizer = strategy.replica.optimizer
+        updated = {part for group in optimizer.param_groups for part in group["params"]}
         for name, part in strategy.module.named_parameters():
             kept.setdefault(name, part.data)
-            state[part] = moments.setdefault(name, state[part])
+            if part in updated:
+                optimizer.state[part] = moments.setdefault(name, optimizer.state[part])
 
     def clear(self) -> None:
         """Forget everything."""

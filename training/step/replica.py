@@ -121,7 +121,8 @@ class Replica:
         # Freed when the last step has run: the optimizer takes the same memory in its first step.
         moments = [
             torch.empty_like(part)
-            for part in self._parameters
+            for group in self._optimizer.param_groups
+            for part in group["params"]
             for _ in self._moments
             if not self._optimizer.state.get(part)
         ]
