@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from playwright.sync_api import Browser, sync_playwright
 
 from tasks.process.logs import switch_off_telemetry
@@ -16,6 +17,10 @@ from tests.warm.environment import warm_environment
 PROJECT = Path(__file__).resolve().parent.parent
 
 switch_off_telemetry()
+# The same examples in every run, so that what fails has to do with the change that is tested. Others are drawn with
+# `--hypothesis-profile default`.
+settings.register_profile("same", derandomize=True, database=None, deadline=None)
+settings.load_profile("same")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # `evaluate` takes a thread for every core. Threads that wait by running in circles keep a busy machine from the others:
 # beside one other test, it takes three times the processor time.

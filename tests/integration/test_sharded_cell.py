@@ -9,7 +9,7 @@ from tests.museum.museum import ABOUT_SECONDS, compare
 from tests.museum.project import CELLS, Size, change_params, copy_project, make_project
 from tests.museum.stage_process import run_elsewhere
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 
 def test_a_sharded_cell_passes_every_gate_and_the_report_says_what_is_not_available_for_it(
