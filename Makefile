@@ -79,7 +79,7 @@ test: $(READY)  ## Everything: check and all tests
 	trap 'rm -rf "$$DDP_COMPARE_FINISHED"' EXIT
 	failed=0
 	pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" || failed=$$?
-	pytest -m alone || failed=$$?
+	pytest -m alone $$(grep -rl --include="test_*.py" "mark\.alone" tests) || failed=$$?
 	exit $$failed
 
 museum: $(READY)  ## Wrong speedups, each built on purpose, and who catches it (docs/museum.md)

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,9 @@ from playwright.sync_api import Browser, sync_playwright
 
 from tasks.process.logs import switch_off_telemetry
 from tests.warm.environment import warm_environment
+
+if TYPE_CHECKING:
+    from tests.training.forked_ranks import ForkedRanks
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -40,6 +44,7 @@ LONGEST = (
     "integration/test_prefect_serve.py",
     "integration/test_prefect_access.py",
     "integration/test_prefect_trouble.py",
+    "integration/test_nodes.py",
     "integration/test_odd_folder.py",
     "integration/test_images.py",
     "integration/test_sequence_classification.py",
@@ -87,6 +92,16 @@ def warm() -> Iterator[Path]:
 def starts_warm(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have torchrun and ranks, which this process starts with its own interpreter, start at once."""
     monkeypatch.setattr(sys, "executable", str(warm / "python"))
+
+
+@pytest.fixture(scope="session")
+def ranks() -> "Iterator[ForkedRanks]":
+    """A process that real ranks are forked from."""
+    from tests.training.forked_ranks import ForkedRanks
+
+    launcher = ForkedRanks()
+    yield launcher
+    launcher.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Who is called a straggler."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,6 @@ from tests.training.forked_ranks import ForkedRanks
 from tests.undisturbed import hold_undisturbed
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[ForkedRanks]:
-    """A process that ranks are forked from."""
-    ranks = ForkedRanks()
-    yield ranks
-    ranks.close()
 
 
 def test_a_rank_of_a_third_of_the_speed_is_called_a_straggler(ranks: ForkedRanks, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(
 
     undisturbed = disturbed.copy(tmp_path / "undisturbed", programs=warm)
     subprocess.run(["rm", "-rf", undisturbed.folder / ".work" / "runs" / "2proc"], check=True)
-    disturbed.flow()
+    Workspace(disturbed.folder, programs=warm).repro("train@2proc")
     assert _launches(disturbed) == [1, 2]
     log_lines = (disturbed.folder / ".work/runs/2proc/steps.jsonl").read_text().splitlines()
     resumed = [json.loads(line) for line in log_lines if "segment_started" in line or "segment_reused" in line]

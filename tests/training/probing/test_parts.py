@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,13 +34,6 @@ def _probed(ranks: ForkedRanks, work: Path, model: Path, rows: Path, **changes: 
     codes = ranks.launch(config, entry="tests.training.probing.probes")
     assert codes == [0] * config["world_size"], last_words(config)
     return json.loads((work / "probe.json").read_bytes())
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[ForkedRanks]:
-    launcher = ForkedRanks()
-    yield launcher
-    launcher.close()
 
 
 @pytest.fixture(scope="module")
