@@ -19,7 +19,6 @@ import socket
 import sys
 import tempfile
 import threading
-import traceback
 from pathlib import Path
 
 from tests.warm.imports import HEAVY
@@ -146,7 +145,7 @@ def _run(module: str) -> int:
             sys.stderr.write(f"{end.code}\n")
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         return 1
     return 0
 
