@@ -35,6 +35,7 @@ _CHANGES = SMALL | {
     "heldout": "128-160",
     "train.checkpoint_every_steps": 4,
     "train.watchdog_seconds": _WATCHDOG_SECONDS,
+    "measure.twin_seconds": 0,
     "cells": {
         "1node": {"strategy": "single", "world_size": 1},
         "2nodes": {"strategy": "ddp", "world_size": 2, "num_nodes": 2},
