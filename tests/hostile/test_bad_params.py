@@ -250,12 +250,14 @@ def _garbled(draw: st.DrawFn) -> bytes:
 _fuzz = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @settings(_fuzz, max_examples=200)
 @given(content=_swapped())
 def test_any_value_anywhere_is_accepted_or_refused_in_one_line(content: bytes, command: ParamsCommand) -> None:
     command.check(content)
 
 
+@pytest.mark.slow
 @settings(_fuzz, max_examples=200)
 @given(content=_garbled())
 def test_any_garbage_in_the_text_is_accepted_or_refused_in_one_line(content: bytes, command: ParamsCommand) -> None:
@@ -276,6 +278,7 @@ _KEYS = set(re.findall(r'"(\w+)": \{', json.dumps(Params.model_json_schema())))
 """What a section may hold, and names of sections."""
 
 
+@pytest.mark.slow
 @settings(_fuzz, max_examples=100)
 @given(section=st.sampled_from(_SECTIONS), key=st.text(min_size=1, max_size=40), value=_values)
 def test_an_unknown_key_is_named(section: tuple[str, ...], key: str, value: Any, command: ParamsCommand) -> None:

@@ -292,6 +292,7 @@ def test_a_locked_store_delays_nothing_beyond_its_bound_and_loses_nothing(
     assert place.steps("2proc") == ALL_STEPS
 
 
+@pytest.mark.slow
 def test_a_store_that_answers_late_holds_up_nobody_and_gets_every_value_once(place: Place) -> None:
     with place.busy(seconds=0.5), place.follow() as follower:
         for step in ALL_STEPS:

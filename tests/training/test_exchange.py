@@ -15,6 +15,8 @@ from training.process.failure import UnfitModelError
 from training.strategies import ddp
 from training.workloads import causal_lm
 
+pytestmark = pytest.mark.slow
+
 Train = Callable[..., dict[str, Any]]
 
 

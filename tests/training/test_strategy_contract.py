@@ -18,6 +18,8 @@ from training.process.failure import FAILURES, read_failures
 from training.state.receipt import find_problem
 from training.workloads import causal_lm
 
+pytestmark = pytest.mark.slow
+
 STRATEGIES = list_file_names("training/strategies")
 WORLD_SIZE = {name: 1 if name == "single" else 2 for name in STRATEGIES}
 _NUM_GRADIENT_BYTES = 4
