@@ -74,7 +74,7 @@ def test_dvc_repro_after_the_flow_does_nothing_and_the_other_way_round(workspace
     said = workspace.repro().stdout
     assert said.count("Running stage") == 1
     assert "Running stage 'fingerprint'" in said
-    workspace.change({"train.learning_rate": 0.001, "measure.speed": False})
+    workspace.change({"train.learning_rate": 0.001, "measure.speed": False, "measure.twin_seconds": 0})
     workspace.repro()
     assert _launches(workspace) == [2, 2]
     said = workspace.flow()
@@ -178,6 +178,7 @@ def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(
             "heldout": "264-280",
             "train.checkpoint_every_steps": 5,
             "measure.speed": False,
+            "measure.twin_seconds": 0,
         }
     )
     for folder in (".work/runs", "data/runs"):
