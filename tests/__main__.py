@@ -15,13 +15,16 @@ from pathlib import Path
 
 from tests.list_failures import FAILED_FILE
 
-_PARTS = (
-    ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone"),
-    ("-m", "alone"),
-)
+_FOLDER = Path(__file__).resolve().parent
 _MOST_FILES = 3
 _TESTS_FAILED = 1
 """The exit code of pytest that says so, and nothing else."""
+
+
+def list_parts() -> list[list[str]]:
+    """Return the arguments of pytest for each part; only files with tests that run alone are looked at for those."""
+    alone = [str(file) for file in sorted(_FOLDER.rglob("test_*.py")) if "mark.alone" in file.read_text("utf-8")]
+    return [["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone"], ["-m", "alone", *alone]]
 
 
 def run_parts(parts: Sequence[Sequence[str]]) -> int:
@@ -50,4 +53,4 @@ def _run_pytest(arguments: Sequence[str], environment: dict[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_parts(_PARTS))
+    sys.exit(run_parts(list_parts()))

@@ -6,16 +6,25 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 from playwright.sync_api import Browser, sync_playwright
 
 from tasks.process.logs import switch_off_telemetry
 from tests.warm.environment import warm_environment
 
+if TYPE_CHECKING:
+    from tests.training.forked_ranks import ForkedRanks
+
 PROJECT = Path(__file__).resolve().parent.parent
 
 switch_off_telemetry()
+# The same examples in every run, so that what fails has to do with the change that is tested. Others are drawn with
+# `--hypothesis-profile default`.
+settings.register_profile("same", derandomize=True, database=None, deadline=None)
+settings.load_profile("same")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # `evaluate` takes a thread for every core. Threads that wait by running in circles keep a busy machine from the others:
 # beside one other test, it takes three times the processor time.
@@ -35,6 +44,7 @@ LONGEST = (
     "integration/test_prefect_serve.py",
     "integration/test_prefect_access.py",
     "integration/test_prefect_trouble.py",
+    "integration/test_nodes.py",
     "integration/test_odd_folder.py",
     "integration/test_images.py",
     "integration/test_sequence_classification.py",
@@ -82,6 +92,16 @@ def warm() -> Iterator[Path]:
 def starts_warm(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have torchrun and ranks, which this process starts with its own interpreter, start at once."""
     monkeypatch.setattr(sys, "executable", str(warm / "python"))
+
+
+@pytest.fixture(scope="session")
+def ranks() -> "Iterator[ForkedRanks]":
+    """A process that real ranks are forked from."""
+    from tests.training.forked_ranks import ForkedRanks
+
+    launcher = ForkedRanks()
+    yield launcher
+    launcher.close()
 
 
 @pytest.fixture(scope="module")

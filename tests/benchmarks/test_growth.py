@@ -55,7 +55,8 @@ def test_a_part_is_measured_by_what_it_takes_while_it_runs() -> None:
 
     found = measured(run)
     assert found["seconds"] >= 0.05
-    assert found["memory_mib"] == pytest.approx(64, abs=4)
+    # Looked at before and after alone, it would be none.
+    assert found["memory_mib"] == pytest.approx(64, abs=16)
 
 
 def test_the_made_up_comparison_passes_all_gates(tmp_path: Path) -> None:

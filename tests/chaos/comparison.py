@@ -100,10 +100,11 @@ class Comparison:
     """A workspace in which a comparison is started again and again, until it has come to its end."""
 
     def __init__(self, root: Path, *, clean: Workspace | None = None, changes: Mapping[str, Any] | None = None) -> None:
-        """`clean`: a finished comparison of the same trainings, if there is one; `changes`: of its params.yaml."""
+        """`clean`: a finished comparison of the same trainings, if there is one, to begin from; `changes`: of its
+        params.yaml."""
         self._choose = random.Random(0)
         root.mkdir(parents=True, exist_ok=True)
-        self.workspace = _make_workspace(root / "blank", changes or {})
+        self.workspace = _make_workspace(root / "blank", changes or {}, clean)
         if clean is None:
             clean = self.workspace.copy(root / "clean")
             clean.run("make", "-o", ".venv/.ready", "compare")
@@ -278,9 +279,13 @@ def comparison_trials(
         yield Trial(problem="; ".join(filter(None, [trial.problem, words])), seconds_lost=trial.seconds_lost)
 
 
-def _make_workspace(folder: Path, changes: Mapping[str, Any]) -> Workspace:
-    changes = {**SMALL, "train.checkpoint_every_steps": 2, **changes}
-    workspace = Workspace.create(folder, project=PROJECT, changes=changes)
+def _make_workspace(folder: Path, changes: Mapping[str, Any], finished: Workspace | None) -> Workspace:
+    changes = {"train.checkpoint_every_steps": 2, **changes}
+    if finished is None:
+        workspace = Workspace.create(folder, project=PROJECT, changes={**SMALL, **changes})
+    else:
+        workspace = finished.copy(folder)
+        workspace.change(changes)
     for name in ("Makefile", "requirements.lock", "pyproject.toml"):
         shutil.copy2(PROJECT / name, folder / name)
     (folder / ".venv").symlink_to(Path(sys.executable).parent.parent)

@@ -7,13 +7,14 @@ import pytest
 from tests.chaos.crash_points import KINDS, crash_trials, has_strace, problem_after, system_call_trials
 from tests.chaos.damage import flip_trials, truncation_trials
 from tests.chaos.saved import NEWEST, Saved
+from tests.training.forked_ranks import ForkedRanks
 from training.state.receipt import RECEIPT
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+def saved(ranks: ForkedRanks, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     """What a killed run left."""
-    return Saved(tmp_path_factory.mktemp("saved"))
+    return Saved(tmp_path_factory.mktemp("saved"), ranks)
 
 
 @pytest.mark.slow

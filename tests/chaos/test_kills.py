@@ -20,14 +20,6 @@ _NUM_FAULTS = len(FAULTS) + 2
 _SHORT = Size(num_rows=64, epochs=1, global_batch_size=4, checkpoint_every_steps=5)
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[ForkedRanks]:
-    """A launcher of real ranks."""
-    launcher = ForkedRanks()
-    yield launcher
-    launcher.close()
-
-
 def _assert_survived(trials: Iterator[Trial], num_trials: int) -> list[Trial]:
     done = list(trials)
     assert [trial.problem for trial in done if trial.problem] == []

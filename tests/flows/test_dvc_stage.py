@@ -20,7 +20,11 @@ def reasons_to_run(stage: str) -> list[str]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> ToyProject:
     toy = make_toy_project(tmp_path_factory.mktemp("toy") / "toy")
     subprocess.run(
-        [sys.executable, "-m", "dvc", "repro", "--quiet"], cwd=toy.folder, env=toy.environment(), check=True, timeout=60
+        [sys.executable, "-m", "dvc", "repro", "--quiet"],
+        cwd=toy.folder,
+        env=toy.environment(),
+        check=True,
+        timeout=240,
     )
     return toy
 

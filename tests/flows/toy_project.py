@@ -37,7 +37,7 @@ class ToyProject:
             env=self.environment(**extra),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
 
     @contextlib.contextmanager

@@ -18,7 +18,8 @@ import torch
 from tests.hostile.payloads import saved, with_entries
 from tests.tiny import make_tiny_model
 
-MAX_SECONDS = 5.0
+MAX_SECONDS = 20.0
+"""Of the processor: 5 on the machine of docs/faults.md. One that goes off takes minutes, or all memory."""
 MAX_MIB = 500.0
 GIGABYTE = 10**9
 

@@ -16,7 +16,7 @@ from training.process.files import write_json
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspace:
+def finished(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path) -> Workspace:
     """A workspace in which the flow has run from nothing to the end, with its output in `first-run.log`.
 
     It ran with secrets in its environment (tests/canaries.py); command lines that held one are in command-lines.txt,
@@ -27,14 +27,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Workspa
     folder = Path(shared) / "finished" if shared else tmp_path_factory.mktemp("finished")
     with FileLock(f"{folder}.lock"):
         if not (folder / "command-lines.txt").exists():
-            _finish(folder, project)
+            _finish(folder, project, warm)
     return Workspace(folder / "project")
 
 
-def _finish(folder: Path, project: Path) -> None:
+def _finish(folder: Path, project: Path, warm: Path) -> None:
     # One that failed before may have left a half of it.
     shutil.rmtree(folder, ignore_errors=True)
-    workspace = Workspace.create(folder / "project", project=project, changes=SMALL)
+    workspace = Workspace.create(folder / "project", project=project, changes=SMALL, programs=warm)
     mark = new_mark()
     with CommandLines() as command_lines, Listeners(mark) as listeners:
         (workspace.folder / "first-run.log").write_text(workspace.flow(**SECRETS, **mark))

@@ -25,8 +25,8 @@ class Host:
         named = ["sh", "-c", 'hostname "$0" && exec "$@"', self.name, *command]
         return subprocess.Popen(
             ["ip", "netns", "exec", self.namespace, "unshare", "--uts", *named],
-            stdin=subprocess.DEVNULL, text=True, **options,
-        )  # fmt: skip
+            **{"stdin": subprocess.DEVNULL, "text": True, **options},
+        )
 
 
 @dataclass(frozen=True)

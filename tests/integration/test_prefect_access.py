@@ -27,7 +27,7 @@ _POST = """
 import sys, urllib.error, urllib.request
 request = urllib.request.Request(sys.argv[1], sys.argv[2].encode(), {"Content-Type": "application/json"})
 try:
-    print(urllib.request.urlopen(request, timeout=10).status)
+    print(urllib.request.urlopen(request, timeout=60).status)
 except urllib.error.HTTPError as error:
     print(error.code)
 """
@@ -38,7 +38,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> ToyProject:
     """A toy project in which every stage is cached, so that a run takes no time."""
     toy = make_toy_project(tmp_path_factory.mktemp("access") / "toy")
     dvc = [sys.executable, "-m", "dvc", "repro", "--quiet"]
-    subprocess.run(dvc, cwd=toy.folder, env=toy.environment(), check=True, timeout=60)
+    subprocess.run(dvc, cwd=toy.folder, env=toy.environment(), check=True, timeout=300)
     return toy
 
 
@@ -51,7 +51,7 @@ def mark() -> dict[str, str]:
 def serving(toy: ToyProject, mark: dict[str, str], **environment: str) -> Iterator[Api]:
     """Serve the toy project."""
     with none_left_of(mark), toy.running("flows.serve", **mark, **environment) as process:
-        wait_for(lambda: "serving ddp-" in toy.output() or process.poll(), seconds=120, what="the runner has started")
+        wait_for(lambda: "serving ddp-" in toy.output() or process.poll(), seconds=300, what="the runner has started")
         assert process.poll() is None, toy.output()
         yield Api.of_served(toy.folder)
 
@@ -72,7 +72,7 @@ def _status(api: Api, path: str, body: Any = None, **headers: str) -> int:
     content = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{api.url}/{path}", content, {"Content-Type": "application/json", **headers})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -85,7 +85,7 @@ def _deployment(api: Api) -> str:
 def _ended(api: Api, run: dict[str, Any]) -> dict[str, Any]:
     wait_for(
         lambda: api.read(f"flow_runs/{run['id']}")["state_type"] in ("COMPLETED", "FAILED", "CRASHED"),
-        seconds=90, what="the run has ended",
+        seconds=240, what="the run has ended",
     )  # fmt: skip
     found: dict[str, Any] = api.read(f"flow_runs/{run['id']}")
     return found
@@ -169,12 +169,12 @@ def test_credentials_are_new_at_every_start_and_a_killed_server_leaves_none_that
     with serving(copy, mark, PREFECT_SERVER_API_PORT=str(port)) as api:
         assert api.url == f"http://127.0.0.1:{port}/api"
         typed = ["prefect", "deployment", "inspect", "ddp-compare"]
-        inspected = subprocess.run(typed, cwd=copy.folder, env=copy.environment(), capture_output=True, timeout=60)
+        inspected = subprocess.run(typed, cwd=copy.folder, env=copy.environment(), capture_output=True, timeout=240)
         assert inspected.returncode == 0, "the command line finds port and credentials"
 
         other = _copy(toy, tmp_path / "other")
         refused = subprocess.run(
-            [sys.executable, "-m", "flows.serve"], cwd=other.folder, capture_output=True, text=True, timeout=60,
+            [sys.executable, "-m", "flows.serve"], cwd=other.folder, capture_output=True, text=True, timeout=240,
             env=other.environment(PREFECT_SERVER_API_PORT=str(port)),
         )  # fmt: skip
         (line,) = refused.stderr.splitlines()
@@ -186,7 +186,7 @@ def test_credentials_are_new_at_every_start_and_a_killed_server_leaves_none_that
 
         (server,) = [pid for pid, words in left_of(mark).items() if "flows.server" in words]
         os.kill(server, 9)
-        wait_for(lambda: not left_of(mark), seconds=20, what="serve and runner have ended")
+        wait_for(lambda: not left_of(mark), seconds=90, what="serve and runner have ended")
         said = copy.output().splitlines()
         assert said[-1] == "serve: the Prefect server ended by itself"
         assert len(said) <= 5, "one line, not the errors of the runner"
@@ -199,7 +199,7 @@ def test_credentials_are_new_at_every_start_and_a_killed_server_leaves_none_that
     assert (copy.folder / ".prefect/server.env").exists()
     alone = subprocess.run(
         ["prefect", "deployment", "run", "ddp-compare"], cwd=copy.folder, env=copy.environment(), capture_output=True,
-        text=True, timeout=60,
+        text=True, timeout=240,
     )  # fmt: skip
     assert (alone.returncode, alone.stdout) == (4, "")
     # That of the other project listens where prefect.toml says, and is not ours.
@@ -214,7 +214,7 @@ def test_temporary_server_of_a_comparison_is_closed_in_the_same_way(toy: ToyProj
     toy.change("params.yaml", "seed: 1", "seed: 5")
     (toy.folder / "slow.txt").unlink(missing_ok=True)
     with none_left_of(mark), toy.running("flows", TOY_IS_SLOW="train@2proc", **mark):
-        wait_for(lambda: (toy.folder / "slow.txt").exists(), seconds=60, what=f"it trains; said: {toy.output()}")
+        wait_for(lambda: (toy.folder / "slow.txt").exists(), seconds=240, what=f"it trains; said: {toy.output()}")
         servers = [pid for pid, words in left_of(mark).items() if "flows.server" in words]
         (at,) = [at for at in psutil.Process(servers[0]).net_connections("inet") if at.status == psutil.CONN_LISTEN]
         assert at.laddr.ip == "127.0.0.1"

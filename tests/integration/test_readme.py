@@ -114,11 +114,11 @@ def test_make_mlflow_answers(with_make: Workspace) -> None:
         assert _answers("http://127.0.0.1:5000/health", process)
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=30)
+        process.wait(timeout=120)
 
 
 def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None:
         try:
             with urllib.request.urlopen(url, timeout=2) as answer:

@@ -2,10 +2,14 @@
 
 import csv
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.museum.museum import ABOUT_SECONDS
+from tests.undisturbed import hold_undisturbed
 from tests.workspace import Workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
@@ -32,40 +36,69 @@ def _content(workspace: Workspace, file: str) -> Any:
     return json.loads((workspace.folder / file).read_bytes())
 
 
+def _failed_gates(workspace: Workspace) -> set[str]:
+    gates = _content(workspace, "reports/results.json")["gates"]
+    return {gate["name"] for gate in gates if gate["verdict"] == "failed"}
+
+
+@pytest.fixture
+def recorded(workspace: Workspace) -> Workspace:
+    """A copy of the finished comparison whose training and measurement no other work has held apart.
+
+    It was made beside other tests. Where they took more from one than from the other, a gate failed, and what is
+    measured now would be compared with no record.
+    """
+    for _ in range(3):
+        if not _failed_gates(workspace) & ABOUT_SECONDS:
+            break
+        shutil.rmtree(workspace.folder / ".work" / "runs")
+        (workspace.folder / "reports" / "history.csv").unlink()
+        workspace.repro("-f", "-s", "train@1proc", "train@2proc")
+        workspace.run("python", "-m", "flows", "--rebench", ok=False)
+    assert _failed_gates(workspace) == set()
+    return workspace
+
+
 def _kept(workspace: Workspace) -> set[str]:
     return {folder.name for folder in (workspace.folder / ".work" / "measure").iterdir()}
 
 
 def test_a_rebench_measures_speed_alone_and_fails_on_a_regression_and_a_run_after_it_is_cached(
-    workspace: Workspace,
+    recorded: Workspace, tmp_path: Path, warm: Path
 ) -> None:
-    launches = workspace.launches("2proc")
-    certificate, speed = (_content(workspace, f"data/measurements/{name}.json") for name in ("certificate", "speed"))
-    kept, before = _kept(workspace), _history(workspace)
-    assert [line["cell"] for line in before] == ["1proc", "2proc"]
-    # No machine drifts so far that ten times slower is no difference.
-    _make_faster(workspace, 10)
+    def check(number: int) -> None:
+        workspace = recorded.copy(tmp_path / str(number), programs=warm)
+        launches = workspace.launches("2proc")
+        certificate, speed = (
+            _content(workspace, f"data/measurements/{name}.json") for name in ("certificate", "speed")
+        )
+        kept, before = _kept(workspace), _history(workspace)
+        assert [line["cell"] for line in before] == ["1proc", "2proc"]
+        # No machine drifts so far that ten times slower is no difference.
+        _make_faster(workspace, 10)
 
-    ran = workspace.run("python", "-m", "flows", "--rebench", ok=False)
-    assert ran.returncode == 7, ran.stdout[-3000:]
+        ran = workspace.run("python", "-m", "flows", "--rebench", ok=False)
+        assert ran.returncode == 7, ran.stdout[-3000:]
 
-    assert "Report: reports/index.html" in ran.stdout
-    assert "rebench: slower than in the last comparable record: step time of 1proc" in ran.stdout
-    assert "measure: data/fingerprint/trial.json (modified)" in ran.stdout
-    assert "update equivalence: 1 of 1 cells are certified already" in ran.stdout
-    assert workspace.launches("2proc") == launches, "nothing was trained"
-    assert _content(workspace, "data/measurements/certificate.json") == certificate
-    assert _content(workspace, "data/measurements/speed.json") != speed
-    assert len(_kept(workspace)) == len(kept) + 1
-    assert len(_history(workspace)) == 4
-    # Report and upload are finished all the same.
-    changes = _content(workspace, "reports/results.json")["history"]["changes"]
-    assert {change["verdict"] for change in changes if change["quantity"] == "step time"} == {"slower"}
-    staged = workspace.folder / "reports" / "hub" / "report" / "results.json"
-    assert staged.read_bytes() == (workspace.folder / "reports" / "results.json").read_bytes()
+        assert "Report: reports/index.html" in ran.stdout
+        assert "rebench: slower than in the last comparable record: step time of 1proc" in ran.stdout
+        assert "measure: data/fingerprint/trial.json (modified)" in ran.stdout
+        assert "update equivalence: 1 of 1 cells are certified already" in ran.stdout
+        assert workspace.launches("2proc") == launches, "nothing was trained"
+        assert _content(workspace, "data/measurements/certificate.json") == certificate
+        assert _content(workspace, "data/measurements/speed.json") != speed
+        assert len(_kept(workspace)) == len(kept) + 1
+        assert len(_history(workspace)) == 4
+        # Report and upload are finished all the same.
+        changes = _content(workspace, "reports/results.json")["history"]["changes"]
+        assert {change["verdict"] for change in changes if change["quantity"] == "step time"} == {"slower"}
+        staged = workspace.folder / "reports" / "hub" / "report" / "results.json"
+        assert staged.read_bytes() == (workspace.folder / "reports" / "results.json").read_bytes()
 
-    again = workspace.repro().stdout
-    assert "Running stage 'fingerprint'" in again
-    assert "Running stage 'measure'" not in again
-    assert "Running stage 'report'" not in again
-    assert len(_history(workspace)) == 4
+        again = workspace.repro().stdout
+        assert "Running stage 'fingerprint'" in again
+        assert "Running stage 'measure'" not in again
+        assert "Running stage 'report'" not in again
+        assert len(_history(workspace)) == 4
+
+    hold_undisturbed(check)

@@ -129,9 +129,10 @@ def _recorded(workspace: Workspace, stage: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("command", [["-m", "dvc", "repro"], ["-m", "flows"]])
+@pytest.mark.parametrize("command", [["-m", "dvc", "repro", "train@1proc", "train@2proc"], ["-m", "flows"]])
 def test_a_param_edited_while_a_cell_trains_is_never_recorded_for_it(command: list[str], workspace: Workspace) -> None:
-    workspace.change({"train.learning_rate": 0.001, "measure.speed": False, "ranges": ["0-64", "64-128", "160-400"]})
+    # Of four epochs three are to be trained: what comes before the training knows of no change.
+    workspace.change({"train.epochs": 4, "measure.speed": False})
     before = _recorded(workspace, "train@1proc")
     with subprocess.Popen(
         ["python", *command], cwd=workspace.folder, env=workspace.environment(), stdout=-1, stderr=-2, text=True
@@ -154,7 +155,8 @@ def test_a_param_edited_while_a_cell_trains_is_never_recorded_for_it(command: li
     record = RunFile.read(run)
     values = [record.train, *(read_segment(run / part.folder).settings[0]["train"] for part in record.segments)]
     assert {value["weight_decay"] for value in values} == {0.01}
-    assert {value["learning_rate"] for value in values} == {0.001}
+    assert {value["learning_rate"] for value in values} == {0.002}
+    assert len(record.segments) == 8
 
 
 def test_a_param_edited_between_the_end_of_a_stage_and_dvcs_record_makes_it_stale(workspace: Workspace) -> None:

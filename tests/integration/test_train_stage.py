@@ -82,15 +82,16 @@ def test_a_second_training_is_refused_and_the_first_saves_and_exits_with_75(untr
             stderr=-2,
             text=True,
         )
-        wait_for(lambda: any(event["event"] == "step" for event in events_in(steps)), seconds=90, what="it trains")
+        wait_for(lambda: any(event["event"] == "step" for event in events_in(steps)), seconds=240, what="it trains")
         said = _refused(untrained)
         assert said.startswith("train: another comparison is training on this machine: training of cell 2proc, pid ")
         assert f"pid {first.pid} on " in said
         asked_at = time.monotonic()
         first.send_signal(signal.SIGTERM)
-        out, _ = first.communicate(timeout=30)
+        out, _ = first.communicate(timeout=120)
         assert first.returncode == 75, out
-        assert time.monotonic() - asked_at < 5
-        assert left_of(mark) == {}
+        # Ranks that do not hear it are given 12 s to save.
+        assert time.monotonic() - asked_at < 10
+        wait_for(lambda: left_of(mark) == {}, seconds=30, what="nobody is left of an hour's training")
         last = events_in(steps)[-1]
         assert (last["event"], last["exit_code"]) == ("stopped", 75)

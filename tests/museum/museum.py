@@ -24,7 +24,7 @@ ABOUT_SECONDS = {
     "Training bears out the blocks",
 }
 """Gates that judge measured times, not what was done in them."""
-_MEASURE = {"speed": True, "max_seconds": 4, "waterfall_seconds": 2, "others_share": 1, "advice": False}
+_MEASURE = {"speed": True, "max_seconds": 2, "waterfall_seconds": 1, "others_share": 1, "advice": False}
 """Of the exhibits that are timed: as few rounds as an interval needs."""
 _BLOCK_SECONDS = 0.12
 """For blocks of several steps, in which a machine's noise averages out."""
@@ -96,12 +96,15 @@ class Museum:
         certifies_all: bool = False,
         num_attempts: int = NUM_ATTEMPTS,
         block_seconds: float = _BLOCK_SECONDS,
+        twins_have_defects: bool = True,
     ) -> None:
         self._root = root
         self._certifies_all = certifies_all
         """Whether the certificate is made with every defect, as it would be in a comparison."""
         self._block_seconds = block_seconds
         """Of the exhibits that are timed."""
+        self._twins_have_defects = twins_have_defects
+        """Whether the certificate is made with twins beside it; False where nobody asks for what they say."""
         self._num_attempts = num_attempts
         """Of a comparison without a defect whose times were disturbed; 1 where nobody asks for its times."""
         self.blank = root / "blank"
@@ -124,7 +127,8 @@ class Museum:
         for attempt in range(self._num_attempts):
             folder = f"timed-{'' if exhibit is None else _plain(exhibit.key)}-{attempt}"
             project = copy_project(self._clean, self._root / folder)
-            change_params(project, {"measure": {**_MEASURE, "block_seconds": self._block_seconds}})
+            measure = {f"measure.{name}": value for name, value in _MEASURE.items()}
+            change_params(project, {**measure, "measure.block_seconds": self._block_seconds})
             for mutation in [] if exhibit is None else exhibit.mutations:
                 mutation.apply(project)
             outcome = compare(project, ())
@@ -144,6 +148,8 @@ class Museum:
         elif not exhibit.has_dropout:
             self._share(project, exhibit)
         change_params(project, {**dict(exhibit.params), "cells.2proc.launcher": exhibit.launcher})
+        if self._is_certified(exhibit) and not self._twins_have_defects:
+            change_params(project, {"measure.twin_seconds": 0})
         for mutation in exhibit.mutations:
             mutation.apply(project)
         cells = CELLS[1:] if exhibit.spares_baseline else CELLS

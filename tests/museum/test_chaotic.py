@@ -15,7 +15,10 @@ pytestmark = pytest.mark.slow
 def museum(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Museum:
     """The right comparison of 1 and 2 processes, and room for wrong ones beside it."""
     size = Size(workload="image_classification", num_rows=(45, 13))
-    return Museum(tmp_path_factory.mktemp("chaotic"), project, size=size, certifies_all=True, num_attempts=1)
+    return Museum(
+        tmp_path_factory.mktemp("chaotic"), project, size=size, certifies_all=True, num_attempts=1,
+        twins_have_defects=False,
+    )  # fmt: skip
 
 
 def test_a_right_training_of_a_resnet_passes_and_is_certified(museum: Museum) -> None:

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def museum(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Museum:
     """The comparison without a defect, run once, and the exhibits beside it; what blocks did is told by short ones."""
-    return Museum(tmp_path_factory.mktemp("museum"), project, num_attempts=1, block_seconds=0.04)
+    folder = tmp_path_factory.mktemp("museum")
+    return Museum(folder, project, num_attempts=1, block_seconds=0.04, twins_have_defects=False)
 
 
 def assert_is_caught(outcome: Outcome, exhibit: Exhibit) -> None:
@@ -38,7 +39,8 @@ def test_the_defect_is_caught_by_the_named_gate_and_no_speedup_is_printed(museum
 
 def test_odd_numbers_of_ranks_and_partial_batches_raise_no_alarm_but_of_devices(tmp_path: Path, project: Path) -> None:
     # 47 rows are one batch of 30 and one of 17: most ranks run dummies in its last round.
-    size = Size(num_rows=(47, 29), train=(("global_batch_size", 30), ("micro_batch_size", 1)))
+    train = (("global_batch_size", 30), ("micro_batch_size", 1))
+    size = Size(num_rows=(47, 29), train=train, measure=(("twin_seconds", 0),))
     run_elsewhere(make_project, tmp_path / "blank", project, size)
     copy = copy_project(tmp_path / "blank", tmp_path / "compared")
     ranks = (3, 5, 6)

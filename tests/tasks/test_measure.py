@@ -56,8 +56,10 @@ def blank(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(blank: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
-    return copy_project(blank, tmp_path / "project")
+    """A copy of it, in which nothing but the certificate is made."""
+    project = copy_project(blank, tmp_path / "project")
+    change_params(project, {"measure.twin_seconds": 0})
+    return project
 
 
 def certificate_of(project: Path) -> dict[str, Any]:
@@ -135,7 +137,8 @@ def test_a_rank_without_memory_is_certified_with_smaller_micro_batches(
 
 def test_what_is_certified_is_not_measured_again_when_only_the_extent_grows(certified: Path, tmp_path: Path) -> None:
     project = copy_project(certified, tmp_path / "project")
-    change_params(project, {"train.epochs": 3, "train.log_every_steps": 7, "ranges": ["0-61"]})
+    extent = {"train.epochs": 3, "train.log_every_steps": 7, "ranges": ["0-61"]}
+    change_params(project, {**extent, "measure.twin_seconds": 0})
     # Nobody could start ranks here: the launcher is gone.
     (project / "tasks/ranks/launchers/torchrun.py").write_text("")
     again = certificate_of(project)
@@ -146,7 +149,8 @@ def test_what_is_certified_is_not_measured_again_when_only_the_extent_grows(cert
 
 def test_another_setting_is_measured_anew(certified: Path, tmp_path: Path) -> None:
     project = copy_project(certified, tmp_path / "project")
-    change_params(project, {"train.learning_rate": 1e-3, "cells.2proc.launcher": "forked"})
+    changes = {"train.learning_rate": 1e-3, "cells.2proc.launcher": "forked"}
+    change_params(project, {**changes, "measure.twin_seconds": 0})
     assert certificate_of(project)["verdict"] == "passed"
     assert "0 of 1 cells are certified already" in (project / "stages.log").read_text()
 

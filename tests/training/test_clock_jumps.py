@@ -37,7 +37,7 @@ def _train(work: Path, model: Path, rows: Path) -> tuple[dict[str, Any], float]:
     config = make_config(work, model, [rows], strategy="ddp", world_size=2, checkpoint_every_steps=10)
     started = time.perf_counter()
     torchrun = start_ranks(config)
-    assert torchrun.wait(timeout=120) == 0, (work / "output.log").read_text()
+    assert torchrun.wait(timeout=300) == 0, (work / "output.log").read_text()
     return config, time.perf_counter() - started
 
 

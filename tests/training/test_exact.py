@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,6 @@ _NUM_ROWS = 197
 """25 steps of 8, the last of 5 rows: two epochs are 50 steps, two of them partial."""
 _VOCAB_SIZE = 512
 _MAX_GRAD_NORM = 0.5
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[ForkedRanks]:
-    """A launcher of real ranks."""
-    launcher = ForkedRanks()
-    yield launcher
-    launcher.close()
 
 
 @pytest.fixture(scope="module")

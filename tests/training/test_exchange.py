@@ -1,6 +1,6 @@
 """Options of how ddp exchanges gradients: what they change of the weights, and what is counted."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from training.process.failure import UnfitModelError
 from training.strategies import ddp
 from training.workloads import causal_lm
 
+pytestmark = pytest.mark.slow
+
 Train = Callable[..., dict[str, Any]]
 
 
@@ -25,9 +27,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def train(model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
+def train(ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Train:
     """Return `train(world_size, **changes)`: 6 steps, the last with fewer micro-batches than 4 ranks."""
-    launcher, done = ForkedRanks(), {}
+    done: dict[str, dict[str, Any]] = {}
 
     def trained(world_size: int, **changes: Any) -> dict[str, Any]:
         key = repr((world_size, changes))
@@ -36,11 +38,10 @@ def train(model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFact
                 tmp_path_factory.mktemp("work"), model, slices[:1], world_size=world_size,
                 strategy="ddp" if world_size > 1 else "single", **changes,
             )  # fmt: skip
-            done[key] = launcher.train(config)
+            done[key] = ranks.train(config)
         return done[key]
 
-    yield trained
-    launcher.close()
+    return trained
 
 
 def _num_gradient_bytes(config: dict[str, Any]) -> int:

@@ -93,13 +93,13 @@ def test_a_checkpoint_that_breaks_off_in_mid_file_leaves_the_one_before_it(
 
 
 @pytest.mark.slow
-def test_all_ranks_end_with_exit_code_4_and_one_line(small_disk: Path, tiny_model: Path, slices: list[Path]) -> None:
-    ranks = ForkedRanks()
+def test_all_ranks_end_with_exit_code_4_and_one_line(
+    small_disk: Path, ranks: ForkedRanks, tiny_model: Path, slices: list[Path]
+) -> None:
     config = make_config(
         small_disk / "work", tiny_model, slices[:1], strategy="ddp", world_size=2, checkpoint_every_steps=1
     )
     assert ranks.launch(config) == [4, 4]
-    ranks.close()
     assert last_words(config).count("No space left on device: a checkpoint needs") == 2
     assert "Traceback" not in last_words(config)
     last = events_in(Path(config["work_dir"]) / "steps.jsonl")[-1]

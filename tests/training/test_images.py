@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +35,6 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def slice_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """45 images of 16 x 16 pixels: 6 steps of 8, the last of 5; row ids from 100."""
     return make_image_slice(tmp_path_factory.mktemp("images") / "100-145", num_rows=45, size=16, first_row=100)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[ForkedRanks]:
-    """A launcher of real ranks."""
-    launcher = ForkedRanks()
-    yield launcher
-    launcher.close()
 
 
 def config_for(work: Path, model_dir: Path, slice_dir: Path, **changes: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,6 @@ from training.data.plan import plan_segment
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
 from training.workloads import causal_lm
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[ForkedRanks]:
-    """A launcher of real ranks."""
-    launcher = ForkedRanks()
-    yield launcher
-    launcher.close()
 
 
 def test_rows_follow_one_another_and_each_counts_from_0(tmp_path: Path) -> None:

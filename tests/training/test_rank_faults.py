@@ -1,6 +1,5 @@
 """What all ranks do when one of them goes wrong in mid-training: together, and with its name."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,6 @@ from tests.training.forked_ranks import ForkedRanks, last_words
 from training.process.failure import FAILURES, read_failures
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedRanks]:
-    """A process that ranks are forked from."""
-    forked = ForkedRanks()
-    yield forked
-    forked.close()
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +37,10 @@ def _config(work: Path, inputs: tuple[Path, Path], **changes: Any) -> dict[str, 
     ],
 )
 def test_numbers_that_are_not_finite_on_one_rank_stop_all_at_that_step_with_its_name(
-    fault: str, says: str, exact: bool, forked: ForkedRanks, inputs: tuple[Path, Path], tmp_path: Path
+    fault: str, says: str, exact: bool, ranks: ForkedRanks, inputs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     config = _config(tmp_path / "work", inputs, exact=exact)
-    assert forked.launch(config, fault=f"rank=1,step=6,{fault}") == [5, 5], last_words(config)
+    assert ranks.launch(config, fault=f"rank=1,step=6,{fault}") == [5, 5], last_words(config)
     failures = read_failures(tmp_path / "work" / FAILURES)
     assert sorted(failure["rank"] for failure in failures) == [0, 1]
     for failure in failures:
@@ -61,10 +52,10 @@ def test_numbers_that_are_not_finite_on_one_rank_stop_all_at_that_step_with_its_
 
 
 def test_a_bad_step_between_log_points_is_named_as_well(
-    forked: ForkedRanks, inputs: tuple[Path, Path], tmp_path: Path
+    ranks: ForkedRanks, inputs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     config = _config(tmp_path / "work", inputs, checkpoint_every_steps=0, log_every_steps=5)
-    assert forked.launch(config, fault="rank=0,step=7,kind=nan") == [5, 5], last_words(config)
+    assert ranks.launch(config, fault="rank=0,step=7,kind=nan") == [5, 5], last_words(config)
     reasons = {failure["reason"] for failure in read_failures(tmp_path / "work" / FAILURES)}
     assert len(reasons) == 1
     assert reasons.pop().startswith("diverged at step 7: loss is nan on rank 0; ")

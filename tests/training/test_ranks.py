@@ -52,7 +52,7 @@ def run_of_two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dic
 def clean(run_of_two: Callable[[Path], dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """An undisturbed run of two ranks."""
     config = run_of_two(tmp_path_factory.mktemp("clean") / "work")
-    assert start_ranks(config).wait(timeout=120) == 0, _output(config)
+    assert start_ranks(config).wait(timeout=300) == 0, _output(config)
     return config
 
 
@@ -121,7 +121,7 @@ def test_stopped_and_killed_runs_resume_to_the_same_bits_and_leave_no_process(
 
     torchrun = _start_and_wait_for_step(config, 20)
     torchrun.send_signal(signal.SIGTERM)
-    assert torchrun.wait(timeout=30) != 0
+    assert torchrun.wait(timeout=120) != 0
     last = _stream(config)[-1]
     assert (last["event"], last["exit_code"]) == ("stopped", 75), _output(config)
 
@@ -131,11 +131,11 @@ def test_stopped_and_killed_runs_resume_to_the_same_bits_and_leave_no_process(
     ranks = psutil.Process(torchrun.pid).children(recursive=True)
     assert len(ranks) >= 2
     os.kill(torchrun.pid, signal.SIGKILL)
-    torchrun.wait(timeout=10)
-    _, alive = psutil.wait_procs(ranks, timeout=5)
+    torchrun.wait(timeout=60)
+    _, alive = psutil.wait_procs(ranks, timeout=30)
     assert not alive
 
-    assert start_ranks(config).wait(timeout=120) == 0, _output(config)
+    assert start_ranks(config).wait(timeout=300) == 0, _output(config)
     assert _stream(config)[0]["event"] == "launch_started"
     for index in range(2):
         assert are_bitwise_equal(weights_at_end(config, index), weights_at_end(clean, index))

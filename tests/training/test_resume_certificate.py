@@ -22,14 +22,6 @@ _NUM_ROWS = 158
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[ForkedRanks]:
-    """A launcher of real ranks."""
-    launcher = ForkedRanks()
-    yield launcher
-    launcher.close()
-
-
-@pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model with dropout, and a ragged slice."""
     folder = tmp_path_factory.mktemp("certificate")

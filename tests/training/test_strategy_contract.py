@@ -1,7 +1,6 @@
 """What holds for every strategy: each file of training/strategies/, found by listing the folder, on gloo processes."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,11 @@ from training.process.failure import FAILURES, read_failures
 from training.state.receipt import find_problem
 from training.workloads import causal_lm
 
+pytestmark = pytest.mark.slow
+
 STRATEGIES = list_file_names("training/strategies")
 WORLD_SIZE = {name: 1 if name == "single" else 2 for name in STRATEGIES}
 _NUM_GRADIENT_BYTES = 4
-
-
-@pytest.fixture(scope="module")
-def forked() -> Iterator[ForkedRanks]:
-    """Ranks that start at once."""
-    ranks = ForkedRanks()
-    yield ranks
-    ranks.close()
 
 
 @pytest.fixture(scope="module", params=STRATEGIES)
@@ -53,14 +46,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def steps(
-    name: str, forked: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
+    name: str, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What its ranks say of a few steps (tests/training/contract_steps.py), and what one plain process says."""
     told = []
     for each in (name, "single"):
         work = tmp_path_factory.mktemp(f"steps-{each}") / "work"
         config = _config(work, model, slices[:1], each)
-        codes = forked.launch(config, entry="tests.training.contract_steps")
+        codes = ranks.launch(config, entry="tests.training.contract_steps")
         assert codes == [0] * config["world_size"], last_words(config)
         told.append({**json.loads((work / "told.json").read_bytes()), **torch.load(work / "tensors.pt")})
     return told[0], told[1]
@@ -68,11 +61,11 @@ def steps(
 
 @pytest.fixture(scope="module")
 def clean(
-    name: str, forked: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
+    name: str, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """An undisturbed training of two segments; return its config."""
     work = tmp_path_factory.mktemp(f"clean-{name}") / "work"
-    return forked.train(_config(work, model, slices, name))
+    return ranks.train(_config(work, model, slices, name))
 
 
 def test_its_updates_are_those_of_one_plain_process(steps: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -164,11 +157,11 @@ def test_torch_recorded_what_its_ranks_counted_in_a_training(clean: dict[str, An
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_finished_checkpoint_is_one_whole_file_in_which_what_is_tied_is_stored_once(
-    name: str, tied: bool, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+    name: str, tied: bool, ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     model_dir = make_tiny_model(tmp_path / "model", tied=tied)
-    config = forked.train(_config(tmp_path / "work", model_dir, slices[:1], name))
-    plain = forked.train(_config(tmp_path / "plain", model_dir, slices[:1], "single"))
+    config = ranks.train(_config(tmp_path / "work", model_dir, slices[:1], name))
+    plain = ranks.train(_config(tmp_path / "plain", model_dir, slices[:1], "single"))
     weights, fresh = weights_at_end(config), causal_lm.load_model(model_dir)
     assert list(weights) == list(fresh.state_dict())
     head, embedding = (weights[f"{part}.weight"] for part in ("lm_head", "model.embed_tokens"))
@@ -184,14 +177,14 @@ def test_killed_at_any_moment_a_checkpoint_is_whole_or_absent_and_it_goes_on_wit
     section: str,
     name: str,
     clean: dict[str, Any],
-    forked: ForkedRanks,
+    ranks: ForkedRanks,
     model: Path,
     slices: list[Path],
     tmp_path: Path,
 ) -> None:
     config = _config(tmp_path / "work", model, slices, name, checkpoint_every_steps=2)
     last = WORLD_SIZE[name] - 1
-    codes = forked.launch(config, fault=f"rank={last},step=4,kind=sigkill,section={section}", ends_others=True)
+    codes = ranks.launch(config, fault=f"rank={last},step=4,kind=sigkill,section={section}", ends_others=True)
     assert codes[last] == -9, last_words(config)
     assert any(codes)
     partials = sorted((Path(config["work_dir"]) / "partial").glob("*/step-*"))
@@ -199,7 +192,7 @@ def test_killed_at_any_moment_a_checkpoint_is_whole_or_absent_and_it_goes_on_wit
     assert "step-00000002" in [folder.name for folder in whole]
     for folder in whole:
         assert find_problem(folder, fingerprint=config["segments"][0]["fingerprint"]) is None
-    forked.train(config)
+    ranks.train(config)
     assert facts_of(config, 0)["num_resumes"] == 1
     for index in range(2):
         assert are_bitwise_equal(weights_at_end(config, index), weights_at_end(clean, index))
@@ -208,50 +201,50 @@ def test_killed_at_any_moment_a_checkpoint_is_whole_or_absent_and_it_goes_on_wit
 
 
 def test_ranks_that_are_asked_to_stop_save_and_go_on_with_the_same_bits(
-    name: str, clean: dict[str, Any], forked: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
+    name: str, clean: dict[str, Any], ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
 ) -> None:
     config = _config(tmp_path / "work", model, slices, name)
-    codes = forked.launch(config, fault="rank=0,step=3,kind=sigterm")
+    codes = ranks.launch(config, fault="rank=0,step=3,kind=sigterm")
     assert len(set(codes)) == 1
     assert codes[0] not in (0, -15), last_words(config)
-    forked.train(config)
+    ranks.train(config)
     assert facts_of(config, 0)["num_resumes"] == 1
     assert are_bitwise_equal(weights_at_end(config), weights_at_end(clean))
 
 
 def test_a_gradient_that_is_not_finite_on_one_rank_is_named_and_changes_no_state(
-    name: str, clean: dict[str, Any], forked: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
+    name: str, clean: dict[str, Any], ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
 ) -> None:
     config = _config(tmp_path / "work", model, slices, name, checkpoint_every_steps=2)
     last = WORLD_SIZE[name] - 1
-    codes = forked.launch(config, fault=f"rank={last},step=4,kind=nan,section=backward")
+    codes = ranks.launch(config, fault=f"rank={last},step=4,kind=nan,section=backward")
     assert codes == [5] * WORLD_SIZE[name], last_words(config)
     (reason,) = {failure["reason"] for failure in read_failures(Path(config["work_dir"]) / FAILURES)}
     assert reason.startswith("diverged at step 4: gradient norm is nan")
     if last:
         assert reason.endswith(f"it comes from rank {last}")
-    forked.train(config)
+    ranks.train(config)
     assert are_bitwise_equal(weights_at_end(config), weights_at_end(clean))
 
 
 def test_what_another_number_of_ranks_saved_is_refused_in_one_line(
-    name: str, forked: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
+    name: str, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
 ) -> None:
     config = _config(tmp_path / "work", model, slices[:1], name, checkpoint_every_steps=2)
-    assert any(forked.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True))
+    assert any(ranks.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True))
     size = WORLD_SIZE[name]
     others = {**config, "world_size": size + 1, "strategy": "ddp" if name == "single" else name}
-    codes = forked.launch(others)
+    codes = ranks.launch(others)
     assert codes == [3] * (size + 1), last_words(others)
     assert f"saved by {size} ranks, this run has {size + 1}" in last_words(others)
 
 
 def test_in_exact_mode_it_is_refused_or_another_number_of_ranks_goes_on_with_the_same_bits(
-    name: str, forked: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
+    name: str, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
 ) -> None:
-    one = forked.train(_config(tmp_path / "one", model, slices[:1], "single", exact=True))
+    one = ranks.train(_config(tmp_path / "one", model, slices[:1], "single", exact=True))
     config = _config(tmp_path / "work", model, slices[:1], name, exact=True, checkpoint_every_steps=2)
-    codes = forked.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True)
+    codes = ranks.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True)
     if "allowed: exact: false" in last_words(config):
         profile = find_profile(name)
         assert profile is not None
@@ -262,5 +255,5 @@ def test_in_exact_mode_it_is_refused_or_another_number_of_ranks_goes_on_with_the
         return
     assert codes[0] == -9
     others = {**config, "world_size": 3 - WORLD_SIZE[name], "strategy": "ddp" if name == "single" else "single"}
-    forked.train(others)
+    ranks.train(others)
     assert are_bitwise_equal(weights_at_end(others), weights_at_end(one))

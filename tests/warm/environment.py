@@ -1,8 +1,8 @@
 """A virtual environment whose `python` has imported torch already, for tests in which starting is not what is tested.
 
 Stages, torchrun and ranks run the same code with the same arguments, environment, folder, files and signals as started
-anew; what is saved is the import of torch and transformers, which takes longer than all else of a small comparison. The
-finished comparison (tests/integration/conftest.py) is made without it, as is whatever is killed.
+anew, and others see them so in /proc; what is saved is the import of torch and transformers, which takes longer than
+all else of a small comparison. Whatever is killed is started without it, since it is the child of another process here.
 """
 
 import contextlib
@@ -11,24 +11,30 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _LAUNCHER = Path(__file__).with_name("launcher.py")
-_NO_MATTER = ("PYTHON", "PYTHONDONTWRITEBYTECODE", "HF_HUB_DISABLE_TELEMETRY", "HF_XET_TELEMETRY_ENABLED")
-"""Of no consequence here: the first is the Makefile's, and every stage sets the last two itself."""
+_NO_MATTER = ("PYTHON", "PYTHONDONTWRITEBYTECODE", "HF_HUB_DISABLE_TELEMETRY", "HF_XET_TELEMETRY_ENABLED", "HF_TOKEN")
+"""Of no consequence here: the first is the Makefile's, every stage sets the telemetry's itself, and the token is looked
+for when it is used."""
+_ROOM_FOR_WORDS, _ROOM_FOR_ENVIRONMENT = "." * 20_000, "." * 60_000
+"""What a process shows in /proc is written over what the server was started with, and cannot be longer."""
 
 
 @contextlib.contextmanager
-def warm_environment() -> Iterator[Path]:
-    """Yield the environment's folder `bin`; processes that it was asked for end with it."""
+def warm_environment(start: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen) -> Iterator[Path]:
+    """Yield the environment's folder `bin`; processes that it was asked for end with it.
+
+    They run where `start` starts the server: on this host, or on one of two (tests/integration/hosts.py).
+    """
     # The path of a socket has a hundred characters at most.
     with tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp") as folder:
         path = Path(folder) / "socket"
-        server = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm.server", path],
-            cwd=_PROJECT, text=True, stdout=subprocess.PIPE, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        server = start(
+            [sys.executable, "-m", "tests.warm.server", str(path), _ROOM_FOR_WORDS], cwd=_PROJECT, text=True,
+            stdout=subprocess.PIPE, env={**os.environ, "HF_HUB_OFFLINE": "1", "ROOM": _ROOM_FOR_ENVIRONMENT},
         )  # fmt: skip
         try:
             assert server.stdout is not None

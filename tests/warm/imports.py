@@ -1,4 +1,7 @@
-"""What stages and ranks import that takes seconds and starts no thread, which no fork would have."""
+"""What stages and ranks import that takes seconds, and starts no thread that a fork would miss.
+
+The one of pyarrow's memory allocator begins anew in every fork by itself.
+"""
 
 HEAVY = [
     "torch",
@@ -17,4 +20,10 @@ HEAVY = [
     "rich.progress",
     "ruamel.yaml",
     "safetensors.torch",
+    "scipy.stats",
+    "pandas",
+    "matplotlib.figure",
+    "jinja2",
+    "mlflow.tracking",
+    "mlflow.store.tracking.sqlalchemy_store",
 ]

@@ -6,6 +6,7 @@ process that is asked for runs until it ends by itself, or until whoever asked f
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import marshal
@@ -18,7 +19,7 @@ import socket
 import sys
 import tempfile
 import threading
-import traceback
+from pathlib import Path
 
 from tests.warm.imports import HEAVY
 
@@ -97,6 +98,7 @@ def _become(
     os.umask(umask)
     os.environ.clear()
     os.environ.update({name: value for name, value in environment.items() if name != _STARTER})
+    _show([python, *words], [f"{name}={value}" for name, value in os.environ.items()])
     tempfile.tempdir = None
     random.seed()
     sys.executable = python
@@ -104,6 +106,21 @@ def _become(
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through="-u" in words)  # type: ignore[union-attr]
     sys.argv = words[words.index("-m") + 1 :]
+
+
+def _show(words: list[str], environment: list[str]) -> None:
+    """Have others read these in /proc as the command line and the environment that this process was started with.
+
+    They are written over those of the server, which was given room for them (tests/warm/environment.py).
+    """
+    start_of_words, end_of_words, start, end = map(
+        int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]
+    )
+    for parts, first, last in ((words, start_of_words, end_of_words), (environment, start, end)):
+        text = b"".join(os.fsencode(part) + b"\0" for part in parts)
+        assert len(text) <= last - first, f"{len(text)} bytes; there is room for {last - first}"
+        ctypes.memset(first, 0, last - first)
+        ctypes.memmove(first, text, len(text))
 
 
 def _main() -> None:
@@ -128,7 +145,7 @@ def _run(module: str) -> int:
             sys.stderr.write(f"{end.code}\n")
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         return 1
     return 0
 

@@ -14,9 +14,11 @@ from tests.workspace import Workspace
 pytestmark = pytest.mark.slow
 
 _TOLD = """
-import atexit, json, os, sys
+import atexit, json, os, pathlib, sys
 atexit.register(print, "at the end")
 facts = {"folder": os.getcwd(), "words": sys.argv[1:], "said": os.environ["SAID"], "read": sys.stdin.read()}
+seen = [pathlib.Path(f"/proc/self/{name}").read_text().split("\\0") for name in ("cmdline", "environ")]
+facts |= {"seen": [word for word in seen[0] if word], "is in the environment": f"SAID={facts['said']}" in seen[1]}
 print(json.dumps(facts | {"python": sys.executable, "is warm": "torch" in sys.modules}))
 sys.exit(int(os.environ["SAID"]))
 """
@@ -46,6 +48,8 @@ def test_a_stage_has_its_words_folder_environment_files_and_exit_code_and_has_to
     assert (forked.returncode, forked.stderr) == (cold.returncode, cold.stderr) == (7, "")
     changed = cold.stdout.replace(sys.executable, str(warm / "python")).replace('warm": false', 'warm": true')
     assert forked.stdout == changed
+    assert '"seen": ["' in changed
+    assert '"is in the environment": true' in changed
     assert forked.stdout.endswith("at the end\n")
 
 

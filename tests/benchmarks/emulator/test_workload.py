@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,6 @@ from training.strategies import ddp
 _DEVICE = EmulatedDevice(num_layers=8, forward_ms=1.0, backward_ms=2.0, gradient_mib_per_layer=10.0)
 """24 ms per micro-batch; DDP's buckets hold 3, 3 and 2 of its layers."""
 _NO_TIME = dataclasses.replace(_DEVICE, forward_ms=0.0, backward_ms=0.0)
-
-
-pytestmark = pytest.mark.alone
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[ForkedRanks]:
-    """A launcher of real ranks."""
-    launcher = ForkedRanks()
-    yield launcher
-    launcher.close()
 
 
 # ------------------------------------------------------------------ what is real
@@ -135,17 +124,20 @@ def timed(
     return steps, two, step_seconds(ranks, folder, slices[0], one, world_size=1)
 
 
+@pytest.mark.alone
 def test_two_ranks_without_a_link_are_nearly_twice_as_fast(timed: Any) -> None:
     _, two, one = timed
     assert 1.7 < one["plain"] / two["plain"] < 2.05
 
 
+@pytest.mark.alone
 def test_neither_a_link_nor_a_straggler_is_there_for_one_rank(timed: Any) -> None:
     _, _, one = timed
     assert one["wrapped"] / one["plain"] < 1.25
     assert one["straggler"] / one["plain"] < 1.25
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "cause", ["link", "wrapper", "wrapper, link left out", "optimizer", "fixed", "copy", "straggler", "contention"]
 )
@@ -156,12 +148,14 @@ def test_each_cause_lengthens_the_step_by_what_it_says(timed: Any, cause: str) -
     assert 1 + 0.6 * (true - 1) < two[cause] / two["plain"] < 1 + 1.5 * (true - 1)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["link left out", "alone"])
 def test_what_is_not_exchanged_and_who_is_alone_take_as_long_as_without_the_cause(timed: Any, kind: str) -> None:
     _, two, _ = timed
     assert two[kind] / two["plain"] < 1.25
 
 
+@pytest.mark.alone
 def test_no_step_is_shorter_than_the_truth(timed: Any) -> None:
     steps, two, one = timed
     for name, step in steps.items():
@@ -170,6 +164,7 @@ def test_no_step_is_shorter_than_the_truth(timed: Any) -> None:
     assert one["plain"] > 0.95 * expected_step_seconds(_DEVICE, 1, 2)
 
 
+@pytest.mark.alone
 def test_ranks_that_exchange_stay_equal_and_ranks_that_do_not_part(timed: Any) -> None:
     _, two, _ = timed
     num_different = {name: len(set(sums)) for name, sums in two["checksums"].items()}

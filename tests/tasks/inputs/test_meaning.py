@@ -71,6 +71,7 @@ def _stale_after(folder: Path, module: str, change: Callable[[str], str], before
         file.write_text(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES)
 def test_a_change_of_meaning_makes_stale_the_stages_that_may_run_it(
     module: str, copied: Path, unchanged: dict[str, str]

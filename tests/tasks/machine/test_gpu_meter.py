@@ -62,7 +62,8 @@ class Recorded:
 
     def read(self) -> Reading:
         number, at = next(self._count), time.perf_counter()
-        if number >= 5:
+        # A stall of this process lets the other thread read a few times more in any span.
+        if number >= 30:
             self.is_read_often.set()
         return Reading(at=at, utilisation=0.5, power_watts=None, energy_joules=50 * at, memory_gib=float(number))
 
@@ -74,7 +75,7 @@ def test_a_span_has_the_readings_of_its_own_time_from_one_thread() -> None:
     meter.open()
     assert threading.active_count() == before + 1
     with meter.span() as first:
-        assert all(gpu.is_read_often.wait(10) for gpu in gpus)
+        assert all(gpu.is_read_often.wait(60) for gpu in gpus)
     with meter.span() as second:
         pass
     meter.close()
@@ -84,7 +85,7 @@ def test_a_span_has_the_readings_of_its_own_time_from_one_thread() -> None:
     one, two = first.figures, second.figures
     assert [gpu.power_watts for gpu in one.gpus] == pytest.approx([50.0, 50.0])
     assert one.energy_joules == pytest.approx(sum(gpu.energy_joules or 0 for gpu in one.gpus))
-    assert one.gpus[0].num_readings >= 5
+    assert one.gpus[0].num_readings >= 30
     assert 2 <= two.gpus[0].num_readings < one.gpus[0].num_readings  # begun anew
     assert (two.gpus[0].peak_memory_gib or 0) > (one.gpus[0].peak_memory_gib or 0)
     assert one.as_json()["gpus"][1]["index"] == 1

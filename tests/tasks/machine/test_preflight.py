@@ -66,7 +66,8 @@ def test_a_busy_stranger_is_among_the_busiest(stranger: int) -> None:
     assert load is not None
     (found,) = [process for process in load.busiest if process.pid == stranger]
     assert found.cores > 0.05
-    assert load.others >= found.cores - 0.05
+    # Both are read a moment apart; counted as ours, it would be none of what others use.
+    assert load.others >= found.cores / 2
 
 
 def test_our_own_busy_child_is_no_load_by_others() -> None:

@@ -353,7 +353,8 @@ def test_ranks_use_no_processor_while_they_wait(tmp_path: Path, stop: threading.
         assert len(ranks) == 2
         before = [sum(one.cpu_times()[:2]) for one in ranks]
         time.sleep(1.0)
-        assert [sum(one.cpu_times()[:2]) for one in ranks] == pytest.approx(before, abs=0.05)
+        # Whoever waits in circles uses nearly the whole second.
+        assert [sum(one.cpu_times()[:2]) for one in ranks] == pytest.approx(before, abs=0.3)
 
 
 def _knob(change: str, **options: float) -> advice.Knob:

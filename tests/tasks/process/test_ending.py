@@ -23,6 +23,11 @@ from training.state.receipt import find_problem
 
 pytestmark = pytest.mark.slow
 
+_SECONDS_TO_BE_GONE = 30.0
+"""What is left behind trains for minutes."""
+_SECONDS_TO_END = 10.0
+"""A stage that is not heard by its ranks waits 12 s for them to save."""
+
 
 @dataclass
 class Stage:
@@ -52,7 +57,7 @@ class Stage:
 
     def wait_for_steps(self, count: int, process: subprocess.Popen[str]) -> None:
         wait_for(
-            lambda: len(self.events("step")) >= count or process.poll() is not None, seconds=60, what="ranks train"
+            lambda: len(self.events("step")) >= count or process.poll() is not None, seconds=180, what="ranks train"
         )
         assert process.poll() is None, process.communicate()
 
@@ -67,8 +72,8 @@ class Stage:
         assert [find_problem(folder, fingerprint=fingerprint) for folder in folders] == [None] * len(folders)
         return [int(folder.name.removeprefix("step-")) for folder in folders]
 
-    def require_gone(self, *, within: float) -> None:
-        wait_for(lambda: not left_of(self.mark), seconds=within, what=f"nobody is left of {left_of(self.mark)}")
+    def require_gone(self) -> None:
+        wait_for(lambda: not left_of(self.mark), seconds=_SECONDS_TO_BE_GONE, what="nobody is left")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +102,7 @@ def _end(process: subprocess.Popen[str], *signals: int) -> tuple[int, str]:
     for number in signals:
         process.send_signal(number)
         time.sleep(0.05)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     return process.returncode, said.strip().splitlines()[-1]
 
 
@@ -108,13 +113,13 @@ def test_sigterm_saves_the_step_it_comes_in_and_exits_with_75_at_any_moment(stag
         if num_steps:
             stage.wait_for_steps(num_steps, process)
         else:
-            wait_for(lambda: (stage.work / "config.json").exists(), seconds=20, what="the ranks are being started")
+            wait_for(lambda: (stage.work / "config.json").exists(), seconds=120, what="the ranks are being started")
         seen, asked_at = stage.last_step(), time.monotonic()
         code, said = _end(process, signal.SIGTERM)
         assert code == 75, said
-        assert time.monotonic() - asked_at < 5
+        assert time.monotonic() - asked_at < _SECONDS_TO_END
         assert said == "train: cell 2proc was stopped; the next run goes on from the last checkpoint"
-        stage.require_gone(within=1)
+        stage.require_gone()
         if num_steps:
             resumed = stage.events("segment_started")[0]["resumed_at_step"] or 0
             assert resumed == saved, "the launch went on where the last one was stopped"
@@ -138,8 +143,8 @@ def test_ctrl_c_twice_ends_now_and_the_last_checkpoint_is_whole(
         assert process.poll() is None
         asked_at = time.monotonic()
         assert _end(process, signal.SIGINT) == (130, "train: interrupted")
-        assert time.monotonic() - asked_at < 3
-        stage.require_gone(within=1)
+        assert time.monotonic() - asked_at < _SECONDS_TO_END
+        stage.require_gone()
         # Three, if it was stopped between writing one and dropping the oldest.
         assert len(stage.whole_checkpoints()) in (2, 3)
 
@@ -159,9 +164,9 @@ def test_two_runs_side_by_side_though_the_usual_port_is_taken_one_loses_torchrun
         os.kill(find(one.mark, "torch.distributed.run"), signal.SIGKILL)
         code, said = _end(process)
         assert (code, said.startswith("train: cell 2proc: torchrun ended:")) == (6, True), said
-        one.require_gone(within=5)
+        one.require_gone()
 
         assert other_process.poll() is None
         assert _end(other_process, signal.SIGINT)[0] == 130
         assert other.whole_checkpoints() == [other.last_step()]
-        other.require_gone(within=1)
+        other.require_gone()

@@ -192,7 +192,8 @@ def test_hangs_and_failures_name_who_where_and_when_and_leave_nobody(tmp_path: P
     for trial in done[: len(hangs)]:
         assert trial.is_right, trial
         assert trial.seconds is not None
-        assert trial.seconds < 4 + 10, trial
+        # Those that are not found hang for ever.
+        assert trial.seconds < 4 + 40, trial
     by_kind = {(trial.kind, trial.section): trial for trial in done[len(hangs) :]}
     assert all(trial.num_left == 0 for trial in done)
     for key, exit_code, says in (

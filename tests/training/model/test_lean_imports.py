@@ -8,6 +8,8 @@ import pytest
 
 from tests.tiny import make_tiny_model
 
+pytestmark = pytest.mark.slow
+
 _LOAD = """
 import sys
 from pathlib import Path

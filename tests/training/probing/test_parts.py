@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +17,10 @@ from tasks.measuring.probe import make_buckets, make_probe
 from tests.tiny import make_config, make_slice
 from tests.training.forked_ranks import ForkedRanks, last_words
 from tests.training.probing.probes import NUM_REPEATS, SIZES
+from tests.undisturbed import hold_undisturbed
 from training.probing.parts import probe_buckets, probe_compute
 from training.probing.sweep import sweep_all_reduce
 from training.process.distributed import Ranks
-
-pytestmark = pytest.mark.alone
 
 _BUCKET_MIB = 0.1
 EVEN_HALF = PairedParts(
@@ -36,13 +34,6 @@ def _probed(ranks: ForkedRanks, work: Path, model: Path, rows: Path, **changes: 
     codes = ranks.launch(config, entry="tests.training.probing.probes")
     assert codes == [0] * config["world_size"], last_words(config)
     return json.loads((work / "probe.json").read_bytes())
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[ForkedRanks]:
-    launcher = ForkedRanks()
-    yield launcher
-    launcher.close()
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +160,7 @@ def test_all_reduces_in_flight_outlast_the_backward_beside_them(two: Any) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_parts_of_an_emulated_device_are_found_and_foretell_its_step(
     ranks: ForkedRanks, rows: Path, tmp_path: Path
 ) -> None:
@@ -178,25 +170,30 @@ def test_the_parts_of_an_emulated_device_are_found_and_foretell_its_step(
     )  # fmt: skip
     model = write_device(tmp_path / "device", device)
     changes = {"workload": WORKLOAD, "strategy": "ddp", "micro_batch_size": 4}
-    alone = _probed(ranks, tmp_path / "one", model, rows, **changes, world_size=1)
-    together = _probed(ranks, tmp_path / "two", model, rows, **changes, world_size=2)
-    sweep = {
-        "points": [
-            {"num_bytes": mib * 2**20, "seconds": [device.compute_link_seconds(mib * 2**20, 2)]}
-            for mib in (1, 4, 16, 32, 64)
-        ]
-    }
-    # Half of the fixed seconds and of the update are the share of a rank that has all of both.
-    whole = dataclasses.replace(EVEN_HALF, beyond_share_seconds=((6e-3 + 5e-3) / 2,))
-    probe = make_probe(
-        alone["compute"], {2: sweep}, paired={2: whole}, link_bytes_per_byte=device.bytes_per_real_byte,
-        strategy="ddp", buckets=probe_buckets(together["bucket_bytes"], alone["compute"]["gradients"]),
-    )  # fmt: skip
-    assert np.median(probe.forward_seconds) == pytest.approx(16e-3, rel=0.1)
-    assert np.median(probe.backward_seconds) == pytest.approx(32e-3, rel=0.1)
-    assert np.median(probe.optimizer_seconds) == pytest.approx(6e-3, rel=0.3)
-    assert np.median(probe.fixed_seconds[1]) == pytest.approx(5e-3, abs=3e-3)
-    assert [bucket.num_bytes for bucket in probe.buckets] == [32 * 2**20] * 4
-    assert [bucket.ready for bucket in probe.buckets] == pytest.approx([0.25, 0.5, 0.75, 1.0], abs=0.05)
-    truth = expected_step_seconds(device, 1, 2) / expected_step_seconds(device, 2, 1)
-    assert predict(probe, [2], seed=1)[2].value == pytest.approx(truth, rel=0.1)
+
+    def check(number: int) -> None:
+        folder = tmp_path / str(number)
+        alone = _probed(ranks, folder / "one", model, rows, **changes, world_size=1)
+        together = _probed(ranks, folder / "two", model, rows, **changes, world_size=2)
+        sweep = {
+            "points": [
+                {"num_bytes": mib * 2**20, "seconds": [device.compute_link_seconds(mib * 2**20, 2)]}
+                for mib in (1, 4, 16, 32, 64)
+            ]
+        }
+        # Half of the fixed seconds and of the update are the share of a rank that has all of both.
+        whole = dataclasses.replace(EVEN_HALF, beyond_share_seconds=((6e-3 + 5e-3) / 2,))
+        probe = make_probe(
+            alone["compute"], {2: sweep}, paired={2: whole}, link_bytes_per_byte=device.bytes_per_real_byte,
+            strategy="ddp", buckets=probe_buckets(together["bucket_bytes"], alone["compute"]["gradients"]),
+        )  # fmt: skip
+        assert np.median(probe.forward_seconds) == pytest.approx(16e-3, rel=0.1)
+        assert np.median(probe.backward_seconds) == pytest.approx(32e-3, rel=0.1)
+        assert np.median(probe.optimizer_seconds) == pytest.approx(6e-3, rel=0.3)
+        assert np.median(probe.fixed_seconds[1]) == pytest.approx(5e-3, abs=3e-3)
+        assert [bucket.num_bytes for bucket in probe.buckets] == [32 * 2**20] * 4
+        assert [bucket.ready for bucket in probe.buckets] == pytest.approx([0.25, 0.5, 0.75, 1.0], abs=0.05)
+        truth = expected_step_seconds(device, 1, 2) / expected_step_seconds(device, 2, 1)
+        assert predict(probe, [2], seed=1)[2].value == pytest.approx(truth, rel=0.1)
+
+    hold_undisturbed(check)

@@ -12,18 +12,21 @@ from training.record.pace import Pace, count_own_positions
 
 
 def test_seconds_run_from_one_exchange_to_the_last_backward_before_the_next() -> None:
+    began, spans = time.perf_counter(), []
     pace = Pace(torch.device("cpu"))
-    for seconds in (0.1, 0.2):
+    for seconds in (0.01, 0.02):
         pace.enter(StepSection.FORWARD)
         pace.enter(StepSection.BACKWARD)
         time.sleep(seconds)  # an earlier micro-batch's backward
         pace.enter(StepSection.FORWARD)
         pace.enter(StepSection.BACKWARD)
-        time.sleep(0.5)  # the last one's, with the exchange inside
+        spans.append(time.perf_counter() - began)
+        time.sleep(0.05)  # the last one's, with the exchange inside
+        began = time.perf_counter()
         pace.enter(StepSection.UPDATE)
     first, second = pace.seconds()
-    assert 0.1 <= first < 0.5
-    assert 0.2 <= second < 0.6
+    assert 0.01 <= first <= spans[0]
+    assert 0.02 <= second <= spans[1]
     pace.restart()
     assert pace.seconds() == []
 

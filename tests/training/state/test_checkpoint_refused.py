@@ -1,7 +1,7 @@
 """Checkpoints that are whole but not of this model: refused with what differs, and no weight changes."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,6 @@ from training.workloads import causal_lm
 
 State = dict[str, Any]
 _EMBEDDING = "model.embed_tokens.weight"
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[ForkedRanks]:
-    """A launcher of real ranks."""
-    launcher = ForkedRanks()
-    yield launcher
-    launcher.close()
 
 
 @pytest.fixture(scope="module")

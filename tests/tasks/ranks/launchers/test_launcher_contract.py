@@ -15,7 +15,7 @@ from training.process.files import write_json
 pytestmark = pytest.mark.slow
 
 LAUNCHERS = list_file_names("tasks/ranks/launchers")
-_SECONDS = 60.0
+_SECONDS = 180.0
 Start = Callable[..., Launch]
 
 

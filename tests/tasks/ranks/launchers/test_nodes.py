@@ -41,7 +41,7 @@ def _knocked(address: str, node: str, node_rank: int | None = None) -> Line:
     return line
 
 
-def _nodes(address: str, *, wait_seconds: float = 0.3, start_command: str | None = None) -> Nodes:
+def _nodes(address: str, *, wait_seconds: float = 10.0, start_command: str | None = None) -> Nodes:
     return Nodes(
         num_nodes=3, rendezvous=address, start_command=start_command, wait_seconds=wait_seconds, silence_seconds=1.0
     )
@@ -61,7 +61,7 @@ def test_a_node_that_has_gone_or_is_there_twice_is_not_taken(lobby: Lobby, addre
     with pytest.raises(
         ResourceError, match=r"1 of 3 nodes did not come to .*python -m tasks.ranks.launchers.nodes.join"
     ):
-        Gathering(_nodes(address), cell="x").lines(lobby, is_over=lambda: False)
+        Gathering(_nodes(address, wait_seconds=1.0), cell="x").lines(lobby, is_over=lambda: False)
     assert len(twice) == 2
 
 
