@@ -36,7 +36,9 @@ def test_a_speedup_that_the_training_has_too_passes(tmp_path: Path, params: dict
     write_blocks(tmp_path)
     found = judged(tmp_path, params)
     assert found.verdict == "passed", found.compared
-    assert found.numbers["of_training"] == pytest.approx(SPEEDUP)
+    assert found.numbers["measured_over_trained"] == pytest.approx(1.0)
+    # Another gate may withhold it.
+    assert "1.62" not in found.compared
     assert judged(tmp_path, params, "1proc").verdict == "passed"
 
 

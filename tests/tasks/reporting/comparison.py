@@ -5,7 +5,7 @@ can be learned from. `1proc` needs 6 s and 4 s, `2proc` 4 s and 2.4 s: 10 s agai
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +146,14 @@ def write_certificate(folder: Path, params: dict[str, Any], **changes: Any) -> N
     )
 
 
-def write_twins(folder: Path, *, num_steps: int, apart: float = 1e-7) -> None:
+def write_twins(
+    folder: Path, *, num_steps: int = len(LOSSES), apart: float = 1e-7, losses: Sequence[float] = LOSSES
+) -> None:
     """Write three trainings of so many steps whose losses are so far apart, relative to each other."""
     twins = [
-        {"order": f"order {index}", "losses": [loss * (1 + index * apart / 2) for loss in LOSSES[:num_steps]]}
+        {"order": f"order {index}", "losses": [loss * (1 + index * apart / 2) for loss in losses[:num_steps]]}
         for index in range(3)
-    ]  # fmt: skip
+    ]
     write_json(folder / "measurements" / "twins.json", {"twins": twins, "seconds": 3.0})
 
 

@@ -128,7 +128,7 @@ def test_the_tracker_has_the_gates_of_each_cell_in_its_run(one_of_three: Results
     own = "gate.Every rank has a device of its own"
     assert tags["2proc"][own] == "passed: 2proc 2 of 2 CPUs"
     assert tags["4proc"][own].startswith("failed: 4proc needs 4 CPUs")
-    assert "gate.Loss curves coincide" not in tags["1proc"]
+    assert "gate.Same rows in the same steps" not in tags["1proc"]
     assert (tags["1proc"]["speedup"], tags["2proc"]["speedup"]) == ("proven", "proven")
     assert tags["4proc"]["speedup"].startswith("withheld: Every rank has a device of its own: 4proc needs")
     assert tags[None]["speedup.4proc"] == tags["4proc"]["speedup"]
