@@ -22,7 +22,7 @@ from tasks.equivalence.updates import NUM_ORDERS
 from tasks.inputs.damage import require_whole
 from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot, make_parser
-from tasks.measuring.planning import plan_session
+from tasks.measuring.planning import compute_timed_batch, plan_session
 from tasks.measuring.sample import Sample, take_sample
 from tasks.measuring.session import measure_cells
 from tasks.measuring.timed_ranges import select_timed_ranges
@@ -74,8 +74,8 @@ class Inputs:
     base_model: BaseModelManifest
     code_digest: str
     machine: MachineFile
-    sample: Sample
-    """The rows that the certificate is made on."""
+    samples: Mapping[int, Sample]
+    """Samples per update -> the rows that a certificate is made on."""
     rows: list[Path]
     """The ranges whose steps are timed (tasks/measuring/select_timed_ranges.py)."""
     slices: Path
@@ -85,8 +85,20 @@ class Inputs:
     trial: str | None
     """The session of measuring that was asked for last; another one measures the speed again."""
 
-    def key(self, cell: str) -> str:
-        """Return the digest of everything that the cell's certificate depends on."""
+    @property
+    def certified(self) -> list[tuple[str, int]]:
+        """(cell, samples per update) of every certificate: as trained, and as timed where that is another training."""
+        trained = self.params.train.global_batch_size
+        return [
+            (cell, batch)
+            for cell, spread in self.params.cells.items()
+            # A plain process without a wrapper is what the others are held against.
+            if spread.strategy != "single"
+            for batch in dict.fromkeys((trained, compute_timed_batch(self.params, cell)))
+        ]
+
+    def key(self, cell: str, batch: int) -> str:
+        """Return the digest of everything that the certificate of the cell's updates of so many samples depends on."""
         return digest_json(
             {
                 "cell": cell,
@@ -94,7 +106,8 @@ class Inputs:
                 "train": self.params.train.model_dump(exclude=set(NOT_CONTENT)),
                 "workload": self.params.workload,
                 "base_model": self.base_model.digest,
-                "sample": self.sample.digest,
+                "batch": batch,
+                "sample": self.samples[batch].digest,
                 "code": self.code_digest,
                 "sources": collect_meanings(*_CERTIFYING, without=_STARTING),
                 "machine": self.machine.digest,
@@ -150,10 +163,10 @@ def _main() -> None:
     places = ("slices", "base-model", "code", "machine", "trial", "measurements")
     arguments = make_parser("measure", __doc__, *places).parse_args()
     inputs = _read_inputs(arguments)
-    # A plain process without a wrapper is what the others are held against.
-    cells = [cell for cell, spread in inputs.params.cells.items() if spread.strategy != "single"]
-    missing = [cell for cell in cells if not is_kept(_STORE / inputs.key(cell))]
-    _log.info("update equivalence: %d of %d cells are certified already", len(cells) - len(missing), len(cells))
+    wanted = inputs.certified
+    missing = [one for one in wanted if not is_kept(_STORE / inputs.key(*one))]
+    cells, left = {cell for cell, _ in wanted}, {cell for cell, _ in missing}
+    _log.info("update equivalence: %d of %d cells are certified already", len(cells) - len(left), len(cells))
     speed_key = inputs.compute_speed_key()
     is_wanted = inputs.params.measure.speed
     is_measured = not is_wanted or is_kept(_STORE / speed_key)
@@ -166,20 +179,20 @@ def _main() -> None:
         with lock_machine("measuring"), stop_on_signals() as stop:
             for leftover in _STORE.glob("*.partial"):
                 shutil.rmtree(leftover)
-            for cell in missing:
-                _certify(cell, inputs, stop)
+            for cell, batch in missing:
+                _certify(cell, batch, inputs, stop)
             if not has_twins:
                 _train_twins(inputs, stop)
             if not is_measured:
                 _measure_speed(speed_key, inputs, stop)
-    found = [CertifiedFile.read(_STORE / inputs.key(cell)) for cell in cells]
+    found = [CertifiedFile.read(_STORE / inputs.key(*one)) for one in wanted]
     inputs.snapshot.require_unchanged()
     shutil.rmtree(arguments.measurements, ignore_errors=True)
     CertificateFile(
         code_digest=inputs.code_digest,
         base_model_digest=inputs.base_model.digest,
         machine_digest=inputs.machine.digest,
-        sample=inputs.sample.facts(),
+        sample=inputs.samples[inputs.params.train.global_batch_size].facts(),
         num_orders=NUM_ORDERS,
         margin=MARGIN,
         cells=found,
@@ -190,20 +203,21 @@ def _main() -> None:
         MeasurementFile.read(_STORE / speed_key).write(arguments.measurements)
 
 
-def _certify(cell: str, inputs: Inputs, stop: threading.Event) -> None:
-    """Make the cell's certificate and keep it; gradients and weights are dropped, logs of a failed launch stay."""
-    params, sample = inputs.params, inputs.sample
+def _certify(cell: str, batch: int, inputs: Inputs, stop: threading.Event) -> None:
+    """Make a certificate and keep it; gradients and weights are dropped, logs of a failed launch stay."""
+    params, sample, key = inputs.params, inputs.samples[batch], inputs.key(cell, batch)
     device = choose_device(cell, params, inputs.machine.model_dump())
-    with fill_folder((_STORE / inputs.key(cell)).resolve(), keeps_failed=True) as folder:
+    with fill_folder((_STORE / key).resolve(), keeps_failed=True) as folder:
         work = folder / "ranks"
         num_bytes = _BYTES_PER_UPDATE * inputs.base_model.num_parameters
         # Beside the updates, the checkpoint: weights and two moments.
         require_room(folder, num_bytes, num=sample.num_steps + 2, what="certified update")
         sample.write(folder / "sample")
         told = make_ranks_config(cell, params, device=device, base_model=inputs.model_dir, work=work)
-        segment = {"range": sample.range, "epoch": 1, "fingerprint": inputs.key(cell)}
+        segment = {"range": sample.range, "epoch": 1, "fingerprint": key}
         config = {
             **make_certificate_config(told),
+            "global_batch_size": batch,
             "segments": [{**segment, "slice_dir": str(folder / "sample")}],
             "log_every_steps": 1,
         }
@@ -258,7 +272,13 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
         session = plan_session(
             inputs.params, machine=inputs.machine.model_dump(), base_model=inputs.model_dir, rows=inputs.rows, work=work
         )
-        measurement = measure_cells(session, stop=stop)
+        measurement = measure_cells(session, stop=stop).model_copy(
+            update={
+                "code_digest": inputs.code_digest,
+                "base_model_digest": inputs.base_model.digest,
+                "machine_digest": inputs.machine.digest,
+            }
+        )
         shutil.rmtree(work)
         inputs.snapshot.require_unchanged()
         keep(measurement, folder)
@@ -270,6 +290,7 @@ def _read_inputs(arguments: argparse.Namespace) -> Inputs:
     ranges = [str(part) for part in params.ranges]
     is_weak = params.measure.scaling == "weak"
     least = params.train.global_batch_size * (max(one.world_size for one in params.cells.values()) if is_weak else 1)
+    batches = {params.train.global_batch_size, *(compute_timed_batch(params, cell) for cell in params.cells)}
     timed = select_timed_ranges(arguments.slices, ranges, seq_len=params.train.seq_len, least_rows=least)
     return Inputs(
         snapshot=snapshot,
@@ -282,12 +303,15 @@ def _read_inputs(arguments: argparse.Namespace) -> Inputs:
         code_digest=CodeFile.read(arguments.code).digest,
         machine=MachineFile.read(arguments.machine),
         trial=TrialFile.read(arguments.trial).trial,
-        sample=take_sample(
-            arguments.slices,
-            ranges[0],
-            num_steps=count_updates(base_model.num_parameters),
-            batch_size=params.train.global_batch_size,
-        ),
+        samples={
+            batch: take_sample(
+                arguments.slices,
+                ranges[0],
+                num_steps=count_updates(base_model.num_parameters),
+                batch_size=batch,
+            )
+            for batch in batches
+        },
     )
 
 

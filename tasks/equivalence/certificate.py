@@ -83,7 +83,7 @@ def certify(subject: Subject) -> CertifiedFile:
     """
     started = time.perf_counter()
     config = subject.config
-    facts = {key: config[key] for key in ("cell", "strategy", "world_size", "device", "precision")}
+    facts = {key: config[key] for key in ("cell", "strategy", "world_size", "global_batch_size", "device", "precision")}
     facts |= {"num_steps": subject.num_steps, "exact": bool(config.get("exact"))}
     if not has_file("tasks.equivalence.reference", config["workload"]):
         where = f"tasks/equivalence/reference/{config['workload']}.py"

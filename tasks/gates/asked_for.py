@@ -28,7 +28,7 @@ def check_steps(outputs: Outputs, cell: str) -> Finding:
         part = slices.get(facts.range)
         if part is None:
             continue
-        expected = digest_steps(_order_rows(params, part, facts.range, facts.epoch, first_step=first_step))
+        expected = digest_steps(_list_steps(params, part, facts.range, facts.epoch, first_step=first_step))
         if segment.ledger.steps_digest != expected:
             problems.append(f"{segment.title}: its rows are not in the order of seed {params.train.seed}")
         rates = segment.read_steps().learning_rate
@@ -62,13 +62,18 @@ def compute_learning_rates(params: Params, *, num_steps: int) -> NDArray[np.floa
     return train.learning_rate * np.where(step <= train.warmup_steps, warming, shares[train.schedule])
 
 
-def _order_rows(
+def order_rows(params: Params, part: SliceOutputs, name: str, *, epoch: int) -> NDArray[np.int64]:
+    """Return the ids of a range's rows in the order of an epoch: (num_rows,)."""
+    start, end = (int(number) for number in name.split("-"))
+    row_ids = np.concatenate([np.zeros(0, dtype=np.int64), *part.row_ids()])
+    return row_ids[np.random.default_rng([params.train.seed, epoch, start, end]).permutation(len(row_ids))]
+
+
+def _list_steps(
     params: Params, part: SliceOutputs, name: str, epoch: int, *, first_step: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Yield (steps, row ids) of a pass over a range, some at a time."""
-    start, end = (int(number) for number in name.split("-"))
-    row_ids = np.concatenate([np.zeros(0, dtype=np.int64), *part.row_ids()])
-    order = np.random.default_rng([params.train.seed, epoch, start, end]).permutation(len(row_ids))
-    for begin in range(0, len(order), _SAMPLES_AT_ONCE):
-        places = np.arange(begin, min(begin + _SAMPLES_AT_ONCE, len(order)))
-        yield first_step + places // params.train.global_batch_size, row_ids[order[places]]
+    rows = order_rows(params, part, name, epoch=epoch)
+    for begin in range(0, len(rows), _SAMPLES_AT_ONCE):
+        places = np.arange(begin, min(begin + _SAMPLES_AT_ONCE, len(rows)))
+        yield first_step + places // params.train.global_batch_size, rows[places]

@@ -5,12 +5,12 @@ training itself varied by. On a machine that is busy with something else the tra
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.gates.counted_blocks import find_missing_turns, select_blocks, select_counted
 from tasks.gates.measured import select_arm
 from tasks.process import wording
 from tasks.records.blocks import BlockWork
@@ -24,9 +24,12 @@ _MOST_APART = 2.0
 """Times that a cell's seconds per position may differ between blocks and training: load hits both cells alike."""
 _SHARPNESS = 2.0
 """Largest over smallest speedup that the training allows; beyond, it refutes nothing."""
-_NUM_PARTS, _FEWEST_PARTS = 20, 8
-_QUANTILES = (10, 90)
+_NUM_PARTS, _FEWEST_PARTS = 20, 4
+_QUANTILES, _PARTS_FOR_QUANTILES = (10, 90), 8
+"""Of the parts' seconds, which the training's are believed to lie between; of fewer parts all of them."""
 _ROUNDING = 1e-6
+_CLOCKS_APART = 0.05
+"""Share by which all blocks of an arm may have taken another time than their steps: each is timed by both."""
 _FEWEST_LAUNCHES = 3
 
 
@@ -36,28 +39,22 @@ def check_blocks_against_training(outputs: Outputs, cell: str) -> Finding | None
     if measurement is None:
         return None
     first, arm = outputs.params.baseline, select_arm(measurement, cell)
-    problems = _find_block_mismatches(measurement, arm, first)
     timed = _compute_seconds_per_position(measurement, cell)
-    if timed is None:
-        return (
-            make_unchecked_finding(f"{cell}: its timed blocks left no record")
-            if not problems
-            else make_finding(problems, otherwise="", numbers={})
-        )
+    if timed is None or not select_blocks(measurement, first, phase="speedup"):
+        return make_unchecked_finding(f"{cell}: the timed blocks of it and {first} left no record")
+    problems = _find_block_mismatches(measurement, arm, first)
     trained = _compute_part_seconds(outputs.runs[cell])
     # Where the machine was busy now and then, the faster part of both tells more than the middle.
     faster, apart = (float(np.percentile(timed, at) / np.percentile(trained, at)) for at in (_QUANTILES[0], 50))
-    if max(faster, apart) < 1 / _MOST_APART or min(faster, apart) > _MOST_APART:
+    # A larger step, of weak scaling, may be faster per position, by as much as there are ranks.
+    is_larger = arm.global_batch_size > outputs.runs[cell].facts.global_batch_size
+    least = 1 / _MOST_APART / (arm.world_size if is_larger else 1)
+    if max(faster, apart) < least or min(faster, apart) > _MOST_APART:
         problems.append(
             f"{cell}: a position took {apart:.2f} times as long in the blocks as in the training, at most "
             f"{_MOST_APART:g} times apart is believed: what was timed is not what was trained, or the machine was busy"
         )
     numbers = {"seconds_per_position_against_training": apart}
-    if not problems and arm.global_batch_size != outputs.runs[cell].facts.global_batch_size:
-        return make_unchecked_finding(
-            f"{cell}: timed on steps of {arm.global_batch_size} samples (weak scaling), trained with "
-            f"{outputs.runs[cell].facts.global_batch_size}: no training that could bear it out"
-        )
     if arm.speedup is None or problems:
         return make_finding(
             problems,
@@ -79,37 +76,59 @@ def _compare_speedup(
             f"{cell}: the whole training has {len(mine)} steps, too few to hold the measured speedup against"
         )
     ratio = float(np.median(its) / np.median(mine))
-    low = float(np.percentile(its, _QUANTILES[0]) / np.percentile(mine, _QUANTILES[1]))
-    high = float(np.percentile(its, _QUANTILES[1]) / np.percentile(mine, _QUANTILES[0]))
+    bottom, top = _QUANTILES if min(len(mine), len(its)) >= _PARTS_FOR_QUANTILES else (0, 100)
+    low = float(np.percentile(its, bottom) / np.percentile(mine, top))
+    high = float(np.percentile(its, top) / np.percentile(mine, bottom))
+    run, its_run = outputs.runs[cell].facts, outputs.baseline.facts
+    is_larger = arm.global_batch_size > run.global_batch_size
+    if is_larger:
+        # It computes more between two exchanges: it scales no worse than what was trained, at best as its ranks.
+        high = max(high, run.world_size / its_run.world_size)
     floor = measurement.noise.ratio.relative_half_width if measurement.noise is not None else 0.0
     noise = 1 + max(floor, speedup.relative_half_width)
     least, most = low / (1 + _DRIFT) / noise, high * (1 + _DRIFT) * noise
-    numbers |= {"speedup": speedup.value, "of_training": ratio, "least": least, "most": most}
-    span = f"{wording.format_ratio(least)} to {wording.format_ratio(most)}"
-    told = (
-        f"measured {wording.format_ratio(speedup.value)}; the parts of the whole training, its noise and a drift of "
-        f"{wording.format_percent(_DRIFT)} allow {span}"
+    # No speedup where this gate does not fail: another one may have withheld it.
+    numbers |= {"measured_over_trained": speedup.value / ratio, "least": least / ratio, "most": most / ratio}
+    beside = (
+        f" (trained on steps of {run.global_batch_size} samples, timed on {arm.global_batch_size}, weak scaling, which "
+        "scales no worse and at best as the ranks)"
+    ) * is_larger
+    allowing = (
+        f"the parts of the whole training{beside}, its noise and a drift of {wording.format_percent(_DRIFT)} allow"
     )
     if not least <= speedup.value <= most:
         return make_finding(
             [
-                f"{cell}: {told}: another step was timed than trained, or the machine changed in between; on an idle "
-                "machine: dvc repro -f -s measure, then make retrain"
+                f"{cell}: measured {wording.format_ratio(speedup.value)}; {allowing} {wording.format_ratio(least)} to "
+                f"{wording.format_ratio(most)}: another step was timed than trained, or the machine changed in "
+                "between; on an idle machine: make rebench, then make retrain"
             ],
             otherwise="",
             numbers=numbers,
         )
+    told = (
+        f"the measured speedup is {speedup.value / ratio:.2f} times that of the training; {allowing} "
+        f"{least / ratio:.2f} to {most / ratio:.2f} times that"
+    )
     if most / least > _SHARPNESS:
-        return make_unchecked_finding(f"{cell}: {told}, which refutes nothing: the training varied too much")
+        why = "a training on smaller steps says too little" if is_larger else "the training varied too much"
+        return make_unchecked_finding(f"{cell}: {told}, which refutes nothing: {why}")
     return make_finding([], otherwise=f"{cell}: {told}", numbers=numbers)
 
 
 def _find_block_mismatches(measurement: MeasurementFile, arm: ArmSpeed, first: str) -> list[str]:
     """Return what of the arm's published figures its own blocks do not give, computed here once more."""
-    mine, its = (_select_counted(measurement, one) for one in (arm.cell, first))
+    mine, its = (select_counted(measurement, one) for one in (arm.cell, first))
+    missing = find_missing_turns(measurement, arm.cell)
+    problems = [missing] if missing else []
     if not mine or not its:
-        return []
-    problems = []
+        return problems or [f"{arm.cell}: a speedup is published, and no block is there that counts"]
+    taken, of_steps = (sum(map(of, mine)) for of in (_get_seconds, _compute_slowest_rank_seconds))
+    if abs(taken / of_steps - 1) > _CLOCKS_APART:
+        problems.append(
+            f"{arm.cell}: its blocks took {wording.format_seconds(taken)}, their steps "
+            f"{wording.format_seconds(of_steps)}: the clock did not run for the steps, or not for them alone"
+        )
     seconds, tokens = sum(one.seconds for one in mine), sum(one.num_tokens for one in mine)
     if not math.isclose(arm.tokens_per_second, tokens / seconds, rel_tol=_ROUNDING):
         problems.append(
@@ -134,25 +153,6 @@ def _find_block_mismatches(measurement: MeasurementFile, arm: ArmSpeed, first: s
     return problems
 
 
-def _select_counted(measurement: MeasurementFile, cell: str) -> list[BlockWork]:
-    """Return the blocks that the speedup is of: those of quiet turns, of starts with two of them or more.
-
-    All blocks where no cell has a speedup, for want of such.
-    """
-    blocks = {arm.cell: _select_blocks(measurement, arm.cell, phase="speedup") for arm in measurement.arms}
-    if all(arm.speedup is None for arm in measurement.arms if not arm.is_wrapped_baseline):
-        return blocks[cell]
-    most = measurement.most_others_share
-    loud = {one.turn for every in blocks.values() for one in every if _is_loud(one, most)}
-    quiet = [one for one in blocks[cell] if one.turn not in loud]
-    turns = Counter(one.launch for one in quiet)
-    return [one for one in quiet if turns[one.launch] > 1]
-
-
-def _is_loud(block: BlockWork, most: float) -> bool:
-    return (block.others_share or 0.0) > most or (block.has_others_on_gpu and most < 1)
-
-
 def _compute_mean_of_launches(blocks: Sequence[BlockWork], of: Callable[[BlockWork], float]) -> float:
     """Return the mean over the launches of the mean over their blocks; of all blocks where launches are too few."""
     launches: dict[int, list[float]] = {}
@@ -164,6 +164,14 @@ def _compute_mean_of_launches(blocks: Sequence[BlockWork], of: Callable[[BlockWo
     return sum(sum(figures) / len(figures) for figures in counted) / len(counted)
 
 
+def _get_seconds(block: BlockWork) -> float:
+    return block.seconds
+
+
+def _compute_slowest_rank_seconds(block: BlockWork) -> float:
+    return max(map(sum, block.step_seconds))
+
+
 def _compute_seconds_per_step(block: BlockWork) -> float:
     return block.seconds / len(block.steps)
 
@@ -172,18 +180,8 @@ def _compute_seconds_per_token(block: BlockWork) -> float:
     return block.seconds / max(block.num_tokens, 1)
 
 
-def _select_blocks(measurement: MeasurementFile, cell: str, *, phase: str | None = None) -> list[BlockWork]:
-    """Return the blocks of the cell as it is trained."""
-    return [
-        block
-        for arm in measurement.blocks
-        if arm.cell == cell and arm.kind == "as trained" and phase in (None, arm.phase)
-        for block in arm.blocks
-    ]
-
-
 def _compute_seconds_per_position(measurement: MeasurementFile, cell: str) -> NDArray[np.float64] | None:
-    found = _select_blocks(measurement, cell)
+    found = select_blocks(measurement, cell, phase="speedup")
     return np.array([one.seconds / max(one.num_positions, 1) for one in found]) if found else None
 
 

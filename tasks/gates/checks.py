@@ -1,11 +1,12 @@
 """All gates of a comparison, in the order in which the report answers: correct? comparable?
 
-A check judges one cell: `check(outputs, cell)` returns its finding, or None where it says nothing about that cell, as
-one that compares with the baseline says nothing about the baseline. What follows for a cell's speedup is its standing.
+A check judges one cell: `find(outputs, cell)` returns its finding, or None where it says nothing about that cell, as
+one that compares with the baseline says nothing about the baseline. What follows for a cell's speedup is its standing:
+withheld by what failed, unproven by what was not checked, whichever gate it is.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from tasks.gates import (
@@ -23,142 +24,165 @@ from tasks.gates import (
     synchronisation,
     work_of_blocks,
 )
-from tasks.records.gate import CellFinding, Finding, Gate, Standing
+from tasks.records.gate import CellFinding, Finding, Gate, Standing, make_unchecked_finding
 from tasks.records.outputs import Outputs
 
-_CHECKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
-    (
-        "Update equivalence",
-        "Does an update of N ranks equal that of one process?",
-        equivalence.check_update_equivalence,
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What decides one gate."""
+
+    name: str
+    """Of the gate."""
+    question: str
+    """What it asks."""
+    find: Callable[[Outputs, str], Finding | None]
+    """Judges a cell."""
+    is_owed_by_several_ranks: bool = False
+    """Whether nothing found of a cell with several ranks is `not checked`: it shows that they train as one."""
+    spares_throughput: bool = False
+    """Whether it may fail while tokens per second can still be compared, so that a figure per unit of work is true."""
+
+    def judge(self, outputs: Outputs, cell: str) -> Finding | None:
+        """Return what is found of the cell; None if the gate says nothing about it."""
+        found = self.find(outputs, cell)
+        if found is None and self.is_owed_by_several_ranks and outputs.runs[cell].facts.world_size > 1:
+            return make_unchecked_finding(f"{cell}: nothing was found")
+        return found
+
+
+CHECKS = [
+    Check(
+        name="Update equivalence",
+        question="Does an update of N ranks equal that of one process?",
+        find=equivalence.check_update_equivalence,
+        is_owed_by_several_ranks=True,
     ),
-    (
-        "Gradients were synchronised",
-        "Did the ranks exchange the whole gradient exactly once per optimizer step?",
-        synchronisation.check_synchronisation,
+    Check(
+        name="Gradients were synchronised",
+        question="Did the ranks exchange the whole gradient exactly once per optimizer step?",
+        find=synchronisation.check_synchronisation,
+        is_owed_by_several_ranks=True,
     ),
-    (
-        "Same parameters on all ranks",
-        "Do all ranks of a cell hold the same weights, and the same state of the optimizer?",
-        correctness.check_same_parameters,
+    Check(
+        name="Same parameters on all ranks",
+        question="Do all ranks of a cell hold the same weights, and the same state of the optimizer?",
+        find=correctness.check_same_parameters,
+        is_owed_by_several_ranks=True,
     ),
-    (
-        "No break between segments",
-        "Did all cells start from the same weights, and each segment from those the one before ended with?",
-        correctness.check_segment_continuity,
+    Check(
+        name="No break between segments",
+        question="Did all cells start from the same weights, and each segment from those the one before ended with?",
+        find=correctness.check_segment_continuity,
     ),
-    (
-        "Starts from the base model",
-        "Is the loss of the first step the base model's own on the same rows?",
-        correctness.check_base_model_start,
+    Check(
+        name="Starts from the base model",
+        question="Is the loss of the first step the base model's own on the same rows?",
+        find=correctness.check_base_model_start,
     ),
-    (
-        "Loss curves coincide",
-        "Does every cell's loss follow the baseline's, step by step?",
-        loss_curves.check_loss_curves,
+    Check(
+        name="Loss curves coincide",
+        question="Does every cell's loss follow the baseline's, step by step?",
+        find=loss_curves.check_loss_curves,
+        spares_throughput=True,
     ),
-    (
-        "Evaluated what was trained",
-        "Are the weights that were evaluated the very ones that the ranks ended with?",
-        heldout.check_evaluated_weights,
+    Check(
+        name="Evaluated what was trained",
+        question="Are the weights that were evaluated the very ones that the ranks ended with?",
+        find=heldout.check_evaluated_weights,
+        spares_throughput=True,
     ),
-    (
-        "Steps are those asked for",
-        "Did each step learn from the rows, and at the rate, that params.yaml asks for?",
-        asked_for.check_steps,
+    Check(
+        name="Steps are those asked for",
+        question="Did each step learn from the rows, and at the rate, that params.yaml asks for?",
+        find=asked_for.check_steps,
+        spares_throughput=True,
     ),
-    (
-        "Same work in every cell",
-        "Do all cells share start weights, code, machine, global batch and learning-rate policy?",
-        comparability.check_same_setting,
+    Check(
+        name="Same work in every cell",
+        question="Do all cells share start weights, code, machine, global batch and learning-rate policy?",
+        find=comparability.check_same_setting,
     ),
-    (
-        "Same rows in the same steps",
-        "Did each optimizer step learn from the same rows in every cell?",
-        comparability.check_rows_per_step,
+    Check(
+        name="Same rows in the same steps",
+        question="Did each optimizer step learn from the same rows in every cell?",
+        find=comparability.check_rows_per_step,
+        spares_throughput=True,
     ),
-    (
-        "Every sample exactly once",
-        "Was each row of each range learned from once per epoch, none left out, none twice?",
-        comparability.check_every_sample_once,
+    Check(
+        name="Every sample exactly once",
+        question="Was each row of each range learned from once per epoch, none left out, none twice?",
+        find=comparability.check_every_sample_once,
+        spares_throughput=True,
     ),
-    (
-        "Held-out rows were held out",
-        "Is no row that was learned from among those that the loss is looked at on afterwards?",
-        heldout.check_heldout_rows,
+    Check(
+        name="Held-out rows were held out",
+        question="Is no row that was learned from among those that the loss is looked at on afterwards?",
+        find=heldout.check_heldout_rows,
+        spares_throughput=True,
     ),
-    (
-        "Equal tokens",
-        "Did every cell learn from as many tokens as the ranges hold?",
-        comparability.check_equal_tokens,
+    Check(
+        name="Equal tokens",
+        question="Did every cell learn from as many tokens as the ranges hold?",
+        find=comparability.check_equal_tokens,
+        spares_throughput=True,
     ),
-    (
-        "Not data-bound",
-        "Did the ranks compute, rather than wait for data?",
-        comparability.check_data_wait,
+    Check(
+        name="Not data-bound",
+        question="Did the ranks compute, rather than wait for data?",
+        find=comparability.check_data_wait,
     ),
-    (
-        "Only steps were timed",
-        "Did the clock run for the optimizer steps, and for nothing else?",
-        clock.check_clock,
+    Check(
+        name="Only steps were timed",
+        question="Did the clock run for the optimizer steps, and for nothing else?",
+        find=clock.check_clock,
     ),
-    (
-        "Every rank has a device of its own",
-        "Are there as many GPUs (or CPU cores) as the ranks need?",
-        own_device.check_own_device,
+    Check(
+        name="Every rank has a device of its own",
+        question="Are there as many GPUs (or CPU cores) as the ranks need?",
+        find=own_device.check_own_device,
     ),
-    (
-        "Speedup is plausible",
-        "Is no cell faster than its number of ranks can make it?",
-        comparability.check_plausible_speedup,
+    Check(
+        name="Speedup is plausible",
+        question="Is no cell faster than its number of ranks can make it?",
+        find=comparability.check_plausible_speedup,
+        spares_throughput=True,
     ),
 ]
 
-_CHECKS_OF_BLOCKS: list[tuple[str, str, Callable[[Outputs, str], Finding | None]]] = [
-    (
-        "Quiet enough to tell",
-        "Were there turns enough in which nobody else used the machine?",
-        quiet_turns.check_quiet_turns,
+CHECKS_OF_BLOCKS = [
+    Check(
+        name="Quiet enough to tell",
+        question="Were there turns enough in which nobody else used the machine?",
+        find=quiet_turns.check_quiet_turns,
     ),
-    (
-        "Timed blocks did the work",
-        "Did every timed block learn from the training's rows, with its loss, gradient and exchanges?",
-        work_of_blocks.check_block_work,
+    Check(
+        name="Timed blocks did the work",
+        question="Did every timed block learn from the training's rows, with its loss, gradient and exchanges?",
+        find=work_of_blocks.check_block_work,
     ),
-    (
-        "Timed rows are typical",
-        "Do the timed rows have as many tokens as those of the whole training?",
-        rows_of_blocks.check_timed_rows,
+    Check(
+        name="Timed rows are typical",
+        question="Do the timed rows have as many tokens as those of the whole training?",
+        find=rows_of_blocks.check_timed_rows,
     ),
-    (
-        "Training bears out the blocks",
-        "Do the blocks give the published speedup, and does the whole training bear it out?",
-        blocks_and_training.check_blocks_against_training,
+    Check(
+        name="Training bears out the blocks",
+        question="Do the blocks give the published speedup, and does the whole training bear it out?",
+        find=blocks_and_training.check_blocks_against_training,
     ),
 ]
 """Where the speedup was measured in blocks."""
-_PROOFS = ("Update equivalence", "Gradients were synchronised", "Same parameters on all ranks")
-"""Gates without which the training of a cell with several ranks is not shown to be that of one."""
-_SPARE_THROUGHPUT = {
-    "Loss curves coincide",
-    "Evaluated what was trained",
-    "Steps are those asked for",
-    "Same rows in the same steps",
-    "Every sample exactly once",
-    "Held-out rows were held out",
-    "Equal tokens",
-    "Speedup is plausible",
-}
-"""Gates that may fail while tokens per second can still be compared, so that a figure per unit of work is true."""
+_SPARE_THROUGHPUT = {check.name for check in CHECKS + CHECKS_OF_BLOCKS if check.spares_throughput}
 
 
 def check_gates(outputs: Outputs) -> list[Gate]:
     """Return what every gate found of every cell."""
     gates = []
-    for name, question, check in _CHECKS + (_CHECKS_OF_BLOCKS if outputs.measurement is not None else []):
-        found = {cell: check(outputs, cell) for cell in outputs.runs}
+    for check in CHECKS + (CHECKS_OF_BLOCKS if outputs.measurement is not None else []):
+        found = {cell: check.judge(outputs, cell) for cell in outputs.runs}
         findings = [CellFinding(cell=cell, **asdict(one)) for cell, one in found.items() if one is not None]
-        gates.append(Gate(name=name, question=question, findings=findings))
+        gates.append(Gate(name=check.name, question=check.question, findings=findings))
     return [_drop_untrue_figures(gate, gates, outputs.params.baseline) for gate in gates]
 
 
@@ -174,29 +198,24 @@ def _drop_untrue_figures(gate: Gate, gates: Sequence[Gate], baseline: str) -> Ga
     return gate.model_copy(update={"findings": findings})
 
 
-def compute_standings(gates: Sequence[Gate], world_sizes: Mapping[str, int]) -> dict[str, Standing]:
-    """Return cell -> what the gates leave of its speedup; `world_sizes` has all cells, the baseline first."""
-    return {cell: _compute_standing(gates, world_sizes, cell) for cell in world_sizes}
+def compute_standings(gates: Sequence[Gate], cells: Sequence[str]) -> dict[str, Standing]:
+    """Return cell -> what the gates leave of its speedup; `cells` has all of them, the baseline first."""
+    return {cell: _compute_standing(gates, list(dict.fromkeys((cell, cells[0])))) for cell in cells}
 
 
-def _compute_standing(gates: Sequence[Gate], world_sizes: Mapping[str, int], cell: str) -> Standing:
-    concerned = list(dict.fromkeys((cell, next(iter(world_sizes)))))
-    found = {(gate.name, at): one for at in concerned for gate in gates if (one := gate.find_cell_finding(at))}
-    failed = [key for key, one in found.items() if one.verdict == "failed"]
-    if failed:
-        return _make_standing("withheld", failed, found)
-    needed = [(name, at) for at in concerned if world_sizes[at] > 1 for name in _PROOFS]
-    unchecked = [key for key in needed if key not in found or found[key].verdict != "passed"]
-    return _make_standing("unproven", unchecked, found) if unchecked else Standing(state="proven")
+def _compute_standing(gates: Sequence[Gate], concerned: Sequence[str]) -> Standing:
+    """Return what the gates leave of a speedup that these cells have a part in."""
+    found = [(gate.name, one) for at in concerned for gate in gates if (one := gate.find_cell_finding(at))]
+    if failed := [pair for pair in found if pair[1].verdict == "failed"]:
+        return _make_standing("withheld", failed)
+    if unchecked := [pair for pair in found if pair[1].verdict == "not checked"]:
+        return _make_standing("unproven", unchecked)
+    return Standing(state="proven")
 
 
-def _make_standing(
-    state: Literal["unproven", "withheld"],
-    keys: Sequence[tuple[str, str]],
-    found: Mapping[tuple[str, str], CellFinding],
-) -> Standing:
-    """Return the standing that these findings lead to, with the words of the one that needs the fewest."""
-    words = {key: found[key].compared if key in found else f"{key[1]}: nothing was found" for key in keys}
-    first, *others = sorted(words, key=lambda key: len(words[key]))
-    names = dict.fromkeys([first[0], *(name for name, _ in others)])
-    return Standing(state=state, gates=list(names), reason=words[first])
+def _make_standing(state: Literal["unproven", "withheld"], found: Sequence[tuple[str, CellFinding]]) -> Standing:
+    """Return the standing that these findings of gates lead to, with the words of the one that needs the fewest."""
+    first, *others = sorted(found, key=lambda pair: len(pair[1].compared))
+    return Standing(
+        state=state, gates=list(dict.fromkeys([first[0], *(name for name, _ in others)])), reason=first[1].compared
+    )

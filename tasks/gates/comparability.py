@@ -244,5 +244,5 @@ def _find_implausible_speedup(outputs: Outputs, cell: str) -> list[str]:
         f"{cell} was measured {wording.format_ratio(speedup.value)} as fast as {outputs.params.baseline}, on "
         f"{wording.format_plural(size, 'rank')} against {base}: a parallel efficiency of {reached:.2f}, "
         f"above {_MOST_EFFICIENCY:g} is not possible. "
-        "Measure again on an idle machine: dvc repro -f -s measure, then make compare"
+        "Measure again on an idle machine: make rebench"
     ]

@@ -15,6 +15,8 @@ class Equivalence(Record):
     """Name of the cell."""
     world_size: int
     """Number of ranks."""
+    global_batch_size: int | None = None
+    """Samples per update; null in results of an earlier version."""
     num_steps: int
     """Updates that were made."""
     compared: str
@@ -40,41 +42,50 @@ def check_update_equivalence(outputs: Outputs, cell: str) -> Finding | None:
         return None
     if certificate is None:
         return make_unchecked_finding(f"{cell}: there is no certificate.json; the stage measure makes it")
-    one = next((one for one in certificate.cells if one.cell == cell), None)
-    if one is None:
-        return make_unchecked_finding(f"{cell} has no certificate")
-    parts = _list_parts(one)
-    problems = [f"{cell}: {one.problem}"] if one.verdict == "failed" else []
-    problems += [
-        f"{cell}: the {part.compared} {part.relative_l2:.1e} apart, {part.tolerance:.1e} allowed"
-        for part in parts
-        if one.verdict == "passed" and not part.relative_l2 <= part.tolerance
-    ]
-    gaps = [f"{cell} has a certificate without figures"] * (one.verdict == "passed" and len(parts) < 2)
-    gaps += [f"{cell}: {one.problem}"] * (one.verdict == "not checked")
+    # In weak scaling it was timed on larger steps than trained, which is another training: both have to be certified.
+    timed = select_arm(outputs.measurement, cell).global_batch_size if outputs.measurement else facts.global_batch_size
+    problems, gaps, found = list[str](), list[str](), list[CertifiedCell]()
+    for batch in dict.fromkeys((facts.global_batch_size, timed)):
+        one = next((one for one in certificate.cells if (one.cell, one.global_batch_size) == (cell, batch)), None)
+        if one is None:
+            gaps.append(f"{cell} has no certificate of updates of {batch} samples")
+            continue
+        found.append(one)
+        problems += _find_problems(one)
+        gaps += [f"{cell} has a certificate without figures"] * (one.verdict == "passed" and len(_list_parts(one)) < 2)
+        gaps += [f"{cell}: {one.problem}"] * (one.verdict == "not checked")
     for name in ("code_digest", "base_model_digest", "machine_digest"):
         if getattr(facts, name) != getattr(certificate, name):
             what = name.removesuffix("_digest").replace("_", " ")
             gaps.append(f"{cell} was trained with another {what} than the one that the certificate is of")
-    timed = outputs.measurement and select_arm(outputs.measurement, cell).global_batch_size
-    if timed and timed != facts.global_batch_size:
-        gaps.append(
-            f"{cell} was timed on steps of {timed} samples (weak scaling), which are another training than the one of "
-            f"{facts.global_batch_size} that the certificate is of"
-        )
     if gaps and not problems:
         return make_unchecked_finding("; ".join(gaps))
+    told = [_describe_certificate(one, outputs.params.train.precision) for one in found]
+    if len(found) > 1:
+        told = [f"{what} (updates of {one.global_batch_size} samples)" for what, one in zip(told, found, strict=True)]
     return make_finding(
         problems,
-        otherwise=f"{_describe_certificate(one, outputs.params.train.precision)}. Each update began from the same "
+        otherwise=f"{'; '.join(told)}. Each update began from the same "
         f"state on both sides; allowed is {certificate.margin:g} times what re-ordering the sums alone makes, at least "
         "that many fp32 roundings",
+        # Of several, those of the last, which the speedup is of.
         numbers={
             f"{part.compared}_{name}": getattr(part, name)
-            for part in parts
+            for one in found
+            for part in _list_parts(one)
             for name in ("relative_l2", "noise_floor", "tolerance")
         },
     )
+
+
+def _find_problems(one: CertifiedCell) -> list[str]:
+    if one.verdict == "failed":
+        return [f"{one.cell}: {one.problem}"]
+    return [
+        f"{one.cell}: the {part.compared} {part.relative_l2:.1e} apart, {part.tolerance:.1e} allowed"
+        for part in _list_parts(one)
+        if one.verdict == "passed" and not part.relative_l2 <= part.tolerance
+    ]
 
 
 def list_equivalences(outputs: Outputs) -> list[Equivalence]:
@@ -95,6 +106,7 @@ def _list_parts(one: CertifiedCell) -> list[Equivalence]:
                 Equivalence(
                     cell=one.cell,
                     world_size=one.world_size,
+                    global_batch_size=one.global_batch_size,
                     num_steps=one.num_steps,
                     compared=what,
                     relative_l2=found.relative_l2,

@@ -29,7 +29,8 @@ def check_own_device(outputs: Outputs, cell: str) -> Finding:
         )
     told = {segment.title: segment.facts.rank_devices for segment in outputs.runs[cell].segments}
     if outputs.measurement is not None:
-        told[f"{cell}, timed blocks"] = outputs.measurement.rank_devices.get(cell, [])
+        for number, devices in enumerate(outputs.measurement.devices_of_starts.get(cell, []), start=1):
+            told[f"{cell}, timed blocks of start {number}"] = devices
     shared: dict[str, str] = {}
     for where, devices in told.items():
         for first in range(0, len(devices), ranks):

@@ -1,9 +1,15 @@
 """Was the machine quiet for long enough to say how much faster a cell is?"""
 
+from tasks.gates.counted_blocks import select_counted
 from tasks.gates.measured import select_arm
 from tasks.process import wording
-from tasks.records.gate import Finding, make_finding
+from tasks.records.gate import Finding, make_finding, make_unchecked_finding
+from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs
+
+MOST_OTHERS_SHARE = 0.05
+"""Share of the CPUs that others may use, in the mean of the turns that count: where measure.others_share lets in more,
+the speedup is that of a machine that somebody else used too."""
 
 
 def check_quiet_turns(outputs: Outputs, cell: str) -> Finding | None:
@@ -21,12 +27,27 @@ def check_quiet_turns(outputs: Outputs, cell: str) -> Finding | None:
         f"{cell}: {measurement.num_quiet_turns} of {wording.format_plural(measurement.num_turns, 'turn')} in "
         f"{measurement.num_launches} starts were quiet (at most {most} by others); {seen}"
     )
-    return make_finding(
-        [
-            f"{told}: too few for an interval; stop what else runs, or give measure.max_seconds more, or count all "
-            "turns with measure.others_share: 1"
-        ]
-        * (select_arm(measurement, cell).speedup is None),
-        otherwise=told,
-        numbers={"quiet_turns": measurement.num_quiet_turns, "turns": measurement.num_turns},
-    )
+    numbers = {"quiet_turns": measurement.num_quiet_turns, "turns": measurement.num_turns}
+    if select_arm(measurement, cell).speedup is None:
+        problem = (
+            f"{told}: too few for an interval; stop what else runs, or give measure.max_seconds more; with "
+            "measure.others_share: 1 all turns count, and the speedup is unproven"
+        )
+        return make_finding([problem], otherwise="", numbers=numbers)
+    loud = _find_loudness(measurement, [outputs.params.baseline, cell])
+    if loud is not None:
+        return make_unchecked_finding(f"{told}; in those that count {loud}")
+    return make_finding([], otherwise=told, numbers=numbers)
+
+
+def _find_loudness(measurement: MeasurementFile, cells: list[str]) -> str | None:
+    """Return what others did in the turns that count, if it is more than a figure of this machine alone bears."""
+    blocks = [block for cell in cells for block in select_counted(measurement, cell)]
+    if any(block.has_others_on_gpu for block in blocks):
+        return "others computed on the GPUs"
+    known = [block.others_share for block in blocks if block.others_share is not None]
+    mean = sum(known) / len(known) if known else 0.0
+    if mean <= MOST_OTHERS_SHARE:
+        return None
+    share, most = (wording.format_small_percent(one) for one in (mean, MOST_OTHERS_SHARE))
+    return f"others used {share}, {most} is quiet"

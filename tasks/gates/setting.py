@@ -1,12 +1,18 @@
-"""Did a cell train with what it should have, and with what the baseline did? By their own records, value by value."""
+"""Did a cell train with what it should have, and with what the baseline did? By their own records, value by value.
+
+The same is asked of the ranks that were timed, of every start of them.
+"""
 
 from collections.abc import Iterator
 from typing import Any
 
+from tasks.gates.measured import select_arm
 from tasks.params.train import NOT_CONTENT
 from tasks.process import wording
+from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 
+_MEASURE_AGAIN = "Measure again: make rebench"
 _OF_THE_CELL = {"strategy", "options", "world_size", "ranks_differ"}
 """What the ranks recorded of how this cell spreads the work: that is what is compared, or has a gate of its own."""
 _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
@@ -33,7 +39,30 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
             _flatten_setting(setting), _flatten_setting(reference), f"{where}: the ranks used", first
         )
         problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
-    return [f"{problem}. {wording.TRAIN_AGAIN}" for problem in dict.fromkeys(problems)]
+    problems = [f"{problem}. {wording.TRAIN_AGAIN}" for problem in dict.fromkeys(problems)]
+    timed = [] if outputs.measurement is None else _find_timed_problems(outputs.measurement, run, cell, reference)
+    return problems + [f"{problem}. {_MEASURE_AGAIN}" for problem in dict.fromkeys(timed)]
+
+
+def _find_timed_problems(
+    measurement: MeasurementFile, run: RunOutputs, cell: str, reference: dict[str, Any] | None
+) -> list[str]:
+    """Return in what the timed ranks' records differ from those of the training."""
+    problems, where = [], f"{cell}, timed blocks"
+    for name in ("code_digest", "base_model_digest", "machine_digest"):
+        found, expected = getattr(measurement, name), getattr(run.facts, name)
+        if found != expected:
+            what = name.removesuffix("_digest").replace("_", " ")
+            problems.append(f"{where}: {what} {found[:12]}, trained with {expected[:12]}")
+    if reference is None or not measurement.settings.get(cell):
+        return [*problems, f"{where}: nothing was recorded of what they ran with, or of what the training did"]
+    timed = select_arm(measurement, cell).global_batch_size
+    # Weak scaling asks for another one.
+    expected = _flatten_setting(reference) | {"train.global_batch_size": timed}
+    for setting in measurement.settings[cell]:
+        problems += _compare_values(_flatten_setting(setting), expected, f"{where}: the ranks used", "the training")
+        problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
+    return problems
 
 
 def _list_settings(run: RunOutputs) -> Iterator[tuple[str, dict[str, Any] | None]]:

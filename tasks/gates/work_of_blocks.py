@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
+from tasks.gates.rows_of_steps import RowsOfSteps
 from tasks.gates.synchronisation import make_work
 from tasks.process import wording
 from tasks.records.blocks import ArmBlocks, BlockWork
@@ -17,7 +16,6 @@ from tasks.records.gate import Finding, make_finding, make_unchecked_finding
 from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 from tasks.strategies import Expected, Work, find_profile, get_exchange_dtype, sum_expected
-from training.data.row_digest import digest_rows
 
 _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3, "fp16": 1e-3}
 """Relative difference allowed between the losses of two arms on the same rows.
@@ -98,8 +96,8 @@ class _Judge:
                 f"{self.outputs.params.baseline} on them, and exchanged what a step of the training does"
             )
         return (
-            f"a step of {self.batch} samples, weak scaling, which nothing was trained with: samples and exchanges were "
-            "held to it, no rows and losses"
+            f"each step had the rows and tokens that a step of {self.batch} samples, weak scaling, has in the order of "
+            "the training, a gradient, and the exchanges of such a step; no cell has a loss on the same rows"
         )
 
     def find_problems(self, arm: ArmBlocks, block: BlockWork) -> Iterator[tuple[str, str]]:
@@ -118,18 +116,15 @@ class _Judge:
         yield from self._find_exchange_problems(arm, block)
 
     def _find_row_problems(self, block: BlockWork) -> Iterator[tuple[str, str]]:
-        if not self.is_as_trained:
-            if block.num_samples != self.batch * len(block.steps):
-                yield "rows", f"{block.num_samples} samples in {len(block.steps)} steps of {self.batch}"
-            return
-        rows, tokens = self._digest_trained_rows(block)
+        rows, tokens = self._rows.digest(block, batch=self.batch)
         if rows != block.rows or tokens != block.num_tokens:
+            steps = wording.format_plural(len(block.steps), "step")
+            whose = f"{steps} of the training" if self.is_as_trained else f"{steps} of {self.batch} samples"
             yield (
                 "rows",
                 (
                     f"turn {block.turn} had {block.num_samples} samples with {block.num_tokens:,} tokens, not the "
-                    f"rows of these {wording.format_plural(len(block.steps), 'step')} of the training ({tokens:,} "
-                    "tokens)"
+                    f"rows of these {whose} ({tokens:,} tokens)"
                 ),
             )
 
@@ -242,45 +237,16 @@ class _Judge:
         return -(-num_micro_batches // self.run.facts.world_size)
 
     @cached_property
+    def _rows(self) -> RowsOfSteps:
+        return RowsOfSteps(self.outputs, self.measurement, self.cell)
+
+    @cached_property
     def _baseline_by_turn(self) -> dict[int, BlockWork]:
         return _index_by_turn(self.measurement, self.outputs.params.baseline)
 
     @cached_property
     def _own_by_turn(self) -> dict[int, BlockWork]:
         return _index_by_turn(self.measurement, self.cell)
-
-    def _digest_trained_rows(self, block: BlockWork) -> tuple[str, int]:
-        """Return digest and tokens of the rows that the training had in these steps of the range's first epoch."""
-        steps = self._ledgers.get(block.range, {})
-        none = (np.zeros(0, dtype=np.int64), 0)
-        rows = [[steps.get(step, none)[0]] for step in block.steps]
-        return f"{digest_rows(rows):016x}", sum(steps.get(step, none)[1] for step in block.steps)
-
-    @cached_property
-    def _ledgers(self) -> dict[str, dict[int, tuple[np.ndarray, int]]]:
-        """Range -> step of its first epoch, from 1 -> rows and tokens, as far as blocks had them."""
-        wanted: dict[str, set[int]] = {}
-        for arm in self.measurement.blocks:
-            for block in arm.blocks if arm.cell == self.cell else ():
-                wanted.setdefault(block.range, set()).update(block.steps)
-        found: dict[str, dict[int, tuple[np.ndarray, int]]] = {}
-        before = 0
-        for segment in self.run.segments:
-            steps = wanted.get(segment.facts.range, set()) if segment.facts.epoch == 1 else set()
-            rows: dict[int, tuple[np.ndarray, int]] = {}
-            for part in segment.samples() if steps else ():
-                local = part.step.astype(np.int64) - before
-                for step in np.intersect1d(local, sorted(steps)).tolist():
-                    known, num_tokens = rows.get(step, (np.zeros(0, dtype=np.int64), 0))
-                    mine = local == step
-                    rows[step] = (
-                        np.concatenate([known, part.row_id[mine]]).astype(np.int64),
-                        num_tokens + int(part.num_tokens[mine].sum()),
-                    )
-            if rows:
-                found[segment.facts.range] = rows
-            before += segment.facts.num_steps
-        return found
 
 
 def _index_by_turn(measurement: MeasurementFile, cell: str) -> dict[int, BlockWork]:

@@ -107,13 +107,17 @@ def _count_cores(machine: Mapping[str, Any]) -> int:
     return int(machine["num_cpus"]) if quota is None else min(int(machine["num_cpus"]), int(quota))
 
 
-def _make_cell(params: Params, name: str, *, is_weak: bool) -> Cell:
-    spread = params.cells[name]
+def compute_timed_batch(params: Params, cell: str) -> int:
+    """Return the samples of a timed step of the cell: in weak scaling they grow with its number of ranks."""
     batch = params.train.global_batch_size
-    overrides: dict[str, int] = {}
-    if is_weak:
-        batch = batch * spread.world_size // params.cells[params.baseline].world_size
-        overrides = {"global_batch_size": batch}
+    if params.measure.scaling == "strong":
+        return batch
+    return batch * params.cells[cell].world_size // params.cells[params.baseline].world_size
+
+
+def _make_cell(params: Params, name: str, *, is_weak: bool) -> Cell:
+    spread, batch = params.cells[name], compute_timed_batch(params, name)
+    overrides = {"global_batch_size": batch} if is_weak else {}
     return Cell(
         name=name, strategy=spread.strategy, world_size=spread.world_size, num_nodes=spread.num_nodes,
         global_batch_size=batch, overrides=overrides,

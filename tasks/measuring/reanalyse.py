@@ -1,12 +1,13 @@
 """`make reanalyse`: the speedups once more from the raw blocks of a report, by several figures; nothing is run.
 
 Anybody who has blocks.parquet can do it: with another share of others that a quiet turn allows, or by other statistics.
+What a gate withholds is withheld here too, unless it asked for more quiet turns alone: those may be counted otherwise.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,32 +24,45 @@ from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks
 from tasks.records.measurement import Measurement
 from tasks.records.stage_file import damaged
 
+_OF_QUIET_TURNS = "Quiet enough to tell"
+"""The gate that withholds for want of quiet turns."""
 _TRIMMED = 0.1
 """Share of the turns that a trimmed mean leaves out at each end."""
 
 
 def _main() -> None:
     arguments = _parse_arguments()
-    published = _read_published(arguments.reports / "results.json")
+    published, withheld = _read_published(arguments.reports / "results.json")
     arms = [one for one in read_blocks(arguments.reports / BLOCKS_FILE) if one.phase == "speedup"]
     if not arms:
         raise DataError(f"{arguments.reports / BLOCKS_FILE}: has no timed blocks: measure.speed was off; switch it on")
     most = arguments.others_share
     if most is None:
         most = 1.0 if published is None else published.most_others_share
-    Console(file=sys.stdout, width=160).print(_tabulate(arms, most, published))
+    Console(file=sys.stdout, width=160).print(_tabulate(arms, most, published, withheld))
 
 
-def _read_published(path: Path) -> Measurement | None:
-    """Return what a report says was measured; None if it says nothing of it. Raises DataError without a report."""
+def _read_published(path: Path) -> tuple[Measurement | None, dict[str, str]]:
+    """Return what a report says was measured, None if it says nothing of it, and cell -> the gates that withhold it.
+
+    Raises DataError without a report.
+    """
     try:
-        found = json.loads(path.read_bytes())["measurement"]
-        return None if found is None else Measurement.model_validate(found)
+        results = json.loads(path.read_bytes())
+        found, standings = results["measurement"], {cell["cell"]: cell["standing"] for cell in results["cells"]}
+        withheld = {
+            cell: ", ".join(one["gates"])
+            for cell, one in standings.items()
+            if one["state"] == "withheld" and one["gates"] != [_OF_QUIET_TURNS]
+        }
+        return None if found is None else Measurement.model_validate(found), withheld
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(path, error) from None
 
 
-def _tabulate(arms: Sequence[ArmBlocks], most_share: float, published: Measurement | None) -> Table:
+def _tabulate(
+    arms: Sequence[ArmBlocks], most_share: float, published: Measurement | None, withheld: Mapping[str, str]
+) -> Table:
     """Return a line for each cell but the first: its speedup by several figures, beside the published one."""
     trials = make_trials(arms)
     quiet = trials.select_quiet(most_share, fewest_of_launch=FEWEST_QUIET_TURNS)
@@ -63,6 +77,9 @@ def _tabulate(arms: Sequence[ArmBlocks], most_share: float, published: Measureme
         table.add_column(column)
     by_quiet, by_all = (compute_speedups(one, names, of, confidence=0.95) for one in (quiet, trials))
     for name in names[1:]:
+        if name in withheld:
+            table.add_row(name, f"{wording.WITHHELD}: {withheld[name]}", *[wording.WITHHELD] * 5)
+            continue
         effect = compute_launch_effect(quiet, names[0], name, of)
         table.add_row(
             name,

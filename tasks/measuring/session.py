@@ -81,7 +81,12 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         with show_progress("measuring, blocks", None) as advance:
             measured = measure_speed(session.comparison, bench, advance=advance)
         arms = compute_arm_speeds(session.comparison, bench, measured, session.arithmetic)
-        devices = {cell: [RankDevice(**one) for one in group.devices] for cell, group in workers.items()}
+        devices = {
+            cell: [[RankDevice(**one) for one in launch] for launch in group.devices] for cell, group in workers.items()
+        }
+        settings = {
+            cell.name: workers[cell.name].list_settings(make_trained_arm(cell).variant) for cell in comparison.cells
+        }
         more = _predict_and_advise(session, bench, workers, measured, fits, stop)
     headline = measured.headline
     shares = [block.others_share for blocks in headline.trials.blocks.values() for block in blocks]
@@ -106,7 +111,8 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         advice=more.advice,
         blocks=measured.blocks,
         ranges=[part.name for part in session.rows],
-        rank_devices=devices,
+        devices_of_starts=devices,
+        settings=settings,
         left_out=_explain_no_waterfall(comparison) + _collect_unavailable(params) + more.left_out,
     )
 

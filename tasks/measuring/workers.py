@@ -73,6 +73,9 @@ class Workers:
         """The ranges that its ranks know, in the order of their segments."""
         self._config, self._launcher, self._nodes, self._module = config, launcher, nodes, module
         self._stop = stop
+        self.devices: list[list[dict[str, Any]]] = []
+        """Of every start: what each rank computes on, as it said itself (training/process/ownership.py)."""
+        self._settings: dict[str, list[dict[str, Any]]] = {}
         self._seconds_to_start = _SECONDS_TO_START + (0.0 if nodes is None else nodes.wait_seconds)
         self.start()
 
@@ -89,7 +92,6 @@ class Workers:
         self._door.listen(self.world_size)
         self._door.settimeout(_SECONDS_BETWEEN_LOOKS)
         self._lines: dict[int, Connection] = {}
-        self._devices: dict[int, dict[str, Any]] = {}
         self._launch = load_launcher(self._launcher).start(
             work / "config.json",
             world_size=self.world_size,
@@ -103,6 +105,7 @@ class Workers:
     def wait_until_ready(self) -> None:
         """Wait until every rank is there. Raises DistributedError or ResourceError if one ends before."""
         deadline = time.monotonic() + self._seconds_to_start
+        devices: dict[int, dict[str, Any]] = {}
         while len(self._lines) < self.world_size:
             self._check(deadline, doing="starting")
             with contextlib.suppress(TimeoutError):
@@ -111,7 +114,8 @@ class Workers:
                 connection = Connection(line.detach())
                 said = self._hear(connection, deadline, doing="starting")
                 self._lines[said["rank"]] = connection
-                self._devices[said["rank"]] = said.get("device", {})
+                devices[said["rank"]] = said.get("device", {})
+        self.devices.append([devices[rank] for rank in sorted(devices)])
         self._door.close()
         # Nobody needs the path any more; a stage that is killed leaves none behind.
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -131,12 +135,16 @@ class Workers:
                 self._lines[rank].send_bytes(message)
             except OSError:
                 self._check(deadline, doing=doing)
-        return [self._hear(self._lines[rank], deadline, doing=doing) for rank in asked]
+        answers = [self._hear(self._lines[rank], deadline, doing=doing) for rank in asked]
+        if command == "facts" and "setting" in answers[0]:
+            known = self._settings.setdefault(json.dumps(details.get("variant", {}), sort_keys=True), [])
+            if answers[0]["setting"] not in known:
+                known.append(answers[0]["setting"])
+        return answers
 
-    @property
-    def devices(self) -> list[dict[str, Any]]:
-        """What each rank computes on, as it said itself (training/process/ownership.py)."""
-        return [self._devices[rank] for rank in sorted(self._devices)]
+    def list_settings(self, variant: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return what the ranks ran a variant with (training/record/setting.py): one, unless starts differed."""
+        return self._settings.get(json.dumps(dict(variant), sort_keys=True), [])
 
     def close(self) -> None:
         """End the ranks."""

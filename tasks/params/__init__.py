@@ -49,7 +49,8 @@ class MeasureParams(Section):
     """Seconds for the speedups, starts of the ranks included, narrow enough or not; three starts of every cell are made
     anyway."""
     others_share: Finite = Field(default=0.05, ge=0, le=1)
-    """Share of the CPUs that others may use in a turn that counts; 1: every turn counts, whoever else was there."""
+    """Share of the CPUs that others may use in a turn that counts; 1: every turn counts, whoever else was there. Where
+    others used over 5 % in the mean of those that count, the speedup is unproven."""
     waterfall_seconds: Finite = Field(default=12.0, gt=0, le=86_400)
     """Seconds in which cells are timed beside what they would be with one thing less, to see where time is lost."""
     block_seconds: Finite = Field(default=0.2, gt=0, le=600)

@@ -29,6 +29,8 @@ class CertifiedCell(Record):
     """How its updates are computed."""
     world_size: int
     """Number of ranks."""
+    global_batch_size: int
+    """Samples per update: as trained, or as timed in weak scaling, which is a certificate of its own."""
     device: str = ""
     """cpu or cuda."""
     precision: str | None = None
@@ -67,7 +69,7 @@ class CertifiedFile(CertifiedCell, StageFile):
 
 
 class CertificateFile(StageFile):
-    """The certificates of all cells that spread an update."""
+    """The certificates of all cells that spread an update, one for each number of samples that they update with."""
 
     NAME: ClassVar[str] = "certificate.json"
 
@@ -78,7 +80,7 @@ class CertificateFile(StageFile):
     machine_digest: str
     """Digest of the machine's facts."""
     sample: dict[str, Any] = Field(default_factory=dict)
-    """The rows that it was made on: range, digest and counts."""
+    """The rows that updates as trained were made on: range, digest and counts."""
     num_orders: int | None = None
     """Other orders in which one process added the gradients up."""
     margin: float

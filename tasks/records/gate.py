@@ -83,8 +83,8 @@ class Standing(BaseModel):
     model_config = _CONFIG
 
     state: Literal["proven", "unproven", "withheld"]
-    """withheld: a gate of the cell or of the baseline failed. unproven: it has several ranks, and what would show that
-    they train as one was not checked, of it or of the baseline. proven: neither."""
+    """withheld: a gate of the cell or of the baseline failed. unproven: a gate of one of them was not checked. proven:
+    neither."""
     gates: list[str] = []
     """The gates that decided, the one first that `reason` is of; none if proven."""
     reason: str | None = None

@@ -5,13 +5,14 @@ Seconds are of one optimizer step, the slowest rank's, unless a name says otherw
 """
 
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, read_blocks, write_blocks
 from tasks.records.facts import Record
-from tasks.records.stage_file import StageFile
+from tasks.records.stage_file import StageFile, damaged
+from training.process.files import digest_file
 from training.record.segment_facts import RankDevice
 
 DATA_BOUND_SHARE = 0.05
@@ -291,10 +292,20 @@ class MeasurementFile(Measurement, StageFile):
 
     blocks: list[ArmBlocks] = Field(default_factory=list, exclude=True)
     """What was done in every block; in a file of its own beside this one."""
+    blocks_sha256: str = ""
+    """Of that file, as it was written; empty in one of an earlier version."""
     ranges: list[str] = Field(default_factory=list)
     """The ranges whose rows were timed."""
-    rank_devices: dict[str, list[RankDevice]] = Field(default_factory=dict)
-    """Cell -> what each rank computed on."""
+    devices_of_starts: dict[str, list[list[RankDevice]]] = Field(default_factory=dict)
+    """Cell -> what each rank computed on, start by start."""
+    settings: dict[str, list[dict[str, Any]]] = Field(default_factory=dict)
+    """Cell -> what its ranks ran with (training/record/setting.py); one, unless starts differed."""
+    code_digest: str = ""
+    """Digest of the code that was timed."""
+    base_model_digest: str = ""
+    """Digest of the base model."""
+    machine_digest: str = ""
+    """Digest of the machine's facts."""
 
     @property
     def published(self) -> Measurement:
@@ -303,11 +314,17 @@ class MeasurementFile(Measurement, StageFile):
 
     def write(self, place: Path) -> None:
         """Write speed.json, and the blocks beside it."""
-        write_blocks(self.path_in(place).with_name(BLOCKS_FILE), self.blocks)
-        super().write(place)
+        beside = self.path_in(place).with_name(BLOCKS_FILE)
+        write_blocks(beside, self.blocks)
+        super(MeasurementFile, self.model_copy(update={"blocks_sha256": digest_file(beside)})).write(place)
 
     @classmethod
     def read(cls, place: Path) -> Self:
-        """Return both; raises DataError in one line if one of them is missing or damaged."""
-        found = super().read(place)
-        return found.model_copy(update={"blocks": read_blocks(cls.path_in(place).with_name(BLOCKS_FILE))})
+        """Return both; raises DataError in one line if one is missing or damaged, or the blocks are of another file."""
+        found, beside = super().read(place), cls.path_in(place).with_name(BLOCKS_FILE)
+        blocks = read_blocks(beside)
+        if found.blocks_sha256 not in ("", sha256 := digest_file(beside)):
+            raise damaged(
+                beside, ValueError(f"its sha256 is {sha256[:12]}, {cls.NAME} says {found.blocks_sha256[:12]}")
+            )
+        return found.model_copy(update={"blocks": blocks})

@@ -34,7 +34,7 @@ _MAX_CURVE_POINTS = 1000
 def collect_results(outputs: Outputs) -> Results:
     """Return everything the comparison found; the speedup of a cell is None where one of its gates failed."""
     gates = check_gates(outputs)
-    found = compute_standings(gates, {cell: run.facts.world_size for cell, run in outputs.runs.items()})
+    found = compute_standings(gates, list(outputs.runs))
     withheld = {cell for cell, one in found.items() if one.state == "withheld"}
     if withheld >= set(outputs.others) and outputs.others:
         # With nothing beside it, not even the baseline's own 1.00x says anything.

@@ -147,6 +147,16 @@ def test_what_is_certified_is_not_measured_again_when_only_the_extent_grows(cert
     assert "1 of 1 cells are certified already" in (project / "stages.log").read_text()
 
 
+def test_in_weak_scaling_the_larger_steps_have_a_certificate_of_their_own(copied: Path) -> None:
+    change_params(copied, {"measure.scaling": "weak"})
+    run_stage(copied, "measure")
+    found = json.loads((copied / "data/measurements/certificate.json").read_bytes())
+    told = [(one["cell"], one["global_batch_size"], one["verdict"]) for one in found["cells"]]
+    assert told == [("2proc", 8, "passed"), ("2proc", 16, "passed")]
+    # 61 rows are 8 steps of 8 samples, the last of 5, and 4 of 16.
+    assert [one["num_steps"] for one in found["cells"]] == [8, 4]
+
+
 def test_another_setting_is_measured_anew(certified: Path, tmp_path: Path) -> None:
     project = copy_project(certified, tmp_path / "project")
     changes = {"train.learning_rate": 1e-3, "cells.2proc.launcher": "forked"}

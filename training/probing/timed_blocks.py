@@ -41,6 +41,7 @@ from training.probing.variants import (
 )
 from training.process.distributed import Ranks
 from training.process.ownership import collect_device_facts
+from training.record.setting import gather_setting
 from training.step.strategy import StepResult
 from training.step.traffic import Recorded, count_exchanges, forget_recorded
 from training.workloads import find_workload
@@ -164,7 +165,10 @@ class BlockRunner:
             torch.cuda.reset_peak_memory_stats(self._ranks.device)
 
     def facts(self, variant: Variant) -> dict[str, Any]:
-        """Return what is known of a variant beside its seconds: full steps in the segment, buckets, memory."""
+        """Return what is known of a variant beside its seconds: full steps in the segment, buckets, memory, setting.
+
+        To be asked of all ranks.
+        """
         made = self._get(variant)
         scale = made.hardware.bytes_per_real_byte(made.model)
         return {
@@ -177,6 +181,7 @@ class BlockRunner:
             **_measure_peak_memory(self._ranks),
             "warm_up_seconds": made.warm_up_seconds,
             "can": _list_levers(made),
+            "setting": gather_setting(made.config, self._ranks, made.model),
         }
 
     def collect_timers(self, variant: Variant) -> dict[str, float]:

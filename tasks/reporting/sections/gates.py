@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from tasks.gates.equivalence import Equivalence
 from tasks.process import wording
 from tasks.records.gate import Gate
 from tasks.reporting.blocks import Block, Facts, Heading, Table, Text, tabulate
@@ -65,7 +66,7 @@ def tabulate_equivalence(results: Results) -> Table:
         "Updates of the ranks against those of one process",
         [
             ("Cell", lambda part: part.cell),
-            ("Compared", lambda part: f"{part.compared} of {part.num_steps} updates, the widest"),
+            ("Compared", lambda part: f"{part.compared} of {part.num_steps} updates{_tell_batch(part)}, the widest"),
             ("Difference", lambda part: wording.format_difference(part.relative_l2)),
             ("Largest", lambda part: wording.format_difference(part.max_abs)),
             ("Bitwise equal", lambda part: "yes" if part.is_bitwise_equal else "no"),
@@ -75,3 +76,7 @@ def tabulate_equivalence(results: Results) -> Table:
         results.equivalence,
         num_row_headings=2,
     )
+
+
+def _tell_batch(part: Equivalence) -> str:
+    return f" of {wording.format_plural(part.global_batch_size, 'sample')}" if part.global_batch_size else ""

@@ -49,8 +49,8 @@ GLOSSARY: dict[str, str] = {
     "Peak memory": "Largest device memory that a rank held; n/a where it is not counted.",
     "Checkpoints": "Seconds spent on writing checkpoints; not part of the training seconds.",
     "Resumed": "How often the training was taken up again from a checkpoint.",
-    "Standing": "proven; withheld by a failed gate of the cell or of the baseline; or unproven: what shows that its "
-    "ranks train as one was not checked.",
+    "Standing": "proven; withheld by a failed gate of the cell or of the baseline; or unproven: a gate of "
+    "one of them was not checked.",
     "Gate": "A check that a cell has to pass before its speedup is printed.",
     "Verdict": "passed, failed, or not checked, which is no pass.",
     "Compared": "The gradient of the first update, reduced over the ranks and before clipping; the weights after the "

@@ -50,8 +50,8 @@ def tell(results: Results) -> list[str]:
         notes.append(f"Not checked: {wording.join_names(unchecked)}.")
     if unproven := [cell.cell for cell in results.answers if cell.standing.state == "unproven"]:
         notes.append(
-            f"That the training of {wording.join_names(unproven)} is that of {results.baseline.cell} is not shown: "
-            "what shows it was not checked."
+            f"The speedup of {wording.join_names(unproven)} is not proven, since gates were not checked; neither is "
+            "what follows from it."
         )
     if all(cell.device == "cpu" for cell in results.cells):
         notes.append("Ranks shared the cores, caches and memory of one CPU; this says nothing about GPUs.")

@@ -7,6 +7,7 @@ _RANK = "training/probing/timed_blocks.py"
 _VARIANTS = "training/probing/variants.py"
 _ARMS = "tasks/measuring/arms.py"
 _BLOCKS = "tasks/measuring/blocks.py"
+_WORKERS = "tasks/measuring/workers.py"
 _HEADLINE = "tasks/measuring/headline.py"
 _INTERVALS = "tasks/measuring/intervals.py"
 _ACCOUNT = "tasks/measuring/account.py"
@@ -14,6 +15,10 @@ _STEP = "result = made.strategy.train_step(micro_batches, num_targets=num_target
 _TARGETS = "num_targets = made.plan.step(step).num_targets"
 _DEALT = "made.source, made.plan.step(step), rank=rank, world_size=world_size,"
 _BUILT = "config = dataclasses.replace(config, **overrides)"
+_RUN = "trials.add(self.run(by_name[name], steps))"
+_LOADED = "model = workload.load_model(config.model_dir)"
+_THREADS = 'threads_per_rank=config["threads_per_rank"],'
+_SAME_WORK = "Same work in every cell"
 _WORK = "Timed blocks did the work"
 _TRAINING = "Training bears out the blocks"
 
@@ -107,6 +112,32 @@ EXHIBITS = [
             'return Arm(name=cell.name, cell=cell.name, variant=_make_variant(cell, strategy="ddp"))',
         ),
         _WORK,
+    ),
+    _exhibit(
+        "timed: debugging left on in the baseline",
+        "One process searches for anomalies while it is timed, and not while it is trained.",
+        Mutation(
+            _VARIANTS,
+            _LOADED,
+            f'__import__("torch").autograd.set_detect_anomaly(ranks.world_size == 1); {_LOADED}',
+        ),
+        _SAME_WORK,
+    ),
+    _exhibit(
+        "timed: other threads in a later start",
+        "From its second start on one process is timed with another number of threads.",
+        Mutation(
+            _WORKERS,
+            _THREADS,
+            'threads_per_rank=config["threads_per_rank"] + (self.world_size == 1 and len(self.devices) > 0),',
+        ),
+        _SAME_WORK,
+    ),
+    _exhibit(
+        "timed: turns left out",
+        "Every fourth turn is thrown away (here: whatever it gave) before anything is worked out.",
+        Mutation(_BLOCKS, _RUN, f"self._turn % 4 and {_RUN}"),
+        _TRAINING,
     ),
     _exhibit(
         "timed: a wait in the baseline's step",

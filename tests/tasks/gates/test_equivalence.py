@@ -80,7 +80,7 @@ def test_figures_outrank_the_certificates_own_verdict(tmp_path: Path, params: di
     ("changes", "words"),
     [
         ({"verdict": "not checked", "problem": "too much noise"}, "2proc: too much noise"),
-        ({"cell": "3proc"}, "2proc has no certificate"),
+        ({"cell": "3proc"}, "2proc has no certificate of updates of 4 samples"),
         ({"weights": None}, "2proc has a certificate without figures"),
     ],
 )
@@ -112,8 +112,13 @@ def test_without_the_stage_measure_the_report_says_so(tmp_path: Path, params: di
 def test_page_and_markdown_show_differences_beside_floor_and_tolerance(tmp_path: Path, params: dict[str, Any]) -> None:
     results, _ = results_of(tmp_path, params)
     text = markdown_of(results)
-    assert "| 2proc | gradient of 8 updates, the widest | 5.0e-08 | 1.0e-06 | no | 2.0e-07 | 2.0e-06 |" in text
-    assert "| 2proc | weights of 8 updates, the widest | 3.0e-07 | 1.0e-06 | no | 4.0e-07 | 4.0e-06 |" in text
+    assert (
+        "| 2proc | gradient of 8 updates of 4 samples, the widest | 5.0e-08 | 1.0e-06 | no | 2.0e-07 | 2.0e-06 |"
+        in text
+    )
+    assert (
+        "| 2proc | weights of 8 updates of 4 samples, the widest | 3.0e-07 | 1.0e-06 | no | 4.0e-07 | 4.0e-06 |" in text
+    )
     assert "made 8 updates on the first rows" in text
     page = html_of(results)
     assert "Updates of the ranks against those of one process" in page

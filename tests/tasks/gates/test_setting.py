@@ -10,6 +10,7 @@ from tasks.gates.checks import check_gates
 from tasks.gates.setting import find_setting_problems
 from tasks.reporting.collect import collect_results
 from tasks.reporting.sections.compared import tell_facts
+from tests.tasks.reporting.blocks import write_blocks
 from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, setting_of
 
 Setting = dict[str, Any]
@@ -110,6 +111,58 @@ def test_a_run_whose_segments_are_not_of_its_own_values_is_found(params: dict[st
         edit_json(tmp_path / "runs" / cell / "run.json", train=record | {"seed": 7})
     found = find_setting_problems(outputs_of(tmp_path, params | {"train": params["train"] | {"seed": 7}}), "1proc")
     assert "1proc 0-8 epoch 1: the ranks used seed 0, the cell's run.json 7" in " ".join(found)
+
+
+@pytest.mark.parametrize("defect", [name for name in DEFECTS if name != "a rank with other threads"])
+@pytest.mark.parametrize("cell", ["1proc", "2proc"])
+def test_a_start_of_the_timed_ranks_with_something_else_than_the_training_fails_the_gate(
+    defect: str, cell: str, params: dict[str, Any], tmp_path: Path
+) -> None:
+    change, says = DEFECTS[defect]
+    right = setting_of(params)
+    write_blocks(tmp_path, settings={"1proc": [right], "2proc": [right], cell: [right, change(right)]})
+    outputs = outputs_of(tmp_path, params)
+    wanted = f"{cell}, timed blocks: {says}".replace("1proc sdpa", "the training sdpa").rpartition(", ")[0]
+    assert any(wanted in found for found in find_setting_problems(outputs, cell))
+    other = "2proc" if cell == "1proc" else "1proc"
+    assert find_setting_problems(outputs, other) == []
+
+
+def test_timed_ranks_among_which_one_differs_fail_and_so_do_those_without_a_record(
+    params: dict[str, Any], tmp_path: Path
+) -> None:
+    right = setting_of(params)
+    differing = right | {"ranks_differ": {"rank 1": {"kernels.threads": 2}}}
+    write_blocks(tmp_path, settings={"1proc": [right], "2proc": [differing]})
+    (found,) = find_setting_problems(outputs_of(tmp_path, params), "2proc")
+    assert "2proc, timed blocks: rank 1 has {'kernels.threads': 2}. Measure again: make rebench" in found
+    write_blocks(tmp_path, settings={"1proc": [right]})
+    (found,) = find_setting_problems(outputs_of(tmp_path, params), "2proc")
+    assert "nothing was recorded of what they ran with" in found
+
+
+@pytest.mark.parametrize("what", ["code", "base model", "machine"])
+def test_a_measurement_of_something_else_than_was_trained_fails(
+    what: str, params: dict[str, Any], tmp_path: Path
+) -> None:
+    write_blocks(tmp_path, **{f"{what.replace(' ', '_')}_digest": "0123456789abcdef"})
+    for cell in params["cells"]:
+        (found,) = find_setting_problems(outputs_of(tmp_path, params), cell)
+        assert f"{cell}, timed blocks: {what} 0123456789ab, trained with" in found
+
+
+def test_a_larger_batch_is_what_weak_scaling_asks_for_and_nothing_else_may_differ(
+    params: dict[str, Any], tmp_path: Path
+) -> None:
+    right = setting_of(params)
+    weak = _changed(right, "train", global_batch_size=8)
+    told = write_blocks(tmp_path)
+    arms = [told.arms[0], told.arms[1].model_copy(update={"global_batch_size": 8}), told.arms[2]]
+    write_blocks(tmp_path, arms=arms, settings={"1proc": [right], "2proc": [weak]})
+    assert find_setting_problems(outputs_of(tmp_path, params), "2proc") == []
+    write_blocks(tmp_path, arms=arms, settings={"1proc": [right], "2proc": [right]})
+    (found,) = find_setting_problems(outputs_of(tmp_path, params), "2proc")
+    assert "the ranks used train.global_batch_size 4, the training 8" in found
 
 
 def test_kernels_and_environment_are_printed_as_the_ranks_recorded_them(params: dict[str, Any], tmp_path: Path) -> None:

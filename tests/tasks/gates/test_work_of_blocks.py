@@ -4,13 +4,17 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tasks.gates.work_of_blocks import check_block_work
+from tasks.records.blocks import ArmBlocks
 from tasks.records.gate import Finding
+from tasks.records.measurement import MeasurementFile
 from tests.tasks.reporting.blocks import arm_blocks, block, write_blocks
-from tests.tasks.reporting.comparison import NUM_PARAMETERS, outputs_of
-from tests.tasks.reporting.measured import write_measurement
+from tests.tasks.reporting.comparison import NUM_PARAMETERS, outputs_of, rows_in_order
+from tests.tasks.reporting.measured import measurement
+from training.data.row_digest import digest_rows
 
 
 def judged(folder: Path, params: dict[str, Any], cell: str) -> Finding:
@@ -30,7 +34,7 @@ def test_a_measurement_without_blocks_is_not_checked_and_none_at_all_says_nothin
     tmp_path: Path, params: dict[str, Any]
 ) -> None:
     assert check_block_work(outputs_of(tmp_path, params), "2proc") is None
-    write_measurement(tmp_path)
+    MeasurementFile(**dict(measurement())).write(tmp_path / "measurements")
     assert judged(tmp_path, params, "2proc").verdict == "not checked"
 
 
@@ -106,17 +110,38 @@ def test_gradients_in_16_bit_have_half_the_bytes(tmp_path: Path, params: dict[st
     assert "bytes per step" in judged(tmp_path, params, "2proc").compared
 
 
-def test_in_weak_scaling_a_cell_is_held_to_its_larger_batch_alone(tmp_path: Path, params: dict[str, Any]) -> None:
-    changes = {"num_samples": 16, "rows": "0" * 16, "loss_sum": 1.0, "num_micro_batches": 16}
-    found = write_blocks(tmp_path, arm_blocks("2proc", turn=None, **changes))
-    arms = [one.model_copy(update={"global_batch_size": 4 * one.world_size}) for one in found.arms]
-    arms[1] = arms[1].model_copy(update={"global_batch_size": 8})
-    silent = arm_blocks("2proc, no communication", turn=None, **changes)
-    alone = arm_blocks("2proc, one copy alone", turn=None, rows=block("2proc", 1).rows_of_first_rank)
-    alone = alone.model_copy(update={"blocks": []})
-    write_blocks(tmp_path, arm_blocks("2proc", turn=None, **changes), silent, alone, arms=arms)
+def _write_weak(folder: Path, **changes: Any) -> None:
+    """Write blocks in which 2proc has one step of 8 samples, the whole of a range, where 1proc has one of 4."""
+
+    def widen(one: ArmBlocks) -> ArmBlocks:
+        blocks = []
+        for found in one.blocks:
+            rows = np.array(rows_in_order(found.range))
+            digest = f"{digest_rows([[rows]]):016x}"
+            more = {"steps": [1], "rows": digest, "num_exchanges": [n // 2 for n in found.num_exchanges]}
+            more |= {"exchange_bytes": [n // 2 for n in found.exchange_bytes or []], "loss_sum": 1.0}
+            blocks.append(found.model_copy(update=more | changes))
+        return one.model_copy(update={"blocks": blocks})
+
+    told = write_blocks(folder)
+    arms = [told.arms[0], told.arms[1].model_copy(update={"global_batch_size": 8}), told.arms[2]]
+    silent, alone = (arm_blocks(f"2proc, {name}") for name in ("no communication", "one copy alone"))
+    write_blocks(folder, widen(arm_blocks("2proc")), widen(silent), alone, arms=arms)
+
+
+def test_in_weak_scaling_a_step_has_the_rows_of_as_many_samples_in_the_order_of_the_training(
+    tmp_path: Path, params: dict[str, Any]
+) -> None:
+    _write_weak(tmp_path)
     told = judged(tmp_path, params, "2proc")
     assert told.verdict == "passed", told.compared
-    assert "weak scaling, which nothing was trained with" in told.compared
-    write_blocks(tmp_path, silent, alone, arms=arms)
-    assert "8 samples in 2 steps of 8" in judged(tmp_path, params, "2proc").compared
+    assert "that a step of 8 samples, weak scaling, has in the order of the training" in told.compared
+    for changes, words in (
+        ({"rows": ROWS_OF_ANOTHER}, "not the rows of these 1 step of 8 samples (32 tokens)"),
+        ({"num_tokens": 16, "num_samples": 4}, "had 4 samples with 16 tokens"),
+        ({"steps": [2]}, "not the rows"),
+        ({"num_exchanges": [0, 0]}, "exchanged gradients"),
+        ({"grad_norm_sum": 0.0}, "a gradient of 0"),
+    ):
+        _write_weak(tmp_path, **changes)
+        assert words in judged(tmp_path, params, "2proc").compared

@@ -1,11 +1,13 @@
 """The speedups are worked out again from the raw blocks of a report, and come out as published."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tasks.gates.checks import CHECKS_OF_BLOCKS
 from tasks.measuring.headline import measure_headline
 from tasks.measuring.reanalyse import make_trials
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks, write_blocks
@@ -43,7 +45,8 @@ def reports(tmp_path: Path) -> Path:
     interval = found.intervals["2proc"]
     two = arm("2proc", 2, seconds=0.1, speedup=estimate(interval.value, interval.relative_half_width))
     told: Measurement = measurement(arms=[arm("1proc", 1), two])
-    write_json(tmp_path / "results.json", {"measurement": told.model_dump(mode="json")})
+    cells = [{"cell": name, "standing": {"state": "proven", "gates": []}} for name in ("1proc", "2proc")]
+    write_json(tmp_path / "results.json", {"measurement": told.model_dump(mode="json"), "cells": cells})
     assert len(make_trials(read_blocks(tmp_path / BLOCKS_FILE)).turns) == len(found.trials.turns)
     return tmp_path
 
@@ -66,6 +69,22 @@ def test_quiet_turns_give_what_was_published_and_all_of_them_something_else(repo
     row = next(line for line in _reanalyse(reports, "--others-share", "1").stdout.splitlines() if "2proc" in line)
     cells = [cell.strip() for cell in row.split("│")]
     assert cells[3] == cells[4] == every
+
+
+@pytest.mark.parametrize(
+    ("gates", "is_told"),
+    [(["Quiet enough to tell"], True), (["Not data-bound"], False), (["Quiet enough to tell", "Equal tokens"], False)],
+)
+def test_what_a_gate_withholds_is_withheld_unless_it_wanted_quiet_turns_alone(
+    reports: Path, gates: list[str], is_told: bool
+) -> None:
+    assert "Quiet enough to tell" in [check.name for check in CHECKS_OF_BLOCKS]
+    results = json.loads((reports / "results.json").read_bytes())
+    results["cells"][1]["standing"] = {"state": "withheld", "gates": gates}
+    write_json(reports / "results.json", results)
+    (row,) = [line for line in _reanalyse(reports).stdout.splitlines() if "2proc" in line]
+    assert row.count("x (") == (3 if is_told else 0)
+    assert row.count("withheld") == (0 if is_told else 6)
 
 
 def test_a_report_whose_speed_was_not_measured_says_so(reports: Path) -> None:

@@ -160,7 +160,7 @@ def test_the_reason_for_stopping_and_the_preflight_are_part_of_the_record(
     assert measured.preflight.checks
     assert measured.noise.ratio.low <= measured.noise.ratio.value <= measured.noise.ratio.high
     measured.write(tmp_path)
-    assert MeasurementFile.read(tmp_path) == measured
+    assert MeasurementFile.read(tmp_path).model_copy(update={"blocks_sha256": ""}) == measured
 
 
 @pytest.fixture

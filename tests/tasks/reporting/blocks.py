@@ -1,5 +1,6 @@
 """Timed blocks of the comparison written by hand: what each did, so that the gates can be told that it did not."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from tasks.records.blocks import ArmBlocks, BlockWork
 from tasks.records.measurement import MeasurementFile, RankDevice
 from tasks.records.outputs import Outputs, Steps
-from tests.tasks.reporting.comparison import NUM_PARAMETERS, RANGES, num_labels, rows_in_order
+from tests.tasks.reporting.comparison import NUM_PARAMETERS, RANGES, num_labels, rows_in_order, setting_of
 from tests.tasks.reporting.measured import arm, estimate, measurement
 from training.data.row_digest import digest_rows
 
@@ -90,11 +91,16 @@ def write_blocks(folder: Path, *changed: ArmBlocks, speedup: float = SPEEDUP, **
     arms = [one.model_copy(update={"step_seconds": estimate(SECONDS[one.arm] * 1.02, 0.01)}) for one in arms]
     arms[1] = arms[1].model_copy(update={"speedup": estimate(speedup)})
     devices = {
-        "1proc": [RankDevice(cpus=[0, 1])],
-        "2proc": [RankDevice(cpus=[0, 1])] * 2,
+        "1proc": [[RankDevice(cpus=[0, 1])]],
+        "2proc": [[RankDevice(cpus=[0, 1])] * 2],
     }
-    content = dict(measurement(arms=arms))
-    found = MeasurementFile(**content | {"blocks": blocks, "ranges": RANGES, "rank_devices": devices} | more)
+    setting = setting_of(json.loads((folder / "params.yaml").read_bytes()))
+    content = dict(measurement(arms=arms, num_turns=NUM_TURNS, num_quiet_turns=NUM_TURNS)) | {
+        "blocks": blocks, "ranges": RANGES, "devices_of_starts": devices,
+        "settings": {cell: [setting] for cell in devices},
+        "code_digest": "c0de" * 16, "base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16,
+    }  # fmt: skip
+    found = MeasurementFile(**content | more)
     found.write(folder / "measurements")
     return found
 

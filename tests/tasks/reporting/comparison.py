@@ -5,7 +5,7 @@ can be learned from. `1proc` needs 6 s and 4 s, `2proc` 4 s and 2.4 s: 10 s agai
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,10 @@ def write_certificate(folder: Path, params: dict[str, Any], **changes: Any) -> N
         {"code_digest": "c0de" * 16, "base_model_digest": "ba5e" * 16, "machine_digest": "ac3e" * 16, "margin": 10.0}
         | {
             "cells": [
-                {"cell": name, "world_size": facts["world_size"]} | cell | changes
+                {"cell": name, "world_size": facts["world_size"]}
+                | {"global_batch_size": params["train"]["global_batch_size"]}
+                | cell
+                | changes
                 for name, facts in params["cells"].items()
                 if facts["strategy"] != "single"
             ]
@@ -144,11 +147,14 @@ def write_certificate(folder: Path, params: dict[str, Any], **changes: Any) -> N
     )
 
 
-def write_twins(folder: Path, *, num_steps: int, apart: float = 1e-7) -> None:
+def write_twins(
+    folder: Path, *, num_steps: int = len(LOSSES), apart: float = 1e-7, losses: Sequence[float] = LOSSES
+) -> None:
     """Write three trainings of so many steps whose losses are so far apart, relative to each other."""
     twins = [
-        {"order": f"order {index}", "losses": [4.0 * (1 + index * apart / 2)] * num_steps} for index in range(3)
-    ]  # fmt: skip
+        {"order": f"order {index}", "losses": [loss * (1 + index * apart / 2) for loss in losses[:num_steps]]}
+        for index in range(3)
+    ]
     write_json(folder / "measurements" / "twins.json", {"twins": twins, "seconds": 3.0})
 
 

@@ -78,8 +78,8 @@ def test_where_speed_was_measured_the_cost_follows_from_the_measurement(tmp_path
     assert cost is not None
     one, two = cost.cells
     assert cost.basis == "measured"
-    assert two.usd_per_million_tokens == pytest.approx(2.5 * 2 / (3600 * 40_000) * 1e6)
-    assert two.usd_per_epoch == pytest.approx(2.5 * 2 * 63 / 40_000 / 3600)
+    assert two.usd_per_million_tokens == pytest.approx(2.5 * 2 / (3600 * 15.5 / 0.042) * 1e6)
+    assert two.usd_per_epoch == pytest.approx(2.5 * 2 * 63 / (15.5 / 0.042) / 3600)
     assert two.cost_of_speedup == pytest.approx(2 * 42 / 68)
     # The speedup is known to +- 2.5 %; its upper end is the lower one of the cost.
     assert two.cost_of_speedup_low == pytest.approx(2 * 42 / 68 / 1.025)
@@ -161,8 +161,8 @@ def priced_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def test_measured_figures_stand_with_their_interval_and_unknown_energy_is_not_available(tmp_path: Path) -> None:
     arms = [arm("1proc", 1), arm("2proc", 2, joules_per_token=0.0128)]
     for text in texts_of(results_of(tmp_path, measured=measurement(arms=arms))):
-        assert "2proc 2 8.75e-07 $2.19e-06 $0.0347 1.24 times (1.21 to 1.27) 2.24e-07 kWh 0.00356 kWh" in text
-        assert "1proc 1 7.08e-07 $1.77e-06 $0.0281 baseline n/a n/a" in text
+        assert "2proc 2 9.48e-05 $0.000237 $3.76 1.24 times (1.21 to 1.27) 2.24e-07 kWh 0.00356 kWh" in text
+        assert "1proc 1 7.68e-05 $0.000192 $3.05 baseline n/a n/a" in text
         assert "measured in turns (strong scaling)." in text
 
 

@@ -15,8 +15,7 @@ from tests.tasks.reporting.measured import (
     write_measurement,
 )
 
-GATES = "18 of 21 gates passed, 3 not checked"
-"""Of this measurement: it left no record of what its blocks did, which three gates ask for."""
+GATES = "all 21 gates passed"
 WITHHELD = "Speedup withheld: the gate “Not data-bound” failed: "
 
 
@@ -39,7 +38,7 @@ def test_an_interval_that_holds_one_is_no_measurable_difference(tmp_path: Path) 
     verdict = verdict_of(tmp_path, with_speedup(1.01))
     assert verdict.startswith(
         "No measurable difference between 2proc and 1proc (1.01x, 95 % interval 0.98x to 1.04x, 50 % of linear, strong "
-        "scaling): 67.3 ms against 68.0 ms per step; 18 of 21"
+        "scaling): 67.3 ms against 68.0 ms per step; all 21"
     )
 
 
@@ -49,7 +48,7 @@ def test_an_interval_below_one_is_slower(tmp_path: Path) -> None:
 
 
 def test_weak_scaling_compares_samples_per_second(tmp_path: Path) -> None:
-    two = arm("2proc", 2, samples_per_second=95.2, speedup=estimate(1.62), speedup_over_wrapped=None)
+    two = arm("2proc", 2, samples_per_second=95.2, speedup=estimate(68 / 42), speedup_over_wrapped=None)
     verdict = verdict_of(tmp_path, measurement(scaling="weak", arms=[arm("1proc", 1), two]))
     assert "weak scaling): 95.2 against 58.8 samples per second;" in verdict
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tasks.gates.checks import check_gates, compute_standings
+from tasks.gates.checks import CHECKS, CHECKS_OF_BLOCKS, Check, check_gates, compute_standings
 from tasks.records.gate import CellFinding, Gate
-from tasks.records.measurement import Measurement
+from tasks.records.measurement import Measurement, MeasurementFile
 from tasks.reporting import data_files
 from tasks.reporting.collect import collect_results
 from tasks.reporting.model_card import render_model_card
@@ -128,7 +128,7 @@ def test_the_tracker_has_the_gates_of_each_cell_in_its_run(one_of_three: Results
     own = "gate.Every rank has a device of its own"
     assert tags["2proc"][own] == "passed: 2proc 2 of 2 CPUs"
     assert tags["4proc"][own].startswith("failed: 4proc needs 4 CPUs")
-    assert "gate.Loss curves coincide" not in tags["1proc"]
+    assert "gate.Same rows in the same steps" not in tags["1proc"]
     assert (tags["1proc"]["speedup"], tags["2proc"]["speedup"]) == ("proven", "proven")
     assert tags["4proc"]["speedup"].startswith("withheld: Every rank has a device of its own: 4proc needs")
     assert tags[None]["speedup.4proc"] == tags["4proc"]["speedup"]
@@ -184,7 +184,7 @@ def test_what_is_not_shown_to_be_the_same_training_is_unproven_wherever_its_spee
     assert results.verdict.startswith("Unproven: 2proc trains 1.")
     assert (
         f"; 2proc is unproven: “Update equivalence” was not checked: {why}; "
-        f"{'17 of 21' if is_measured else '16 of 17'} gates" in results.verdict
+        f"{'20 of 21' if is_measured else '16 of 17'} gates" in results.verdict
     )
     assert results.cells[1].speedup is not None
     page = html_of(results)
@@ -205,24 +205,68 @@ def test_nothing_is_called_unproven_where_all_was_checked(clean_results: Results
         assert "unproven" not in markdown_of(results).partition("## Glossary")[0]
 
 
-@pytest.mark.parametrize("gate", ["Update equivalence", "Gradients were synchronised", "Same parameters on all ranks"])
-@pytest.mark.parametrize("cell", ["2proc", "4proc"])
-def test_each_of_the_three_proofs_is_needed_of_the_cell_and_of_a_baseline_of_several_ranks(
-    tmp_path: Path, gate: str, cell: str
+@pytest.fixture(scope="module")
+def passed_gates(tmp_path_factory: pytest.TempPathFactory) -> list[Gate]:
+    """Every gate, of three cells that were measured and passed all of them."""
+    folder = tmp_path_factory.mktemp("passed")
+    params = write_three(folder, num_cpus=4)
+    write_measurement(folder, measured_three())
+    gates = check_gates(outputs_of(folder, params))
+    assert [gate.name for gate in gates] == [check.name for check in CHECKS + CHECKS_OF_BLOCKS]
+    assert {gate.verdict for gate in gates} == {"passed"}, [gate for gate in gates if gate.verdict != "passed"]
+    assert {one.state for one in compute_standings(gates, list(THREE_CELLS["cells"])).values()} == {"proven"}
+    return gates
+
+
+@pytest.mark.parametrize("name", [check.name for check in CHECKS + CHECKS_OF_BLOCKS])
+@pytest.mark.parametrize(("verdict", "state"), [("not checked", "unproven"), ("failed", "withheld")])
+def test_no_gate_is_passed_over_that_failed_or_was_not_checked_of_a_cell_or_of_its_baseline(
+    passed_gates: list[Gate], name: str, verdict: str, state: str
 ) -> None:
-    gates = check_gates(outputs_of(tmp_path, write_three(tmp_path, num_cpus=4)))
-    assert {one.state for one in compute_standings(gates, {"2proc": 2, "4proc": 4}).values()} == {"proven"}
-    without = [_without(one, cell) if one.name == gate else one for one in gates]
-    found = compute_standings(without, {"2proc": 2, "4proc": 4})
-    # Whatever is measured against an unproven baseline is unproven too.
-    assert [one.state for one in found.values()] == ["unproven" if cell == "2proc" else "proven", "unproven"]
-    assert found["4proc"].gates == [gate]
+    """Whichever gate it is; what is measured against an unproven baseline is unproven too."""
+    cells = list(THREE_CELLS["cells"])
+    for number, cell in enumerate(cells):
+        gates = [_with_verdict(gate, cell, verdict) if gate.name == name else gate for gate in passed_gates]
+        is_judged = any(gate.find_cell_finding(cell) for gate in gates if gate.name == name)
+        found = compute_standings(gates, cells)
+        concerned = (cells if number == 0 else [cell]) if is_judged else []
+        assert [one.state for one in found.values()] == [state if one in concerned else "proven" for one in cells]
+        assert all(found[one].gates == [name] for one in concerned)
+
+
+def _with_verdict(gate: Gate, cell: str, verdict: str) -> Gate:
+    findings = [one.model_copy(update={"verdict": verdict}) if one.cell == cell else one for one in gate.findings]
+    return gate.model_copy(update={"findings": findings})
+
+
+def test_three_proofs_are_owed_by_several_ranks_and_nothing_found_is_not_checked(
+    tmp_path: Path, params: dict[str, Any]
+) -> None:
+    owed = [check.name for check in CHECKS + CHECKS_OF_BLOCKS if check.is_owed_by_several_ranks]
+    assert owed == ["Update equivalence", "Gradients were synchronised", "Same parameters on all ranks"]
+    outputs = outputs_of(tmp_path, params)
+    silent = Check(name="Silent", question="?", find=lambda *_: None, is_owed_by_several_ranks=True)
+    found = silent.judge(outputs, "2proc")
+    assert found is not None
+    assert found.verdict == "not checked"
     # One rank has nothing to show.
-    assert compute_standings(without, {"1proc": 1})["1proc"].state == "proven"
+    assert silent.judge(outputs, "1proc") is None
+    assert Check(name="Silent", question="?", find=lambda *_: None).judge(outputs, "2proc") is None
 
 
-def _without(gate: Gate, cell: str) -> Gate:
-    return gate.model_copy(update={"findings": [one for one in gate.findings if one.cell != cell]})
+def test_a_speedup_whose_blocks_are_gone_is_unproven(tmp_path: Path, params: dict[str, Any]) -> None:
+    write_measurement(tmp_path)
+    measured = MeasurementFile.read(tmp_path / "measurements")
+    measured.model_copy(update={"blocks": []}).write(tmp_path / "measurements")
+    results = collect_results(outputs_of(tmp_path, params))
+    assert [cell.standing.state for cell in results.cells] == ["unproven"] * 2
+    assert set(results.cells[1].standing.gates) == {
+        "Timed rows are typical",
+        "Timed blocks did the work",
+        "Training bears out the blocks",
+    }
+    assert results.verdict.startswith("Unproven: 2proc trains 1.62x as fast as 1proc")
+    assert "<span>speedup, unproven</span>" in html_of(results)
 
 
 def test_a_gates_own_verdict_follows_from_its_findings() -> None:

@@ -1,0 +1,57 @@
+"""Turns that count are quiet ones; where louder ones were let in, the speedup is no longer that of this machine."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.gates.quiet_turns import check_quiet_turns
+from tasks.records.gate import Finding
+from tests.tasks.reporting.blocks import arm_blocks, write_blocks
+from tests.tasks.reporting.comparison import outputs_of
+
+
+def judged(folder: Path, params: dict[str, Any]) -> Finding:
+    found = check_quiet_turns(outputs_of(folder, params), "2proc")
+    assert found is not None
+    return found
+
+
+def test_quiet_turns_pass_and_the_baseline_has_none_of_its_own(tmp_path: Path, params: dict[str, Any]) -> None:
+    assert check_quiet_turns(outputs_of(tmp_path, params), "2proc") is None, "nothing was measured"
+    write_blocks(tmp_path)
+    found = judged(tmp_path, params)
+    assert found.verdict == "passed"
+    assert "20 of 20 turns in 4 starts were quiet (at most 5.0 % by others); others used 1.2 %" in found.compared
+    assert check_quiet_turns(outputs_of(tmp_path, params), "1proc") is None
+
+
+def test_without_a_speedup_there_were_too_few(tmp_path: Path, params: dict[str, Any]) -> None:
+    told = write_blocks(tmp_path)
+    write_blocks(tmp_path, arms=[one.model_copy(update={"speedup": None}) for one in told.arms])
+    found = judged(tmp_path, params)
+    assert found.verdict == "failed"
+    assert "too few for an interval; stop what else runs" in found.compared
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.04, "passed"), (0.3, "not checked")])
+@pytest.mark.parametrize("cell", ["1proc", "2proc"])
+def test_loud_turns_that_params_yaml_lets_count_leave_the_speedup_unproven(
+    tmp_path: Path, params: dict[str, Any], cell: str, share: float, verdict: str
+) -> None:
+    write_blocks(tmp_path, arm_blocks(cell, turn=None, others_share=share), most_others_share=1.0)
+    found = judged(tmp_path, params)
+    assert found.verdict == verdict
+    # The mean of both cells, the other's is 1 %.
+    assert ("in those that count others used 15.5 %, 5.0 % is quiet" in found.compared) == (verdict != "passed")
+
+
+def test_loud_turns_that_do_not_count_are_none_of_its_business(tmp_path: Path, params: dict[str, Any]) -> None:
+    write_blocks(tmp_path, arm_blocks("2proc", turn=3, others_share=0.9), num_quiet_turns=19)
+    assert judged(tmp_path, params).verdict == "passed"
+
+
+def test_others_on_a_gpu_in_turns_that_count_do_as_well(tmp_path: Path, params: dict[str, Any]) -> None:
+    write_blocks(tmp_path, arm_blocks("2proc", turn=3, has_others_on_gpu=True), most_others_share=1.0)
+    found = judged(tmp_path, params)
+    assert (found.verdict, "others computed on the GPUs" in found.compared) == ("not checked", True)

@@ -1,0 +1,78 @@
+"""Blocks that give a measurement's figures, and a training that bears them out, for the comparison written by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.records.blocks import ArmBlocks, BlockWork
+from tasks.records.measurement import ArmSpeed, Measurement, MeasurementFile
+from tests.tasks.reporting.comparison import NUM_PARAMETERS, RANGES, num_labels, rows_in_order, setting_of
+from training.data.row_digest import digest_rows
+
+NUM_STEPS = 2
+"""Of a block: all steps of the first range."""
+POSITIONS_PER_SAMPLE = 8
+"""As in the training: half of them hold padding."""
+
+
+def bear_out(folder: Path, found: Measurement) -> MeasurementFile:
+    """Return speed.json with blocks that give its figures; the trainings in the folder then had steps as long."""
+    params = json.loads((folder / "params.yaml").read_bytes())
+    arms = [one for one in found.arms if not one.is_wrapped_baseline and (folder / "runs" / one.cell).is_dir()]
+    for one in arms:
+        _set_step_seconds(folder / "runs" / one.cell, one.step_seconds.value)
+    return MeasurementFile(
+        **dict(found),
+        blocks=[_make_arm_blocks(found, one) for one in arms],
+        ranges=RANGES[:1],
+        settings={one.cell: [setting_of(params)] for one in arms},
+        code_digest="c0de" * 16,
+        base_model_digest="ba5e" * 16,
+        machine_digest="ac3e" * 16,
+    )
+
+
+def _make_arm_blocks(found: Measurement, arm: ArmSpeed) -> ArmBlocks:
+    blocks = [_make_block(found, arm, turn) for turn in range(1, found.num_turns + 1)]
+    return ArmBlocks(phase="speedup", arm=arm.arm, cell=arm.cell, kind="as trained", blocks=blocks)
+
+
+def _make_block(found: Measurement, arm: ArmSpeed, turn: int) -> BlockWork:
+    rows = np.array(rows_in_order(RANGES[0]))
+    size = len(rows) // NUM_STEPS
+    steps = [rows[:size], rows[size:]]
+    tokens = sum(num_labels(row) for row in rows.tolist())
+    num_exchanges = NUM_STEPS if arm.world_size > 1 else 0
+    return BlockWork(
+        turn=turn,
+        launch=1 + (turn - 1) * found.num_launches // found.num_turns,
+        # The last turns were the loud ones.
+        others_share=0.01 if turn <= found.num_quiet_turns else 0.2,
+        step_seconds=[[arm.step_seconds.value] * NUM_STEPS] * arm.world_size,
+        range=RANGES[0],
+        steps=list(range(1, NUM_STEPS + 1)),
+        seconds=arm.step_seconds.value * NUM_STEPS,
+        num_samples=len(rows),
+        num_tokens=tokens,
+        num_targets=tokens,
+        num_positions=POSITIONS_PER_SAMPLE * len(rows),
+        num_micro_batches=len(rows),
+        rows=f"{digest_rows([[one] for one in steps]):016x}",
+        rows_of_first_rank=f"{digest_rows([[one[:: arm.world_size]] for one in steps]):016x}",
+        loss_sum=4.1 * tokens,
+        grad_norm_sum=2.5,
+        num_exchanges=[num_exchanges] * arm.world_size,
+        exchange_bytes=[4 * NUM_PARAMETERS * num_exchanges] * arm.world_size,
+    )
+
+
+def _set_step_seconds(run: Path, seconds: float) -> None:
+    """Let every step of a training have taken so long, and its ranks the same share of it as before."""
+    for file in run.glob("segments/*/steps.jsonl"):
+        lines: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            line["rank_own_seconds"] = [own * seconds / line["seconds"] for own in line["rank_own_seconds"]]
+            line["seconds"] = seconds
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
