@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -21,14 +21,17 @@ _NO_MATTER = ("PYTHON", "PYTHONDONTWRITEBYTECODE", "HF_HUB_DISABLE_TELEMETRY", "
 
 
 @contextlib.contextmanager
-def warm_environment() -> Iterator[Path]:
-    """Yield the environment's folder `bin`; processes that it was asked for end with it."""
+def warm_environment(given: Mapping[str, str] | None = None) -> Iterator[Path]:
+    """Yield the environment's folder `bin`; processes that it was asked for end with it.
+
+    `given` stands in the environment when the server starts, for what a process looks at only then.
+    """
     # The path of a socket has a hundred characters at most.
     with tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp") as folder:
         path = Path(folder) / "socket"
         server = subprocess.Popen(
             [sys.executable, "-m", "tests.warm.server", path],
-            cwd=_PROJECT, text=True, stdout=subprocess.PIPE, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            cwd=_PROJECT, text=True, stdout=subprocess.PIPE, env={**os.environ, "HF_HUB_OFFLINE": "1", **(given or {})},
         )  # fmt: skip
         try:
             assert server.stdout is not None
