@@ -119,28 +119,3 @@ def _find_package(name: str) -> Path:
     assert found is not None
     assert found.origin is not None
     return Path(found.origin).parent
-
-
-def _main() -> None:
-    import argparse
-
-    parser = argparse.ArgumentParser(prog="tests.phantom.build", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--card", default="H100-80", choices=CARDS)
-    parser.add_argument("--cards", type=int, default=1)
-    parser.add_argument("--counts", type=Path, help="folder in which every process leaves what it did")
-    parser.add_argument(
-        "--known", action="store_true", help=f"write {UNANSWERED.name}: all that has no answer is known"
-    )
-    arguments = parser.parse_args()
-    if missing := find_missing():
-        parser.error(f"the phantom cannot be built here: {missing}")
-    phantom = build(arguments.folder.resolve())
-    if arguments.known:
-        UNANSWERED.write_text("\n".join(sorted(list_unanswered(phantom))) + "\n")
-    for name, value in phantom.environment(arguments.card, num_cards=arguments.cards, counts=arguments.counts).items():
-        print(f"export {name}={value}")
-
-
-if __name__ == "__main__":
-    _main()

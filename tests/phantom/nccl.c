@@ -180,3 +180,6 @@ ncclResult_t ncclBroadcast(const void *from, void *to, size_t count, ncclDataTyp
     part(comm);
     return ncclSuccess;
 }
+ncclResult_t ncclBcast(void *data, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+    return ncclBroadcast(data, data, count, type, root, comm, stream);
+}

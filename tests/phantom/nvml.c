@@ -86,3 +86,9 @@ int nvmlDeviceGetP2PStatus(void *one, void *other, int kind, int *status) {
     return 0;
 }
 int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *later) { (void)handle; *now = *later = 0; return 0; }
+
+// No NVLink and no fabric: 3 is NVML's word for what a card does not have.
+int nvmlDeviceGetNvLinkState(void *handle, unsigned link, int *state) { (void)handle, (void)link, (void)state; return 3; }
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned link, int *type) { (void)handle, (void)link, (void)type; return 3; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned link, void *found) { (void)handle, (void)link, (void)found; return 3; }
+int nvmlDeviceGetGpuFabricInfoV(void *handle, void *found) { (void)handle, (void)found; return 3; }

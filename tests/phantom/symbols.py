@@ -12,11 +12,11 @@ LIBRARIES = (
     "libtorch_python.so",
 )
 """Of torch/lib/."""
-_REPLACED = re.compile(r"(__)?cuda[A-Z]\w*|cublas\w+|cudnn\w+|nccl\w+|cu[A-Z]\w+")
+_REPLACED = re.compile(r"(__)?cuda[A-Z]\w*|cublas\w+|cudnn\w+|nccl\w+|nvml\w+|cu[A-Z]\w+")
 _LEFT = re.compile(r"__cuda(Register|Unregister|PushCall|PopCall)\w*|cuFile\w+")
 """Of what the wheel brings itself and needs no card: code that registers its kernels, and files."""
-_BY_NAME = re.compile(rb"\0(cu[A-Z][A-Za-z0-9]+)(?=\0)")
-"""Functions of the driver that torch looks up by name, so that nm does not see them."""
+_BY_NAME = re.compile(rb"\0((?:cu|nvml)[A-Z]\w+)(?=\0)")
+"""Functions of the driver and of NVML that torch looks up by name, so that nm does not see them."""
 
 _LISTS = Path(__file__).parent / "lists"
 KERNELS = frozenset((_LISTS / "kernels.txt").read_text().split())
@@ -24,13 +24,13 @@ KERNELS = frozenset((_LISTS / "kernels.txt").read_text().split())
 SILENT = frozenset((_LISTS / "silent.txt").read_text().split())
 """Succeed, and there is nothing to answer."""
 UNANSWERED = _LISTS / "unanswered.txt"
-"""What torch wants and no training has called so far; `python -m tests.phantom.build FOLDER --known` writes it."""
-_NOT_SUPPORTED = {"cublas": 15, "cudnn": 3000, "nccl": 5, "cu": 801}
+"""What torch wants and no training has called so far; `python -m tests.phantom --known` writes it."""
+_NOT_SUPPORTED = {"cublas": 15, "cudnn": 3000, "nccl": 5, "nvml": 3, "cu": 801}
 """What the rest returns, after it has said its name: CUBLAS_STATUS_NOT_SUPPORTED, ncclInvalidUsage, and so on."""
 
 
 def list_wanted(torch_lib: Path) -> set[str]:
-    """Return the functions of CUDA's runtime and driver, cuBLAS, cuDNN and NCCL that torch's libraries want."""
+    """Return the functions of CUDA's runtime and driver, cuBLAS, cuDNN, NCCL and NVML that torch's libraries want."""
     wanted = set()
     for library in LIBRARIES:
         wanted |= _list_symbols(torch_lib / library, "--undefined-only")

@@ -27,7 +27,7 @@ def test_torch_wants_no_function_that_nobody_has_looked_at(phantom: Phantom) -> 
     new = sorted(list_new(phantom))
     assert not new, (
         f"new in the installed torch: {', '.join(new)}. Each needs an answer in tests/phantom/*.c, a place in "
-        "lists/kernels.txt or silent.txt, or none if no training calls it: `python -m tests.phantom.build DIR --known`"
+        "lists/kernels.txt or silent.txt, or none if no training calls it: then `python -m tests.phantom --known`"
     )
 
 
@@ -48,7 +48,9 @@ def test_a_function_without_an_answer_fails_and_says_its_name(
 @pytest.mark.parametrize(("card", "num_cards"), [("H100-80", 8), ("A100-80", 2), ("4090", 1), ("T4", 2)])
 def test_torch_and_nvml_see_the_cards(card: str, num_cards: int, on_phantom: Callable[..., Path]) -> None:
     on_phantom(card, num_cards=num_cards)
-    seen = json.loads(_run("-m", "tests.phantom.look").stdout)
+    done = _run("-m", "tests.phantom.look")
+    assert "phantom:" not in done.stderr
+    seen = json.loads(done.stdout)
     expected = CARDS[card]
     assert seen["names"] == seen["board_names"] == [expected.name] * num_cards
     assert seen["capabilities"] == [list(expected.capability)] * num_cards
