@@ -34,6 +34,9 @@ def on_gpu() -> Iterator[Ranks]:
 def test_no_step_waits_for_the_device(
     strategy: str, workload: str, packing: bool, precision: str, on_gpu: Ranks, tmp_path: Path
 ) -> None:
+    if workload == "image_classification":
+        pytest.importorskip("torchvision")
+        pytest.importorskip("PIL")
     facts = run_steps_without_waiting(
         on_gpu, tmp_path, workload=workload, strategy=strategy, packing=packing, precision=precision
     )

@@ -61,6 +61,31 @@ def test_torch_and_nvml_see_the_cards(card: str, num_cards: int, on_phantom: Cal
     assert seen["largest_allocation"] == [True, False, True]
 
 
+@pytest.mark.slow
+def test_its_memory_can_be_had_in_pieces_too(
+    on_phantom: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    python = sys.executable
+    on_phantom("4090")
+    # The allocator looks at it when torch is loaded.
+    monkeypatch.setattr(sys, "executable", python)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    done = _run("-m", "tests.phantom.look")
+    assert "phantom:" not in done.stderr
+    assert json.loads(done.stdout)["largest_allocation"] == [True, False, True]
+
+
+@pytest.mark.slow
+def test_small_numbers_go_from_rank_to_rank_and_calls_that_differ_end_both(
+    on_phantom: Callable[..., Path], tmp_path: Path
+) -> None:
+    on_phantom(num_cards=2)
+    done = _run("-m", "tests.phantom.apart", str(tmp_path))
+    found = json.loads(done.stdout)
+    assert found == {"summed": [3.0, 1.0], "gathered": [10.0, 11.0], "largest": 1, "sent": 14, "ends": [-6, -6]}
+    assert "rank 1 calls all-reduce of 4 (type 7, op 0, root 0), rank 0 all-reduce of 3 (type 7" in done.stderr
+
+
 def test_a_card_that_does_not_exist_is_refused_by_name(phantom: Phantom) -> None:
     with pytest.raises(ValueError, match="card 'B300'; allowed: H100-80, A100-80, 4090, T4"):
         phantom.environment("B300")

@@ -1,8 +1,8 @@
-"""`make gpu-day` on a card that is not there: its parts begin, end and leave what they found."""
+"""`make gpu-day` on a card that is not there, where only five packages are: its parts begin, end and leave figures."""
 
 import json
+import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.throughput.rows import small_qwen2, write_rows
+from tests.bare_python import make_bare_python
 from tests.conftest import PROJECT
 
 pytestmark = pytest.mark.slow
@@ -32,10 +33,11 @@ def test_each_part_ends_well_and_the_summary_names_no_figure_that_nobody_measure
     on_phantom: Callable[..., Path], tmp_path: Path
 ) -> None:
     on_phantom("H100-80")
-    prepared = _prepare(tmp_path / "prepared")
-    command = [sys.executable, "-m", "benchmarks.gpu_day", "--prepared", str(prepared), "--out", str(tmp_path / "out")]
+    python, prepared = make_bare_python(tmp_path / "bare"), _prepare(tmp_path / "prepared")
+    words = ["--prepared", str(prepared), "--out", str(tmp_path / "out"), "--short", "--only", *_PARTS]
     done = subprocess.run(
-        [*command, "--short", "--only", *_PARTS], cwd=PROJECT, capture_output=True, text=True, check=False
+        [python, "-m", "benchmarks.gpu_day", *words],
+        cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_bytes())

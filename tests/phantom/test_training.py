@@ -60,7 +60,7 @@ def test_a_training_over_nccl_runs_to_its_checkpoint_and_each_rank_uses_its_own_
     config = _train(tmp_path, **cell)
     assert weights_at_end(config)
     facts = facts_of(config)
-    assert facts["backend"] == "nccl"
+    assert facts["backend"] == ("nccl" if num_ranks > 1 else None)
     # An eighth of the card's memory is far more than it takes.
     assert 0 < facts["peak_memory_gib"] < 10
     ranks = [one for one in read_counts(counts) if one.devices]
