@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def run_part(part: Part, seconds_left: float) -> Ended:
         )  # fmt: skip
         try:
             code = process.wait(timeout=limit)
-            how = "finished" if code == 0 else f"failed: {_read_last_line(part.folder / 'log.txt')}"
+            how = "finished" if code == 0 else f"failed: {_find_reason(part.folder / 'log.txt')}"
         except subprocess.TimeoutExpired:
             how = f"ended after its {limit:.0f} s"
         finally:
@@ -79,10 +80,12 @@ def run_part(part: Part, seconds_left: float) -> Ended:
     )  # fmt: skip
 
 
-def _read_last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    named = [line for line in lines if "Error" in line.split(" ")[0]] or lines or ["it said nothing"]
-    return shorten(redact(named[-1]), limit=200)
+def _find_reason(log: Path) -> str:
+    """Return the first error that the log names, which is the rank's and not that of whoever waited for it."""
+    text = log.read_text(errors="replace")
+    named = re.search(r"^(?:\[rank\d+\]: ?)?([\w.]*(?:Error|Exception): .+)$", text, flags=re.MULTILINE)
+    last = text.strip().rpartition("\n")[2] or "it said nothing"
+    return shorten(redact(named[1] if named else last), limit=200)
 
 
 def main() -> None:

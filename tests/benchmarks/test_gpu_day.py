@@ -17,6 +17,20 @@ def _make_part(folder: Path, program: str, *, limit_seconds: float = 60.0) -> Pa
     return Part(name="a part", folder=folder, arguments=["-c", program], limit_seconds=limit_seconds)
 
 
+_RANKS_FAIL = """
+print("Traceback (most recent call last):\\n  in a rank")
+print("torch.OutOfMemoryError: CUDA out of memory")
+raise SystemError("a rank failed")
+"""
+
+
+def test_of_several_errors_the_first_is_the_reason(tmp_path: Path) -> None:
+    assert (
+        run_part(_make_part(tmp_path, _RANKS_FAIL), 100.0).how == "failed: torch.OutOfMemoryError: CUDA out of memory"
+    )
+    assert run_part(_make_part(tmp_path, "raise SystemExit(3)"), 100.0).how == "failed: it said nothing"
+
+
 def test_what_a_part_found_is_there_and_one_that_fails_is_named_by_its_error(tmp_path: Path) -> None:
     (tmp_path / "found.json").write_text(json.dumps({"loss": 2.5}))
     assert run_part(_make_part(tmp_path, "print('as it should')"), 100.0).how == "finished"

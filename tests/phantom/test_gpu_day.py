@@ -23,7 +23,9 @@ def _prepare(folder: Path) -> Path:
     """Write what benchmarks/throughput/prepare.py makes of real texts, of a tiny model and random tokens."""
     random = np.random.default_rng(0)
     write_rows(folder / "rows", [random.integers(0, 512, size=size) for size in random.integers(8, 64, size=_NUM_ROWS)])
-    (folder / "config.json").write_text(json.dumps(small_qwen2(512, hidden_size=64, intermediate_size=128)))
+    (folder / "config.json").write_text(
+        json.dumps(small_qwen2(512, hidden_size=64, intermediate_size=128, num_attention_heads=4))
+    )
     facts = {"texts": "random tokens", "num_rows": _NUM_ROWS, "seq_len": 48, "mean_tokens": 32.0}
     (folder / "facts.json").write_text(json.dumps(facts))
     return folder

@@ -40,17 +40,13 @@ def test_the_preset_fits_on_an_h100_with_its_packed_rows(on_phantom: OnPhantom, 
     # The allocator's word against that of the driver below it.
     (ours,) = read_counts(counts)
     assert found["reserved_gib"] * 2**30 <= ours.highest_bytes[0] <= found["reserved_gib"] * 2**30 + 2**28
-    assert ours.waits < 200
 
 
 def test_what_does_not_fit_on_a_t4_is_out_of_memory_as_on_a_real_one(on_phantom: OnPhantom, tmp_path: Path) -> None:
     counts = on_phantom("T4")
     found = _measure(tmp_path, "fp16", "padded")
     total = CARDS["T4"].memory_bytes
-    if "error" in found:
-        assert found["error"].startswith("CUDA out of memory. Tried to allocate")
-        assert f"total capacity of {total / 2**30:.2f} GiB" in found["error"]
-    else:
-        assert found["reserved_gib"] * 2**30 <= total - CONTEXT_BYTES
+    assert found["error"].startswith("CUDA out of memory. Tried to allocate")
+    assert f"total capacity of {total / 2**30:.2f} GiB" in found["error"]
     (ours,) = read_counts(counts)
     assert 0.7 * total < ours.highest_bytes[0] <= total - CONTEXT_BYTES

@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import PROJECT
 from tests.gpu.steps import NUM_STEPS, WORKLOADS
 from tests.phantom.counts import read_counts
+from tests.phantom.steps import A_WAIT
 from tests.tiny import make_config, make_tiny_workload
 from tests.training.conftest import facts_of, start_ranks, weights_at_end
 
@@ -78,6 +79,7 @@ def test_no_step_waits_for_the_device(card: str, on_phantom: OnPhantom, tmp_path
         [sys.executable, "-m", "tests.phantom.steps", tmp_path], cwd=PROJECT, capture_output=True, text=True, check=True
     )  # fmt: skip
     found = json.loads(done.stdout)
+    assert found.pop(A_WAIT) == "called a synchronizing CUDA operation"
     assert len(found) == len(WORKLOADS) * (3 if card == "H100-80" else 2) * 2
     assert {name: steps for name, steps in found.items() if steps != list(range(1, NUM_STEPS + 1))} == {}
     assert "phantom:" not in done.stderr
