@@ -17,7 +17,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu bench-growth retrain reanalyse prune lock clean
+.PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
@@ -88,6 +88,9 @@ bench: $(READY)  ## Our training step beside other ways to train, and 2 processe
 # Runs where little is installed: torch, transformers, numpy, scipy, safetensors and what `prepare` made elsewhere.
 bench-gpu:  ## The same on one GPU: make bench-gpu PREPARED=folder (python -m benchmarks.throughput.prepare makes it)
 	@"$$PYTHON" -m benchmarks.throughput.gpu --prepared "$${PREPARED-}"
+
+gpu-day:  ## All that a card is wanted for, within 25 minutes, in one folder: make gpu-day PREPARED=folder (OUT=gpu-day)
+	@"$$PYTHON" -m benchmarks.gpu_day --prepared "$${PREPARED-}" --out "$${OUT-gpu-day}"
 
 bench-growth: $(READY)  ## How time and memory grow with rows, steps and epochs
 	@python -m benchmarks.growth

@@ -37,7 +37,7 @@ def make_tiny_model(
         attention_dropout=dropout,
         tie_word_embeddings=tied,
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(config)
     model.save_pretrained(folder)
@@ -56,7 +56,7 @@ def make_tiny_classifier(
         max_position_embeddings=64, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
         num_labels=num_classes, pad_token_id=3,
     )  # fmt: skip
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = BertForSequenceClassification(config)
     model.save_pretrained(folder)

@@ -116,7 +116,7 @@ def write_random_model(folder: Path, config: dict[str, Any], *, seed: int = 1) -
     logging.disable_progress_bar()
     settings = {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
     shape = AutoConfig.for_model(config["model_type"], **settings)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # from_config would build in the config's dtype.
         model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, trust_remote_code=False)

@@ -29,6 +29,7 @@ from benchmarks.throughput.trying import (
 )
 from benchmarks.throughput.waiting import Waited, waited_for_data
 from tasks.process.failure import ResourceError
+from tests.bare_python import make_bare_python
 
 _PEERS = ("ours", "published", "trainer", "accelerated")
 _SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1} | {
@@ -48,8 +49,6 @@ def slow(*arguments, **more):
 
 plan.make_micro_batches = slow
 """
-_OF_COMMAND_LINES = {"typer"}
-"""It needs rich and pydantic, which our stages need too: a module of ours that imports them would go unnoticed."""
 
 
 @pytest.fixture(scope="module")
@@ -389,37 +388,8 @@ def test_the_gpu_benchmark_runs_where_only_five_packages_are_installed(
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python with torch, transformers, numpy, scipy, safetensors and what these import, and nothing else."""
-    import importlib.metadata
-    import venv
-
-    folder = tmp_path_factory.mktemp("bare")
-    venv.create(folder, with_pip=False, symlinks=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    for name in _needed({"torch", "transformers", "numpy", "scipy", "safetensors"}):
-        files = importlib.metadata.files(name) or []
-        for top in {file.parts[0] for file in files} - {"..", "__pycache__", "bin"}:
-            source = Path(str(importlib.metadata.distribution(name).locate_file(top)))
-            if source.exists() and not (packages / top).exists():
-                (packages / top).symlink_to(source)
-    return folder / "bin" / "python"
-
-
-def _needed(names: set[str]) -> set[str]:
-    """Return the packages with all that they require, but for what only their command lines import."""
-    import importlib.metadata
-
-    from packaging.requirements import Requirement
-
-    found: set[str] = set()
-    while names:
-        name = names.pop()
-        found.add(name)
-        for line in importlib.metadata.requires(name) or []:
-            requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                names |= {requirement.name.lower()} - found - _OF_COMMAND_LINES
-    return found
+    """A Python with what a benchmark on a GPU needs, and nothing else."""
+    return make_bare_python(tmp_path_factory.mktemp("bare"))
 
 
 def test_the_bare_python_has_none_of_what_stages_import(bare_python: Path) -> None:

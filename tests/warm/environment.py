@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -24,17 +24,21 @@ _ROOM_FOR_WORDS, _ROOM_FOR_ENVIRONMENT = "." * 20_000, "." * 60_000
 
 
 @contextlib.contextmanager
-def warm_environment(start: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen) -> Iterator[Path]:
+def warm_environment(
+    given: Mapping[str, str] | None = None, start: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen
+) -> Iterator[Path]:
     """Yield the environment's folder `bin`; processes that it was asked for end with it.
 
-    They run where `start` starts the server: on this host, or on one of two (tests/integration/hosts.py).
+    `given` stands in the environment when the server starts, for what a process looks at only then. Processes run where
+    `start` starts the server: on this host, or on one of two (tests/integration/hosts.py).
     """
     # The path of a socket has a hundred characters at most.
     with tempfile.TemporaryDirectory(prefix="warm-", dir="/tmp") as folder:
         path = Path(folder) / "socket"
         server = start(
             [sys.executable, "-m", "tests.warm.server", str(path), _ROOM_FOR_WORDS], cwd=_PROJECT, text=True,
-            stdout=subprocess.PIPE, env={**os.environ, "HF_HUB_OFFLINE": "1", "ROOM": _ROOM_FOR_ENVIRONMENT},
+            stdout=subprocess.PIPE,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "ROOM": _ROOM_FOR_ENVIRONMENT, **(given or {})},
         )  # fmt: skip
         try:
             assert server.stdout is not None

@@ -11,7 +11,7 @@ import marshal
 import os
 import sys
 
-FORKED = ("tasks.", "training", "benchmarks.", "torch.distributed.run")
+FORKED = ("tasks.", "training", "benchmarks.", "tests.phantom.", "torch.distributed.run")
 
 
 def _is_forked(words: list[str]) -> bool:

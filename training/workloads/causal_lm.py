@@ -101,9 +101,9 @@ def prepare(model: nn.Module, config: TrainingConfig) -> None:
             "compile: true with packing: true, but on a CPU, in fp32, before Ampere and with dropout packed attention "
             "runs document by document, which would be compiled anew for every number of them; use one of the two"
         )
+    # Asked before the model is compiled and on its device: what is tried is neither compiled for nor waited for there.
+    _has_plain_head(model)
     if config.compile:
-        # Asked before: what is tried here need not be compiled for.
-        _has_plain_head(model)
         compile_layers(model, config.device)
 
 

@@ -70,7 +70,8 @@ def loss_sum(model: Any, micro_batch: MicroBatch, *, chunk_rows: int) -> torch.T
         lengths = micro_batch.documents.lengths
         positions = torch.cat([torch.arange(length) for length in lengths])
         inputs |= {"position_ids": positions[None].to(model.device), "lengths": lengths}
-    has_label = micro_batch.labels.flatten() != -100
+    # Looked for on the host: how many there are is a shape.
+    has_label = (micro_batch.labels.flatten().cpu() != -100).nonzero().flatten().to(model.device)
     labels = micro_batch.labels.flatten()[has_label]
     if not _ends_with_matrix(model):
         logits = model(**inputs).logits.flatten(0, 1)[has_label].float()
@@ -105,7 +106,9 @@ def _ends_with_matrix(model: Any) -> bool:
     """Return whether the logits are the last hidden state times a matrix; tried once."""
     if not hasattr(model, "ends_with_matrix"):
         head, tokens = model.get_output_embeddings(), torch.arange(5, device=model.device)[None]
-        with torch.no_grad(), torch.autocast(model.device.type, enabled=False), torch.random.fork_rng():
+        # Of every card that there is, it would take memory by default.
+        cards = [model.device] if model.device.type == "cuda" else []
+        with torch.no_grad(), torch.autocast(model.device.type, enabled=False), torch.random.fork_rng(devices=cards):
             model.eval()
             logits, hidden = model(tokens).logits, model.base_model(tokens).last_hidden_state
             model.train()

@@ -66,7 +66,8 @@ def load_model(model_dir: Path, *, device: str, is_packed: bool = False) -> Any:
 def loss_sum(model: Any, micro_batch: MicroBatch, *, chunk_rows: int) -> torch.Tensor:
     """Return the summed loss (nats) over a micro-batch's labels; -100 is no label."""
     logits = model(_normalise_channels(micro_batch.input_ids)).float()
-    has_label = micro_batch.labels >= 0
+    # Looked for on the host: how many there are is a shape.
+    has_label = (micro_batch.labels.cpu() >= 0).nonzero().flatten().to(logits.device)
     labels = micro_batch.labels[has_label]
     log_probabilities = logits[has_label].log_softmax(1)
     return -log_probabilities[torch.arange(len(labels), device=labels.device), labels].sum()

@@ -53,7 +53,8 @@ def loss_sum(model: Any, micro_batch: MicroBatch, *, chunk_rows: int) -> torch.T
     assert mask is not None
     padding = torch.full_like(micro_batch.input_ids, model.config.pad_token_id or 0)
     inputs = torch.where(mask.bool(), micro_batch.input_ids, padding)
-    has_label = labels != -100
+    # Looked for on the host: how many there are is a shape.
+    has_label = (labels.cpu() != -100).nonzero().flatten().to(labels.device)
     logits = model(inputs, attention_mask=mask).logits.float()[has_label]
     chances = logits.log_softmax(1)
     return -chances[torch.arange(len(chances), device=chances.device), labels[has_label]].sum()

@@ -1,0 +1,71 @@
+"""Optimizer steps as in a training, during which the host must not wait for the device."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.tiny import make_config, make_tiny_workload
+from training.config import TrainingConfig, read_config
+from training.data.plan import make_micro_batches, make_segment_plan
+from training.data.prefetch import prefetch_micro_batches
+from training.process.distributed import Ranks
+from training.process.files import write_json
+from training.record.segment import SegmentRecord, tell_utc_time
+from training.record.segment_facts import Counters
+from training.record.window import StepFacts, Window
+
+NUM_STEPS = 5
+WORKLOADS = [
+    ("causal_lm", False), ("causal_lm", True), ("sequence_classification", False), ("image_classification", False)
+]  # fmt: skip
+"""With and without packed rows."""
+
+
+def read_told(told: dict[str, Any], folder: Path) -> TrainingConfig:
+    """Return the config as a training process reads it."""
+    path = folder / "config.json"
+    write_json(path, told)
+    return read_config(path)
+
+
+def run_steps_without_waiting(
+    ranks: Ranks, folder: Path, *, workload: str, strategy: str, packing: bool, precision: str
+) -> list[StepFacts]:
+    """Run a few steps and return their facts. RuntimeError if one of them makes the host wait for the device."""
+    model_dir, slices = make_tiny_workload(workload, folder)
+    told = make_config(
+        folder / "work", model_dir, slices[:1], device="cuda", strategy=strategy, workload=workload, packing=packing,
+        precision=precision,
+    )  # fmt: skip
+    config = read_told(told, folder)
+    module: Any = importlib.import_module(f"training.workloads.{workload}")
+    built: Any = importlib.import_module(f"training.strategies.{strategy}")
+    trainer = built.build(module.load_model(config.model_dir), module, config, ranks)
+    source = module.open_slice(slices[0])
+    plan = make_segment_plan(source, config, config.segments[0])
+
+    def make(step: int) -> list[Any]:
+        seq_len, seed = config.seq_len, (config.seed, step)
+        return list(make_micro_batches(source, plan.step(step), rank=0, world_size=1, seq_len=seq_len, seed=seed))
+
+    trainer.warm_up(make(1)[-1].to(ranks.device))
+    for part in make(1):
+        trainer.train_step([part.to(ranks.device)], num_targets=10, learning_rate=0.0)
+    record = SegmentRecord(
+        segment=config.segments[0], first_step=1, num_steps=NUM_STEPS,
+        counters=Counters(started_at=tell_utc_time(), start_checksum=""),
+        folder=config.work_dir,
+    )  # fmt: skip
+    window = Window(ranks)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step, micro_batches, waited in prefetch_micro_batches(make, range(1, NUM_STEPS + 1), ranks.device):
+            planned = plan.step(step)
+            result = trainer.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=1e-3)
+            record.consume(step, 0, micro_batches, result)
+            window.add(step, result, micro_batches, planned=planned, learning_rate=1e-3, data_wait_seconds=waited)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return window.close(forgives_overflow=trainer.may_overflow)

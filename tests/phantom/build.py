@@ -1,0 +1,121 @@
+"""The phantom as a library, made by the system's compiler from the headers of the installed packages."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from tests.phantom.cards import CARDS, make_header
+from tests.phantom.symbols import KERNELS, SILENT, UNANSWERED, list_defined, list_wanted, make_source
+
+_HERE = Path(__file__).parent
+_SOURCES = ("machine", "runtime", "driver", "nvml", "nccl", "cublas", "cudnn")
+_HEADERS = ("cuda.h", "cuda_runtime_api.h", "cublas_v2.h", "cudnn.h", "nccl.h", "crt/host_defines.h")
+_TOOLS = ("gcc", "nm")
+_OTHER_NAMES = ("libcuda.so.1", "libnvidia-ml.so.1")
+"""Under which the driver and NVML are looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phantom:
+    """The built library."""
+
+    library: Path
+    """Beside it, links with the names of the driver and of NVML."""
+
+    def environment(self, card: str = "H100-80", *, num_cards: int = 1, counts: Path | None = None) -> dict[str, str]:
+        """Return what a process starts with that is to find these cards; others start from it with the same.
+
+        In the folder `counts` every process leaves what tests/phantom/counts.py reads.
+        """
+        if card not in CARDS:
+            raise ValueError(f"card {card!r}; allowed: {', '.join(CARDS)}")
+        folder = str(self.library.parent)
+        paths = [folder, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        given = {
+            "LD_PRELOAD": str(self.library),
+            "LD_LIBRARY_PATH": ":".join(paths),
+            "PHANTOM_CARD": card,
+            "PHANTOM_CARDS": str(num_cards),
+        }
+        if counts is not None:
+            counts.mkdir(parents=True, exist_ok=True)
+            given["PHANTOM_COUNTS"] = str(counts)
+        return given
+
+
+def find_missing() -> str | None:
+    """Return what the machine lacks to build the phantom, or None if it has all."""
+    tools = [name for name in _TOOLS if shutil.which(name) is None]
+    if tools:
+        return f"no {' and no '.join(tools)}"
+    if not (_find_torch() / "libtorch_cuda.so").exists():
+        return "torch is not the build for CUDA"
+    folders = _find_include_folders()
+    headers = [name for name in _HEADERS if not any((folder / name).exists() for folder in folders)]
+    return f"no {' and no '.join(headers)} in the packages of NVIDIA" if headers else None
+
+
+def build(folder: Path) -> Phantom:
+    """Compile the phantom into a folder. RuntimeError with the compiler's words where that fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cards.h").write_text(make_header())
+    objects = [_compile(_HERE / f"{name}.c", folder) for name in _SOURCES]
+    generated = folder / "generated.c"
+    # The lists too: what Triton compiles asks the driver for more than torch does.
+    generated.write_text(make_source((list_wanted(_find_torch()) | KERNELS | SILENT) - list_defined(*objects)))
+    objects.append(_compile(generated, folder))
+    library = folder / "libphantom.so"
+    _run(["gcc", "-shared", *map(str, objects), "-o", str(library), "-lpthread", "-ldl", "-lrt"])
+    for name in _OTHER_NAMES:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(library.name)
+    return Phantom(library=library)
+
+
+def list_unanswered(phantom: Phantom) -> set[str]:
+    """Return the functions that torch wants and that the library only gives a name to."""
+    answered = list_defined(*(phantom.library.parent / f"{name}.o" for name in _SOURCES))
+    return list_wanted(_find_torch()) - answered - KERNELS - SILENT
+
+
+def list_new(phantom: Phantom) -> set[str]:
+    """Return those of them that were not there when somebody last looked them through."""
+    return list_unanswered(phantom) - set(UNANSWERED.read_text().split())
+
+
+def find_unknown(phantom: Phantom) -> set[str]:
+    """Return the functions that the installed torch wants and the library does not define."""
+    return list_wanted(_find_torch()) - list_defined(phantom.library)
+
+
+def _compile(source: Path, folder: Path) -> Path:
+    target = folder / f"{source.stem}.o"
+    includes = [f"-I{path}" for path in (_HERE, folder, *_find_include_folders())]
+    _run(["gcc", "-c", "-O1", "-fPIC", "-Wall", "-Wextra", *includes, str(source), "-o", str(target)])
+    return target
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+
+
+def _find_torch() -> Path:
+    return _find_package("torch") / "lib"
+
+
+def _find_include_folders() -> list[Path]:
+    site = _find_package("torch").parent
+    return [*sorted(site.glob("nvidia/*/include")), site / "triton/backends/nvidia/include"]
+
+
+def _find_package(name: str) -> Path:
+    found = find_spec(name)
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent

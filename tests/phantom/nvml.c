@@ -1,0 +1,94 @@
+// NVML, as libnvidia-ml.so.1: what the stages ask before there is a rank. No header of it comes with the wheels.
+#include "phantom.h"
+#include <cuda.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <time.h>
+
+static int place_of(void *handle) { return (int)((uintptr_t)handle - 1); }
+
+int nvmlInit_v2(void) { return phantom_num_cards() ? 0 : 9; } // 9: no driver
+int nvmlInitWithFlags(unsigned flags) { (void)flags; return nvmlInit_v2(); }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int error) { return error == 9 ? "Driver Not Loaded" : "refused by the phantom"; }
+int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "595.00.00"); return 0; }
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = CUDA_VERSION; return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = (unsigned)phantom_num_cards(); return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
+    *handle = (void *)(uintptr_t)(index + 1);
+    return index < (unsigned)phantom_num_cards() ? 0 : 2;
+}
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle) {
+    unsigned domain, place;
+    if (sscanf(bus, "%x:%x", &domain, &place) != 2) return 2;
+    *handle = (void *)(uintptr_t)place;
+    return 0;
+}
+int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
+    snprintf(text, size, "GPU-00000000-0000-0000-0000-0000000000%02x", place_of(handle));
+    return 0;
+}
+int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
+    (void)handle;
+    snprintf(text, size, "%s", phantom_card()->name);
+    return 0;
+}
+// What other processes hold is not known here.
+int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *found) {
+    unsigned long long all = phantom_card()->board_memory;
+    (void)handle;
+    found[0] = all, found[1] = all, found[2] = 0;
+    return 0;
+}
+int nvmlDeviceGetUtilizationRates(void *handle, unsigned *found) { (void)handle; found[0] = found[1] = 0; return 0; }
+int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) {
+    (void)handle;
+    *milliwatts = (unsigned)phantom_card()->power_watts * 100;
+    return 0;
+}
+int nvmlDeviceGetEnforcedPowerLimit(void *handle, unsigned *milliwatts) {
+    (void)handle;
+    *milliwatts = (unsigned)phantom_card()->power_watts * 1000;
+    return 0;
+}
+int nvmlDeviceGetPowerManagementDefaultLimit(void *handle, unsigned *milliwatts) {
+    return nvmlDeviceGetEnforcedPowerLimit(handle, milliwatts);
+}
+int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules) {
+    struct timespec now;
+    (void)handle;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    *millijoules = (unsigned long long)phantom_card()->power_watts / 10 * (unsigned long long)(now.tv_sec * 1000 + now.tv_nsec / 1000000);
+    return 0;
+}
+int nvmlDeviceGetClockInfo(void *handle, int kind, unsigned *mhz) {
+    (void)handle, (void)kind;
+    *mhz = (unsigned)phantom_card()->clock_mhz;
+    return 0;
+}
+int nvmlDeviceGetMaxClockInfo(void *handle, int kind, unsigned *mhz) { return nvmlDeviceGetClockInfo(handle, kind, mhz); }
+int nvmlDeviceGetTemperature(void *handle, int kind, unsigned *celsius) { (void)handle, (void)kind; *celsius = 40; return 0; }
+int nvmlDeviceGetPerformanceState(void *handle, int *state) { (void)handle; *state = 0; return 0; }
+int nvmlDeviceGetCurrentClocksEventReasons(void *handle, unsigned long long *reasons) { (void)handle; *reasons = 0; return 0; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *num, void *found) {
+    (void)handle, (void)found;
+    *num = 0;
+    return 0;
+}
+int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *num, void *found) {
+    return nvmlDeviceGetComputeRunningProcesses_v3(handle, num, found);
+}
+// One PCIe switch, and peers that read each other's memory.
+int nvmlDeviceGetTopologyCommonAncestor(void *one, void *other, int *level) { (void)one, (void)other; *level = 10; return 0; }
+int nvmlDeviceGetP2PStatus(void *one, void *other, int kind, int *status) {
+    (void)one, (void)other;
+    *status = kind == 2 ? 5 : 0; // 2: NVLink
+    return 0;
+}
+int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *later) { (void)handle; *now = *later = 0; return 0; }
+
+// No NVLink and no fabric: 3 is NVML's word for what a card does not have.
+int nvmlDeviceGetNvLinkState(void *handle, unsigned link, int *state) { (void)handle, (void)link, (void)state; return 3; }
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned link, int *type) { (void)handle, (void)link, (void)type; return 3; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned link, void *found) { (void)handle, (void)link, (void)found; return 3; }
+int nvmlDeviceGetGpuFabricInfoV(void *handle, void *found) { (void)handle, (void)found; return 3; }

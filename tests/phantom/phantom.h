@@ -1,0 +1,37 @@
+// What all parts of the phantom share: the card that the environment asks for, and what is counted.
+#ifndef PHANTOM_H
+#define PHANTOM_H
+#include <stdatomic.h>
+#include <stddef.h>
+
+struct card {
+    const char *key, *name;
+    int major, minor;
+    size_t memory, board_memory;
+    int multiprocessors, threads, shared_bytes, cache_bytes, clock_mhz, memory_clock_mhz, bus_bits, power_watts;
+};
+#include "cards.h"
+
+// The card of PHANTOM_CARD. A name that is not known ends the process.
+const struct card *phantom_card(void);
+// How many there are in the machine (PHANTOM_CARDS), and how many of them this process sees (CUDA_VISIBLE_DEVICES).
+int phantom_num_cards(void);
+int phantom_num_visible(void);
+// Which card of the machine the process's device is.
+int phantom_place(int device);
+
+// The device that the calling thread has chosen.
+int phantom_device(void);
+
+// Numbers of this process: in $PHANTOM_COUNTS/<pid>, where others can read them whatever becomes of it.
+atomic_long *phantom_counts(void);
+void phantom_count(int what);
+void phantom_touch(int device);
+
+// Memory of a device, at an address of its own. 0: there is too little of it.
+int phantom_take(int device, size_t bytes);
+void phantom_give(int device, size_t bytes);
+
+// Say on stderr that a call has no answer.
+void phantom_unanswered(const char *name);
+#endif

@@ -1,0 +1,54 @@
+"""`python -m tests.phantom.steps FOLDER`: steps of every workload and precision on one card, none of which may wait.
+
+Writes, for each, the steps that it ran, or the error that ended it.
+"""
+
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.gpu.steps import WORKLOADS, run_steps_without_waiting
+from training.process.distributed import join_ranks
+
+A_WAIT = "a number that is read"
+"""For comparison: what a step that waits would come to."""
+
+
+def main(folder: Path) -> None:
+    """Write what was run to standard output."""
+    found: dict[str, Any] = {}
+    alone: Any = type("Config", (), {"world_size": 1, "device": "cuda", "oversubscribe": False})()
+    precisions = ["fp16", "fp32"] + ["bf16"] * (torch.cuda.get_device_capability() >= (8, 0))
+    with join_ranks(alone) as ranks:
+        for (workload, packing), precision, strategy in itertools.product(WORKLOADS, precisions, ("single", "ddp")):
+            name = f"{workload}{' packed' * packing} {precision} {strategy}"
+            try:
+                facts = run_steps_without_waiting(
+                    ranks, folder / name, workload=workload, strategy=strategy, packing=packing, precision=precision
+                )
+                found[name] = [fact.step for fact in facts]
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {error}"
+        found[A_WAIT] = _say_what_a_wait_is()
+    json.dump(found, sys.stdout)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _say_what_a_wait_is() -> str:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        return str(torch.zeros(1, device="cuda").item())
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,85 @@
+"""Whole trainings on cards that are not there: torch's own NCCL process group, allocator, streams and sync check."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROJECT
+from tests.gpu.steps import NUM_STEPS, WORKLOADS
+from tests.phantom.counts import read_counts
+from tests.phantom.steps import A_WAIT
+from tests.tiny import make_config, make_tiny_workload
+from tests.training.conftest import facts_of, start_ranks, weights_at_end
+
+pytestmark = pytest.mark.slow
+
+OnPhantom = Callable[..., Path]
+
+
+def _train(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Train a tiny comparison's cell under torchrun to its end; return its config."""
+    workload = changes.pop("workload", "causal_lm")
+    model, slices = make_tiny_workload(workload, folder)
+    world_size = changes.get("world_size", 1)
+    given = {"device": "cuda", "workload": workload, "strategy": "ddp" if world_size > 1 else "single"}
+    config = make_config(folder / "work", model, slices, **{**given, **changes})
+    started = start_ranks(config)
+    code = started.wait(timeout=300)
+    said = (folder / "work" / "output.log").read_text()
+    assert code == 0, said[-6000:]
+    assert "phantom:" not in said, said[-6000:]
+    return config
+
+
+_CELLS: dict[str, dict[str, Any]] = {
+    "packed rows": {"packing": True, "precision": "bf16"},
+    "packed rows on 2": {"packing": True, "precision": "bf16", "world_size": 2},
+    "padded rows on 8": {"precision": "fp32", "world_size": 8, "global_batch_size": 16},
+    "classes": {"workload": "sequence_classification", "precision": "fp16"},
+    "classes on 2": {"workload": "sequence_classification", "precision": "bf16", "world_size": 2},
+    "images": {"workload": "image_classification", "precision": "fp32"},
+    "images on 2": {"workload": "image_classification", "precision": "fp16", "world_size": 2},
+    "shards on 2": {"strategy": "fsdp2", "precision": "bf16", "world_size": 2},
+    "exact on 2": {"exact": True, "world_size": 2},
+    "options of ddp on 2": {
+        "world_size": 2, "options": {"early_tied_head": True, "gradient_hook": "bf16", "static_graph": True}
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cell", _CELLS.values(), ids=_CELLS)
+def test_a_training_over_nccl_runs_to_its_checkpoint_and_each_rank_uses_its_own_device_alone(
+    cell: dict[str, Any], on_phantom: OnPhantom, tmp_path: Path
+) -> None:
+    num_ranks = cell.get("world_size", 1)
+    counts = on_phantom("H100-80", num_cards=num_ranks)
+    config = _train(tmp_path, **cell)
+    assert weights_at_end(config)
+    facts = facts_of(config)
+    assert facts["backend"] == ("nccl" if num_ranks > 1 else None)
+    # An eighth of the card's memory is far more than it takes.
+    assert 0 < facts["peak_memory_gib"] < 10
+    ranks = [one for one in read_counts(counts) if one.devices]
+    assert sorted(min(one.devices) for one in ranks) == list(range(num_ranks))
+    assert all(len(one.devices) == 1 for one in ranks), [one.devices for one in ranks]
+    assert all(one.launches > 100 for one in ranks)
+    assert all((one.collectives > 0) is (num_ranks > 1) for one in ranks)
+    assert len({one.collectives for one in ranks}) == 1
+
+
+@pytest.mark.parametrize("card", ["H100-80", "T4"])
+def test_no_step_waits_for_the_device(card: str, on_phantom: OnPhantom, tmp_path: Path) -> None:
+    on_phantom(card)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.phantom.steps", tmp_path], cwd=PROJECT, capture_output=True, text=True, check=True
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert found.pop(A_WAIT) == "called a synchronizing CUDA operation"
+    assert len(found) == len(WORKLOADS) * (3 if card == "H100-80" else 2) * 2
+    assert {name: steps for name, steps in found.items() if steps != list(range(1, NUM_STEPS + 1))} == {}
+    assert "phantom:" not in done.stderr
