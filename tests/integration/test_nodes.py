@@ -106,7 +106,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Iterator
     folder, mark = tmp_path_factory.mktemp("nodes"), new_mark()
     with (
         two_hosts() as hosts, none_left_of(mark),
-        warm_environment(hosts.alpha.popen) as on_alpha, warm_environment(hosts.beta.popen) as on_beta,
+        warm_environment(start=hosts.alpha.popen) as on_alpha, warm_environment(start=hosts.beta.popen) as on_beta,
     ):  # fmt: skip
         changes = {"nodes": {}} | _CHANGES
         head = Workspace.create(folder / "head", project=project, changes=changes, programs=on_alpha)

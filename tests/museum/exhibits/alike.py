@@ -60,8 +60,8 @@ EXHIBITS = [
         claim=KNOWN_MISTAKE,
         mutation=Mutation(
             _REPLICA,
-            '(config.weight_decay, [',
-            '(config.weight_decay * (5 if config.world_size > 1 else 1), [',
+            "(config.weight_decay, [",
+            "(config.weight_decay * (5 if config.world_size > 1 else 1), [",
         ),
         caught_by="Update equivalence",
         is_certified=True,
