@@ -84,7 +84,8 @@ def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared
     else:
         strategy = find_strategy(variant.strategy or config.strategy).build(model, lending, config, ranks, **options)
         shares = (strategy.data_rank, strategy.data_world_size)
-    shared.take_in(strategy, config)
+    if isinstance(strategy, Replicated):
+        shared.take_in(strategy.replica, config)
     segment = config.segments[0]
     source = open_training_rows(workload, config, segment)
     plan = make_segment_plan(source, config, segment)
