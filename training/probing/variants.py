@@ -68,8 +68,9 @@ class Made:
         return select_hardware(self.workload)
 
 
-def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared: SharedState) -> Made:
+def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared: SharedState | None = None) -> Made:
     """Build a variant, with weights and moments that are `shared`; run a few steps, which cost more than later ones."""
+    shared = shared or SharedState()
     overrides: dict[str, Any] = {
         name: Path(value) if name == "model_dir" else value for name, value in variant.overrides.items()
     }
