@@ -124,10 +124,21 @@ def test_compiled_layers_are_certified_in_fp32_where_their_kernels_do_not_round_
     assert (found["verdict"], found["problem"], found["precision"]) == ("passed", None, "fp32")
 
 
-def test_a_rank_without_memory_is_certified_with_smaller_micro_batches(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAULT", "rank=1,step=2,kind=oom:1,section=forward")
+_RAISE = '(_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.32 GiB"))'
+_FORWARD, _SEED = "self.on_section(StepSection.FORWARD)", "torch.manual_seed(part.dropout_seed)"
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        Mutation(REPLICA, _FORWARD, f"{_RAISE} if micro_batch.num_samples > 1 else {_FORWARD}"),
+        Mutation("tasks/equivalence/reference/update.py", _SEED, f"{_RAISE} if part.num_samples > 1 else {_SEED}"),
+    ],
+    ids=["of the ranks", "of the one process"],
+)
+def test_without_memory_smaller_micro_batches_are_certified(copied: Path, mutation: Mutation) -> None:
+    mutation.apply(copied)
+    change_params(copied, {"measure.twin_seconds": 0})
     found = certificate_of(copied)
     assert (found["verdict"], found["problem"], found["num_steps"]) == ("passed", None, 8)
     assert [update["step"] for update in found["updates"]] == list(range(1, 9))

@@ -210,7 +210,7 @@ def test_what_a_model_is_like_is_found_out_once_and_not_at_every_micro_batch(
     to_dict = type(model.config).to_dict
     monkeypatch.setattr(type(model.config), "to_dict", lambda config: asked.append(config) or to_dict(config))
     # As on a GPU: there it matters whether the model has dropout.
-    monkeypatch.setattr(causal_lm, "_has_varlen_kernel", lambda device: True)
+    monkeypatch.setattr(causal_lm, "has_varlen_kernel", lambda device, *, is_16_bit: True)
     packed = open_slice(slices[0]).collate(range(4), seq_len=32, is_packed=True)
     told = [causal_lm._make_attention_inputs(model, packed) for _ in range(3)]
     assert all("document_boundaries" in each for each in told)

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from training.config import TrainingConfig
-from training.step.replicated import Replicated
-from training.step.strategy import Strategy
+from training.step.replica import Replica
 from training.workloads import Workload
 
 
@@ -39,18 +38,16 @@ class SharedState:
         found: Workload = lending
         return found
 
-    def take_in(self, strategy: Strategy, config: TrainingConfig) -> None:
-        """Share the weights and moments of a strategy that was just built, unless they are parts of the model's."""
-        if not isinstance(strategy, Replicated):
-            return
+    def take_in(self, replica: Replica, config: TrainingConfig) -> None:
+        """Share the weights and moments of a model that was just built."""
         kept = self._weights.setdefault(str(config.model_dir), {})
         moments = self._moments[f"{config.optimizer} {config.momentum} {config.model_dir}"]
-        optimizer = strategy.replica.optimizer
-        updated = {part for group in optimizer.param_groups for part in group["params"]}
-        for name, part in strategy.module.named_parameters():
+        updated = {part for group in replica.optimizer.param_groups for part in group["params"]}
+        state = replica.optimizer.state
+        for name, part in replica.module.named_parameters():
             kept.setdefault(name, part.data)
             if part in updated:
-                optimizer.state[part] = moments.setdefault(name, optimizer.state[part])
+                state[part] = moments.setdefault(name, state[part])
 
     def clear(self) -> None:
         """Forget everything."""

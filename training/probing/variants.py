@@ -68,8 +68,9 @@ class Made:
         return select_hardware(self.workload)
 
 
-def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared: SharedState) -> Made:
+def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared: SharedState | None = None) -> Made:
     """Build a variant, with weights and moments that are `shared`; run a few steps, which cost more than later ones."""
+    shared = shared or SharedState()
     overrides: dict[str, Any] = {
         name: Path(value) if name == "model_dir" else value for name, value in variant.overrides.items()
     }
@@ -84,7 +85,8 @@ def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared
     else:
         strategy = find_strategy(variant.strategy or config.strategy).build(model, lending, config, ranks, **options)
         shares = (strategy.data_rank, strategy.data_world_size)
-    shared.take_in(strategy, config)
+    if isinstance(strategy, Replicated):
+        shared.take_in(strategy.replica, config)
     segment = config.segments[0]
     source = open_training_rows(workload, config, segment)
     plan = make_segment_plan(source, config, segment)
