@@ -40,6 +40,7 @@ LONGEST = (
     "integration/test_snapshot.py",
     "integration/test_cache.py",
     "integration/test_prefect_flow.py",
+    "tasks/test_measure.py",
     "benchmarks/test_throughput.py",
     "integration/test_prefect_serve.py",
     "integration/test_prefect_access.py",
@@ -56,6 +57,12 @@ LONGEST = (
     "training/test_resume_certificate.py",
     "tasks/process/test_ending.py",
     "tasks/ranks/test_watchdog.py",
+    "integration/test_download_from_hub.py",
+    "benchmarks/emulator/test_main.py",
+    "hostile/test_bombs.py",
+    "training/test_exact.py",
+    "training/test_strategy_contract.py",
+    "training/test_ranks.py",
 )
 """Files that take a minute or more, the longest first. Begun first, none of them is left to one worker at the end."""
 

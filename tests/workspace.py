@@ -13,7 +13,8 @@ _COPIED = (
     "flows", "tasks", "training", "presets", "dvc.yaml", "params.yaml", "prefect.toml", "prefect.yaml", ".dvcignore",
     ".gitignore", "data/README.md", "reports/README.md",
 )  # fmt: skip
-_NOT_COPIED = shutil.ignore_patterns("__pycache__")
+_NOT_COPIED = shutil.ignore_patterns("*.pyc.*")
+"""Compiled files that are being written; the others hold for the copies, which have the same date and size."""
 
 _NOT_INHERITED = ("PREFECT_", "MLFLOW_", "HF_", "MAKE", "MFLAGS")
 

@@ -46,7 +46,8 @@ def make_project(folder: Path, checkout: Path, size: Size) -> None:
 
     logging.disable_progress_bar()
     for name in SOURCES:
-        shutil.copytree(checkout / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        # What is compiled already holds for the copy; what is being written is not there for long.
+        shutil.copytree(checkout / name, folder / name, ignore=shutil.ignore_patterns("*.pyc.*"))
         compileall.compile_dir(folder / name, quiet=1)
     shutil.copy(checkout / "dvc.yaml", folder)
     shutil.copy(_LAUNCHER, folder / "tasks" / "ranks" / "launchers" / "forked.py")
