@@ -9,8 +9,18 @@ FAILED_FILE = "DDP_COMPARE_FAILED"
 """Variable of the environment: where to."""
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note a test whose set-up, call or tear-down failed, or whose worker ended."""
-    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        with Path(os.environ[FAILED_FILE]).open("a", encoding="utf-8") as file:
-            file.write(f"{report.nodeid}\n")
+def pytest_configure(config: pytest.Config) -> None:
+    """Have failures listed by the process that hears of all of them, and not by workers as well."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Lister(Path(os.environ[FAILED_FILE])))
+
+
+class _Lister:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a test whose set-up, call or tear-down failed, or whose worker ended."""
+        if report.failed:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(f"{report.nodeid}\n")

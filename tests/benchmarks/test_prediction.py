@@ -13,8 +13,8 @@ from benchmarks.prediction.configurations import FITTING, VALIDATION
 from benchmarks.prediction.points import KNOWN, WORLD_SIZES, Point, Tried, calibrated, score
 from benchmarks.prediction.real import judge_sessions
 from tasks.measuring.probe import AllReduce, Gradient, Probe
-from tasks.records.measurement import Estimate, PredictedCurve, PredictedPoint, Prediction
-from tests.tasks.reporting.measured import measurement, write_measurement
+from tasks.records.measurement import Estimate, MeasurementFile, PredictedCurve, PredictedPoint, Prediction
+from tests.tasks.reporting.measured import measurement
 
 
 def _point(
@@ -78,7 +78,8 @@ def test_on_a_real_machine_the_model_alone_is_scored_by_logarithms(tmp_path: Pat
         curve = PredictedCurve(lever="as it is", points=[point, further])
         found = measurement(prediction=Prediction(curves=[curve], assumptions=[]))
         files.append(tmp_path / f"{number}" / "measurements" / "speed.json")
-        write_measurement(tmp_path / f"{number}", found)
+        files[-1].parent.mkdir(parents=True)
+        MeasurementFile(**dict(found)).write(files[-1].parent)
     path = judge_sessions(0, files, folder=tmp_path)
     score = json.loads(path.with_suffix(".json").read_text())["found"]["score"]
     logs = [math.log(1.1), math.log(0.9)]
