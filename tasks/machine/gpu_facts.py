@@ -22,6 +22,8 @@ _PEER_STATES = {
     5: "no peer to peer: not supported",
 }
 """NVML_P2P_STATUS_*."""
+_READING_PEERS = 0
+"""NVML_P2P_CAPS_INDEX_READ, which is a tuple in nvidia-ml-py (13.x: `= 0,`), so that no call takes it."""
 SWITCHED_OFF = _PEER_STATES[4]
 """The one state that somebody has chosen."""
 
@@ -131,7 +133,7 @@ def read_link(first: Any, second: Any, *, indices: tuple[int, int]) -> LinkFacts
     import pynvml as nvml
 
     nvlink = ask_nvml(nvml.nvmlDeviceGetP2PStatus, first, second, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    peer = ask_nvml(nvml.nvmlDeviceGetP2PStatus, first, second, nvml.NVML_P2P_CAPS_INDEX_READ)
+    peer = ask_nvml(nvml.nvmlDeviceGetP2PStatus, first, second, _READING_PEERS)
     level = ask_nvml(nvml.nvmlDeviceGetTopologyCommonAncestor, first, second)
     return LinkFacts(
         first=indices[0],

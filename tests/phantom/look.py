@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from tasks.machine.gpu_facts import read_gpu
+from tasks.machine.gpu_facts import read_gpu, read_link
 from tasks.machine.gpus import open_gpus
 
 
@@ -14,6 +14,7 @@ def main() -> None:
     cards = [torch.cuda.get_device_properties(device) for device in range(torch.cuda.device_count())]
     with open_gpus() as opened:
         board = [read_gpu(handle, index) for index, handle in enumerate(opened.handles)]
+        links = [read_link(opened.handles[0], other, indices=(0, 1)).kind for other in opened.handles[1:2]]
     found = {
         "names": [card.name for card in cards],
         "capabilities": [[card.major, card.minor] for card in cards],
@@ -22,6 +23,7 @@ def main() -> None:
         "has_bf16": torch.cuda.is_bf16_supported(including_emulation=False),
         "board_names": [card.name for card in board],
         "board_memory_mib": [round((card.memory_total_gib or 0) * 1024) for card in board],
+        "links": links,
         "largest_allocation": _find_largest_allocation(),
     }
     json.dump(found, sys.stdout)

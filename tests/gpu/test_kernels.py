@@ -1,0 +1,37 @@
+"""On a GPU: the kernels that were chosen without one compute what they are to compute."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.equivalence.packed_kernels import compare_packed_kernels, has_packed_kernels
+from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.training.conftest import parsed
+from training.model.linear_loss import _compute_softmax
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+@pytest.mark.parametrize("vocab_size", [1_000, 32_001, 151_936])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_softmax_in_place_has_the_bits_of_one_in_memory_of_its_own(dtype: torch.dtype, vocab_size: int) -> None:
+    logits = 30 * torch.randn(300, vocab_size, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+    logits = logits.to(dtype)
+    expected = torch.softmax(logits, dim=-1, dtype=torch.float32)
+    assert torch.equal(_compute_softmax(logits, out=torch.empty_like(expected)), expected)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_packed_rows_have_the_gradient_of_the_rows_unpacked(precision: str, tmp_path: Path) -> None:
+    told = make_config(
+        tmp_path / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=40)],
+        device="cuda", packing=True, precision=precision, global_batch_size=40, micro_batch_size=20,
+    )  # fmt: skip
+    assert has_packed_kernels(told)
+    found = compare_packed_kernels(parsed(told, tmp_path))
+    assert found is not None
+    assert 0 < found.found.relative_l2 < found.tolerance
