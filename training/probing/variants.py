@@ -76,7 +76,8 @@ def build_variant(variant: Variant, config: TrainingConfig, ranks: Ranks, shared
     }
     config = dataclasses.replace(config, **overrides)
     workload = find_workload(config.workload)
-    model, lending = workload.load_model(config.model_dir), shared.lend(workload)
+    model = workload.load_model(config.model_dir)
+    lending = shared.lend(workload)
     options = {} if variant.communicates else {"communicates": False}
     strategy: Strategy
     if variant.is_independent:
