@@ -90,7 +90,9 @@ def _list_cuda_knobs(params: Params, *, has_bf16: bool) -> list[Knob]:
             )
             for precision in (("bf16", "fp16") if has_bf16 else ("fp16",))
         ]
-    if not params.train.compile and read_unit(params.workload) == "token":
+    # Packs that run document by document are not compiled.
+    unrolls = params.train.packing and (params.train.precision == "fp32" or not has_bf16)
+    if not params.train.compile and not unrolls and read_unit(params.workload) == "token":
         knobs.append(
             Knob(
                 key="train.compile",

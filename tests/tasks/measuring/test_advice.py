@@ -51,6 +51,20 @@ def test_16_bit_and_compiled_layers_are_tried_on_gpus_only() -> None:
     assert "train.compile" not in _keys(images, device="cuda"), "it refuses compiled layers"
 
 
+def test_gpus_before_ampere_are_not_advised_what_they_do_slowly() -> None:
+    def list_changes(**changes: Any) -> list[str]:
+        knobs = list_knobs(_params(**changes), "2proc", device="cuda", exchange={}, has_bf16=False)
+        return [knob.change for knob in knobs]
+
+    assert "fp16 in forward and backward" in list_changes()
+    assert "bf16 in forward and backward" not in list_changes()
+    assert "layers compiled" in list_changes(precision="fp16")
+    # Their packs run document by document, as all do in fp32.
+    assert "layers compiled" not in list_changes(precision="fp16", packing=True)
+    assert "train.compile" not in _keys(_params(packing=True), device="cuda")
+    assert "train.compile" in _keys(_params(packing=True, precision="bf16"), device="cuda")
+
+
 def test_every_change_is_written_so_that_params_yaml_takes_it() -> None:
     params = _params(options={"bucket_view": False})
     asked: dict[str, Any] = {
