@@ -24,6 +24,7 @@ def main() -> None:
         "board_names": [card.name for card in board],
         "board_memory_mib": [round((card.memory_total_gib or 0) * 1024) for card in board],
         "links": links,
+        "labels": torch.tensor([5, -100]).cuda().tolist(),
         "largest_allocation": _find_largest_allocation(),
     }
     json.dump(found, sys.stdout)

@@ -206,8 +206,17 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
 // numbers that nothing computes with.
 static const size_t SMALL = 1ul << 20;
 
+// A label that is none, -100, does not: memory is handed on without being written to, and whoever reads it as a loss
+// would find NaN there.
+static void drop_negative(uint64_t *words, size_t num) {
+    for (size_t i = 0; i < num; i++)
+        if (words[i] >> 8 == UINT64_MAX >> 8) words[i] = 0;
+}
 static void copy(void *to, const void *from, size_t bytes) {
-    if (owner(to) < 0 || bytes <= SMALL) memcpy(to, from, bytes);
+    int is_to_device = owner(to) >= 0;
+    if (is_to_device && bytes > SMALL) return;
+    memcpy(to, from, bytes);
+    if (is_to_device && !((uintptr_t)to & 7)) drop_negative(to, bytes / 8);
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
     (void)kind;

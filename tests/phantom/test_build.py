@@ -59,6 +59,8 @@ def test_torch_and_nvml_see_the_cards(card: str, num_cards: int, on_phantom: Cal
     assert len(set(seen["uuids"])) == num_cards
     assert seen["has_bf16"] is (expected.capability >= (8, 0))
     assert seen["links"] == ["PCIe through one PCIe switch, peer to peer"] * (num_cards > 1)
+    # A loss that happens to stand where labels stood is a number.
+    assert seen["labels"] == [5, 0]
     assert seen["largest_allocation"] == [True, False, True]
 
 

@@ -24,7 +24,7 @@ def test_a_comparison_runs_from_counting_the_cards_to_the_evaluation(
     workspace = finished.copy(tmp_path / "project", programs=phantom_warm)
     # As the preset of the true model has it; rows, model and their cache are those of the finished comparison.
     workspace.change({"train.precision": "bf16", "train.packing": True})
-    said = workspace.repro("evaluate").stdout
+    said = workspace.repro("measure", "evaluate").stdout
     assert "phantom:" not in said
 
     def read(name: str) -> Any:
