@@ -17,7 +17,7 @@ _DEALT = "made.source, made.plan.step(step), rank=rank, world_size=world_size,"
 _BUILT = "config = dataclasses.replace(config, **overrides)"
 _RUN = "trials.add(self.run(by_name[name], steps))"
 _LOADED = "model = workload.load_model(config.model_dir)"
-_THREADS = 'threads_per_rank=config["threads_per_rank"],'
+_CONFIG = 'write_json(work / "config.json", dict(config))'
 _SAME_WORK = "Same work in every cell"
 _WORK = "Timed blocks did the work"
 _TRAINING = "Training bears out the blocks"
@@ -128,8 +128,9 @@ EXHIBITS = [
         "From its second start on one process is timed with another number of threads.",
         Mutation(
             _WORKERS,
-            _THREADS,
-            'threads_per_rank=config["threads_per_rank"] + (self.world_size == 1 and len(self.devices) > 0),',
+            _CONFIG,
+            'write_json(work / "config.json", {**config, "threads_per_rank": config["threads_per_rank"] + '
+            "(self.world_size == 1 and len(self.devices) > 0)})",
         ),
         _SAME_WORK,
     ),
