@@ -54,6 +54,8 @@ LONGEST = (
     "chaos/test_comparison.py",
     "chaos/test_kills.py",
     "museum/test_chaotic.py",
+    "phantom/test_training.py",
+    "phantom/test_gpu_day.py",
     "training/test_resume_certificate.py",
     "tasks/process/test_ending.py",
     "tasks/ranks/test_watchdog.py",
