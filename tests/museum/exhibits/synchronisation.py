@@ -20,6 +20,12 @@ _WEIGHTS_COPIED = Mutation(
 _LAST_SYNCED = "self.replica.add(self._wrapped, last, weight=weight)"
 _NOT_LAST = "self.replica.add(self._wrapped, micro_batch, weight=weight)"
 _SPLIT = "*earlier, last = micro_batches"
+_FIRST_SYNCED = (
+    "*earlier, last = micro_batches; first, earlier = earlier[:1], earlier[1:]; "
+    "self._wrapped.require_backward_grad_sync = True; "
+    "[self.replica.add(self._wrapped, one, weight=weight) for one in first]; "
+    "self._wrapped.require_backward_grad_sync = False"
+)
 
 EXHIBITS = [
     Exhibit(
@@ -55,8 +61,7 @@ EXHIBITS = [
         mutation=Mutation(
             _DDP,
             _SPLIT,
-            "first, *earlier, last = micro_batches; self._wrapped.require_backward_grad_sync = True; "
-            "self.replica.add(self._wrapped, first, weight=weight); self._wrapped.require_backward_grad_sync = False",
+            _FIRST_SYNCED,
         ),
         caught_by=DIFFERENT_PARAMETERS,
         spares_baseline=True,
@@ -68,8 +73,7 @@ EXHIBITS = [
         mutation=Mutation(
             _DDP,
             _SPLIT,
-            "first, *earlier, last = micro_batches; self._wrapped.require_backward_grad_sync = True; "
-            "self.replica.add(self._wrapped, first, weight=weight); self._wrapped.require_backward_grad_sync = False",
+            _FIRST_SYNCED,
         ),
         disarmed=_PARAMETERS_COMPARED,
         caught_by="Same parameters on all ranks",
