@@ -4,6 +4,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from tests.chaos.course import Course, Launch, Launcher, Size
@@ -44,7 +45,9 @@ def torchrun_kill_trials(root: Path, *, num_trials: int, seed: int = 1) -> Itera
     yield from course.disturbed(kill, num_trials=num_trials)
 
 
-def stop_trials(root: Path, launcher: Launcher, *, num_trials: int, seed: int = 2) -> Iterator[Trial]:
+def stop_trials(
+    root: Path, launcher: Launcher, *, num_trials: int, seed: int = 2, most_seconds: float = _SECONDS_TO_STOP
+) -> Iterator[Trial]:
     """Send SIGTERM to all ranks at a random moment after the first step: nothing may be lost."""
     choose = random.Random(seed)
     course = Course(root, launcher, _SIZE)
@@ -55,13 +58,13 @@ def stop_trials(root: Path, launcher: Launcher, *, num_trials: int, seed: int = 
         launch.strike(signal.SIGTERM)
         launch.steps_lost_at_most = 0
 
-    yield from course.disturbed(stop, num_trials=num_trials, check=_check_stopped)
+    yield from course.disturbed(stop, num_trials=num_trials, check=partial(_check_stopped, most_seconds=most_seconds))
 
 
-def _check_stopped(launch: Launch) -> None:
+def _check_stopped(launch: Launch, *, most_seconds: float) -> None:
     if set(launch.exit_codes) != {EXIT_PREEMPTED}:
         launch.words.append(f"exit codes {launch.exit_codes}, wanted {EXIT_PREEMPTED}")
     assert launch.struck_at is not None
     seconds = launch.ended_at - launch.struck_at
-    if seconds > _SECONDS_TO_STOP:
-        launch.words.append(f"it took {seconds:.1f} s to stop, allowed are {_SECONDS_TO_STOP:.0f}")
+    if seconds > most_seconds:
+        launch.words.append(f"it took {seconds:.1f} s to stop, allowed are {most_seconds:.0f}")

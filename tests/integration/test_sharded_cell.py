@@ -22,7 +22,7 @@ def test_a_sharded_cell_passes_every_gate_and_the_report_says_what_is_not_availa
         {
             "cells.2proc": {"strategy": "fsdp2", "world_size": 2, "launcher": "forked"},
             "measure": {"speed": True, "max_seconds": 4, "block_seconds": 0.12, "twin_seconds": 0}
-            | {"advice": True, "advice_seconds": 1},
+            | {"others_share": 1, "advice": True, "advice_seconds": 1},
         },
     )
     outcome = compare(copy, CELLS)
