@@ -66,7 +66,9 @@ def order_rows(params: Params, part: SliceOutputs, name: str, *, epoch: int) -> 
     """Return the ids of a range's rows in the order of an epoch: (num_rows,)."""
     start, end = (int(number) for number in name.split("-"))
     row_ids = np.concatenate([np.zeros(0, dtype=np.int64), *part.row_ids()])
-    return row_ids[np.random.default_rng([params.train.seed, epoch, start, end]).permutation(len(row_ids))]
+    order = np.random.default_rng([params.train.seed, epoch, start, end]).permutation(len(row_ids))
+    rows: NDArray[np.int64] = row_ids[order]
+    return rows
 
 
 def _list_steps(

@@ -7,7 +7,6 @@ _RANK = "training/probing/timed_blocks.py"
 _VARIANTS = "training/probing/variants.py"
 _ARMS = "tasks/measuring/arms.py"
 _BLOCKS = "tasks/measuring/blocks.py"
-_WORKERS = "tasks/measuring/workers.py"
 _HEADLINE = "tasks/measuring/headline.py"
 _INTERVALS = "tasks/measuring/intervals.py"
 _ACCOUNT = "tasks/measuring/account.py"
@@ -17,7 +16,6 @@ _DEALT = "made.source, made.plan.step(step), rank=rank, world_size=world_size,"
 _BUILT = "config = dataclasses.replace(config, **overrides)"
 _RUN = "trials.add(self.run(by_name[name], steps))"
 _LOADED = "model = workload.load_model(config.model_dir)"
-_CONFIG = 'write_json(work / "config.json", dict(config))'
 _SAME_WORK = "Same work in every cell"
 _WORK = "Timed blocks did the work"
 _TRAINING = "Training bears out the blocks"
@@ -120,17 +118,6 @@ EXHIBITS = [
             _VARIANTS,
             _LOADED,
             f'__import__("torch").autograd.set_detect_anomaly(ranks.world_size == 1); {_LOADED}',
-        ),
-        _SAME_WORK,
-    ),
-    _exhibit(
-        "timed: other threads in a later start",
-        "From its second start on one process is timed with another number of threads.",
-        Mutation(
-            _WORKERS,
-            _CONFIG,
-            'write_json(work / "config.json", {**config, "threads_per_rank": config["threads_per_rank"] + '
-            "(self.world_size == 1 and len(self.devices) > 0)})",
         ),
         _SAME_WORK,
     ),
