@@ -12,7 +12,7 @@ from tests.phantom.cards import CARDS, make_header
 from tests.phantom.symbols import KERNELS, SILENT, UNANSWERED, list_defined, list_wanted, make_source
 
 _HERE = Path(__file__).parent
-_SOURCES = ("machine", "runtime", "driver", "nvml", "nccl", "cublas", "cudnn")
+_SOURCES = ("machine", "memory", "runtime", "driver", "nvml", "nccl", "cublas", "cudnn")
 _HEADERS = ("cuda.h", "cuda_runtime_api.h", "cublas_v2.h", "cudnn.h", "nccl.h", "crt/host_defines.h")
 _TOOLS = ("gcc", "nm")
 _OTHER_NAMES = ("libcuda.so.1", "libnvidia-ml.so.1")

@@ -20,8 +20,9 @@ int phantom_num_visible(void);
 // Which card of the machine the process's device is.
 int phantom_place(int device);
 
-// The device that the calling thread has chosen.
+// The device that the calling thread has chosen, and the error that it is told of when it asks.
 int phantom_device(void);
+int phantom_fail(int error);
 
 // Numbers of this process: in $PHANTOM_COUNTS/<pid>, where others can read them whatever becomes of it.
 atomic_long *phantom_counts(void);
