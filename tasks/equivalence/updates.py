@@ -13,7 +13,7 @@ from tasks.equivalence.differences import (
     compute_update_rounding,
     compute_update_tolerance,
 )
-from tasks.process.failure import DataError
+from tasks.process.failure import DataError, OutOfMemoryError, PreemptedError
 from tasks.records.compared_update import Compared, Update
 from training.config import UPDATES_FOLDER, TrainingConfig
 
@@ -46,6 +46,9 @@ def compare_with_one_process(
     process = OneProcess(config)
     try:
         return _compare_updates(config, process, on_update)
+    except (PreemptedError, OutOfMemoryError):
+        # Nothing is wrong with what the ranks left.
+        raise
     except ValueError as error:
         return [], [f"what the ranks left is not of this model: {error}"]
     finally:

@@ -34,7 +34,7 @@ def test_a_comparison_runs_from_counting_the_cards_to_the_evaluation(
     (certified,) = read("measurements/certificate.json")["cells"]
     assert (certified["device"], certified["num_steps"], len(certified["updates"])) == ("cuda", 8, 8)
     speed = read("measurements/speed.json")
-    assert [len(devices) for devices in speed["rank_devices"].values()] == [1, 2]
+    assert [len(starts[-1]) for starts in speed["devices_of_starts"].values()] == [1, 2]
     assert speed["left_out"] == []
     assert speed["prediction"]["curves"]
     assert speed["waterfalls"]
