@@ -48,7 +48,8 @@ def _main() -> None:
         os.execv(REAL, sys.argv)  # noqa: F821
     code = _ask(words)
     if code < 0:
-        _signal.signal(-code, _signal.SIG_DFL)
+        if -code != _signal.SIGKILL:  # which nobody can handle
+            _signal.signal(-code, _signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 
