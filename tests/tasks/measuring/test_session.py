@@ -333,8 +333,7 @@ def test_a_change_whose_ranks_die_while_it_is_timed_costs_the_others_nothing(
     assert [one.change for one in found.tried] == ["one bucket", "two"]
     (why,) = found.failed
     assert why.startswith("deadly (")
-    # Rank 0 may have found that its neighbour is gone, and have ended, before anybody looked who ended first.
-    assert "rank 1 was ended by signal 9" in why or "Connection reset by peer" in why
+    assert "rank 1 was ended by signal 9" in why
 
 
 def test_a_stop_is_heard_while_ranks_are_at_work(waiting: Workers, stop: threading.Event) -> None:
