@@ -2,6 +2,7 @@
 
 import itertools
 
+from tasks.gates.statistics import compute_relative_difference
 from tasks.params.choices import read_unit
 from tasks.process import wording
 from tasks.records.gate import Finding, make_finding, make_unchecked_finding
@@ -97,11 +98,12 @@ def check_base_model_start(outputs: Outputs, cell: str) -> Finding:
     counted = "" if unit == "image" else f" ({first.num_tokens:,} tokens)"
     where = f"the {first.num_rows:,} rows{counted} of step 1"
     loss = float(run.steps.loss[0])
-    difference = abs(loss / first.loss - 1)
+    difference = compute_relative_difference(loss, first.loss)
     if not difference <= tolerance:
+        times = f"{loss / first.loss:.6g} times as much, " if first.loss else ""
         problems.append(
             f"{cell}: loss {loss:.6f} at step 1, the base model has {first.loss:.6f} on {where}: "
-            f"{loss / first.loss:.6g} times as much, at most {tolerance:.0e} apart allowed in {precision}"
+            f"{times}at most {tolerance:.0e} apart allowed in {precision}"
         )
     return make_finding(
         problems,

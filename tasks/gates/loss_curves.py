@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.gates.statistics import compute_relative_differences
+from tasks.gates.statistics import compute_relative_difference, compute_relative_differences
 from tasks.process import wording
 from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs
@@ -87,7 +87,7 @@ def check_loss_curves(outputs: Outputs, cell: str) -> Finding | None:
     precision = _select_update_precision(outputs, cell)
     allowed = compute_tolerances(outputs.twins, precision=precision, num_steps=len(own))
     models = outputs.evaluation.models
-    heldout = abs(models[cell].loss / models[outputs.params.baseline].loss - 1)
+    heldout = compute_relative_difference(models[cell].loss, models[outputs.params.baseline].loss)
     problems = [f"{cell}: {problem}" for problem in list_differences(own, expected, allowed)]
     most = allowed.compute_heldout(len(own))
     if not heldout <= most:
@@ -175,7 +175,7 @@ def list_differences(own: NDArray[np.float64], expected: NDArray[np.float64], al
                 f"allowed: {_MULTIPLE_OF_WINDOW:g} times what re-ordered sums grow to"
             ]
     for start, end in _make_windows(reach, len(own), _LATE_WINDOW):
-        found = float(abs(own[start:end].sum() / expected[start:end].sum() - 1))
+        found = compute_relative_difference(own[start:end].sum(), expected[start:end].sum())
         most = allowed.compute_late(end)
         if not found <= most:
             return [f"mean loss of steps {start + 1} to {end} differs by {found:.1e}, at most {most:.0e} allowed"]

@@ -52,6 +52,11 @@ def compute_relative_differences(values: NDArray[np.float64], baseline: NDArray[
     return np.divide(difference, scale, out=np.where(difference == 0, 0.0, np.inf), where=scale > 0)
 
 
+def compute_relative_difference(value: float, baseline: float) -> float:
+    """Return |value - baseline| / |baseline|; 0 where both are 0, infinite where the baseline alone is."""
+    return float(compute_relative_differences(np.array(value), np.array(baseline)))
+
+
 def thin_out_losses(
     steps: NDArray[np.int64], losses: NDArray[np.float64], *, max_points: int
 ) -> tuple[int, list[int], list[float]]:

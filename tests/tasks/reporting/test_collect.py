@@ -1,5 +1,7 @@
 """Every figure, recomputed by hand: see comparison.py for what was written."""
 
+import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,18 @@ import pytest
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import Results
 from tasks.reporting.sections import measured
-from tests.tasks.reporting.comparison import PARAMS, edit_segment, outputs_of, write_comparison
+from tests.tasks.reporting.comparison import (
+    PARAMS,
+    RANGES,
+    STEPS_PER_SEGMENT,
+    edit_json,
+    edit_segment,
+    edit_steps,
+    outputs_of,
+    write_comparison,
+    write_twins,
+)  # fmt: skip
+from tests.tasks.reporting.rendered import drawn_html_of
 
 
 def test_the_figures_of_each_cell_are_those_worked_out_by_hand(clean_results: Results) -> None:
@@ -108,3 +121,21 @@ def test_started_resumed_and_peak_memory_are_taken_over(tmp_path: Path, params: 
     cell = results.cells[1]
     assert (cell.num_resumes, cell.peak_memory_gib, cell.peak_reserved_gib) == (2, 3.5, 4.5)
     assert results.comparison.trained_at == "2026-11-20T23:00:00+00:00"
+
+
+def test_losses_of_exactly_nothing_are_compared_and_drawn(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    write_twins(tmp_path, num_steps=4, losses=[0.0] * 4)
+    for cell, part, index in product(("1proc", "2proc"), RANGES, range(STEPS_PER_SEGMENT)):
+        edit_steps(tmp_path, cell, part, index=index, loss=0.0)
+    evaluation = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    evaluation["first_step"]["loss"] = 0.0
+    for model in evaluation["models"].values():
+        model["loss"] = 0.0
+    edit_json(tmp_path / "evaluation" / "evaluation.json", **evaluation)
+    results = collect_results(outputs_of(tmp_path, params))
+    assert [gate.name for gate in results.gates if gate.verdict == "failed"] == []
+    assert "0.0000" in drawn_html_of(results)
+    edit_steps(tmp_path, "2proc", RANGES[1], loss=1e-9)
+    results = collect_results(outputs_of(tmp_path, params))
+    assert [gate.name for gate in results.gates if gate.verdict == "failed"] == ["Loss curves coincide"]
