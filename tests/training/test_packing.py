@@ -217,6 +217,20 @@ def test_what_a_model_is_like_is_found_out_once_and_not_at_every_micro_batch(
     assert len(asked) == 1
 
 
+def test_heads_that_the_kernel_for_all_documents_refuses_are_attended_to_one_document_after_the_other(
+    slices: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a GPU.
+    monkeypatch.setattr(causal_lm, "has_varlen_kernel", lambda device, *, is_16_bit: True)
+    packed = open_slice(slices[0]).collate(range(4), seq_len=32, is_packed=True)
+    for hidden_size, key in ((32, "document_boundaries"), (48, "document_lengths")):
+        model = causal_lm.load_model(make_tiny_model(tmp_path / str(hidden_size), hidden_size=hidden_size))
+        assert model.config.hidden_size // model.config.num_attention_heads == hidden_size // 4
+        assert causal_lm._make_attention_inputs(model, packed).keys() == {"position_ids", key} | (
+            {"longest_document", "takes_groups"} if key == "document_boundaries" else set()
+        )
+
+
 def _sha256(config: dict[str, Any]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(weights_at_end(config).items()):

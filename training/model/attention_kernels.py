@@ -13,6 +13,8 @@ from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use
 from training.model import packed_attention
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_LARGEST_HEAD = 256
+"""Of flash attention, in 16 bit."""
 
 
 def choose_attention_kernels(device: torch.device) -> None:
@@ -31,12 +33,11 @@ def find_attention_kernel(model: nn.Module, device: torch.device, *, precision: 
     num_heads = getattr(config, "num_attention_heads", None)
     if device.type != "cuda" or num_heads is None:
         return None
-    if config._attn_implementation == packed_attention.NAME and has_varlen_kernel(
-        device, is_16_bit=precision != "fp32"
-    ):
+    is_16_bit, size = precision != "fp32", _find_head_size(config)
+    is_packed = config._attn_implementation == packed_attention.NAME
+    if is_packed and has_varlen_kernel(device, is_16_bit=is_16_bit) and suits_varlen_kernel(model):
         return "flash, all documents of a pack at once"
     num_keys = getattr(config, "num_key_value_heads", None) or num_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     query, key = (
         torch.empty(1, number, 2, size, dtype=_DTYPES[precision], device=device, requires_grad=True)
         for number in (num_heads, num_keys)
@@ -51,3 +52,22 @@ def find_attention_kernel(model: nn.Module, device: torch.device, *, precision: 
 def has_varlen_kernel(device: torch.device, *, is_16_bit: bool) -> bool:
     """Return whether the variable-length kernel runs there: in 16 bit, on NVIDIA's Ampere and later."""
     return device.type == "cuda" and is_16_bit and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def suits_varlen_kernel(model: nn.Module) -> bool:
+    """Return whether the variable-length kernel takes the model: heads in steps of 8, at most 256, no dropout."""
+    size = _find_head_size(model.config)
+    return size % 8 == 0 and size <= _LARGEST_HEAD and not has_dropout(model)
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Return True if the model's config or one of its modules has a dropout rate above 0."""
+    config: Any = model.config
+    rates = [value for name, value in config.to_dict().items() if "drop" in name]
+    rates += [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    return any(isinstance(rate, int | float) and rate > 0 for rate in rates)
+
+
+def _find_head_size(config: Any) -> int:
+    size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return size

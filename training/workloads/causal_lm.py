@@ -17,7 +17,8 @@ from training.data.batches import make_dummy_micro_batch as make_dummy_micro_bat
 from training.data.batches import open_slice as open_slice
 from training.data.rows import Rows
 from training.model import attention_masks, packed_attention
-from training.model.attention_kernels import has_varlen_kernel
+from training.model.attention_kernels import has_dropout as has_dropout
+from training.model.attention_kernels import has_varlen_kernel, suits_varlen_kernel
 from training.model.compiled_layers import compile_layers
 from training.model.lean_imports import lean_imports
 from training.model.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
@@ -66,15 +67,7 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
     return model
 
 
-def has_dropout(model: nn.Module) -> bool:
-    """Return True if the model's config or one of its modules has a dropout rate above 0."""
-    config: Any = model.config
-    rates = [value for name, value in config.to_dict().items() if "drop" in name]
-    rates += [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
-    return any(isinstance(rate, int | float) and rate > 0 for rate in rates)
-
-
-_has_dropout = _cache_per_model(has_dropout)
+_suits_varlen_kernel = _cache_per_model(suits_varlen_kernel)
 
 
 def augment_rows(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
@@ -110,7 +103,7 @@ def prepare(model: nn.Module, config: TrainingConfig) -> None:
 def _packs_in_one_call(model: nn.Module, config: TrainingConfig) -> bool:
     """Return whether attention takes all documents of a pack at once, whatever their number."""
     device, is_16_bit = torch.device(config.device), config.precision != "fp32"
-    return has_varlen_kernel(device, is_16_bit=is_16_bit) and not _has_dropout(model)
+    return has_varlen_kernel(device, is_16_bit=is_16_bit) and _suits_varlen_kernel(model)
 
 
 def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
@@ -180,7 +173,7 @@ def _make_attention_inputs(model: Any, micro_batch: MicroBatch) -> dict[str, Any
         return {"attention_mask": torch.ones_like(micro_batch.input_ids)}
     where: dict[str, Any] = {"position_ids": documents.position_ids}
     is_16_bit = torch.is_autocast_enabled("cuda")
-    if has_varlen_kernel(micro_batch.input_ids.device, is_16_bit=is_16_bit) and not _has_dropout(model):
+    if has_varlen_kernel(micro_batch.input_ids.device, is_16_bit=is_16_bit) and _suits_varlen_kernel(model):
         return where | {
             "document_boundaries": documents.boundaries,
             "longest_document": max(documents.lengths),

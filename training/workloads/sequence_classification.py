@@ -15,11 +15,11 @@ from training.data import batches
 from training.data.batches import IGNORED_LABEL, MicroBatch, Slice
 from training.data.rows import Rows
 from training.model import attention_masks
+from training.model.attention_kernels import has_dropout as has_dropout
 from training.model.compiled_layers import compile_layers
 from training.model.lean_imports import lean_imports
 from training.model.weights import load_weights
 from training.process.failure import UnfitModelError
-from training.workloads.causal_lm import has_dropout as has_dropout
 
 UNIT = "token"
 HAS_LABELS = True
