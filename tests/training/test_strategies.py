@@ -5,7 +5,7 @@ import dataclasses
 import gc
 import importlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import parsed, weights_at_end
@@ -112,6 +113,34 @@ def test_ddp_reduces_every_bucket_once_per_step_whatever_the_number_of_micro_bat
     strategy.step._wrapped.no_sync = contextlib.nullcontext
     result = strategy.train_step(parts, num_targets=num_tokens, learning_rate=1e-3)
     assert result.traffic["all_reduce"] == (4 * len(buckets), 4 * num_bytes)
+
+
+class _CountedCasts(TorchDispatchMode):
+    """Counts the copies in another dtype that are made of tensors at these places in memory."""
+
+    def __init__(self, places: Collection[int]) -> None:
+        super().__init__()
+        self.numbers = dict.fromkeys(places, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default and args[0].data_ptr() in self.numbers:
+            self.numbers[args[0].data_ptr()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["single", "ddp", "zero1"])
+def test_in_16_bit_the_weights_of_a_layer_are_cast_once_per_step_and_anew_in_the_next(
+    name: str, tiny_model: Path, slices: list[Path], tmp_path: Path, alone: Ranks
+) -> None:
+    config = make_config(tmp_path, tiny_model, slices[:1], strategy=name, precision="bf16")
+    strategy: Any = _build(config, tmp_path, alone)
+    parts, num_tokens = _first_micro_batches(config, slices[0])
+    assert len(parts) == 4
+    layers = [part for key, part in strategy.module.named_parameters() if "proj.weight" in key]
+    with _CountedCasts([part.data_ptr() for part in layers]) as casts:
+        for step in range(1, 4):
+            strategy.train_step(parts, num_targets=num_tokens, learning_rate=1e-3)
+            assert set(casts.numbers.values()) == {step}
 
 
 def test_ddp_on_one_rank_equals_single_to_the_bit(

@@ -1,5 +1,6 @@
 """A whole model with its optimizer on one rank: what every strategy that replicates the model shares."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -133,6 +134,19 @@ class Replica:
             yield [self._workload.make_dummy_micro_batch(self._seq_len).to(self.device)]
         yield [micro_batch] * (2 if self._accumulates else 1)
         moments.clear()
+
+    @contextlib.contextmanager
+    def keep_casts(self) -> Iterator[None]:
+        """Have autocast keep its 16-bit copies of the weights, while inside, instead of for one forward.
+
+        For the micro-batches of one step: no weight may change inside.
+        """
+        torch.autocast_increment_nesting()
+        try:
+            yield
+        finally:
+            torch.autocast_decrement_nesting()
+            torch.clear_autocast_cache()
 
     def add(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float) -> None:
         """Run forward and backward; `model` is the module itself or a wrapper around it.

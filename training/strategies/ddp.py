@@ -145,12 +145,13 @@ class Ddp:
     def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> int:
         """Leave the averaged gradient of a step's micro-batches; return the bytes exchanged beside DDP's buckets."""
         *earlier, last = micro_batches
-        # Around forward too: DDP decides there whether the backward will communicate.
-        with self._wrapped.no_sync():
-            for micro_batch in earlier:
-                self.replica.add(self._wrapped, micro_batch, weight=weight)
-        self._begin_exchange()
-        self.replica.add(self._wrapped, last, weight=weight)
+        with self.replica.keep_casts():
+            # Around forward too: DDP decides there whether the backward will communicate.
+            with self._wrapped.no_sync():
+                for micro_batch in earlier:
+                    self.replica.add(self._wrapped, micro_batch, weight=weight)
+            self._begin_exchange()
+            self.replica.add(self._wrapped, last, weight=weight)
         return self._end_exchange(last)
 
     def warm_up(self, micro_batch: MicroBatch) -> None:

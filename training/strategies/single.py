@@ -40,8 +40,9 @@ class Single:
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm)
 
     def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
-        for micro_batch in micro_batches:
-            self.replica.add(self.replica.module, micro_batch, weight=weight)
+        with self.replica.keep_casts():
+            for micro_batch in micro_batches:
+                self.replica.add(self.replica.module, micro_batch, weight=weight)
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward and backward, change nothing."""
