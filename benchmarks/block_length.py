@@ -72,8 +72,8 @@ def time_blocks(bench: Bench, cell: Cell, *, num_steps: int, length: int) -> Str
 def time_training(session: Session, cell: Cell, *, num_steps: int) -> Stretch:
     """Run the same steps as a training over the range, its ranks started for it."""
     with tempfile.TemporaryDirectory() as scratch:
-        config = dict(session.configs[cell.name])
-        config["work_dir"], config["segments"] = scratch, config["segments"][:1]
+        told = session.configs[cell.name]
+        config = dataclasses.replace(told, work_dir=Path(scratch), segments=told.segments[:1])
         used, before = CpuUse(), _sum_children_seconds()
         run_ranks(
             config, launcher=session.params.cells[cell.name].launcher, stop=threading.Event(),

@@ -18,6 +18,7 @@ from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import Interval
 from tasks.measuring.workers import open_workers
+from training.config import parse_config
 from training.process.files import write_json
 
 MIN_ACCUMULATION = 8
@@ -67,9 +68,9 @@ def spread(
         Arm(name="copies", cell="two", variant={"is_independent": True}),
     ]
     told = {**setup.training(work), **overrides}
+    spread = {"one": {"world_size": 1, "strategy": "single"}, "two": {"world_size": 2, "strategy": "ddp"}}
     configs = {
-        "one": {**told, "cell": "one", "work_dir": str(work / "one"), "world_size": 1, "strategy": "single"},
-        "two": {**told, "cell": "two", "work_dir": str(work / "two"), "world_size": 2, "strategy": "ddp"},
+        cell: parse_config({**told, "cell": cell, "work_dir": str(work / cell), **one}) for cell, one in spread.items()
     }
     trials, order = Trials(), generate_turns([arm.name for arm in arms], seed=seed)
     stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)

@@ -233,6 +233,21 @@ class PreflightCheck(Record):
     remedy: str | None
     """What to do about a warning."""
 
+    @classmethod
+    def ok(cls, name: str, found: str) -> Self:
+        """Return a check that found nothing wrong."""
+        return cls(name=name, verdict="ok", found=found, remedy=None)
+
+    @classmethod
+    def warning(cls, name: str, found: str, *, remedy: str) -> Self:
+        """Return a check that found something to change."""
+        return cls(name=name, verdict="warning", found=found, remedy=remedy)
+
+    @classmethod
+    def not_checked(cls, name: str, why: str) -> Self:
+        """Return a check that could not be made."""
+        return cls(name=name, verdict="not checked", found=why, remedy=None)
+
 
 class Preflight(Record):
     """Whether the machine was fit to measure."""

@@ -14,6 +14,7 @@ from tasks.machine.torch_facts import TorchFacts, fetch_torch_facts
 from tasks.machine.usable_gpus import explain_order, explain_slow, explain_unfit, has_code_for, require_usable_gpus
 from tasks.params import Params
 from tasks.params.strict_yaml import read_strict_yaml
+from tasks.records.facts import GpuFacts
 
 PROJECT = Path(__file__).resolve().parents[3]
 CUDA_13 = TorchFacts(
@@ -23,8 +24,8 @@ CUDA_13 = TorchFacts(
 """As the wheel of this torch has it."""
 
 
-def make_gpu(name: str, capability: str | None) -> dict[str, Any]:
-    return {"name": name, "memory_gib": 15.0, "compute_capability": capability}
+def make_gpu(name: str, capability: str | None) -> GpuFacts:
+    return GpuFacts(name=name, memory_gib=15.0, compute_capability=capability)
 
 
 T4, V100, H100 = make_gpu("Tesla T4", "7.5"), make_gpu("Tesla V100-SXM2-16GB", "7.0"), make_gpu("NVIDIA H100", "9.0")
@@ -35,12 +36,12 @@ def make_params(**train: Any) -> Params:
     return Params.model_validate({**raw, "train": {**raw["train"], **train}})
 
 
-def explain(*gpus: dict[str, Any], facts: TorchFacts = CUDA_13, driver_cuda: int | None = 13020) -> str:
+def explain(*gpus: GpuFacts, facts: TorchFacts = CUDA_13, driver_cuda: int | None = 13020) -> str:
     return explain_unfit(gpus, facts, driver="580.65.06", driver_cuda=driver_cuda) or ""
 
 
 @pytest.mark.parametrize("gpu", [T4, H100, make_gpu("NVIDIA GeForce RTX 4090", "8.9"), make_gpu("unknown", None)])
-def test_gpus_that_torch_has_code_for_are_taken(gpu: dict[str, Any]) -> None:
+def test_gpus_that_torch_has_code_for_are_taken(gpu: GpuFacts) -> None:
     assert explain(gpu) == ""
     # Any CUDA of one major version runs on the drivers of another of that version.
     assert explain(gpu, driver_cuda=13000) == explain(gpu, driver_cuda=None) == ""
@@ -147,5 +148,6 @@ def test_torch_is_asked_in_a_process_of_its_own_and_once_for_a_machine(
 
 
 def test_a_machine_without_gpus_is_asked_nothing(no_driver: str) -> None:
-    assert collect_machine_facts()["gpus"] == []
-    require_usable_gpus(make_params(), {"gpus": [], "digest": "none"})
+    machine = collect_machine_facts()
+    assert machine.gpus == []
+    require_usable_gpus(make_params(), machine)

@@ -29,6 +29,7 @@ from tasks.measuring.speed import TimedComparison
 from tasks.measuring.workers import Workers
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
 from tasks.records.measurement import MeasurementFile
+from tests.machines import make_machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -219,7 +220,7 @@ def test_room_is_counted_with_every_copy_and_its_optimizer(
         max_seconds=1.0, waterfall_seconds=1.0,
         most_share=1.0, block_seconds=0.1, seed=1,
     )  # fmt: skip
-    machine = {"gpus": [{"name": "T4", "memory_gib": 15.0}] * 2}
+    machine = make_machine(num_gpus=2, memory_gib=15.0)
     fits = partial(has_room, [*comparison.arms, *comparison.counterfactuals], cells)
     assert fits(machine, device="cpu", num_parameters=num_parameters) == expected
     # The plain process, the wrapped one; the two, without communication, and as copies of their own. Weights and
@@ -227,10 +228,10 @@ def test_room_is_counted_with_every_copy_and_its_optimizer(
     caplog.clear()
     assert not fits(machine, device="cuda", num_parameters=494_032_768)
     assert "5 variants of a step on 2 ranks would take 20.2 GiB, 15.0 are there" in caplog.text
-    assert fits({"gpus": [{"memory_gib": 40.0}] * 2}, device="cuda", num_parameters=494_032_768)
+    assert fits(make_machine(num_gpus=2, memory_gib=40.0), device="cuda", num_parameters=494_032_768)
     # On one GPU both ranks of the larger cell are there: 12 bytes three times, and 8 gradients.
-    assert not fits({"gpus": [{"memory_gib": 40.0}]}, device="cuda", num_parameters=494_032_768)
-    assert fits({"gpus": [{"memory_gib": 80.0}]}, device="cuda", num_parameters=494_032_768)
+    assert not fits(make_machine(num_gpus=1, memory_gib=40.0), device="cuda", num_parameters=494_032_768)
+    assert fits(make_machine(num_gpus=1, memory_gib=80.0), device="cuda", num_parameters=494_032_768)
 
 
 def test_with_room_for_one_variant_there_are_a_prediction_and_advice_too(
