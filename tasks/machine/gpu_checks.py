@@ -84,12 +84,8 @@ def check_others(gpus: Sequence[GpuMoment]) -> PreflightCheck:
             words.append(f"busy {gpu.utilisation:.0%} of the time")
             warned |= gpu.utilisation > LARGEST_UTILISATION
         found.append(f"GPU {gpu.index}: {', '.join(words)}")
-    text = "; ".join(found)
-    if not warned:
-        return PreflightCheck.ok(name, text)
-    return PreflightCheck.warning(
-        name, text, remedy="end these processes, or leave their GPUs out with CUDA_VISIBLE_DEVICES"
-    )
+    remedy = "end these processes, or leave their GPUs out with CUDA_VISIBLE_DEVICES"
+    return PreflightCheck.judge(name, "; ".join(found), remedy=remedy if warned else None)
 
 
 def check_alike(gpus: Sequence[GpuMoment]) -> PreflightCheck:
@@ -102,9 +98,9 @@ def check_alike(gpus: Sequence[GpuMoment]) -> PreflightCheck:
         for gpu in gpus
     ]
     if len(set(kinds)) == 1:
-        return PreflightCheck.ok(name, f"{len(gpus)} x {described[0]}")
+        return PreflightCheck.judge(name, f"{len(gpus)} x {described[0]}")
     found = "; ".join(f"GPU {gpu.index}: {words}" for gpu, words in zip(gpus, described, strict=True))
-    return PreflightCheck.warning(
+    return PreflightCheck.judge(
         name, found, remedy="choose GPUs of one kind with CUDA_VISIBLE_DEVICES and set them alike"
     )
 
@@ -116,7 +112,7 @@ def check_links(gpus: Sequence[GpuMoment], links: Sequence[LinkFacts]) -> Prefli
     """
     name = "links between GPUs"
     if len(gpus) < 2:
-        return PreflightCheck.ok(name, "one GPU, nothing to link")
+        return PreflightCheck.judge(name, "one GPU, nothing to link")
     if all(link.has_nvlink is None and link.peer is None and link.path is None for link in links):
         return PreflightCheck.not_checked(name, "the driver does not show them")
     kinds: dict[str, list[str]] = {}
@@ -126,17 +122,14 @@ def check_links(gpus: Sequence[GpuMoment], links: Sequence[LinkFacts]) -> Prefli
     active = {gpu.nvlinks_active for gpu in gpus}
     if any(gpu.nvlinks for gpu in gpus):
         found += "; NVLinks up: " + ", ".join(f"GPU {gpu.index} {gpu.nvlinks_active} of {gpu.nvlinks}" for gpu in gpus)
+    remedy = None
     if any(link.peer == SWITCHED_OFF for link in links):
-        return PreflightCheck.warning(
-            name, found, remedy="switch peer to peer on again in the driver's registry settings"
-        )
-    if len({link.has_nvlink for link in links}) > 1:
-        return PreflightCheck.warning(
-            name, found, remedy="choose GPUs that NVLink joins all with each other by CUDA_VISIBLE_DEVICES"
-        )
-    if len(active) > 1:
-        return PreflightCheck.warning(name, found, remedy="look for NVLinks that are down (nvidia-smi nvlink --status)")
-    return PreflightCheck.ok(name, found)
+        remedy = "switch peer to peer on again in the driver's registry settings"
+    elif len({link.has_nvlink for link in links}) > 1:
+        remedy = "choose GPUs that NVLink joins all with each other by CUDA_VISIBLE_DEVICES"
+    elif len(active) > 1:
+        remedy = "look for NVLinks that are down (nvidia-smi nvlink --status)"
+    return PreflightCheck.judge(name, found, remedy=remedy)
 
 
 def check_pcie(gpus: Sequence[GpuMoment]) -> PreflightCheck:
@@ -157,12 +150,8 @@ def check_pcie(gpus: Sequence[GpuMoment]) -> PreflightCheck:
             words += ", slowed down while it is at rest"
         warned |= is_narrow or (is_slow and not is_at_rest)
         found.append(words)
-    text = "; ".join(found)
-    if not warned:
-        return PreflightCheck.ok(name, text)
-    return PreflightCheck.warning(
-        name, text, remedy="seat the card in a slot with all lanes, and look at riser and BIOS settings"
-    )
+    remedy = "seat the card in a slot with all lanes, and look at riser and BIOS settings"
+    return PreflightCheck.judge(name, "; ".join(found), remedy=remedy if warned else None)
 
 
 def check_clocks(gpus: Sequence[GpuMoment]) -> PreflightCheck:
@@ -184,10 +173,7 @@ def check_clocks(gpus: Sequence[GpuMoment]) -> PreflightCheck:
         if limit is not None and usual is not None and limit < SMALLEST_POWER_LIMIT * usual:
             remedies.append(f"set the usual power limit (nvidia-smi -i {gpu.index} --power-limit={usual:.0f})")
         found.append(f"GPU {gpu.index}: {', '.join(words)}")
-    text = "; ".join(found)
-    if not remedies:
-        return PreflightCheck.ok(name, text)
-    return PreflightCheck.warning(name, text, remedy="; ".join(dict.fromkeys(remedies)))
+    return PreflightCheck.judge(name, "; ".join(found), remedy="; ".join(dict.fromkeys(remedies)) or None)
 
 
 def check_memory(
@@ -213,9 +199,8 @@ def check_memory(
     text = "; ".join(found) + ("" if num_parameters else " without their models")
     if not num_known:
         return PreflightCheck.not_checked(name, "the driver does not show it")
-    if not warned:
-        return PreflightCheck.ok(name, text)
-    return PreflightCheck.warning(name, text, remedy="end other programs on the GPU, or measure fewer cells at once")
+    remedy = "end other programs on the GPU, or measure fewer cells at once"
+    return PreflightCheck.judge(name, text, remedy=remedy if warned else None)
 
 
 def _describe_process(pid: int, memory_gib: float | None) -> str:

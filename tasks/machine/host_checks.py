@@ -83,15 +83,15 @@ def check_load(load: Load | None) -> PreflightCheck:
     if load.stolen > 0.01:
         found += f", {load.stolen:.2f} of it other virtual machines of the same host"
     if share <= LARGEST_LOAD:
-        return PreflightCheck.ok(name, f"{found}; up to {LARGEST_LOAD:.0%} is allowed")
+        return PreflightCheck.judge(name, f"{found}; up to {LARGEST_LOAD:.0%} is allowed")
     if not load.busiest or load.busiest[0].cores < load.others / 10:
         found += "; short-lived processes, other containers or virtual machines, or the kernel: none to be named"
-        return PreflightCheck.warning(name, found, remedy="measure on a machine of your own, or when this one is idle")
+        return PreflightCheck.judge(name, found, remedy="measure on a machine of your own, or when this one is idle")
     top = load.busiest[0]
     found += ", most of all " + ", ".join(
         f"{one.name} (pid {one.pid}, {one.cores:.2f} CPUs)" for one in load.busiest[:3]
     )
-    return PreflightCheck.warning(name, found, remedy=f"end {top.name} (pid {top.pid}) or wait for it, then measure")
+    return PreflightCheck.judge(name, found, remedy=f"end {top.name} (pid {top.pid}) or wait for it, then measure")
 
 
 def check_cores(
@@ -122,10 +122,10 @@ def check_cores(
         + ", ".join(words for _, words in limits)
     )
     cores = min(count for count, _ in limits)
-    if needed <= cores:
-        return PreflightCheck.ok(name, found)
     fitting = int(cores // world_size) - (LOADER_THREADS_PER_RANK if device == "cuda" else 0)
-    if fitting >= 1:
+    if needed <= cores:
+        remedy = None
+    elif fitting >= 1:
         remedy = (
             f"set train.threads_per_rank to {fitting}, or use a machine with {format_plural(needed, 'physical core')}"
         )
@@ -133,7 +133,7 @@ def check_cores(
         remedy = (
             f"use a machine with {format_plural(needed, 'physical core')}; here {cell} cannot show what they would give"
         )
-    return PreflightCheck.warning(name, found, remedy=remedy)
+    return PreflightCheck.judge(name, found, remedy=remedy)
 
 
 def check_siblings(num_cpus: int, num_physical: int | None, *, is_virtual: bool) -> PreflightCheck:
@@ -142,7 +142,7 @@ def check_siblings(num_cpus: int, num_physical: int | None, *, is_virtual: bool)
     if num_physical is None:
         return PreflightCheck.not_checked(name, "the kernel does not show which CPUs share a physical core")
     if num_physical < num_cpus:  # check_cores says whether that matters
-        return PreflightCheck.ok(
+        return PreflightCheck.judge(
             name, f"{num_cpus} CPUs are hyper-threads of {format_plural(num_physical, 'physical core')}"
         )
     if is_virtual:
@@ -151,16 +151,14 @@ def check_siblings(num_cpus: int, num_physical: int | None, *, is_virtual: bool)
             f"{format_plural(num_cpus, 'CPU')} of a virtual machine: whether they share physical cores does not show "
             "from inside; how much copies slow each other down has to be measured",
         )
-    return PreflightCheck.ok(name, f"{format_plural(num_cpus, 'CPU')}, each a physical core")
+    return PreflightCheck.judge(name, f"{format_plural(num_cpus, 'CPU')}, each a physical core")
 
 
 def check_frequency(before: CpuFrequency, after: CpuFrequency, *, is_on_battery: bool) -> PreflightCheck:
     """Judge whether the CPUs may run at their full clock; `before` and `after` enclose the watching of the load."""
     name = "CPU frequency"
     if is_on_battery:
-        return PreflightCheck.warning(
-            name, "the machine runs on its battery, which slows CPUs down", remedy="plug it in"
-        )
+        return PreflightCheck.judge(name, "the machine runs on its battery, which slows CPUs down", remedy="plug it in")
     if not after.governors and after.capped_to is None and after.num_throttled is None:
         return PreflightCheck.not_checked(
             name, "the kernel shows neither governor nor throttling, as in most virtual machines"
@@ -172,15 +170,14 @@ def check_frequency(before: CpuFrequency, after: CpuFrequency, *, is_on_battery:
     if after.num_throttled is not None:
         found += f", slowed down by heat {after.num_throttled} times since the start, {new} of them just now"
     slow = sorted(set(after.governors) & set(_FIXED_GOVERNORS))
+    remedy = None
     if slow and after.driver not in _SELF_RULED_DRIVERS:
-        return PreflightCheck.warning(
-            name, found, remedy="set the governor to performance (cpupower frequency-set -g performance)"
-        )
-    if after.capped_to is not None and after.capped_to < SMALLEST_CAP:
-        return PreflightCheck.warning(name, found, remedy="allow the highest clock (cpupower frequency-set --max)")
-    if new > 0:
-        return PreflightCheck.warning(name, found, remedy="let the machine cool down or cool it better, then measure")
-    return PreflightCheck.ok(name, found)
+        remedy = "set the governor to performance (cpupower frequency-set -g performance)"
+    elif after.capped_to is not None and after.capped_to < SMALLEST_CAP:
+        remedy = "allow the highest clock (cpupower frequency-set --max)"
+    elif new > 0:
+        remedy = "let the machine cool down or cool it better, then measure"
+    return PreflightCheck.judge(name, found, remedy=remedy)
 
 
 def check_memory(num_ranks: int, *, device: str, num_parameters: int | None) -> PreflightCheck:
@@ -193,11 +190,8 @@ def check_memory(num_ranks: int, *, device: str, num_parameters: int | None) -> 
     found = f"{free / 2**30:.1f} GiB {whose} are free, {ranks} side by side need about {needed_gib:.1f} GiB"
     if device == "cpu" and num_parameters is None:
         found += " without their models"
-    if free / 2**30 >= needed_gib:
-        return PreflightCheck.ok(name, found)
-    return PreflightCheck.warning(
-        name, found, remedy="end other programs, take a smaller model, or measure fewer cells at once"
-    )
+    remedy = "end other programs, take a smaller model, or measure fewer cells at once"
+    return PreflightCheck.judge(name, found, remedy=None if free / 2**30 >= needed_gib else remedy)
 
 
 def check_disk(folder: Path, *, needed_gib: float = DISK_GIB) -> PreflightCheck:
@@ -206,9 +200,8 @@ def check_disk(folder: Path, *, needed_gib: float = DISK_GIB) -> PreflightCheck:
     there = next(part for part in (folder.resolve(), *folder.resolve().parents) if part.exists())
     free_gib = psutil.disk_usage(str(there)).free / 2**30
     found = f"{free_gib:.1f} GiB are free in {there}, {needed_gib:.1f} GiB are needed"
-    if free_gib >= needed_gib:
-        return PreflightCheck.ok(name, found)
-    return PreflightCheck.warning(name, found, remedy=f"free {needed_gib - free_gib:.1f} GiB there, then measure")
+    remedy = f"free {needed_gib - free_gib:.1f} GiB there, then measure"
+    return PreflightCheck.judge(name, found, remedy=None if free_gib >= needed_gib else remedy)
 
 
 def _is_on_battery() -> bool:

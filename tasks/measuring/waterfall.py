@@ -45,8 +45,7 @@ def compute_waterfall(
     share = 1.0 if is_weak else 1 / ranks_ratio
 
     def estimate(statistic: Callable[[_Turns], np.ndarray]) -> Estimate:
-        interval = estimate_mean([statistic(figures).tolist()])
-        return Estimate(value=interval.value, low=interval.low, high=interval.high)
+        return estimate_mean([statistic(figures).tolist()])
 
     chain = _make_chain(share, has_copy=has_copy)
     found = [estimate(link.lost) for link in chain]

@@ -62,7 +62,7 @@ def _describe_others(others: list[CellResults]) -> list[str]:
     for cell in others:
         measured = cell.measured_speedup
         doubt = f"{wording.format_interval(measured)}, " if measured else ""
-        same = ", no measurable difference" if measured and measured.holds_one else ""
+        same = ", no measurable difference" if measured and measured.contains(1) else ""
         figures.append(
             f"{cell.cell} {wording.format_ratio(cell.speedup)} "
             f"({doubt}{wording.format_percent(cell.parallel_efficiency)} of linear"
@@ -136,7 +136,7 @@ def _describe_arm(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> s
     else:
         rates = [wording.format_three_digits(one.samples_per_second) for one in (arm, first)]
         times = f"{rates[0]} against {rates[1]} samples per second"
-    if speedup.holds_one:
+    if speedup.contains(1):
         answer = (
             f"No measurable difference between {arm.cell} and {first.cell} ({wording.format_ratio(speedup.value)}, "
         )

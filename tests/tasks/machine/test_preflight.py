@@ -59,7 +59,7 @@ def test_a_busy_process_of_somebody_else_makes_the_machine_unfit(
     assert load.verdict == "warning"
     assert "end " in load.remedy
     assert load.remedy in caplog.text
-    assert json.loads(json.dumps(result)) == result
+    assert json.loads(result.model_dump_json()) == result
 
 
 def test_a_busy_stranger_is_among_the_busiest(stranger: int) -> None:
@@ -162,10 +162,10 @@ def test_without_a_driver_gpus_are_not_checked_for_the_librarys_own_reason(
 
 
 def test_the_verdict_is_fit_unless_a_check_warns(caplog: pytest.LogCaptureFixture) -> None:
-    fine, unread = PreflightCheck.ok("a", "1 of 2"), PreflightCheck.not_checked("b", "it is not shown")
+    fine, unread = PreflightCheck.judge("a", "1 of 2"), PreflightCheck.not_checked("b", "it is not shown")
     with caplog.at_level(logging.INFO):
         assert judge_checks([fine, unread]).verdict == "fit to measure"
     assert caplog.messages == ["fit to measure: 1 checks passed, not checked: b"]
     caplog.clear()
-    assert judge_checks([fine, PreflightCheck.warning("c", "9 of 2", remedy="do d")]).verdict == "not fit to measure"
+    assert judge_checks([fine, PreflightCheck.judge("c", "9 of 2", remedy="do d")]).verdict == "not fit to measure"
     assert caplog.messages == ["not fit to measure: c: 9 of 2; do d"]

@@ -1,6 +1,5 @@
 """What is refused before anything is downloaded, of GPUs, drivers and builds of torch whose facts are known."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ def test_a_driver_too_old_for_the_build_is_said_with_what_it_needs() -> None:
     found = explain(T4, driver_cuda=12040)
     assert "driver 580.65.06 runs CUDA 12.4 at most" in found
     assert "built for CUDA 13.2; update the driver to 580 or later" in found
-    assert explain(T4, driver_cuda=12040, facts=dataclasses.replace(CUDA_13, cuda="12.8")) == ""
+    assert explain(T4, driver_cuda=12040, facts=CUDA_13.model_copy(update={"cuda": "12.8"})) == ""
 
 
 def test_a_gpu_without_code_in_the_build_is_named_with_what_there_is_code_for() -> None:
@@ -88,10 +87,10 @@ def test_a_build_for_cpus_on_a_machine_with_a_gpu_is_refused() -> None:
 
 
 def test_what_torch_itself_says_of_gpus_is_handed_on() -> None:
-    found = explain(H100, facts=dataclasses.replace(CUDA_13, num_gpus=0, problem="CUDA unknown error"))
+    found = explain(H100, facts=CUDA_13.model_copy(update={"num_gpus": 0, "problem": "CUDA unknown error"}))
     assert "torch 2.15.0+cu132 cannot use NVIDIA H100: CUDA unknown error" in found
     assert "names 2 GPUs that the cells are to use, torch 2.15.0+cu132 finds 1" in explain(
-        H100, H100, facts=dataclasses.replace(CUDA_13, num_gpus=1)
+        H100, H100, facts=CUDA_13.model_copy(update={"num_gpus": 1})
     )
 
 
@@ -139,10 +138,10 @@ def test_torch_is_asked_in_a_process_of_its_own_and_once_for_a_machine(
         assert found.problem
         assert not list(tmp_path.iterdir())
     (tmp_path / ".work").mkdir()
-    kept = {"machine": "machine", "torch": dataclasses.asdict(CUDA_13)}
+    kept = {"machine": "machine", "torch": CUDA_13.model_dump(mode="json")}
     (tmp_path / ".work" / "torch.json").write_text(json.dumps(kept))
     assert fetch_torch_facts("machine") == CUDA_13
-    monkeypatch.setattr(torch_facts, "_ask_torch", lambda: dataclasses.replace(CUDA_13, num_gpus=1))
+    monkeypatch.setattr(torch_facts, "_ask_torch", lambda: CUDA_13.model_copy(update={"num_gpus": 1}))
     assert fetch_torch_facts("another machine").num_gpus == 1
     assert json.loads((tmp_path / ".work" / "torch.json").read_text())["machine"] == "another machine"
 
