@@ -1,6 +1,5 @@
 """Whether the machine is fit to measure on: provoked for real where it can be."""
 
-import json
 import logging
 import os
 import signal
@@ -59,7 +58,7 @@ def test_a_busy_process_of_somebody_else_makes_the_machine_unfit(
     assert load.verdict == "warning"
     assert "end " in load.remedy
     assert load.remedy in caplog.text
-    assert json.loads(result.model_dump_json()) == result
+    assert Preflight.model_validate_json(result.model_dump_json()) == result
 
 
 def test_a_busy_stranger_is_among_the_busiest(stranger: int) -> None:
