@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -28,8 +27,10 @@ from tasks.measuring.session import has_room
 from tasks.measuring.speed import TimedComparison
 from tasks.measuring.workers import Workers
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
+from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.records.measurement import MeasurementFile
 from tests.machines import make_machine
+from training.config import TrainingConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -131,8 +132,8 @@ def test_a_link_that_cannot_be_measured_costs_nothing_but_its_sweep(
 ) -> None:
     tried = []
 
-    def none_starts(configs: Mapping[str, Any], **_: object) -> Iterator[None]:
-        tried.extend(config["world_size"] for config in configs.values())
+    def none_starts(configs: Mapping[str, TrainingConfig], **_: object) -> Iterator[None]:
+        tried.extend(config.world_size for config in configs.values())
         raise ResourceError("no memory for more ranks")
 
     monkeypatch.setattr(session, "open_workers", none_starts)
@@ -143,8 +144,10 @@ def test_a_link_that_cannot_be_measured_costs_nothing_but_its_sweep(
         most_share=1.0, block_seconds=0.1, seed=1,
     )  # fmt: skip
     asked = Session(
-        comparison=comparison, params=PARAMS, machine={}, rows=[], work=tmp_path,
-        configs={"2dev": {"work_dir": str(tmp_path)}},
+        comparison=comparison, params=PARAMS, machine=make_machine(), rows=[], work=tmp_path,
+        configs={"2dev": make_ranks_config(
+            "2dev", PARAMS, device="cpu", base_model=tmp_path, work=tmp_path / "2dev", segments=[]
+        )},
         arithmetic=Arithmetic(base_model=tmp_path, lengths=None, precision="fp32", gpu_name=None), device="cpu",
         num_devices=8,
     )  # fmt: skip
