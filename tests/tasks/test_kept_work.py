@@ -5,6 +5,7 @@ or to stand here with the reason why it does not.
 """
 
 import dataclasses
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from tasks import measure
+from tasks.evaluate import HeldoutRows, ModelToEvaluate, list_evaluation_inputs, list_first_step_inputs
 from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot, Stage, read_stages
 from tasks.measure import Inputs
@@ -25,7 +27,7 @@ from tasks.records.facts import SliceFacts
 from tasks.records.sources import BaseModelManifest
 from tasks.train import plan_segments
 from tests.machines import make_machine
-from tests.tiny import make_slice
+from tests.tiny import make_slice, with_manifest
 
 CELL = "2proc"
 ONLY_NAMED = {"model.name"}
@@ -195,6 +197,67 @@ def test_what_is_measured_is_told_from_others_by_every_file_that_its_stage_depen
     for file, (change, anew) in CHANGES.items():
         found = _list_keys(change(inputs))
         assert {name for name in before if found[name] != before[name]} == anew, file
+
+
+@pytest.fixture
+def evaluated(params: Params, tmp_path: Path) -> Callable[..., dict[str, dict[str, Any]]]:
+    """What the two results of the stage `evaluate` say that they depend on, with one input or another changed."""
+    slices = tmp_path / "slices"
+    for number, part in enumerate(("0-500", "0-400", "1300-1500")):
+        make_slice(slices / part, num_rows=8, seed=number)
+    (tmp_path / "model").mkdir()
+    with_manifest(tmp_path / "model", num_parameters=1, model_type="qwen2")
+
+    def list_inputs(params: Params = params, code: str = "c", weights: str = "w") -> dict[str, dict[str, Any]]:
+        rows = HeldoutRows(
+            folder=slices / "1300-1500", seq_len=params.train.seq_len, vocab_size=9, eos_token_id=1,
+            base_model=tmp_path / "model", workload=params.workload,
+        )  # fmt: skip
+        subject = ModelToEvaluate(name=CELL, checkpoint=None, weights_digest=weights)
+        return {
+            "figures": list_evaluation_inputs(subject, rows, code=code),
+            "first step": list_first_step_inputs(params, slices=slices, base_model=tmp_path / "model", code=code),
+        }
+
+    return list_inputs
+
+
+def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come_with_the_weights(
+    params: Params, stages: dict[str, Stage], evaluated: Callable[..., dict[str, dict[str, Any]]]
+) -> None:
+    before = evaluated()
+    keys = [key for key in stages["evaluate"].params if key != "heldout"]  # which is in the folder of its rows
+    changed = dict(_change_each(params, keys))
+    assert len(changed) > 30
+    for key, other in changed.items():
+        names = {name for name, found in evaluated(params=other).items() if found != before[name]}
+        comes_with_weights = _fingerprint(other) != _fingerprint(params) or key.startswith("cells.1proc")
+        assert names or comes_with_weights or key.removeprefix("train.") in NOT_CONTENT, key
+    order = {f"train.{name}" for name in ("seed", "global_batch_size", "micro_batch_size", "seq_len", "augment")}
+    found = {key for key, other in changed.items() if evaluated(params=other)["first step"] != before["first step"]}
+    assert found == {*order, "workload", "ranges"}
+
+
+def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depends_on(
+    tmp_path: Path, stages: dict[str, Stage], evaluated: Callable[..., dict[str, dict[str, Any]]]
+) -> None:
+    def edit(folder: str) -> dict[str, dict[str, Any]]:
+        manifest = tmp_path / folder / "manifest.json"
+        manifest.write_text(re.sub(r'"digest": "[0-9a-f]+"', '"digest": "other"', manifest.read_text()))
+        return evaluated()
+
+    before = evaluated()
+    others = {
+        "data/fingerprint/code.json": evaluated(code="other"),
+        "data/runs": evaluated(weights="other"),
+        "data/base_model": edit("model"),
+        "data/slices": edit("slices/1300-1500"),
+    }
+    assert set(others) == _list_files(stages["evaluate"])
+    assert [found["figures"] == before["figures"] for found in others.values()] == [False] * 4
+    with_rows = edit("slices/0-500")["first step"]
+    assert len({str(one) for one in (before["first step"], others["data/base_model"]["first step"], with_rows)}) == 3
+    assert others["data/fingerprint/code.json"]["first step"] != before["first step"]
 
 
 def test_a_field_that_is_added_to_a_measurement_measures_anew(project: Path, tmp_path: Path) -> None:
