@@ -1,6 +1,6 @@
 """Whether this machine is fit to measure on right now, and what to change if it is not.
 
-What is looked at and from where on it is too much stands in check_host.py and check_gpus.py.
+What is looked at and from where on it is too much stands in host_checks.py and gpu_checks.py.
 """
 
 import logging
