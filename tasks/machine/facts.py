@@ -1,13 +1,13 @@
 """What a machine is: GPUs, driver, CPU and versions; torch is not imported for it."""
 
 import importlib.metadata
-import os
 import platform
 import sys
 from pathlib import Path
 
 from tasks.machine.gpu_facts import read_compute_capability
 from tasks.machine.gpus import open_gpus
+from tasks.machine.host_facts import list_usable_cpus
 from tasks.records.facts import GpuFacts
 from tasks.records.fingerprint import MachineFile
 from training.process.files import digest_json
@@ -24,7 +24,7 @@ def collect_machine_facts() -> MachineFile:
         num_gpus=len(gpus),
         driver=driver,
         cpu=_read_cpu_name(),
-        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        num_cpus=len(list_usable_cpus()),
         os=platform.system(),
         architecture=platform.machine(),
         versions={"python": platform.python_version(), **{one: importlib.metadata.version(one) for one in _PACKAGES}},
