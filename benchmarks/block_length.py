@@ -25,9 +25,10 @@ from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import compute_ratio
 from tasks.measuring.arms import Cell, make_trained_arm
 from tasks.measuring.blocks import Bench
-from tasks.measuring.intervals import FEWEST_TURNS, Interval
+from tasks.measuring.intervals import FEWEST_TURNS
 from tasks.measuring.planning import Session
 from tasks.ranks.cell_ranks import run_ranks
+from tasks.records.measurement import Estimate
 from training.probing.cpu_use import CpuUse
 
 _LENGTHS = (1, 4, 16)
@@ -72,8 +73,8 @@ def time_blocks(bench: Bench, cell: Cell, *, num_steps: int, length: int) -> Str
 def time_training(session: Session, cell: Cell, *, num_steps: int) -> Stretch:
     """Run the same steps as a training over the range, its ranks started for it."""
     with tempfile.TemporaryDirectory() as scratch:
-        config = dict(session.configs[cell.name])
-        config["work_dir"], config["segments"] = scratch, config["segments"][:1]
+        told = session.configs[cell.name]
+        config = dataclasses.replace(told, work_dir=Path(scratch), segments=told.segments[:1])
         used, before = CpuUse(), _sum_children_seconds()
         run_ranks(
             config, launcher=session.params.cells[cell.name].launcher, stop=threading.Event(),
@@ -176,7 +177,7 @@ def _main() -> int:
     return 1 if biased else 0
 
 
-def _show(ratio: Interval | None) -> str:
+def _show(ratio: Estimate | None) -> str:
     return "" if ratio is None else f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 

@@ -67,7 +67,8 @@ def run_ranks(folder: Path, params: Params, cell: str, *, pairs: int, steps: int
         params=params, cell=cell, device="cpu", base_model=BaseModelManifest.model_construct(digest=""),
         code_digest="", machine_digest="", segments=[segment], work=folder / cell,
     )  # fmt: skip
-    write_json(folder / cell / "config.json", run.config(base_model=folder / "base_model", slices=folder / "slices"))
+    config = run.config(base_model=folder / "base_model", slices=folder / "slices")
+    write_json(folder / cell / "config.json", config.as_json())
     out = folder / cell / "out.json"
     rendezvous = FileRendezvous((folder / cell / "rendezvous").resolve())
     rendezvous.make()
@@ -209,7 +210,7 @@ def main() -> None:
         for cell, spread in params.cells.items():
             timed = run_ranks(Path(scratch), params, cell, pairs=arguments.pairs, steps=arguments.steps)
             found.append(summarise(spread.world_size, timed, steps=arguments.steps))
-    machine = {key: value for key, value in collect_machine_facts().items() if key != "digest"}
+    machine = collect_machine_facts().content(exclude={"digest"})
     train = params.train.model_dump(include={"global_batch_size", "micro_batch_size", "seq_len", "threads_per_rank"})
     facts = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -31,6 +31,7 @@ from tasks.data.builtin.tiny_model import write_tiny_qwen2
 from tasks.params import Params
 from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.ranks.one_machine import FileRendezvous
+from training.config import SegmentConfig
 from training.process.files import write_json
 
 _PROJECT = Path(__file__).resolve().parent.parent
@@ -156,10 +157,12 @@ def measure(levers: Sequence[Lever], folder: Path, *, num_rounds: int, num_steps
     work = folder / f"{first.ranks} {first.has_link}"
     work.mkdir()
     model = folder / ("large_head" if first.has_large_head else "base_model")
-    told = make_ranks_config(str(first.ranks), comparison(), device="cpu", base_model=model, work=work)
     name = f"0-{_NUM_ROWS}"
-    segment = {"range": name, "epoch": 1, "fingerprint": "benchmark", "slice_dir": str((folder / name).resolve())}
-    write_json(work / "config.json", {**told, "segments": [segment]})
+    segment = SegmentConfig(range=name, epoch=1, fingerprint="benchmark", slice_dir=(folder / name).resolve())
+    told = make_ranks_config(
+        str(first.ranks), comparison(), device="cpu", base_model=model, work=work, segments=[segment]
+    )
+    write_json(work / "config.json", told.as_json())
     link = _LINK if first.has_link else None
     sides = [
         (

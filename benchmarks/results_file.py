@@ -25,7 +25,7 @@ def write_results(
     folder: Path = RESULTS,
 ) -> Path:
     """Write both files; return the markdown. `load_before`: load average of a minute when the benchmark began."""
-    machine = {key: value for key, value in collect_machine_facts().items() if key != "digest"}
+    machine = collect_machine_facts().content(exclude={"digest"})
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     slug = re.sub(r"[^a-z0-9]+", "-", f"{machine['num_cpus']}x {machine['cpu']}".lower()).strip("-")
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)

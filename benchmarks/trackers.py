@@ -6,6 +6,7 @@ whom from block to block. Prints a table and writes benchmarks/results/<date>_<m
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import logging
 import os
@@ -28,17 +29,17 @@ from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import FEWEST_ROUNDS, average_blocks, compute_ratio, generate_rounds
 from benchmarks.trackers_states import NONE, STATES, prefect_server, tracked
 from tasks.machine.facts import collect_machine_facts
-from tasks.measuring.intervals import Interval
 from tasks.params import Params, load_params
 from tasks.process.failure import PreemptedError
 from tasks.process.logs import switch_off_telemetry
 from tasks.ranks.cell_ranks import run_ranks
 from tasks.records.facts import SliceFacts
-from tasks.records.fingerprint import MachineFile
+from tasks.records.measurement import Estimate
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.services import follower as following
 from tasks.train import CellTraining, PlannedSegment
+from training.config import TrainingConfig
 
 _PROJECT = Path(__file__).resolve().parent.parent
 _TARGET = 0.01
@@ -52,7 +53,7 @@ _LEAST_STEP_SECONDS = 0.05
 class Training:
     """A training that goes on until it is left, and the seconds of its steps as they come."""
 
-    def __init__(self, run: CellTraining, config: dict[str, Any]) -> None:
+    def __init__(self, run: CellTraining, config: TrainingConfig) -> None:
         self.run = run
         self.follower: following.Follower | None = None
         """Whom the steps are told."""
@@ -111,7 +112,7 @@ def prepare(folder: Path, params: Params, *, num_rows: int) -> None:
         vocab_size=None, eos_token_id=None, workload=params.workload, heldout=str(params.heldout),
         slices={one: SliceFacts(range=one, num_rows=0, num_tokens=0, digest="") for one in parts},
     ).write(folder / "slices")  # fmt: skip
-    MachineFile.model_validate(collect_machine_facts()).write(folder)
+    collect_machine_facts().write(folder)
     MlflowClient(tracking_uri=f"sqlite:///{folder / 'empty.db'}").search_experiments()
 
 
@@ -135,7 +136,7 @@ def measure(
         contextlib.chdir(folder),
         prefect_server(folder) if has_server else contextlib.nullcontext() as server,
         # The weights stay about those of the base model.
-        Training(run, {**config, "learning_rate": 1e-9, "schedule": "constant"}) as training,
+        Training(run, dataclasses.replace(config, learning_rate=1e-9, schedule="constant")) as training,
     ):
         watched = psutil.Process(server._process.pid) if server else None
         for names in track(order, description=cell, total=num_rounds, console=Console(stderr=True)):
@@ -148,7 +149,7 @@ def measure(
     return found
 
 
-def judged(ratio: Interval) -> str:
+def judged(ratio: Estimate) -> str:
     """Return what the ratio of seconds per step, with / without, says about the target."""
     if ratio.high <= 1 + _TARGET:
         return "held"

@@ -156,8 +156,9 @@ def evaluate(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile:
     return FoundFile(loss=loss, parameter_checksum=checksum, **more)
 
 
-def _evaluate_or_reuse(subject: ModelToEvaluate, rows: HeldoutRows, *, code: str) -> FoundFile:
-    depends_on = {
+def list_evaluation_inputs(subject: ModelToEvaluate, rows: HeldoutRows, *, code: str) -> dict[str, Any]:
+    """Return everything that the figures of a model depend on."""
+    return {
         "base_model": BaseModelManifest.read(rows.base_model).digest,
         "weights": subject.weights_digest,
         "rows": SliceManifest.read(rows.folder).digest,
@@ -165,16 +166,17 @@ def _evaluate_or_reuse(subject: ModelToEvaluate, rows: HeldoutRows, *, code: str
         "workload": rows.workload,
         "code": [code, collect_meanings("tasks.evaluate")],
     }
-    what = f"{subject.title}: evaluated"
+
+
+def _evaluate_or_reuse(subject: ModelToEvaluate, rows: HeldoutRows, *, code: str) -> FoundFile:
+    what, depends_on = f"{subject.title}: evaluated", list_evaluation_inputs(subject, rows, code=code)
     return _reuse_or_make(what, FoundFile, depends_on, lambda: evaluate(subject, rows), rows.snapshot)
 
 
-def _evaluate_first_step(
-    params: Params, snapshot: Snapshot, *, slices: Path, base_model: Path, code: str
-) -> FirstStepFile:
-    """Return the base model's loss on the rows of step 1; see tasks/equivalence/reference/first_step.py."""
+def list_first_step_inputs(params: Params, *, slices: Path, base_model: Path, code: str) -> dict[str, Any]:
+    """Return everything that the base model's loss on the rows of step 1 depends on."""
     train, part = params.train, str(params.ranges[0])
-    depends_on = {
+    return {
         "base_model": BaseModelManifest.read(base_model).digest,
         "rows": SliceManifest.read(slices / part).digest,
         "range": part,
@@ -183,10 +185,17 @@ def _evaluate_first_step(
         "code": [code, collect_meanings("tasks.equivalence.reference.first_step")],
     }
 
+
+def _evaluate_first_step(
+    params: Params, snapshot: Snapshot, *, slices: Path, base_model: Path, code: str
+) -> FirstStepFile:
+    """Return the base model's loss on the rows of step 1; see tasks/equivalence/reference/first_step.py."""
+    depends_on = list_first_step_inputs(params, slices=slices, base_model=base_model, code=code)
+
     def compute() -> FirstStepFile:
         import torch
 
-        require_whole(slices / part)
+        require_whole(slices / str(params.ranges[0]))
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return compute_first_step(params, slices=slices, base_model=base_model, device=device)

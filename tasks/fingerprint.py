@@ -19,7 +19,7 @@ from tasks.params.source_digest import digest_source
 from tasks.params.sources import Source
 from tasks.process.failure import exit_with_one_line
 from tasks.process.logs import configure_logging
-from tasks.records.fingerprint import CodeFile, InputsFile, MachineFile, SourceDigest, SourcesFile, TrialFile
+from tasks.records.fingerprint import CodeFile, InputsFile, SourceDigest, SourcesFile, TrialFile
 from tasks.store.prune import note_comparison
 from training.process.files import write_json
 
@@ -86,7 +86,7 @@ def _main() -> None:
     params, machine = load_params(), collect_machine_facts()
     require_usable_gpus(params, machine)
     CodeFile(digest=digest_code(_TRAINING)).write(arguments.code)
-    MachineFile.model_validate(machine).write(arguments.machine)
+    machine.write(arguments.machine)
     SourcesFile(model=_source_digest(params.model), dataset=_source_digest(params.dataset)).write(arguments.sources)
     note_comparison(params)
     write_json(arguments.optional, params.optional_sections)

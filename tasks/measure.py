@@ -8,6 +8,7 @@ only what is new.
 """
 
 import argparse
+import dataclasses
 import logging
 import shutil
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from tasks.equivalence.certificate import Subject, certify, make_certificate_config, make_stop_error
 from tasks.equivalence.differences import MARGIN
+from tasks.equivalence.reference import has_reference
 from tasks.equivalence.twins import train_twins
 from tasks.equivalence.updates import NUM_ORDERS
 from tasks.inputs.damage import require_whole
@@ -42,9 +44,8 @@ from tasks.records.slices import SliceManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.records.twins import Twins
 from tasks.store.kept import fill_folder, is_kept, keep
-from training.config import read_config
-from training.process.files import digest_json, write_json
-from training.registry import has_file
+from training.config import SegmentConfig
+from training.process.files import digest_json
 
 _log = logging.getLogger(__name__)
 
@@ -117,8 +118,8 @@ class Inputs:
     @property
     def needs_twins(self) -> bool:
         """Whether something is held against twins, and there is a second computation to train them with."""
-        has_reference = has_file("tasks.equivalence.reference", self.params.workload)
-        return len(self.params.cells) > 1 and self.params.measure.twin_seconds > 0 and has_reference
+        is_wanted = len(self.params.cells) > 1 and self.params.measure.twin_seconds > 0
+        return is_wanted and has_reference(self.params.workload)
 
     def compute_twins_key(self) -> str:
         """Return the digest of everything that the twins depend on."""
@@ -206,23 +207,20 @@ def _main() -> None:
 def _certify(cell: str, batch: int, inputs: Inputs, stop: threading.Event) -> None:
     """Make a certificate and keep it; gradients and weights are dropped, logs of a failed launch stay."""
     params, sample, key = inputs.params, inputs.samples[batch], inputs.key(cell, batch)
-    device = choose_device(cell, params, inputs.machine.model_dump())
+    device = choose_device(cell, params, inputs.machine)
     with fill_folder((_STORE / key).resolve(), keeps_failed=True) as folder:
         work = folder / "ranks"
         num_bytes = _BYTES_PER_UPDATE * inputs.base_model.num_parameters
         # Beside the updates, the checkpoint: weights and two moments.
         require_room(folder, num_bytes, num=sample.num_steps + 2, what="certified update")
         sample.write(folder / "sample")
-        told = make_ranks_config(cell, params, device=device, base_model=inputs.model_dir, work=work)
-        segment = {"range": sample.range, "epoch": 1, "fingerprint": key}
-        config = {
-            **make_certificate_config(told),
-            "global_batch_size": batch,
-            "segments": [{**segment, "slice_dir": str(folder / "sample")}],
-            "log_every_steps": 1,
-        }
+        segment = SegmentConfig(range=sample.range, epoch=1, fingerprint=key, slice_dir=folder / "sample")
+        told = make_ranks_config(
+            cell, params, device=device, base_model=inputs.model_dir, work=work, segments=[segment]
+        )
+        told = dataclasses.replace(told, global_batch_size=batch, log_every_steps=1)
         subject = Subject(
-            config=config, trained={name: told[name] for name in ("precision", "compile")},
+            config=make_certificate_config(told), trained=told,
             launcher=params.cells[cell].launcher, nodes=find_nodes(cell, params),
             num_steps=sample.num_steps, stop=stop,
         )  # fmt: skip
@@ -237,7 +235,7 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
     """Train the first steps of the baseline a few times and keep the losses."""
     params, key = inputs.params, inputs.compute_twins_key()
     segments = [
-        {"range": name, "epoch": epoch, "fingerprint": key, "slice_dir": str((inputs.slices / name).resolve())}
+        SegmentConfig(range=name, epoch=epoch, fingerprint=key, slice_dir=(inputs.slices / name).resolve())
         for name in map(str, params.ranges)
         for epoch in range(1, params.train.epochs + 1)
     ]
@@ -245,12 +243,13 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
         fill_folder((_STORE / key).resolve(), keeps_failed=True) as folder,
         show_progress("twins of the baseline, steps", None) as advance,
     ):
-        told = {}
-        for cell in params.cells:
-            device = choose_device(cell, params, inputs.machine.model_dump())
-            config = make_ranks_config(cell, params, device=device, base_model=inputs.model_dir, work=folder / "ranks")
-            write_json(folder / "config.json", {**config, "segments": segments})
-            told[cell] = read_config(folder / "config.json")
+        told = {
+            cell: make_ranks_config(
+                cell, params, device=choose_device(cell, params, inputs.machine), base_model=inputs.model_dir,
+                work=folder / "ranks", segments=segments,
+            )
+            for cell in params.cells
+        }  # fmt: skip
 
         def count_step() -> None:
             advance(1)
@@ -260,7 +259,6 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
         baseline = told.pop(params.baseline)
         with name_out_of_memory("twins of the baseline (none are trained with measure.twin_seconds: 0)"):
             twins = train_twins(baseline, told, max_seconds=params.measure.twin_seconds, on_step=count_step)
-        (folder / "config.json").unlink()
         inputs.snapshot.require_unchanged()
         keep(twins, folder)
 
@@ -270,7 +268,7 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
     with fill_folder((_STORE / key).resolve(), keeps_failed=True) as folder:
         work = folder / "ranks"
         session = plan_session(
-            inputs.params, machine=inputs.machine.model_dump(), base_model=inputs.model_dir, rows=inputs.rows, work=work
+            inputs.params, machine=inputs.machine, base_model=inputs.model_dir, rows=inputs.rows, work=work
         )
         measurement = measure_cells(session, stop=stop).model_copy(
             update={

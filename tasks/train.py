@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tasks.inputs.damage import require_whole
 from tasks.inputs.snapshot import Snapshot, make_parser
@@ -31,6 +31,7 @@ from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.services.tracker import follow_cell
 from tasks.store.links import link_folder
+from training.config import SegmentConfig, TrainingConfig
 from training.process.files import digest_json
 from training.state.receipt import find_problem, set_aside
 
@@ -96,8 +97,8 @@ class CellTraining:
 
     params: Params
     cell: str
-    device: str
-    """`cpu` or `cuda`."""
+    device: Literal["cpu", "cuda"]
+    """Where its ranks compute."""
     base_model: BaseModelManifest
     """What it starts from."""
     code_digest: str
@@ -146,17 +147,18 @@ class CellTraining:
             machine_digest=self.machine_digest,
         )
 
-    def config(self, *, base_model: Path, slices: Path) -> dict[str, Any]:
-        """Return what the ranks are told (training/config.py)."""
-        told = make_ranks_config(self.cell, self.params, device=self.device, base_model=base_model, work=self.work)
-        return {
-            **told,
-            "segments": [
-                part.model_dump(include={"range", "epoch", "fingerprint"})
-                | {"slice_dir": str((slices / part.range).resolve())}
-                for part in self.segments
-            ],
-        }
+    def config(self, *, base_model: Path, slices: Path) -> TrainingConfig:
+        """Return what the ranks are told."""
+        segments = (
+            SegmentConfig(
+                range=part.range, epoch=part.epoch, fingerprint=part.fingerprint,
+                slice_dir=(slices / part.range).resolve(),
+            )
+            for part in self.segments
+        )  # fmt: skip
+        return make_ranks_config(
+            self.cell, self.params, device=self.device, base_model=base_model, work=self.work, segments=segments
+        )
 
 
 def _main() -> None:
@@ -207,7 +209,7 @@ def _describe(arguments: argparse.Namespace, params: Params) -> CellTraining:
     return CellTraining(
         params=params,
         cell=cell,
-        device=choose_device(cell, params, machine.model_dump()),
+        device=choose_device(cell, params, machine),
         base_model=base_model,
         code_digest=code,
         machine_digest=machine.digest,
@@ -219,7 +221,7 @@ def _describe(arguments: argparse.Namespace, params: Params) -> CellTraining:
     )  # fmt: skip
 
 
-def _train(run: CellTraining, config: dict[str, Any], follower: Any, *, total_steps: int) -> None:
+def _train(run: CellTraining, config: TrainingConfig, follower: Any, *, total_steps: int) -> None:
     """Have the ranks train; what they finished or saved stays in the work folder, however that ends."""
     with TrainingProgress(run.cell, total_steps=total_steps, unit=read_unit(run.params.workload)) as progress:
 

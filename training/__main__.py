@@ -6,6 +6,7 @@ Before the first step there is nothing to save, and either signal kills the proc
 """
 
 import argparse
+import contextlib
 import faulthandler
 import fcntl
 import logging
@@ -66,7 +67,7 @@ def main() -> int:
         config = read_config(arguments.config)
         events = EventStream(config.work_dir / "steps.jsonl", rank=rank)
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"training: {error}\n")
+        _say(f"training: {error}\n")
         return EXIT_FAILED
     try:
         _run(config, events, arguments, stop)
@@ -94,11 +95,11 @@ def _append_to_logs() -> None:
 def _report_failure(error: Exception, config: TrainingConfig, events: EventStream, *, rank: int) -> int:
     """Say how this rank failed, to whoever reads it; return the exit code."""
     if not isinstance(error, TrainingError):
-        sys.stderr.write(format_traceback(error))
+        _say(format_traceback(error))
         if is_out_of_memory(error):
             error = OutOfMemoryError(f"rank {rank}: out of memory: {' '.join(redact(str(error)).split())[:300]}")
     if isinstance(error, TrainingError):
-        sys.stderr.write(f"training: rank {rank}: {error}\n")
+        _say(f"training: rank {rank}: {error}\n")
         reason, exit_code = str(error), error.exit_code
     else:
         words = redact(shorten(f"{type(error).__name__}: {error}", limit=_MAX_REASON_CHARACTERS))
@@ -109,6 +110,12 @@ def _report_failure(error: Exception, config: TrainingConfig, events: EventStrea
     record_failure(config.work_dir / FAILURES, rank=rank, error=error, reason=reason, exit_code=exit_code)
     events.send("failed", reason=reason, error=type(error).__name__, exit_code=exit_code)
     return exit_code
+
+
+def _say(words: str) -> None:
+    """Write into the log; a disk that takes nothing costs the words, and not the exit code."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(words)
 
 
 def _run(config: TrainingConfig, events: EventStream, arguments: argparse.Namespace, stop: StopRequest) -> None:
@@ -158,7 +165,8 @@ def _require_code(config: TrainingConfig, arguments: argparse.Namespace) -> None
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     # Everything is written; with torch and transformers loaded, Python's own teardown would take over a second more.
     os._exit(code)

@@ -87,6 +87,11 @@ class TrainingConfig:
     log_every_steps: int
     checkpoint_every_steps: int
 
+    def as_json(self) -> dict[str, Any]:
+        """Return what its JSON file holds."""
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), default=str))
+        return plain
+
 
 def read_config(path: Path) -> TrainingConfig:
     """Return the run that the JSON file describes.
@@ -97,9 +102,14 @@ def read_config(path: Path) -> TrainingConfig:
         raw = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}; needed: the JSON file that the train stage writes") from None
-    config: TrainingConfig = _parse_object(TrainingConfig, raw, where=str(path))
+    return parse_config(raw, where=str(path))
+
+
+def parse_config(raw: Any, *, where: str = "config") -> TrainingConfig:
+    """Return the run that the content of a JSON file describes; `where` it stands is named in a ValueError as above."""
+    config: TrainingConfig = _parse_object(TrainingConfig, raw, where=where)
     if not config.segments:
-        raise ValueError(f"{path}: segments is empty; allowed: at least one")
+        raise ValueError(f"{where}: segments is empty; allowed: at least one")
     return config
 
 

@@ -7,7 +7,7 @@ benchmarks/emulator has devices and links that sleep. All others run on what the
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -55,6 +55,13 @@ class Hardware(Protocol):
         ...
 
 
+@runtime_checkable
+class _Plugged(Protocol):
+    """A workload that brings the hardware of its models."""
+
+    hardware: Hardware
+
+
 class _Machine:
     """The machine's own devices and links, which take their time by themselves."""
 
@@ -85,5 +92,4 @@ _MACHINE = _Machine()
 
 def select_hardware(workload: Workload) -> Hardware:
     """Return what the workload's models run on."""
-    found: Hardware = getattr(workload, "hardware", _MACHINE)
-    return found
+    return workload.hardware if isinstance(workload, _Plugged) else _MACHINE

@@ -11,12 +11,14 @@ import numpy as np
 
 from benchmarks.emulator import WORKLOAD
 from benchmarks.emulator.device import EmulatedDevice, write_device
+from tasks.machine.facts import collect_machine_facts
 from tasks.measuring.planning import plan_session
 from tasks.measuring.session import measure_cells
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.records.measurement import MeasurementFile
+from training.config import SegmentConfig
 from training.process.files import digest_json, write_json
 
 _NUM_STEPS = 16
@@ -67,7 +69,7 @@ def measure_device(
     num_devices = num_devices or max(cell.world_size for cell in params.cells.values())
     session = plan_session(
         params,
-        machine={"gpus": [], "num_gpus": 0, "num_cpus": num_devices},
+        machine=collect_machine_facts().model_copy(update={"gpus": [], "num_gpus": 0, "num_cpus": num_devices}),
         base_model=write_device(folder / "device", device),
         rows=[_write_rows(folder, params)],
         work=folder / "ranks",
@@ -75,7 +77,7 @@ def measure_device(
     session = dataclasses.replace(
         session,
         comparison=dataclasses.replace(session.comparison, has_copy=True),
-        configs={cell: {**told, "workload": WORKLOAD} for cell, told in session.configs.items()},
+        configs={cell: dataclasses.replace(told, workload=WORKLOAD) for cell, told in session.configs.items()},
     )
     return measure_cells(session, stop=stop)
 
@@ -89,15 +91,14 @@ def emulated_ranks(
     Files go to `folder`.
     """
     rows, model_dir = _write_rows(folder, params), write_device(folder / "device of all", device)
-    segment = {"range": rows.name, "epoch": 1, "fingerprint": "emulated", "slice_dir": str(rows)}
-    configs = {
-        cell: {
-            **make_ranks_config(cell, params, device="cpu", base_model=model_dir, work=folder / cell),
-            "segments": [segment],
-            "workload": WORKLOAD,
-        }
+    segment = SegmentConfig(range=rows.name, epoch=1, fingerprint="emulated", slice_dir=rows)
+    told = {
+        cell: make_ranks_config(
+            cell, params, device="cpu", base_model=model_dir, work=folder / cell, segments=[segment]
+        )
         for cell in params.cells
     }
+    configs = {cell: dataclasses.replace(one, workload=WORKLOAD) for cell, one in told.items()}
     launchers = {cell: spread.launcher for cell, spread in params.cells.items()}
     with open_workers(configs, launchers=launchers, stop=stop or threading.Event()) as workers:
         yield workers

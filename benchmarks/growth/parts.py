@@ -37,15 +37,15 @@ def _download(work: Path, num_rows: int) -> Callable[[], object]:
 
 def _slice(work: Path, num_rows: int) -> Callable[[], object]:
     """Tokenise the placed rows: the stage `slice`."""
-    from tasks.data.slicing.tokens import load_tokenizer
+    from tasks.data.slicing.tokens import Texts, load_tokenizer
     from tasks.params.sources import RowRange
     from tasks.slice import store_slice
 
-    tokenizer = load_tokenizer(work / "model")
+    rows = Texts(rows=work / "rows.parquet", tokenizer=load_tokenizer(work / "model"), workload="causal_lm")
     part = RowRange(start=0, end=num_rows)
 
     def run() -> None:
-        folder = store_slice(part, work / "rows.parquet", tokenizer, workload="causal_lm")
+        folder = store_slice(part, rows)
         (work / "slice").symlink_to(folder.resolve())
 
     return run

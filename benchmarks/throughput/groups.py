@@ -1,7 +1,7 @@
 """The processes of the peers: started once per setup, idle between their blocks."""
 
 import contextlib
-import json
+import dataclasses
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,11 +100,7 @@ class Blocks:
 def write_job(setup: Setup, peer: str, work: Path) -> Job:
     """Write what a peer's processes are told into its work folder; return the job."""
     write_json(work / TRAINING_FILE, setup.training(work))
-    told = {
-        "cell": f"{setup.name}, {peer}", "world_size": setup.world_size, "threads_per_rank": setup.threads,
-        "work_dir": str(work), "peer": peer, "steps_per_block": setup.steps_per_block,
-    }  # fmt: skip
-    write_json(work / JOB_FILE, told)
+    write_json(work / JOB_FILE, {"peer": peer, "steps_per_block": setup.steps_per_block})
     return read_job(work)
 
 
@@ -113,7 +109,7 @@ class Group:
 
     def __init__(self, setup: Setup, peer: str, work: Path) -> None:
         self.job = write_job(setup, peer, work)
-        told = json.loads((work / JOB_FILE).read_bytes())
+        told = dataclasses.replace(self.job.training, cell=f"{setup.name}, {peer}")
         self._workers = Workers(told, launcher="torchrun", stop=threading.Event(), module="benchmarks.throughput.rank")
         self._block = 0
 

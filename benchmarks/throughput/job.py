@@ -12,8 +12,8 @@ from training.config import TrainingConfig, read_config
 from training.data.batches import Slice, open_slice
 from training.data.plan import plan_segment
 
-JOB_FILE = "config.json"
-TRAINING_FILE = "training.json"
+JOB_FILE = "job.json"
+TRAINING_FILE = "config.json"
 AS_GIVEN = "as_given"
 """The order of rows that evens out nothing."""
 BY_LENGTH = "by_length"

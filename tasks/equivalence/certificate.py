@@ -13,14 +13,14 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tasks.equivalence.packed_kernels import compare_packed_kernels, has_packed_kernels
+from tasks.equivalence.reference import find_reference, has_reference
 from tasks.equivalence.updates import (
     LARGEST_WEIGHTS_TOLERANCE,
     Compared,
@@ -36,11 +36,12 @@ from tasks.ranks.cell_ranks import run_ranks
 from tasks.ranks.launchers import Nodes
 from tasks.ranks.memory import name_out_of_memory, try_within_memory
 from tasks.records.certificate import CertifiedFile, OfEach
-from training.config import TrainingConfig, read_config
-from training.registry import has_file, import_file
+from training.config import TrainingConfig
 
 _log = logging.getLogger(__name__)
 
+_TOLD = ("cell", "strategy", "world_size", "global_batch_size", "device", "precision", "exact")
+"""What the certificate says of the ranks' config."""
 _SECONDS_TO_WRITE_AN_UPDATE = 300.0
 """While rank 0 writes several GB, the others are silent."""
 
@@ -49,31 +50,31 @@ _SECONDS_TO_WRITE_AN_UPDATE = 300.0
 class Subject:
     """A cell to be certified."""
 
-    config: dict[str, Any]
-    """What its ranks are told (training/config.py); its one segment is the sample."""
+    config: TrainingConfig
+    """What its ranks are told; its one segment is the sample."""
+    trained: TrainingConfig
+    """What they are told for the training, whose precision the certificate may not have."""
     launcher: str
     """Who starts them."""
     nodes: Nodes | None = None
     """The machines that they are on, if several."""
-    trained: Mapping[str, Any] = field(default_factory=dict)
-    """In what the training is told otherwise: its precision, where the certificate has another."""
     num_steps: int
     """Optimizer steps of the sample."""
     stop: threading.Event
     """Set once the stage is asked to stop."""
 
 
-def make_certificate_config(config: dict[str, Any]) -> dict[str, Any]:
+def make_certificate_config(config: TrainingConfig) -> TrainingConfig:
     """Return what the ranks are told for the certificate: in fp32 where 16 bit would compare kernels, not updates.
 
     Compiled layers, and packed rows on a GPU, run in other kernels than those of the one process. In 16 bit these round
     otherwise by far more than re-ordering sums makes; in fp32 they do not. There packs run document by document, which
     is not compiled.
     """
-    is_packed = config["packing"] and config["device"] == "cuda"
-    if not is_packed and not config["compile"]:
+    is_packed = config.packing and config.device == "cuda"
+    if not is_packed and not config.compile:
         return config
-    return {**config, "precision": "fp32", "compile": config["compile"] and not is_packed}
+    return dataclasses.replace(config, precision="fp32", compile=config.compile and not is_packed)
 
 
 def certify(subject: Subject) -> CertifiedFile:
@@ -83,25 +84,23 @@ def certify(subject: Subject) -> CertifiedFile:
     """
     started = time.perf_counter()
     config = subject.config
-    facts = {key: config[key] for key in ("cell", "strategy", "world_size", "global_batch_size", "device", "precision")}
-    facts |= {"num_steps": subject.num_steps, "exact": bool(config.get("exact"))}
-    if not has_file("tasks.equivalence.reference", config["workload"]):
-        where = f"tasks/equivalence/reference/{config['workload']}.py"
-        why = f"the workload {config['workload']} has no second computation ({where})"
+    facts = {name: getattr(config, name) for name in _TOLD} | {"num_steps": subject.num_steps}
+    if not has_reference(config.workload):
+        where = f"tasks/equivalence/reference/{config.workload}.py"
+        why = f"the workload {config.workload} has no second computation ({where})"
         return CertifiedFile(**facts, verdict="not checked", problem=why, seconds=time.perf_counter() - started)
     with (
-        show_progress(f"equivalence of {config['cell']}, updates", 2 * subject.num_steps) as advance,
+        show_progress(f"equivalence of {config.cell}, updates", 2 * subject.num_steps) as advance,
         ThreadPoolExecutor(max_workers=1) as thread,
     ):
         # Seconds of imports, while the launcher takes seconds as well.
-        thread.submit(import_file, "tasks.equivalence.reference", config["workload"])
+        thread.submit(find_reference, config.workload)
 
-        def attempt(config: dict[str, Any]) -> tuple[TrainingConfig, str | None, list[Update], list[str]]:
+        def attempt(told: TrainingConfig) -> tuple[TrainingConfig, str | None, list[Update], list[str]]:
             # Of an attempt with larger micro-batches nothing may stay: updates, a checkpoint to go on from.
-            shutil.rmtree(config["work_dir"], ignore_errors=True)
-            refusal = _run_ranks(subject, config, advance)
-            told = read_config(Path(config["work_dir"]) / "config.json")
-            with name_out_of_memory(f"the one process that stands in for cell {config['cell']}"):
+            shutil.rmtree(told.work_dir, ignore_errors=True)
+            refusal = _run_ranks(subject, told, advance)
+            with name_out_of_memory(f"the one process that stands in for cell {told.cell}"):
                 on_update = partial(_advance_or_stop, subject, advance)
                 return told, refusal, *compare_with_one_process(told, on_update=on_update)
 
@@ -128,16 +127,15 @@ def certify(subject: Subject) -> CertifiedFile:
         problem=problem,
         seconds=time.perf_counter() - started,
     )
-    _log.info("%s: update equivalence %s%s", config["cell"], verdict, f": {problem}" if problem else "")
+    _log.info("%s: update equivalence %s%s", config.cell, verdict, f": {problem}" if problem else "")
     return certificate
 
 
 def _compare_packed_kernels(subject: Subject, certified: TrainingConfig) -> Compared | None:
     """Return what kernels make of packs that the certificate did not run; None where there are none."""
-    trained = {**subject.config, **subject.trained}
-    if not has_packed_kernels(trained):
+    if not has_packed_kernels(subject.trained):
         return None
-    config = dataclasses.replace(certified, precision=trained["precision"], compile=trained["compile"])
+    config = dataclasses.replace(certified, precision=subject.trained.precision, compile=subject.trained.compile)
     with name_out_of_memory(f"packed rows of cell {certified.cell} in {config.precision}"):
         return compare_packed_kernels(config)
 
@@ -148,7 +146,7 @@ def _advance_or_stop(subject: Subject, advance: Callable[[int], None]) -> None:
         raise make_stop_error()
 
 
-def _run_ranks(subject: Subject, config: dict[str, Any], advance: Callable[[int], None]) -> str | None:
+def _run_ranks(subject: Subject, config: TrainingConfig, advance: Callable[[int], None]) -> str | None:
     """Have the ranks train on the sample; return why they refused to go on, if they did."""
     last: dict[str, Any] = {}
 
@@ -165,7 +163,7 @@ def _run_ranks(subject: Subject, config: dict[str, Any], advance: Callable[[int]
         raise make_stop_error() from None
     except DistributedError:
         # Ranks that found themselves apart are no broken machine: they are what the certificate is about.
-        if last.get("error") != "RanksDisagreeError" or not list_kept_updates(Path(config["work_dir"])):
+        if last.get("error") != "RanksDisagreeError" or not list_kept_updates(config.work_dir):
             raise
         return str(last["reason"])
     return None

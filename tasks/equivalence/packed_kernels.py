@@ -6,7 +6,6 @@ wrong is how far 16 bit alone puts the unpacked rows from fp32.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.equivalence.differences import compute_difference
@@ -26,9 +25,9 @@ _SMALLER = 2.0**-6
 """What the loss is multiplied by, so that no gradient overflows fp16 under the first scale of a training."""
 
 
-def has_packed_kernels(config: Mapping[str, Any]) -> bool:
+def has_packed_kernels(config: "TrainingConfig") -> bool:
     """Return whether ranks that are told so run packs in kernels that the certificate does not."""
-    return bool(config["packing"]) and config["device"] == "cuda" and config["precision"] != "fp32"
+    return config.packing and config.device == "cuda" and config.precision != "fp32"
 
 
 def compare_packed_kernels(config: "TrainingConfig") -> Compared | None:

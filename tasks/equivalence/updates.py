@@ -1,7 +1,7 @@
 """The updates that a cell's ranks made, each against that of one process from the same weights, moments and scale."""
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +128,7 @@ def _compare_gradient(
         problem = f"update {number}: the gradient is not finite in {where} alone" if any(finite.values()) else None
         return None, problem
     floor = max(compute_difference(other, expected).relative_l2 for other in others)
-    rounding = EXCHANGE_EPS[get_exchange_dtype(vars(config))]
+    rounding = EXCHANGE_EPS[get_exchange_dtype(config)]
     return Compared(
         found=compute_difference(found, expected), noise_floor=floor, tolerance=compute_tolerance(floor, rounding)
     ), None
@@ -148,9 +148,9 @@ def list_kept_updates(work: Path) -> list[Path]:
     return sorted((work / UPDATES_FOLDER).glob("step-*.pt"))
 
 
-def get_exchange_dtype(config: Mapping[str, Any]) -> str:
+def get_exchange_dtype(config: TrainingConfig) -> str:
     """Return the dtype in which gradients are exchanged; none: fp32."""
-    return strategies.get_exchange_dtype(config["strategy"], config["options"])
+    return strategies.get_exchange_dtype(config.strategy, config.options)
 
 
 def judge(

@@ -242,7 +242,6 @@ def _find_implausible_speedup(outputs: Outputs, cell: str) -> list[str]:
         return []
     return [
         f"{cell} was measured {wording.format_ratio(speedup.value)} as fast as {outputs.params.baseline}, on "
-        f"{wording.format_plural(size, 'rank')} against {base}: a parallel efficiency of {reached:.2f}, "
-        f"above {_MOST_EFFICIENCY:g} is not possible. "
-        "Measure again on an idle machine: make rebench"
+        f"{wording.format_plural(size, 'rank')} against {base}: a parallel efficiency of {reached:.2f}, above "
+        f"{_MOST_EFFICIENCY:g} is not possible. Measure again on an idle machine: make rebench"
     ]

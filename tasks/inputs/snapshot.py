@@ -126,7 +126,7 @@ class Snapshot:
             raise DataError(f"{_describe_changes(changed)} changed while this run was going; {_REMEDY}")
 
     def _require_params(self, params: Params) -> None:
-        now, then = (dict(_walk_leaves(values)) for values in (select_values(params, list(self.params)), self.params))
+        now, then = (dict(walk_leaves(values)) for values in (select_values(params, list(self.params)), self.params))
         changes = [
             f"{key} {_describe_value(then.get(key, _ABSENT))} -> {_describe_value(now.get(key, _ABSENT))}"
             for key in {**then, **now}
@@ -155,11 +155,13 @@ def _stat_files(places: list[str]) -> dict[Path, tuple[int, int, int]]:
     return found
 
 
-def _walk_leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of everything in mappings of mappings; a list is one value."""
+def walk_leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of all that stands in mappings, and in lists of mappings; another list is one value."""
+    if isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
+        value = dict(enumerate(value))
     if isinstance(value, dict) and value:
         for name, part in value.items():
-            yield from _walk_leaves(part, f"{key}.{name}" if key else name)
+            yield from walk_leaves(part, f"{key}.{name}" if key else str(name))
     else:
         yield key, value
 

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 import psutil
 
-from tasks.machine.check import Check, format_plural
 from tasks.machine.gpu_facts import SWITCHED_OFF, GpuMoment, LinkFacts, read_gpu, read_link
 from tasks.machine.gpus import open_gpus
 from tasks.machine.host_checks import BYTES_PER_PARAMETER, SPARE_MEMORY
 from tasks.machine.host_facts import list_our_pids
+from tasks.process.wording import format_plural
+from tasks.records.measurement import PreflightCheck
 
 LARGEST_UTILISATION = 0.05
 """Share of the time in which kernels of others may run: the same 5 % as for the CPUs."""
@@ -27,14 +28,14 @@ _GB_PER_SECOND_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.5
 """By generation of PCIe, one direction; PCI-SIG's transfer rates x line code."""
 
 
-def check_gpus(world_sizes: Sequence[int], *, num_parameters: int | None = None) -> list[Check]:
+def check_gpus(world_sizes: Sequence[int], *, num_parameters: int | None = None) -> list[PreflightCheck]:
     """Return all checks of the GPUs that cells of these sizes will use."""
     import pynvml
 
     try:
         with open_gpus() as opened:
             if opened.problem:
-                return [Check.not_checked("GPUs", opened.problem)]
+                return [PreflightCheck.not_checked("GPUs", opened.problem)]
             handles = opened.handles[: max(world_sizes)]
             gpus = [read_gpu(handle, index) for index, handle in enumerate(handles)]
             links = [
@@ -42,7 +43,7 @@ def check_gpus(world_sizes: Sequence[int], *, num_parameters: int | None = None)
                 for first, second in itertools.combinations(range(len(handles)), 2)
             ]
     except pynvml.NVMLError as error:
-        return [Check.not_checked("GPUs", f"the driver does not answer: {error}")]
+        return [PreflightCheck.not_checked("GPUs", f"the driver does not answer: {error}")]
     return judge_gpus(gpus, links, world_sizes=world_sizes, num_parameters=num_parameters)
 
 
@@ -52,7 +53,7 @@ def judge_gpus(
     *,
     world_sizes: Sequence[int],
     num_parameters: int | None = None,
-) -> list[Check]:
+) -> list[PreflightCheck]:
     """Return all checks of GPUs whose facts are known."""
     return [
         check_others(gpus),
@@ -64,11 +65,11 @@ def judge_gpus(
     ]
 
 
-def check_others(gpus: Sequence[GpuMoment]) -> Check:
+def check_others(gpus: Sequence[GpuMoment]) -> PreflightCheck:
     """Judge what others do on the GPUs."""
     name = "other processes on the GPUs"
     if all(gpu.processes is None and gpu.utilisation is None for gpu in gpus):
-        return Check.not_checked(name, "the driver shows neither processes nor utilisation")
+        return PreflightCheck.not_checked(name, "the driver shows neither processes nor utilisation")
     ours, found, warned = list_our_pids(), [], False
     for gpu in gpus:
         others = [process for process in gpu.processes or () if process.pid not in ours]
@@ -83,13 +84,11 @@ def check_others(gpus: Sequence[GpuMoment]) -> Check:
             words.append(f"busy {gpu.utilisation:.0%} of the time")
             warned |= gpu.utilisation > LARGEST_UTILISATION
         found.append(f"GPU {gpu.index}: {', '.join(words)}")
-    text = "; ".join(found)
-    if not warned:
-        return Check.ok(name, text)
-    return Check.warning(name, text, remedy="end these processes, or leave their GPUs out with CUDA_VISIBLE_DEVICES")
+    remedy = "end these processes, or leave their GPUs out with CUDA_VISIBLE_DEVICES"
+    return PreflightCheck.judge(name, "; ".join(found), remedy=remedy if warned else None)
 
 
-def check_alike(gpus: Sequence[GpuMoment]) -> Check:
+def check_alike(gpus: Sequence[GpuMoment]) -> PreflightCheck:
     """Judge whether all GPUs are of one kind and set alike, since the slowest sets the pace."""
     name = "GPUs of one kind"
     kinds = [(gpu.name, gpu.sm_clock_max_mhz, gpu.power_limit_watts, gpu.memory_total_gib) for gpu in gpus]
@@ -99,21 +98,23 @@ def check_alike(gpus: Sequence[GpuMoment]) -> Check:
         for gpu in gpus
     ]
     if len(set(kinds)) == 1:
-        return Check.ok(name, f"{len(gpus)} x {described[0]}")
+        return PreflightCheck.judge(name, f"{len(gpus)} x {described[0]}")
     found = "; ".join(f"GPU {gpu.index}: {words}" for gpu, words in zip(gpus, described, strict=True))
-    return Check.warning(name, found, remedy="choose GPUs of one kind with CUDA_VISIBLE_DEVICES and set them alike")
+    return PreflightCheck.judge(
+        name, found, remedy="choose GPUs of one kind with CUDA_VISIBLE_DEVICES and set them alike"
+    )
 
 
-def check_links(gpus: Sequence[GpuMoment], links: Sequence[LinkFacts]) -> Check:
+def check_links(gpus: Sequence[GpuMoment], links: Sequence[LinkFacts]) -> PreflightCheck:
     """Judge the ways between the GPUs: all alike, and none switched off.
 
     A machine without NVLink or peer to peer is fit to measure: what it costs is a result.
     """
     name = "links between GPUs"
     if len(gpus) < 2:
-        return Check.ok(name, "one GPU, nothing to link")
+        return PreflightCheck.judge(name, "one GPU, nothing to link")
     if all(link.has_nvlink is None and link.peer is None and link.path is None for link in links):
-        return Check.not_checked(name, "the driver does not show them")
+        return PreflightCheck.not_checked(name, "the driver does not show them")
     kinds: dict[str, list[str]] = {}
     for link in links:
         kinds.setdefault(link.kind, []).append(f"{link.first}-{link.second}")
@@ -121,22 +122,21 @@ def check_links(gpus: Sequence[GpuMoment], links: Sequence[LinkFacts]) -> Check:
     active = {gpu.nvlinks_active for gpu in gpus}
     if any(gpu.nvlinks for gpu in gpus):
         found += "; NVLinks up: " + ", ".join(f"GPU {gpu.index} {gpu.nvlinks_active} of {gpu.nvlinks}" for gpu in gpus)
+    remedy = None
     if any(link.peer == SWITCHED_OFF for link in links):
-        return Check.warning(name, found, remedy="switch peer to peer on again in the driver's registry settings")
-    if len({link.has_nvlink for link in links}) > 1:
-        return Check.warning(
-            name, found, remedy="choose GPUs that NVLink joins all with each other by CUDA_VISIBLE_DEVICES"
-        )
-    if len(active) > 1:
-        return Check.warning(name, found, remedy="look for NVLinks that are down (nvidia-smi nvlink --status)")
-    return Check.ok(name, found)
+        remedy = "switch peer to peer on again in the driver's registry settings"
+    elif len({link.has_nvlink for link in links}) > 1:
+        remedy = "choose GPUs that NVLink joins all with each other by CUDA_VISIBLE_DEVICES"
+    elif len(active) > 1:
+        remedy = "look for NVLinks that are down (nvidia-smi nvlink --status)"
+    return PreflightCheck.judge(name, found, remedy=remedy)
 
 
-def check_pcie(gpus: Sequence[GpuMoment]) -> Check:
+def check_pcie(gpus: Sequence[GpuMoment]) -> PreflightCheck:
     """Judge each GPU's PCIe link against what it and its slot can do together."""
     name = "PCIe links"
     if all(gpu.pcie_width is None or gpu.pcie_width_max is None for gpu in gpus):
-        return Check.not_checked(name, "the driver does not show generation and width")
+        return PreflightCheck.not_checked(name, "the driver does not show generation and width")
     found, warned = [], False
     for gpu in gpus:
         words = (
@@ -150,19 +150,15 @@ def check_pcie(gpus: Sequence[GpuMoment]) -> Check:
             words += ", slowed down while it is at rest"
         warned |= is_narrow or (is_slow and not is_at_rest)
         found.append(words)
-    text = "; ".join(found)
-    if not warned:
-        return Check.ok(name, text)
-    return Check.warning(
-        name, text, remedy="seat the card in a slot with all lanes, and look at riser and BIOS settings"
-    )
+    remedy = "seat the card in a slot with all lanes, and look at riser and BIOS settings"
+    return PreflightCheck.judge(name, "; ".join(found), remedy=remedy if warned else None)
 
 
-def check_clocks(gpus: Sequence[GpuMoment]) -> Check:
+def check_clocks(gpus: Sequence[GpuMoment]) -> PreflightCheck:
     """Judge whether something holds the GPUs' clocks down."""
     name = "GPU clocks"
     if all(gpu.slowdowns is None and gpu.power_limit_watts is None for gpu in gpus):
-        return Check.not_checked(name, "the driver shows neither reasons for slowing down nor power limits")
+        return PreflightCheck.not_checked(name, "the driver shows neither reasons for slowing down nor power limits")
     found, remedies = [], []
     for gpu in gpus:
         words = [f"{_format_number(gpu.sm_clock_mhz)} of {_format_number(gpu.sm_clock_max_mhz)} MHz"]
@@ -177,13 +173,12 @@ def check_clocks(gpus: Sequence[GpuMoment]) -> Check:
         if limit is not None and usual is not None and limit < SMALLEST_POWER_LIMIT * usual:
             remedies.append(f"set the usual power limit (nvidia-smi -i {gpu.index} --power-limit={usual:.0f})")
         found.append(f"GPU {gpu.index}: {', '.join(words)}")
-    text = "; ".join(found)
-    if not remedies:
-        return Check.ok(name, text)
-    return Check.warning(name, text, remedy="; ".join(dict.fromkeys(remedies)))
+    return PreflightCheck.judge(name, "; ".join(found), remedy="; ".join(dict.fromkeys(remedies)) or None)
 
 
-def check_memory(gpus: Sequence[GpuMoment], *, world_sizes: Sequence[int], num_parameters: int | None = None) -> Check:
+def check_memory(
+    gpus: Sequence[GpuMoment], *, world_sizes: Sequence[int], num_parameters: int | None = None
+) -> PreflightCheck:
     """Judge whether the ranks of all cells fit on the GPUs, one rank of every cell that reaches so far."""
     name = "free GPU memory"
     per_rank = GIB_PER_CONTEXT + BYTES_PER_PARAMETER * (num_parameters or 0) / 2**30
@@ -203,10 +198,9 @@ def check_memory(gpus: Sequence[GpuMoment], *, world_sizes: Sequence[int], num_p
         )
     text = "; ".join(found) + ("" if num_parameters else " without their models")
     if not num_known:
-        return Check.not_checked(name, "the driver does not show it")
-    if not warned:
-        return Check.ok(name, text)
-    return Check.warning(name, text, remedy="end other programs on the GPU, or measure fewer cells at once")
+        return PreflightCheck.not_checked(name, "the driver does not show it")
+    remedy = "end other programs on the GPU, or measure fewer cells at once"
+    return PreflightCheck.judge(name, text, remedy=remedy if warned else None)
 
 
 def _describe_process(pid: int, memory_gib: float | None) -> str:

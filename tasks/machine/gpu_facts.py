@@ -102,9 +102,6 @@ def read_gpu(handle: Any, index: int) -> GpuMoment:
     limit = ask_nvml(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     default_limit = ask_nvml(nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     utilisation = ask_nvml(nvml.nvmlDeviceGetUtilizationRates, handle)
-    reasons = ask_nvml(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-    if reasons is None:  # the name that drivers before 535 know
-        reasons = ask_nvml(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
     return GpuMoment(
         index=index,
         name=ask_nvml(nvml.nvmlDeviceGetName, handle) or "unnamed GPU",
@@ -119,7 +116,7 @@ def read_gpu(handle: Any, index: int) -> GpuMoment:
         performance_state=ask_nvml(nvml.nvmlDeviceGetPerformanceState, handle),
         sm_clock_mhz=ask_nvml(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
         sm_clock_max_mhz=ask_nvml(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-        slowdowns=None if reasons is None else describe_slowdowns(reasons),
+        slowdowns=read_slowdowns(handle),
         power_limit_watts=None if limit is None else limit / 1000,
         power_limit_default_watts=None if default_limit is None else default_limit / 1000,
         temperature_celsius=ask_nvml(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
@@ -142,6 +139,16 @@ def read_link(first: Any, second: Any, *, indices: tuple[int, int]) -> LinkFacts
         peer=None if peer is None else _PEER_STATES.get(peer),
         path=None if level is None else _LEVELS.get(level),
     )
+
+
+def read_slowdowns(handle: Any) -> tuple[str, ...] | None:
+    """Return why the clock is held down now, in plain words; a limit of power is no such reason."""
+    import pynvml as nvml
+
+    reasons = ask_nvml(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    if reasons is None:  # the name that drivers before 535 know
+        reasons = ask_nvml(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    return None if reasons is None else describe_slowdowns(reasons)
 
 
 def describe_slowdowns(reasons: int) -> tuple[str, ...]:

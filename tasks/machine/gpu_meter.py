@@ -8,10 +8,10 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tasks.machine.gpu_facts import ask_nvml, read_memory_gib
+from tasks.machine.gpu_facts import ask_nvml, read_memory_gib, read_slowdowns
 from tasks.machine.gpus import open_gpus
 
 SAMPLE_SECONDS = 0.1
@@ -79,10 +79,6 @@ class MeterFigures:
         energies = [gpu.energy_joules for gpu in self.gpus]
         known = [energy for energy in energies if energy is not None]
         return sum(known) if known and len(known) == len(energies) else None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields and the energy of all."""
-        return {**asdict(self), "energy_joules": self.energy_joules}
 
 
 class Gpu(Protocol):
@@ -188,12 +184,6 @@ class NvmlGpu:
 
         self._nvml = pynvml
         self._handle = handle
-        self._slowing = (
-            pynvml.nvmlClocksEventReasonSwThermalSlowdown
-            | pynvml.nvmlClocksThrottleReasonHwSlowdown
-            | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
-            | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
-        )
         self.name: str = ask_nvml(pynvml.nvmlDeviceGetName, handle) or "unnamed GPU"
 
     def read(self) -> Reading:
@@ -204,7 +194,7 @@ class NvmlGpu:
         utilisation = ask_nvml(self._nvml.nvmlDeviceGetUtilizationRates, self._handle)
         _, used = read_memory_gib(self._handle)
         clock = ask_nvml(self._nvml.nvmlDeviceGetClockInfo, self._handle, self._nvml.NVML_CLOCK_SM)
-        reasons = ask_nvml(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
+        slowdowns = read_slowdowns(self._handle)
         processes = ask_nvml(self._nvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
         return Reading(
             at=at,
@@ -213,7 +203,7 @@ class NvmlGpu:
             energy_joules=None if energy_millijoules is None else energy_millijoules / 1000,
             memory_gib=used,
             clock_mhz=None if clock is None else float(clock),
-            is_slowed=None if reasons is None else bool(reasons & self._slowing),
+            is_slowed=None if slowdowns is None else bool(slowdowns),
             num_processes=None if processes is None else len(processes),
         )
 

@@ -1,11 +1,10 @@
 """What a GPU's arithmetic could reach at most, from NVIDIA's data sheets: the denominator of MFU."""
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True)
-class Peak:
+class Peak(NamedTuple):
     """Dense peak of one GPU, TFLOP/s, without structured sparsity; None where it has no such hardware."""
 
     pattern: str
@@ -20,42 +19,28 @@ class Peak:
 
 
 _PEAKS = (
-    Peak(pattern="T4", fp32=8.1, tf32=None, bf16=None, fp16=65.0, source="NVIDIA T4 data sheet, 2019"),
-    Peak(pattern="V100-SXM2", fp32=15.7, tf32=None, bf16=None, fp16=125.0, source="NVIDIA V100 data sheet, 2020"),
-    Peak(pattern="V100-PCIE", fp32=14.0, tf32=None, bf16=None, fp16=112.0, source="NVIDIA V100 data sheet, 2020"),
-    Peak(pattern="V100S-PCIE", fp32=16.4, tf32=None, bf16=None, fp16=130.0, source="NVIDIA V100 data sheet, 2020"),
-    Peak(pattern="A10", fp32=31.2, tf32=62.5, bf16=125.0, fp16=125.0, source="NVIDIA A10 data sheet, 2021"),
-    Peak(pattern="A30", fp32=10.3, tf32=82.0, bf16=165.0, fp16=165.0, source="NVIDIA A30 data sheet, 2021"),
-    Peak(pattern="A40", fp32=37.4, tf32=74.8, bf16=149.7, fp16=149.7, source="NVIDIA A40 data sheet, 2021"),
-    Peak(
-        pattern="A100-(SXM4|PCIE)|A100 80GB PCIe",
-        fp32=19.5,
-        tf32=156.0,
-        bf16=312.0,
-        fp16=312.0,
-        source="NVIDIA A100 data sheet, 2021",
-    ),
-    Peak(pattern="RTX A6000", fp32=38.7, tf32=77.4, bf16=154.8, fp16=154.8, source="NVIDIA GA102 whitepaper, v2"),
-    Peak(pattern="RTX 3090", fp32=35.6, tf32=35.6, bf16=71.0, fp16=71.0, source="NVIDIA GA102 whitepaper, v2"),
-    Peak(pattern="RTX 4090", fp32=82.6, tf32=82.6, bf16=165.2, fp16=165.2, source="NVIDIA Ada whitepaper, v2"),
-    Peak(
-        pattern="RTX 6000 Ada Generation",
-        fp32=91.1,
-        tf32=182.1,
-        bf16=364.2,
-        fp16=364.2,
-        source="NVIDIA Ada for professionals whitepaper, v1.1",
-    ),
-    Peak(pattern="L4", fp32=30.3, tf32=60.0, bf16=121.0, fp16=121.0, source="NVIDIA L4 data sheet, 2023"),
-    Peak(pattern="L40S", fp32=91.6, tf32=183.0, bf16=362.05, fp16=362.05, source="NVIDIA L40S data sheet, 2023"),
+    Peak("T4", 8.1, None, None, 65.0, "NVIDIA T4 data sheet, 2019"),
+    Peak("V100-SXM2", 15.7, None, None, 125.0, "NVIDIA V100 data sheet, 2020"),
+    Peak("V100-PCIE", 14.0, None, None, 112.0, "NVIDIA V100 data sheet, 2020"),
+    Peak("V100S-PCIE", 16.4, None, None, 130.0, "NVIDIA V100 data sheet, 2020"),
+    Peak("A10", 31.2, 62.5, 125.0, 125.0, "NVIDIA A10 data sheet, 2021"),
+    Peak("A30", 10.3, 82.0, 165.0, 165.0, "NVIDIA A30 data sheet, 2021"),
+    Peak("A40", 37.4, 74.8, 149.7, 149.7, "NVIDIA A40 data sheet, 2021"),
+    Peak("A100-(SXM4|PCIE)|A100 80GB PCIe", 19.5, 156.0, 312.0, 312.0, "NVIDIA A100 data sheet, 2021"),
+    Peak("RTX A6000", 38.7, 77.4, 154.8, 154.8, "NVIDIA GA102 whitepaper, v2"),
+    Peak("RTX 3090", 35.6, 35.6, 71.0, 71.0, "NVIDIA GA102 whitepaper, v2"),
+    Peak("RTX 4090", 82.6, 82.6, 165.2, 165.2, "NVIDIA Ada whitepaper, v2"),
+    Peak("RTX 6000 Ada Generation", 91.1, 182.1, 364.2, 364.2, "NVIDIA Ada for professionals whitepaper, v1.1"),
+    Peak("L4", 30.3, 60.0, 121.0, 121.0, "NVIDIA L4 data sheet, 2023"),
+    Peak("L40S", 91.6, 183.0, 362.05, 362.05, "NVIDIA L40S data sheet, 2023"),
     # From here on the sheets give the figures with sparsity, twice as much.
-    Peak(pattern="H100 80GB HBM3", fp32=67.0, tf32=494.5, bf16=989.5, fp16=989.5, source="NVIDIA H100 data sheet"),
-    Peak(pattern="H100 PCIe", fp32=51.0, tf32=378.0, bf16=756.5, fp16=756.5, source="NVIDIA H100 PCIe data sheet"),
-    Peak(pattern="H100 NVL", fp32=60.0, tf32=417.5, bf16=835.5, fp16=835.5, source="NVIDIA H100 data sheet, 2024"),
-    Peak(pattern="H200", fp32=67.0, tf32=494.5, bf16=989.5, fp16=989.5, source="NVIDIA H200 data sheet, 2024"),
-    Peak(pattern="H200 NVL", fp32=60.0, tf32=417.5, bf16=835.5, fp16=835.5, source="NVIDIA H200 data sheet, 2024"),
+    Peak("H100 80GB HBM3", 67.0, 494.5, 989.5, 989.5, "NVIDIA H100 data sheet"),
+    Peak("H100 PCIe", 51.0, 378.0, 756.5, 756.5, "NVIDIA H100 PCIe data sheet"),
+    Peak("H100 NVL", 60.0, 417.5, 835.5, 835.5, "NVIDIA H100 data sheet, 2024"),
+    Peak("H200", 67.0, 494.5, 989.5, 989.5, "NVIDIA H200 data sheet, 2024"),
+    Peak("H200 NVL", 60.0, 417.5, 835.5, 835.5, "NVIDIA H200 data sheet, 2024"),
     # Public figures disagree about fp32 (75 or 80) and TF32 (1,100 or 1,125).
-    Peak(pattern="B200", fp32=None, tf32=None, bf16=2250.0, fp16=2250.0, source="NVIDIA HGX B200 data sheet, 2025"),
+    Peak("B200", None, None, 2250.0, 2250.0, "NVIDIA HGX B200 data sheet, 2025"),
 )
 _VENDOR = re.compile(r"^(NVIDIA|Tesla|GeForce)\s+", re.IGNORECASE)
 _MEMORY_SIZE = re.compile(r"[ -]\d+ ?GB$", re.IGNORECASE)

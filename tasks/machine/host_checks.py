@@ -5,7 +5,6 @@ from pathlib import Path
 
 import psutil
 
-from tasks.machine.check import Check, format_plural
 from tasks.machine.host_facts import (
     CpuFrequency,
     Load,
@@ -18,6 +17,8 @@ from tasks.machine.host_facts import (
     watch_load,
 )
 from tasks.params import Params
+from tasks.process.wording import format_plural
+from tasks.records.measurement import PreflightCheck
 
 LOAD_SECONDS = 1.0
 """How long the load is watched: Linux counts CPU time in steps of 10 ms, so that a second resolves 1 %."""
@@ -44,7 +45,7 @@ _SELF_RULED_DRIVERS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 
 def check_host(
     params: Params, *, cells: Iterable[str], device: str, folder: Path, num_parameters: int | None = None
-) -> list[Check]:
+) -> list[PreflightCheck]:
     """Return all checks of the host; takes LOAD_SECONDS and little more."""
     names, cpus = list(cells), list_usable_cpus()
     physical = count_physical_cores(cpus)
@@ -72,25 +73,25 @@ def check_host(
     ]
 
 
-def check_load(load: Load | None) -> Check:
+def check_load(load: Load | None) -> PreflightCheck:
     """Judge what others do with the CPUs that the ranks will use."""
     name = "load by others"
     if load is None:
-        return Check.not_checked(name, "the kernel does not count CPU time")
+        return PreflightCheck.not_checked(name, "the kernel does not count CPU time")
     share = load.others / load.num_cpus
     found = f"others used {load.others:.2f} of {load.num_cpus} CPUs ({share:.0%}) during {load.seconds:.1f} s"
     if load.stolen > 0.01:
         found += f", {load.stolen:.2f} of it other virtual machines of the same host"
     if share <= LARGEST_LOAD:
-        return Check.ok(name, f"{found}; up to {LARGEST_LOAD:.0%} is allowed")
+        return PreflightCheck.judge(name, f"{found}; up to {LARGEST_LOAD:.0%} is allowed")
     if not load.busiest or load.busiest[0].cores < load.others / 10:
         found += "; short-lived processes, other containers or virtual machines, or the kernel: none to be named"
-        return Check.warning(name, found, remedy="measure on a machine of your own, or when this one is idle")
+        return PreflightCheck.judge(name, found, remedy="measure on a machine of your own, or when this one is idle")
     top = load.busiest[0]
     found += ", most of all " + ", ".join(
         f"{one.name} (pid {one.pid}, {one.cores:.2f} CPUs)" for one in load.busiest[:3]
     )
-    return Check.warning(name, found, remedy=f"end {top.name} (pid {top.pid}) or wait for it, then measure")
+    return PreflightCheck.judge(name, found, remedy=f"end {top.name} (pid {top.pid}) or wait for it, then measure")
 
 
 def check_cores(
@@ -102,7 +103,7 @@ def check_cores(
     num_cpus: int,
     num_physical: int | None,
     quota: float | None,
-) -> Check:
+) -> PreflightCheck:
     """Judge whether every thread of a cell that computes has a physical core of its own.
 
     On CUDA the loader's threads count as well, since there the rank's own thread must never be kept from launching the
@@ -121,10 +122,10 @@ def check_cores(
         + ", ".join(words for _, words in limits)
     )
     cores = min(count for count, _ in limits)
-    if needed <= cores:
-        return Check.ok(name, found)
     fitting = int(cores // world_size) - (LOADER_THREADS_PER_RANK if device == "cuda" else 0)
-    if fitting >= 1:
+    if needed <= cores:
+        remedy = None
+    elif fitting >= 1:
         remedy = (
             f"set train.threads_per_rank to {fitting}, or use a machine with {format_plural(needed, 'physical core')}"
         )
@@ -132,32 +133,36 @@ def check_cores(
         remedy = (
             f"use a machine with {format_plural(needed, 'physical core')}; here {cell} cannot show what they would give"
         )
-    return Check.warning(name, found, remedy=remedy)
+    return PreflightCheck.judge(name, found, remedy=remedy)
 
 
-def check_siblings(num_cpus: int, num_physical: int | None, *, is_virtual: bool) -> Check:
+def check_siblings(num_cpus: int, num_physical: int | None, *, is_virtual: bool) -> PreflightCheck:
     """Say whether the CPUs share physical cores, or that it cannot be known."""
     name = "physical cores"
     if num_physical is None:
-        return Check.not_checked(name, "the kernel does not show which CPUs share a physical core")
+        return PreflightCheck.not_checked(name, "the kernel does not show which CPUs share a physical core")
     if num_physical < num_cpus:  # check_cores says whether that matters
-        return Check.ok(name, f"{num_cpus} CPUs are hyper-threads of {format_plural(num_physical, 'physical core')}")
+        return PreflightCheck.judge(
+            name, f"{num_cpus} CPUs are hyper-threads of {format_plural(num_physical, 'physical core')}"
+        )
     if is_virtual:
-        return Check.not_checked(
+        return PreflightCheck.not_checked(
             name,
             f"{format_plural(num_cpus, 'CPU')} of a virtual machine: whether they share physical cores does not show "
             "from inside; how much copies slow each other down has to be measured",
         )
-    return Check.ok(name, f"{format_plural(num_cpus, 'CPU')}, each a physical core")
+    return PreflightCheck.judge(name, f"{format_plural(num_cpus, 'CPU')}, each a physical core")
 
 
-def check_frequency(before: CpuFrequency, after: CpuFrequency, *, is_on_battery: bool) -> Check:
+def check_frequency(before: CpuFrequency, after: CpuFrequency, *, is_on_battery: bool) -> PreflightCheck:
     """Judge whether the CPUs may run at their full clock; `before` and `after` enclose the watching of the load."""
     name = "CPU frequency"
     if is_on_battery:
-        return Check.warning(name, "the machine runs on its battery, which slows CPUs down", remedy="plug it in")
+        return PreflightCheck.judge(name, "the machine runs on its battery, which slows CPUs down", remedy="plug it in")
     if not after.governors and after.capped_to is None and after.num_throttled is None:
-        return Check.not_checked(name, "the kernel shows neither governor nor throttling, as in most virtual machines")
+        return PreflightCheck.not_checked(
+            name, "the kernel shows neither governor nor throttling, as in most virtual machines"
+        )
     new = (after.num_throttled or 0) - (before.num_throttled or 0)
     found = f"governor {', '.join(after.governors) or 'not shown'} ({after.driver or 'driver not shown'})"
     if after.capped_to is not None:
@@ -165,18 +170,17 @@ def check_frequency(before: CpuFrequency, after: CpuFrequency, *, is_on_battery:
     if after.num_throttled is not None:
         found += f", slowed down by heat {after.num_throttled} times since the start, {new} of them just now"
     slow = sorted(set(after.governors) & set(_FIXED_GOVERNORS))
+    remedy = None
     if slow and after.driver not in _SELF_RULED_DRIVERS:
-        return Check.warning(
-            name, found, remedy="set the governor to performance (cpupower frequency-set -g performance)"
-        )
-    if after.capped_to is not None and after.capped_to < SMALLEST_CAP:
-        return Check.warning(name, found, remedy="allow the highest clock (cpupower frequency-set --max)")
-    if new > 0:
-        return Check.warning(name, found, remedy="let the machine cool down or cool it better, then measure")
-    return Check.ok(name, found)
+        remedy = "set the governor to performance (cpupower frequency-set -g performance)"
+    elif after.capped_to is not None and after.capped_to < SMALLEST_CAP:
+        remedy = "allow the highest clock (cpupower frequency-set --max)"
+    elif new > 0:
+        remedy = "let the machine cool down or cool it better, then measure"
+    return PreflightCheck.judge(name, found, remedy=remedy)
 
 
-def check_memory(num_ranks: int, *, device: str, num_parameters: int | None) -> Check:
+def check_memory(num_ranks: int, *, device: str, num_parameters: int | None) -> PreflightCheck:
     """Judge whether the ranks of all cells fit into memory side by side, as they wait for their turns."""
     name = "free memory"
     free, whose = read_free_memory_bytes()
@@ -186,20 +190,18 @@ def check_memory(num_ranks: int, *, device: str, num_parameters: int | None) -> 
     found = f"{free / 2**30:.1f} GiB {whose} are free, {ranks} side by side need about {needed_gib:.1f} GiB"
     if device == "cpu" and num_parameters is None:
         found += " without their models"
-    if free / 2**30 >= needed_gib:
-        return Check.ok(name, found)
-    return Check.warning(name, found, remedy="end other programs, take a smaller model, or measure fewer cells at once")
+    remedy = "end other programs, take a smaller model, or measure fewer cells at once"
+    return PreflightCheck.judge(name, found, remedy=None if free / 2**30 >= needed_gib else remedy)
 
 
-def check_disk(folder: Path, *, needed_gib: float = DISK_GIB) -> Check:
+def check_disk(folder: Path, *, needed_gib: float = DISK_GIB) -> PreflightCheck:
     """Judge the free space where the work folder is or will be."""
     name = "free disk"
     there = next(part for part in (folder.resolve(), *folder.resolve().parents) if part.exists())
     free_gib = psutil.disk_usage(str(there)).free / 2**30
     found = f"{free_gib:.1f} GiB are free in {there}, {needed_gib:.1f} GiB are needed"
-    if free_gib >= needed_gib:
-        return Check.ok(name, found)
-    return Check.warning(name, found, remedy=f"free {needed_gib - free_gib:.1f} GiB there, then measure")
+    remedy = f"free {needed_gib - free_gib:.1f} GiB there, then measure"
+    return PreflightCheck.judge(name, found, remedy=None if free_gib >= needed_gib else remedy)
 
 
 def _is_on_battery() -> bool:

@@ -3,14 +3,12 @@
 In a process of its own, since torch takes seconds to import; only where there are GPUs, and once for a machine.
 """
 
-import dataclasses
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from tasks.records.facts import Record
 from training.process.files import write_json
 from training.process.redaction import shorten
 
@@ -19,8 +17,7 @@ _LONGEST_SECONDS = 120.0
 _MAX_PROBLEM_CHARACTERS = 300
 
 
-@dataclass(frozen=True, kw_only=True)
-class TorchFacts:
+class TorchFacts(Record):
     """What torch says of itself and of the GPUs."""
 
     version: str
@@ -42,14 +39,14 @@ def fetch_torch_facts(machine_digest: str) -> TorchFacts:
         return kept
     facts = _ask_torch()
     if facts.problem is None and facts.num_gpus:
-        write_json(_KEPT, {"machine": machine_digest, "torch": dataclasses.asdict(facts)})
+        write_json(_KEPT, {"machine": machine_digest, "torch": facts.model_dump(mode="json")})
     return facts
 
 
 def _read_kept(machine_digest: str) -> TorchFacts | None:
     try:
         kept = json.loads(_KEPT.read_bytes())
-        return _make_facts(kept["torch"]) if kept["machine"] == machine_digest else None
+        return TorchFacts.model_validate(kept["torch"]) if kept["machine"] == machine_digest else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -59,11 +56,7 @@ def _ask_torch() -> TorchFacts:
         [sys.executable, "-m", "tasks.machine.torch_facts"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LONGEST_SECONDS, check=True,
     )  # fmt: skip
-    return _make_facts(json.loads(found.stdout.splitlines()[-1]))
-
-
-def _make_facts(values: dict[str, Any]) -> TorchFacts:
-    return TorchFacts(**{**values, "arch_list": tuple(values["arch_list"])})
+    return TorchFacts.model_validate_json(found.stdout.splitlines()[-1])
 
 
 def _collect_torch_facts() -> TorchFacts:
@@ -84,4 +77,4 @@ def _collect_torch_facts() -> TorchFacts:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(dataclasses.asdict(_collect_torch_facts())) + "\n")
+    sys.stdout.write(_collect_torch_facts().model_dump_json() + "\n")

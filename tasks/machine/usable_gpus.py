@@ -6,7 +6,6 @@ What is found here is one line with a remedy; a rank would find it after everyth
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tasks.machine.gpu_facts import ask_nvml
 from tasks.machine.gpus import open_gpus
@@ -14,6 +13,8 @@ from tasks.machine.torch_facts import TorchFacts, fetch_torch_facts
 from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.process.failure import ConfigurationError, ResourceError
+from tasks.records.facts import GpuFacts
+from tasks.records.fingerprint import MachineFile
 
 FIRST_WITH_BF16 = (8, 0)
 """Compute capability of Ampere: the first GPUs that compute in bf16, and that have the variable-length kernel."""
@@ -23,18 +24,17 @@ _BY_ADDRESS = "PCI_BUS_ID"
 _CPU = "set CUDA_VISIBLE_DEVICES to nothing to train on the CPU"
 
 
-def require_usable_gpus(params: Params, machine: Mapping[str, Any]) -> None:
+def require_usable_gpus(params: Params, machine: MachineFile) -> None:
     """Raise ResourceError or ConfigurationError, in one line, if the cells cannot train on the GPUs as they are asked.
 
-    `machine`: what collect_machine_facts gave. Nothing is asked where there is no GPU.
+    Nothing is asked where there is no GPU.
     """
-    gpus: Sequence[Mapping[str, Any]] = machine["gpus"]
-    if not gpus:
+    if not machine.gpus:
         return
-    used = gpus[: max(cell.ranks_per_node for cell in params.cells.values())]
+    used = machine.gpus[: max(cell.ranks_per_node for cell in params.cells.values())]
     names, driver_cuda = _read_driver()
     problem = explain_order(names, os.environ) or explain_unfit(
-        used, fetch_torch_facts(machine["digest"]), driver=machine["driver"], driver_cuda=driver_cuda
+        used, fetch_torch_facts(machine.digest), driver=machine.driver, driver_cuda=driver_cuda
     )
     if problem:
         raise ResourceError(problem)
@@ -71,13 +71,13 @@ def explain_order(names: Sequence[str], environment: Mapping[str, str]) -> str |
 
 
 def explain_unfit(
-    gpus: Sequence[Mapping[str, Any]], torch: TorchFacts, *, driver: str | None, driver_cuda: int | None
+    gpus: Sequence[GpuFacts], torch: TorchFacts, *, driver: str | None, driver_cuda: int | None
 ) -> str | None:
     """Return why torch cannot train on these GPUs, with the remedy; None if it can.
 
     `driver_cuda`: the newest CUDA that the driver runs, as NVML has it: 12040 is 12.4; None where it is not told.
     """
-    first = gpus[0]["name"]
+    first = gpus[0].name
     if torch.cuda is None:
         return f"torch {torch.version} is built for CPUs and this machine has a {first}; run `make setup`, or {_CPU}"
     wanted = int(torch.cuda.partition(".")[0])
@@ -91,7 +91,7 @@ def explain_unfit(
         capability = parse_capability(gpu)
         if capability is not None and torch.arch_list and not has_code_for(capability, torch.arch_list):
             return (
-                f"torch {torch.version} has no code for {gpu['name']} (compute capability {gpu['compute_capability']}; "
+                f"torch {torch.version} has no code for {gpu.name} (compute capability {gpu.compute_capability}; "
                 f"it has {', '.join(torch.arch_list)}); leave the GPU out with CUDA_VISIBLE_DEVICES, or {_CPU}"
             )
     if torch.problem is not None:
@@ -104,18 +104,18 @@ def explain_unfit(
     return None
 
 
-def explain_slow(params: Params, gpus: Sequence[Mapping[str, Any]]) -> str | None:
+def explain_slow(params: Params, gpus: Sequence[GpuFacts]) -> str | None:
     """Return what the cells ask of GPUs that these do slowly or not at all, with the remedy; None if there is none."""
     train = params.train
     old = next((gpu for gpu in gpus if (parse_capability(gpu) or FIRST_WITH_BF16) < FIRST_WITH_BF16), None)
     if old is not None and train.precision == "bf16" and not train.emulated_bf16:
         return (
-            f"train.precision: bf16 on {old['name']} (compute capability {old['compute_capability']}), which emulates "
+            f"train.precision: bf16 on {old.name} (compute capability {old.compute_capability}), which emulates "
             "it and is slow; use fp16, or train.emulated_bf16: true"
         )
     unrolls = train.precision == "fp32" or old is not None
     if read_unit(params.workload) == "token" and train.compile and train.packing and unrolls:
-        why = "in fp32" if train.precision == "fp32" else f"on {old['name']}" if old else ""
+        why = "in fp32" if train.precision == "fp32" else f"on {old.name}" if old else ""
         return (
             f"train.compile: true with train.packing: true, but {why} packed attention runs document by document, "
             "which would be compiled anew for every number of them; use one of the two"
@@ -123,12 +123,11 @@ def explain_slow(params: Params, gpus: Sequence[Mapping[str, Any]]) -> str | Non
     return None
 
 
-def parse_capability(gpu: Mapping[str, Any]) -> tuple[int, int] | None:
+def parse_capability(gpu: GpuFacts) -> tuple[int, int] | None:
     """Return a GPU's compute capability, (9, 0); None where the driver does not tell."""
-    found = gpu.get("compute_capability")
-    if found is None:
+    if gpu.compute_capability is None:
         return None
-    major, minor = map(int, found.split("."))
+    major, minor = map(int, gpu.compute_capability.split("."))
     return major, minor
 
 

@@ -152,10 +152,11 @@ class Bench:
     def __init__(
         self, workers: Mapping[str, Workers], *, seed: int, meter: GpuMeter | None = None, holds_all: bool = True
     ) -> None:
-        """With `holds_all` every variant is built once; without, memory has room for one, built anew at each turn."""
+        """Without `holds_all` memory has room for one variant, built anew at each turn."""
         self._workers = workers
         self._meter = meter
-        self._holds_all = holds_all
+        self.holds_all = holds_all
+        """Whether every variant is built once."""
         self._held: Arm | None = None
         self._rng = np.random.default_rng(seed)
         self._num_steps = [1]
@@ -172,7 +173,7 @@ class Bench:
 
     def build(self, arms: Iterable[Arm]) -> None:
         """Have every group build its arms' variants, all groups at once, so that no block pays for it."""
-        if not self._holds_all:
+        if not self.holds_all:
             for arm in arms:
                 self._hold(arm)
             return
@@ -182,8 +183,7 @@ class Bench:
 
         def build(cell: str) -> None:
             for arm in by_cell[cell]:
-                facts = self._workers[cell].ask("facts", variant=dict(arm.variant), doing=f"building {arm.name}")
-                self._facts[arm.name] = facts
+                self._build(arm)
 
         with ThreadPoolExecutor() as threads:
             list(threads.map(build, by_cell))
@@ -203,9 +203,13 @@ class Bench:
         if held is not None:
             self._workers[held.cell].ask("forget", doing=f"dropping {held.name}")
         self._held = arm
+        self._build(arm)
+        self._count_steps()
+
+    def _build(self, arm: Arm) -> None:
+        """Have the arm's variant built, if it is not, and note what its ranks say of it."""
         facts = self._workers[arm.cell].ask("facts", variant=dict(arm.variant), doing=f"building {arm.name}")
         self._facts[arm.name] = facts
-        self._count_steps()
 
     def facts(self, arm: Arm) -> list[dict[str, Any]]:
         """Return what each rank said of a variant when it was built."""
@@ -220,18 +224,13 @@ class Bench:
 
     def make_ready(self, arm: Arm) -> None:
         """Have the arm's variant built, alone where memory has room for one: its ranks are about to be asked."""
-        if not self._holds_all:
+        if not self.holds_all:
             self._hold(arm)
 
     def hold_one(self) -> None:
         """From here on build each variant anew at its turn."""
         self.forget()
-        self._holds_all = False
-
-    @property
-    def holds_all(self) -> bool:
-        """Whether every variant is built once."""
-        return self._holds_all
+        self.holds_all = False
 
     def restart(self, cell: str, arms: Iterable[Arm]) -> None:
         """Start the ranks of a cell anew, which have ended, and build these of its arms."""

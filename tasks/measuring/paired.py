@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tasks.measuring.arms import Cell, make_spreading_arms, make_trained_arm, name_data_arm
 from tasks.measuring.blocks import Trials
@@ -40,12 +41,12 @@ def pair_arms(trials: Trials, *, baseline: Cell, cell: Cell, is_weak: bool) -> P
     share = 1.0 if is_weak else 1 / cell.world_size
     whole = np.array(list_device_seconds(trials, baseline))
     if is_weak:
-        whole = whole * _compute_relative_tokens(trials, baseline, cell)
+        whole = whole * compute_relative_tokens(trials, baseline, cell)
     return PairedParts(
-        contention=_make_repeats(copies / alone),
-        straggler_seconds=_make_repeats(slowest - silent / even),
-        wrapper_seconds=_make_repeats(silent - copies),
-        beyond_share_seconds=_make_repeats(alone / even - share * whole),
+        contention=make_repeats(copies / alone),
+        straggler_seconds=make_repeats(slowest - silent / even),
+        wrapper_seconds=make_repeats(silent - copies),
+        beyond_share_seconds=make_repeats(alone / even - share * whole),
         share=share,
     )
 
@@ -58,10 +59,10 @@ def list_device_seconds(trials: Trials, cell: Cell) -> Repeats:
 def list_copy_seconds(trials: Trials, cell: Cell) -> Repeats:
     """Return what copying the micro-batches of a step to the device takes of its time, turn by turn."""
     host = np.array(trials.list_by_turn(name_data_arm(cell, "host")))
-    return _make_repeats(host - np.array(list_device_seconds(trials, cell)))
+    return make_repeats(host - np.array(list_device_seconds(trials, cell)))
 
 
-def _compute_relative_tokens(trials: Trials, baseline: Cell, cell: Cell) -> np.ndarray:
+def compute_relative_tokens(trials: Trials, baseline: Cell, cell: Cell) -> np.ndarray:
     """Return, turn by turn, the tokens of a rank of the cell against the baseline's: in weak scaling rows differ."""
     mine, theirs = (
         np.array(trials.list_by_turn(make_trained_arm(one).name, lambda block: block.num_tokens)) / one.world_size
@@ -70,5 +71,6 @@ def _compute_relative_tokens(trials: Trials, baseline: Cell, cell: Cell) -> np.n
     return np.asarray(mine / theirs)
 
 
-def _make_repeats(values: np.ndarray) -> Repeats:
-    return tuple(values.tolist())
+def make_repeats(values: ArrayLike) -> Repeats:
+    """Return one figure per repeat."""
+    return tuple(np.asarray(values, dtype=float).tolist())

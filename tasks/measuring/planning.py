@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.process.failure import DataError
 from tasks.ranks.cell_ranks import choose_device, make_ranks_config
+from tasks.records.fingerprint import MachineFile
+from training.config import SegmentConfig, TrainingConfig
 
 _HALF_WIDTHS = {"cuda": 0.02, "cpu": 0.03}
 
@@ -27,30 +29,30 @@ class Session:
     """What is measured."""
     params: Params
     """The comparison as asked for."""
-    machine: Mapping[str, Any]
+    machine: MachineFile
     """What is known of this machine."""
     rows: Sequence[Path]
     """The slices whose steps are timed."""
     work: Path
     """Folder for the ranks' files."""
-    configs: Mapping[str, Mapping[str, Any]]
+    configs: Mapping[str, TrainingConfig]
     """Name of the cell -> what its ranks are told."""
     arithmetic: Arithmetic
     """For model FLOPs utilisation."""
-    device: str
-    """cpu or cuda."""
+    device: Literal["cpu", "cuda"]
+    """Where the baseline computes."""
     num_devices: int
     """Ranks that this machine has a device of their own for: its GPUs, or its cores by the threads of a rank."""
 
 
 def plan_session(
-    params: Params, *, machine: Mapping[str, Any], base_model: Path, rows: Sequence[Path], work: Path
+    params: Params, *, machine: MachineFile, base_model: Path, rows: Sequence[Path], work: Path
 ) -> Session:
     """Return what measuring the comparison on the rows of some slices needs; the ranks' files will go to `work`.
 
     Raises ResourceError without enough devices, DataError without enough rows.
     """
-    devices = {cell: choose_device(cell, params, dict(machine)) for cell in params.cells}
+    devices = {cell: choose_device(cell, params, machine) for cell in params.cells}
     device = devices[params.baseline]
     is_weak = params.measure.scaling == "weak"
     cells = [_make_cell(params, name, is_weak=is_weak) for name in params.cells]
@@ -65,7 +67,7 @@ def plan_session(
             "allowed: a first range with at least as many"
         )
     segments = [
-        {"range": part.name, "epoch": 1, "fingerprint": "measured", "slice_dir": str(part.resolve())} for part in rows
+        SegmentConfig(range=part.name, epoch=1, fingerprint="measured", slice_dir=part.resolve()) for part in rows
     ]
     return Session(
         comparison=TimedComparison(
@@ -85,26 +87,25 @@ def plan_session(
         rows=rows,
         work=work,
         configs={
-            cell: {
-                **make_ranks_config(cell, params, device=devices[cell], base_model=base_model, work=work / cell),
-                "segments": segments,
-            }
+            cell: make_ranks_config(
+                cell, params, device=devices[cell], base_model=base_model, work=work / cell, segments=segments
+            )
             for cell in params.cells
         },
         arithmetic=Arithmetic(
             base_model=base_model,
             lengths=lengths,
             precision=params.train.precision,
-            gpu_name=machine["gpus"][0]["name"] if device == "cuda" else None,
+            gpu_name=machine.gpus[0].name if device == "cuda" else None,
         ),
         device=device,
-        num_devices=machine["num_gpus"] if device == "cuda" else _count_cores(machine) // params.train.threads_per_rank,
+        num_devices=machine.num_gpus if device == "cuda" else _count_cores(machine) // params.train.threads_per_rank,
     )
 
 
-def _count_cores(machine: Mapping[str, Any]) -> int:
+def _count_cores(machine: MachineFile) -> int:
     quota = read_cpu_quota()
-    return int(machine["num_cpus"]) if quota is None else min(int(machine["num_cpus"]), int(quota))
+    return machine.num_cpus if quota is None else min(machine.num_cpus, int(quota))
 
 
 def compute_timed_batch(params: Params, cell: str) -> int:

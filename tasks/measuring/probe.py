@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from tasks.measuring.paired import PairedParts, Repeats
+from tasks.measuring.paired import PairedParts, Repeats, make_repeats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,16 +182,16 @@ def make_probe(
     forward, backward = parts["forward_seconds"], parts["backward_seconds"]
     plain = Probe(
         strategy=strategy,
-        forward_seconds=_make_repeats(forward.mean(axis=1)),
-        backward_seconds=_make_repeats(backward.mean(axis=1)),
-        optimizer_seconds=_make_repeats(parts["optimizer_seconds"]),
-        fixed_seconds={1: _make_repeats(parts["fixed_seconds"])},
+        forward_seconds=make_repeats(forward.mean(axis=1)),
+        backward_seconds=make_repeats(backward.mean(axis=1)),
+        optimizer_seconds=make_repeats(parts["optimizer_seconds"]),
+        fixed_seconds={1: make_repeats(parts["fixed_seconds"])},
         micro_batches=_estimate_works(forward + backward),
         gradients=_make_gradients(alone["gradients"], link_bytes_per_byte),
         buckets=_make_gradients(buckets, link_bytes_per_byte),
         all_reduce={
             world_size: tuple(
-                AllReduce(num_bytes=point["num_bytes"], seconds=_make_repeats(point["seconds"]))
+                AllReduce(num_bytes=point["num_bytes"], seconds=make_repeats(point["seconds"]))
                 for point in sweep["points"]
             )
             for world_size, sweep in sweeps.items()
@@ -250,10 +250,6 @@ def _compute_spread(probe: Probe, world_size: int, paired: PairedParts) -> Repea
     return tuple((one - uneven) / apart for one in paired.straggler_seconds)
 
 
-def _make_repeats(values: Any) -> Repeats:
-    return tuple(float(value) for value in values)
-
-
 def _make_gradients(parts: Sequence[Mapping[str, Any]], factor: float) -> tuple[Gradient, ...]:
     return tuple(Gradient(num_bytes=part["num_bytes"] * factor, ready=part["ready"]) for part in parts)
 
@@ -275,4 +271,4 @@ def _compute_slowdown(in_flight: Mapping[str, Any] | None) -> Repeats:
     if in_flight is None or np.size(in_flight["alone_seconds"]) == 0:
         return (1.0,)
     alone = np.asarray(in_flight["alone_seconds"]).mean(axis=0)
-    return _make_repeats(np.asarray(in_flight["in_flight_seconds"]).mean(axis=0) / alone)
+    return make_repeats(np.asarray(in_flight["in_flight_seconds"]).mean(axis=0) / alone)

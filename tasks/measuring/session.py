@@ -16,7 +16,7 @@ from tasks.machine.host_checks import BYTES_PER_PARAMETER, GIB_PER_RANK
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.machine.preflight import run_preflight
 from tasks.machine.usable_gpus import FIRST_WITH_BF16, parse_capability
-from tasks.measuring.account import compute_arm_speeds, compute_noise, make_estimate
+from tasks.measuring.account import compute_arm_speeds, compute_noise
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.blocks import Bench
@@ -29,7 +29,8 @@ from tasks.params import Params
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
 from tasks.process.progress import show_progress
 from tasks.ranks.cell_ranks import find_nodes
-from tasks.records.measurement import Advice, MeasurementFile, Prediction, Preflight, Waterfall
+from tasks.records.fingerprint import MachineFile
+from tasks.records.measurement import Advice, MeasurementFile, Prediction, Waterfall
 from tasks.records.sources import BaseModelManifest
 from tasks.strategies import find_profile, get_exchange_dtype, list_unavailable
 from training.record.segment_facts import RankDevice
@@ -62,7 +63,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
     params, machine, comparison = session.params, session.machine, session.comparison
     num_parameters = BaseModelManifest.read(session.arithmetic.base_model).num_parameters
     found = run_preflight(
-        params, dict(machine), cells=list(params.cells), device=session.device, folder=session.work.parent,
+        params, machine, cells=list(params.cells), device=session.device, folder=session.work.parent,
         num_parameters=num_parameters,
     )  # fmt: skip
     fits = partial(
@@ -93,7 +94,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
     known = [share for share in shares if share is not None]
     return MeasurementFile(
         scaling=params.measure.scaling,
-        preflight=Preflight.model_validate(found),
+        preflight=found,
         noise=compute_noise(comparison, measured),
         arms=arms,
         stopped_because=headline.stopped_because,
@@ -104,7 +105,9 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         most_others_share=comparison.most_share,
         others_share=sum(known) / len(known) if known else None,
         gpu_slowed_share=_compute_slowed_share(headline),
-        alikeness=find_alikeness(headline, [arm.name for arm in comparison.trained], select_seconds(comparison)),
+        alikeness=find_alikeness(
+            headline, [arm.name for arm in comparison.trained], select_seconds(is_weak=comparison.is_weak)
+        ),
         seconds=time.perf_counter() - started,
         waterfalls=measured.waterfalls,
         prediction=more.prediction,
@@ -172,7 +175,7 @@ def _predict_and_advise(
 
 
 def has_room(
-    arms: Sequence[Arm], cells: Sequence[Cell], machine: Mapping[str, Any], *, device: str, num_parameters: int
+    arms: Sequence[Arm], cells: Sequence[Cell], machine: MachineFile, *, device: str, num_parameters: int
 ) -> bool:
     """Return whether the variants of all arms fit into memory side by side, optimizer state included.
 
@@ -181,14 +184,14 @@ def has_room(
     """
     sizes = {cell.name: cell.world_size // cell.num_nodes for cell in cells}
     variants = Counter(cell for cell, _ in {(arm.cell, json.dumps(dict(arm.variant))) for arm in arms})
-    num_devices = len(machine["gpus"]) if device == "cuda" else 1
+    num_devices = len(machine.gpus) if device == "cuda" else 1
     num_ranks = {cell: -(-sizes[cell] // num_devices) for cell in variants}
     # Weights and moments a rank has once (training/probing/shared_state.py), gradients every variant of it.
     own = BYTES_PER_PARAMETER - _BYTES_OF_GRADIENT
     needed = num_parameters * sum(
         num_ranks[cell] * (own + number * _BYTES_OF_GRADIENT) for cell, number in variants.items()
     )
-    free = machine["gpus"][0]["memory_gib"] * 2**30 if device == "cuda" else read_free_memory_bytes()[0]
+    free = machine.gpus[0].memory_gib * 2**30 if device == "cuda" else read_free_memory_bytes()[0]
     if needed <= _SHARE_OF_MEMORY * free:
         return True
     _log.warning(
@@ -203,7 +206,7 @@ def _advise(
 ) -> Advice | None:
     if not session.params.measure.advice:
         return None
-    capabilities = [parse_capability(gpu) for gpu in session.machine["gpus"]]
+    capabilities = [parse_capability(gpu) for gpu in session.machine.gpus]
     return advise(
         session.params, session.comparison, bench, device=session.device, has_room=fits, waterfalls=waterfalls,
         has_bf16=all(one is None or one >= FIRST_WITH_BF16 for one in capabilities),
@@ -220,7 +223,7 @@ def _predict(
     exchanged = [get_exchange_dtype(cell.strategy, session.params.cells[cell.name].options) for cell in cells]
     largest = max(cell.world_size // cell.num_nodes for cell in comparison.cells)
     has_several_machines = any(cell.num_nodes > 1 for cell in comparison.cells)
-    baseline, num_gpus = comparison.baseline, session.machine["num_gpus"]
+    baseline, num_gpus = comparison.baseline, session.machine.num_gpus
     probed = Probed(
         baseline=baseline,
         cells=cells,
@@ -232,9 +235,10 @@ def _predict(
         is_16_bit=any(one != "none" for one in exchanged),
         sweeps_beyond_cells={} if has_several_machines else _sweep_beyond_cells(session, stop),
     )
-    speedups = {arm: make_estimate(interval) for arm, interval in measured.headline.intervals.items()}
     trials = select_quiet_turns(measured.beside, comparison.most_share) if comparison.spreading else None
-    return predict_cells(probed, workers, speedups, trials, seed=comparison.seed, make_ready=bench.make_ready)
+    return predict_cells(
+        probed, workers, measured.headline.intervals, trials, seed=comparison.seed, make_ready=bench.make_ready
+    )
 
 
 def _select_predicted(params: Params, cells: Sequence[Cell]) -> list[Cell]:
@@ -265,9 +269,8 @@ def _sweep_beyond_cells(session: Session, stop: threading.Event) -> dict[int, di
             break
         cell = replace(largest, name=f"link of {num_ranks} ranks", world_size=num_ranks)
         told = session.configs[largest.name]
-        config = {
-            **told, "cell": cell.name, "world_size": num_ranks, "work_dir": f"{told['work_dir']}-link-{num_ranks}"
-        }  # fmt: skip
+        work = told.work_dir.with_name(f"{told.work_dir.name}-link-{num_ranks}")
+        config = replace(told, cell=cell.name, world_size=num_ranks, work_dir=work)
         launchers = {cell.name: session.params.cells[largest.name].launcher}
         _log.info("measuring the link of %d ranks, for the prediction", num_ranks)
         try:

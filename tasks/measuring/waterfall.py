@@ -16,6 +16,7 @@ from scipy.optimize import isotonic_regression
 from tasks.measuring.arms import Arm, Cell, make_spreading_arms, make_trained_arm, name_data_arm
 from tasks.measuring.blocks import Trials
 from tasks.measuring.intervals import estimate_mean
+from tasks.measuring.paired import compute_relative_tokens
 from tasks.records.measurement import DATA_BOUND_SHARE, Estimate, LostPart, Waterfall
 
 COPY, WRAPPER = "host-to-device copy", "DDP overhead"
@@ -45,8 +46,7 @@ def compute_waterfall(
     share = 1.0 if is_weak else 1 / ranks_ratio
 
     def estimate(statistic: Callable[[_Turns], np.ndarray]) -> Estimate:
-        interval = estimate_mean([statistic(figures).tolist()])
-        return Estimate(value=interval.value, low=interval.low, high=interval.high)
+        return estimate_mean([statistic(figures).tolist()])
 
     chain = _make_chain(share, has_copy=has_copy)
     found = [estimate(link.lost) for link in chain]
@@ -103,7 +103,7 @@ def _compute_figures(
     host = "host" if has_copy else "device"
     # Rows differ in length: the first rank has an even share of the work in the mean of many steps only, or never.
     share = np.array(trials.list_by_turn(copies, lambda block: block.first_rank_share))
-    work = _compute_relative_work(trials, baseline, cell) if is_weak else np.ones(1)
+    work = compute_relative_tokens(trials, baseline, cell) if is_weak else np.ones(1)
 
     def scale_baseline(arm: str) -> np.ndarray:
         return np.asarray(np.array(trials.list_by_turn(arm)) * work)
@@ -125,15 +125,6 @@ def _compute_figures(
         "update": scale_first_rank(update, np.ones(1)),
     }
     return {name: np.asarray(figures) for name, figures in found.items()}
-
-
-def _compute_relative_work(trials: Trials, baseline: Cell, cell: Cell) -> np.ndarray:
-    """Return, turn by turn, the tokens of a rank of the cell against the baseline's: in weak scaling rows differ."""
-    of_cell, of_baseline = (
-        np.array(trials.list_by_turn(make_trained_arm(one).name, lambda block: block.num_tokens))
-        for one in (cell, baseline)
-    )
-    return np.asarray(of_cell * baseline.world_size / (of_baseline * cell.world_size))
 
 
 def _make_chain(share: float, *, has_copy: bool) -> list[_Link]:

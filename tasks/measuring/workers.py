@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any
 
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
 from tasks.ranks.code import make_code_arguments
 from tasks.ranks.launchers import Nodes, load_launcher
+from training.config import TrainingConfig
 from training.process.failure import tells_out_of_memory
 from training.process.files import write_json
 
@@ -59,7 +59,7 @@ class Workers:
 
     def __init__(
         self,
-        config: Mapping[str, Any],
+        config: TrainingConfig,
         *,
         launcher: str,
         stop: threading.Event,
@@ -67,9 +67,9 @@ class Workers:
         module: str = "training",
     ) -> None:
         """Start the ranks; `module` is what each of them runs."""
-        self.cell: str = config["cell"]
-        self.world_size: int = config["world_size"]
-        self.ranges: list[str] = [segment["range"] for segment in config.get("segments", ())]
+        self.cell = config.cell
+        self.world_size = config.world_size
+        self.ranges = [segment.range for segment in config.segments]
         """The ranges that its ranks know, in the order of their segments."""
         self._config, self._launcher, self._nodes, self._module = config, launcher, nodes, module
         self._stop = stop
@@ -82,9 +82,9 @@ class Workers:
     def start(self) -> None:
         """Start the ranks, which are then to be waited for. Not from a thread: they end when it does."""
         config, nodes = self._config, self._nodes
-        work = Path(config["work_dir"])
+        work = config.work_dir
         work.mkdir(parents=True, exist_ok=True)
-        write_json(work / "config.json", dict(config))
+        write_json(work / "config.json", config.as_json())
         self._folder = make_socket_folder()
         address = f"{self._folder}/line"
         self._door = socket(AF_UNIX, SOCK_STREAM)
@@ -95,7 +95,7 @@ class Workers:
         self._launch = load_launcher(self._launcher).start(
             work / "config.json",
             world_size=self.world_size,
-            threads_per_rank=config["threads_per_rank"],
+            threads_per_rank=config.threads_per_rank,
             log_folder=work / "logs" / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f"),
             arguments=["--serve", address, *(make_code_arguments() if self._module == "training" else ())],
             module=self._module,
@@ -221,7 +221,7 @@ def _find_error_line(words: str) -> str | None:
 
 @contextlib.contextmanager
 def open_workers(
-    configs: Mapping[str, Mapping[str, Any]],
+    configs: Mapping[str, TrainingConfig],
     *,
     launchers: Mapping[str, str],
     nodes: Mapping[str, Nodes | None] | None = None,

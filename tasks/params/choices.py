@@ -70,11 +70,18 @@ def has_labels(workload: str) -> bool:
 
 
 def read_constant(file: str, name: str) -> Any:
-    """Return the literal that a file of the project calls so, without importing it; None if it has no such."""
+    """Return the literal that a file of the project calls so, without importing it; None if it has no such.
+
+    `NAME = other.NAME` stands for the literal of the file `other` beside it.
+    """
     tree = ast.parse((_PROJECT / file).read_text(encoding="utf-8"))
-    for part in tree.body:
-        if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == name:
-            return ast.literal_eval(part.value)
-        if isinstance(part, ast.AnnAssign) and ast.unparse(part.target) == name and part.value is not None:
-            return ast.literal_eval(part.value)
-    return None
+    assigned = {
+        ast.unparse(part.targets[0] if isinstance(part, ast.Assign) else part.target): part.value
+        for part in tree.body
+        if isinstance(part, ast.Assign | ast.AnnAssign)
+    }
+    value = assigned.get(name)
+    if isinstance(value, ast.Attribute):
+        beside = Path(file).with_name(f"{ast.unparse(value.value)}.py")
+        return read_constant(str(beside), value.attr)
+    return None if value is None else ast.literal_eval(value)

@@ -29,8 +29,7 @@ class Estimated(Protocol):
     def low(self) -> float: ...
     @property
     def high(self) -> float: ...
-    @property
-    def holds_one(self) -> bool: ...
+    def contains(self, number: float, /) -> bool: ...
 
 
 def replace_unit(text: str, unit: str) -> str:
@@ -80,7 +79,7 @@ def format_interval(estimate: Estimated) -> str:
     """
     for decimals in (2, 3, 4):
         low, high = (f"{end:.{decimals}f}" for end in (estimate.low, estimate.high))
-        if low != high and (float(low) <= 1 <= float(high)) == estimate.holds_one:
+        if low != high and (float(low) <= 1 <= float(high)) == estimate.contains(1):
             break
     return f"{low}x to {high}x"
 

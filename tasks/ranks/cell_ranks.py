@@ -7,9 +7,9 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tasks.params import Params
 from tasks.params.train import NOT_FOR_RANKS
@@ -29,7 +29,8 @@ from tasks.ranks.code import make_code_arguments
 from tasks.ranks.launchers import Launch, Nodes, load_launcher
 from tasks.ranks.live import EventReader
 from tasks.ranks.watchdog import Hang, Watchdog
-from training.config import LOSS_CHUNK_ROWS
+from tasks.records.fingerprint import MachineFile
+from training.config import LOSS_CHUNK_ROWS, SegmentConfig, TrainingConfig
 from training.process.failure import FAILURES, read_failures
 from training.process.files import write_json
 
@@ -50,13 +51,13 @@ _KINDS: dict[int, type[StageError]] = {
 """What the exit code of a rank means; any other is a DistributedError."""
 
 
-def choose_device(cell: str, params: Params, machine: dict[str, Any]) -> str:
+def choose_device(cell: str, params: Params, machine: MachineFile) -> Literal["cpu", "cuda"]:
     """Return "cuda" where the machine has NVIDIA GPUs, else "cpu".
 
     Of a cell on several nodes the ranks on one of them count. Raises ResourceError (exit code 4) if the cell wants more
     ranks than GPUs and does not say `oversubscribe: true`.
     """
-    wanted, gpus, cpus = params.cells[cell].ranks_per_node, machine["num_gpus"], machine["num_cpus"]
+    wanted, gpus, cpus = params.cells[cell].ranks_per_node, machine.num_gpus, machine.num_cpus
     if gpus == 0:
         if wanted * params.train.threads_per_rank > cpus:
             _log.warning(
@@ -73,23 +74,32 @@ def choose_device(cell: str, params: Params, machine: dict[str, Any]) -> str:
     return "cuda"
 
 
-def make_ranks_config(cell: str, params: Params, *, device: str, base_model: Path, work: Path) -> dict[str, Any]:
-    """Return what the ranks of a cell are told (training/config.py), all but the segments."""
+def make_ranks_config(
+    cell: str,
+    params: Params,
+    *,
+    device: Literal["cpu", "cuda"],
+    base_model: Path,
+    work: Path,
+    segments: Iterable[SegmentConfig],
+) -> TrainingConfig:
+    """Return what the ranks of a cell are told."""
     spread = params.cells[cell]
-    return {
-        **params.train.model_dump(exclude=set(NOT_FOR_RANKS)),
-        "loss_chunk_rows": params.train.loss_chunk_rows or LOSS_CHUNK_ROWS[device],
-        "cell": cell,
-        "strategy": spread.strategy,
-        "options": spread.options,
-        "world_size": spread.world_size,
-        "oversubscribe": spread.oversubscribe,
-        "workload": params.workload,
-        "device": device,
-        "model_dir": str(base_model.resolve()),
-        "model_name": params.model.name,
-        "work_dir": str(work),
-    }
+    return TrainingConfig(
+        **params.train.model_dump(exclude={*NOT_FOR_RANKS, "loss_chunk_rows"}),
+        loss_chunk_rows=params.train.loss_chunk_rows or LOSS_CHUNK_ROWS[device],
+        cell=cell,
+        strategy=spread.strategy,
+        options=spread.options,
+        world_size=spread.world_size,
+        oversubscribe=spread.oversubscribe,
+        workload=params.workload,
+        device=device,
+        model_dir=base_model.resolve(),
+        model_name=params.model.name,
+        work_dir=work,
+        segments=tuple(segments),
+    )
 
 
 def find_nodes(cell: str, params: Params) -> Nodes | None:
@@ -117,7 +127,7 @@ def find_nodes(cell: str, params: Params) -> Nodes | None:
 
 
 def run_ranks(
-    config: dict[str, Any],
+    config: TrainingConfig,
     *,
     launcher: str,
     nodes: Nodes | None = None,
@@ -126,23 +136,23 @@ def run_ranks(
     arguments: Sequence[str] = (),
     watchdog_seconds: float = 60.0,
 ) -> None:
-    """Start the ranks that the config (training/config.py) describes and wait for their end.
+    """Start the ranks that the config describes and wait for their end.
 
     `follow` is given their events as they come; `arguments` go to the ranks' command line. Once `stop` is set the ranks
     finish their step and save; when nothing comes from a rank for `watchdog_seconds` in a step they are ended. Raises
     the StageError of what went wrong; what was finished or saved until then stays in the config's work_dir.
     """
-    cell, work = config["cell"], Path(config["work_dir"])
+    cell, work = config.cell, config.work_dir
     work.mkdir(parents=True, exist_ok=True)
-    write_json(work / "config.json", config)
+    write_json(work / "config.json", config.as_json())
     shutil.rmtree(work / FAILURES, ignore_errors=True)
     stream = EventReader(work / "steps.jsonl")
     waits = 0.0 if nodes is None else nodes.wait_seconds
-    with Watchdog(world_size=config["world_size"], step_seconds=watchdog_seconds, more_start_seconds=waits) as watchdog:
+    with Watchdog(world_size=config.world_size, step_seconds=watchdog_seconds, more_start_seconds=waits) as watchdog:
         launch = load_launcher(launcher).start(
             work / "config.json",
-            world_size=config["world_size"],
-            threads_per_rank=config["threads_per_rank"],
+            world_size=config.world_size,
+            threads_per_rank=config.threads_per_rank,
             log_folder=_prepare_log_folder(work / "logs"),
             arguments=["--heartbeat", str(watchdog.file), *make_code_arguments(), *arguments],
             nodes=nodes,

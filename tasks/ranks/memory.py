@@ -1,6 +1,7 @@
 """What runs out of memory is done again with smaller micro-batches, the same on all ranks, at the same global batch."""
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import sys
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 
 from tasks.process.failure import OutOfMemoryError, StageError
 from tasks.ranks.cell_ranks import run_ranks
+from training.config import TrainingConfig
 from training.process.failure import is_out_of_memory
 from training.process.redaction import redact, shorten
 
@@ -21,7 +23,7 @@ _MAX_REASON_CHARACTERS = 300
 Found = TypeVar("Found")
 
 
-def run_within_memory(config: dict[str, Any], **options: Any) -> None:
+def run_within_memory(config: TrainingConfig, **options: Any) -> None:
     """Run the ranks as `run_ranks` does; where one is out of memory all start again with half the micro-batch.
 
     They go on from the last checkpoint; see try_within_memory.
@@ -29,7 +31,7 @@ def run_within_memory(config: dict[str, Any], **options: Any) -> None:
     try_within_memory(config, lambda told: run_ranks(told, **options))
 
 
-def try_within_memory(config: dict[str, Any], attempt: Callable[[dict[str, Any]], Found]) -> Found:
+def try_within_memory(config: TrainingConfig, attempt: Callable[[TrainingConfig], Found]) -> Found:
     """Return what `attempt` gives for this config of ranks; where it is out of memory with half the micro-batch.
 
     A step's samples, tokens and learning rate stay what they were; its sum has other parts, so that weights differ by
@@ -71,10 +73,10 @@ def _empty_device_cache() -> None:
         torch.cuda.empty_cache()
 
 
-def _halve_micro_batch(config: dict[str, Any], error: OutOfMemoryError) -> dict[str, Any]:
+def _halve_micro_batch(config: TrainingConfig, error: OutOfMemoryError) -> TrainingConfig:
     """Return the config with at most half the micro-batch; raises OutOfMemoryError where there is none."""
-    size, per_rank = config["micro_batch_size"], config["global_batch_size"] // config["world_size"]
-    if config["exact"]:
+    size, per_rank = config.micro_batch_size, config.global_batch_size // config.world_size
+    if config.exact:
         raise OutOfMemoryError(
             f"{error}; with exact: true the weights depend on micro_batch_size={size} to the bit, so that it was not "
             "made smaller; set a smaller one"
@@ -85,6 +87,6 @@ def _halve_micro_batch(config: dict[str, Any], error: OutOfMemoryError) -> dict[
     _log.warning(
         "%s; all ranks go on from the last checkpoint with micro_batch_size %d instead of %d and %d of them in a step; "
         "global_batch_size stays %d",
-        error, half, size, -(-per_rank // half), config["global_batch_size"],
+        error, half, size, -(-per_rank // half), config.global_batch_size,
     )  # fmt: skip
-    return {**config, "micro_batch_size": half}
+    return dataclasses.replace(config, micro_batch_size=half)

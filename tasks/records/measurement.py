@@ -4,6 +4,7 @@ Seconds are of one optimizer step, the slowest rank's, unless a name says otherw
 95 % interval unless it says otherwise.
 """
 
+import math
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -31,13 +32,12 @@ class Estimate(Record):
 
     @property
     def relative_half_width(self) -> float:
-        """Half the interval's length / the figure."""
-        return (self.high - self.low) / 2 / abs(self.value)
+        """Half the interval's length / the figure; infinite where that is 0."""
+        return abs((self.high - self.low) / 2 / self.value) if self.value else math.inf
 
-    @property
-    def holds_one(self) -> bool:
-        """Whether the interval contains 1, so that a ratio says nothing."""
-        return self.low <= 1 <= self.high
+    def contains(self, number: float) -> bool:
+        """Return whether the interval contains the number, ends included; a ratio that may be 1 says nothing."""
+        return self.low <= number <= self.high
 
 
 class NoiseFloor(Record):
@@ -232,6 +232,16 @@ class PreflightCheck(Record):
     """What was found, with its numbers."""
     remedy: str | None
     """What to do about a warning."""
+
+    @classmethod
+    def judge(cls, name: str, found: str, *, remedy: str | None = None) -> Self:
+        """Return a warning where there is something to change, `ok` where nothing is."""
+        return cls(name=name, verdict="warning" if remedy else "ok", found=found, remedy=remedy)
+
+    @classmethod
+    def not_checked(cls, name: str, why: str) -> Self:
+        """Return a check that could not be made."""
+        return cls(name=name, verdict="not checked", found=why, remedy=None)
 
 
 class Preflight(Record):

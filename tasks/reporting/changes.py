@@ -29,8 +29,8 @@ _DEVIATION_OVER_MEDIAN = 1.4826
 def make_history(records: Sequence[HistoryRecord], current: Sequence[HistoryRecord]) -> History:
     """Return this comparison among the `records` of all, in which it stands itself.
 
-    Comparable is an earlier record of the same cell, work, CPU and GPU models that passed its gates and was measured
-    another time. Records after the current ones are passed over, so that an older report stays what it was.
+    Comparable is an earlier record of the same cell, work, CPU and GPU models of which no gate failed, and which was
+    measured another time. Records after the current ones are passed over, so that an older report stays what it was.
     """
     key = current[0].comparison
     place = next(number for number, record in enumerate(records) if record.comparison == key)
@@ -53,9 +53,8 @@ def make_history(records: Sequence[HistoryRecord], current: Sequence[HistoryReco
 
 def _is_comparable(record: HistoryRecord, now: HistoryRecord) -> bool:
     same = all(getattr(record, name) == getattr(now, name) for name in ("cell", "world_size", "cpu", "gpus"))
-    is_proven = record.gates_passed and now.gates_passed
     is_measured = record.step_time is not None and record.measurement_digest != now.measurement_digest
-    return same and is_proven and is_measured
+    return same and is_measured and all(one.gates_passed for one in (record, now))
 
 
 def _list_changes(before: Sequence[HistoryRecord], now: HistoryRecord) -> list[Change]:
@@ -99,7 +98,7 @@ def _make_change(
     assert pair[0] is not None
     assert pair[1] is not None
     verdict: Literal["faster", "slower", "no difference"] = "no difference"
-    if not ratio.holds_one:
+    if not ratio.contains(1):
         verdict = "faster" if ratio.value > 1 else "slower"
     return Change(
         cell=now.cell,

@@ -64,8 +64,8 @@ class HistoryRecord(Record):
     """Lower end of its interval."""
     speedup_high: Positive | None
     """Upper end of its interval."""
-    gates_passed: bool
-    """Whether none of the cell's gates failed, and none of the baseline's."""
+    gates_passed: bool | Literal["unproven"]
+    """Whether none of the cell's gates failed, and none of the baseline's; unproven: none failed, not all checked."""
     preflight: str | None
     """Whether the machine was fit to measure, and what was not."""
 

@@ -68,7 +68,7 @@ def make_records(results: Results, outputs: Outputs) -> list[HistoryRecord]:
     return [HistoryRecord.model_validate({**common, **_collect_figures(results, cell)}) for cell in results.cells]
 
 
-def _identify_comparison(records: Sequence[HistoryRecord]) -> list[tuple[str, str, str, bool]]:
+def _identify_comparison(records: Sequence[HistoryRecord]) -> list[tuple[str, str, str, bool | str]]:
     """Return what tells one comparison from another, whenever the report was made."""
     return [(one.params_digest, one.measurement_digest, one.cell, one.gates_passed) for one in records]
 
@@ -145,10 +145,14 @@ def _describe_preflight(results: Results) -> str | None:
     return f"{preflight.verdict}: {', '.join(warnings)}" if warnings else preflight.verdict
 
 
+def _judge(cell: CellResults) -> bool | str:
+    return cell.standing.state if cell.standing.state == "unproven" else not cell.is_withheld
+
+
 def _collect_figures(results: Results, cell: CellResults) -> dict[str, str | float | None]:
     figures: dict[str, str | float | None] = dict.fromkeys(COLUMNS[COLUMNS.index("num_rounds") :])
     del figures["gates_passed"], figures["preflight"]
-    figures |= {"cell": cell.cell, "world_size": cell.world_size, "gates_passed": not cell.is_withheld}
+    figures |= {"cell": cell.cell, "world_size": cell.world_size, "gates_passed": _judge(cell)}
     if results.measurement is None:
         return figures
     arm = select_arm(results.measurement, cell.cell)

@@ -4,17 +4,16 @@ The published JSON Schema stands beside this file (results.schema.json); a test 
 0..1, a quantity carries its unit in its name, and a withheld figure is null.
 """
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter
 
 from tasks.gates.equivalence import Equivalence
-from tasks.process.failure import DataError
 from tasks.records.facts import ComparisonFacts, Record
 from tasks.records.gate import Gate
 from tasks.records.measurement import Measurement
+from tasks.records.stage_file import read_checked
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.chaos import Chaos
 from tasks.reporting.cost import Cost
@@ -23,7 +22,6 @@ from tasks.reporting.quality import Quality
 from training.process.files import write_json
 
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
-SCHEMA_VERSION: Literal[2] = 2
 
 
 class LossCurve(Record):
@@ -42,7 +40,7 @@ class LossCurve(Record):
 class Results(Record):
     """What one comparison found."""
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[2] = 2
     """Version of this file's layout."""
     created_at: str
     """UTC time at which the figures were put together."""
@@ -130,19 +128,7 @@ def write_results(path: Path, results: Results) -> None:
 
 def read_results(path: Path) -> Results:
     """Return what an earlier report found; raises DataError in one line if the file is not a results.json."""
-    try:
-        return Results.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; run `make compare` to make one") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "top level"
-        raise DataError(
-            f"{path}: {where}: {first['msg']}; allowed: a results.json of schema {SCHEMA_VERSION}; run `make compare` "
-            "to make one"
-        ) from None
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON: {error}; allowed: a results.json of this project") from None
+    return read_checked(path, TypeAdapter(Results))
 
 
 if __name__ == "__main__":

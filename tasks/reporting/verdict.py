@@ -21,8 +21,7 @@ def make_verdict(results: Results) -> str:
         only = results.baseline
         return (
             f"{only.cell} needs {wording.format_seconds(only.seconds_per_epoch)} per epoch; a speedup needs a second "
-            "cell to "
-            f"compare with; {_count_passed_gates(results)}."
+            f"cell to compare with; {_count_passed_gates(results)}."
         )
     best, *others = sort_by_merit(results)
     spoilt = [*_warn_above_linear(results), *_warn_slow_ranks(results), *_explain_missing_speedups(results)]
@@ -62,11 +61,10 @@ def _describe_others(others: list[CellResults]) -> list[str]:
     for cell in others:
         measured = cell.measured_speedup
         doubt = f"{wording.format_interval(measured)}, " if measured else ""
-        same = ", no measurable difference" if measured and measured.holds_one else ""
+        same = ", no measurable difference" if measured and measured.contains(1) else ""
         figures.append(
             f"{cell.cell} {wording.format_ratio(cell.speedup)} "
-            f"({doubt}{wording.format_percent(cell.parallel_efficiency)} of linear"
-            f"{same})"
+            f"({doubt}{wording.format_percent(cell.parallel_efficiency)} of linear{same})"
         )
     return [f"others: {', '.join(figures)}"] if figures else []
 
@@ -79,8 +77,7 @@ def _warn_above_linear(results: Results) -> list[str]:
         if (measured.low if measured else share - NOISE_OF_ONE_RUN) > 1:
             said.append(
                 f"suspect: {cell.cell} is above linear ({wording.format_percent(share)}), which its ranks alone cannot "
-                "make; "
-                f"probably something slowed {results.baseline.cell} down"
+                f"make; probably something slowed {results.baseline.cell} down"
             )
     return said
 
@@ -113,10 +110,8 @@ def _warn_slow_ranks(results: Results) -> list[str]:
         if slowest is not None and slowest.is_straggler and not cell.is_withheld:
             said.append(
                 f"{cell.cell} is not clean: rank {slowest.rank} took {wording.format_ratio(slowest.times_as_long)} as "
-                "long as "
-                f"the others for the same work, and they waited for it {wording.format_percent(slowest.waiting_share)} "
-                "of "
-                "the time"
+                "long as the others for the same work, and they waited for it "
+                f"{wording.format_percent(slowest.waiting_share)} of the time"
             )
     return said
 
@@ -136,7 +131,7 @@ def _describe_arm(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> s
     else:
         rates = [wording.format_three_digits(one.samples_per_second) for one in (arm, first)]
         times = f"{rates[0]} against {rates[1]} samples per second"
-    if speedup.holds_one:
+    if speedup.contains(1):
         answer = (
             f"No measurable difference between {arm.cell} and {first.cell} ({wording.format_ratio(speedup.value)}, "
         )

@@ -3,11 +3,12 @@
 import datetime
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.inputs.snapshot import walk_leaves
 from tasks.params import Params
 from tasks.records.facts import Record
 from tasks.records.fingerprint import MachineFile
@@ -88,7 +89,8 @@ def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine
 
 def flatten(value: Mapping[str, Any]) -> dict[str, str]:
     """Return every leaf under its dotted key, as params.yaml would write it, short enough for MLflow."""
-    return {re.sub(_NOT_IN_KEYS, "", key): _format_value(leaf)[:_MAX_CHARACTERS] for key, leaf in _walk_leaves(value)}
+    leaves = {re.sub(_NOT_IN_KEYS, "", key): leaf for key, leaf in walk_leaves(dict(value)) if leaf != {}}
+    return {key: _format_value(leaf)[:_MAX_CHARACTERS] for key, leaf in leaves.items()}
 
 
 def make_step_point(event: Mapping[str, Any], *, timestamp_ms: int) -> Point:
@@ -197,16 +199,6 @@ def make_gate_tags(results: Mapping[str, Any]) -> Tags:
         told = ": ".join(filter(None, [standing["state"], ", ".join(standing["gates"]), standing["reason"]]))
         tags[None][f"speedup.{cell['cell']}"] = tags.setdefault(cell["cell"], {})["speedup"] = told
     return {cell: {key: text[:_MAX_CHARACTERS] for key, text in found.items()} for cell, found in tags.items()}
-
-
-def _walk_leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _walk_leaves(part, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, list) and any(isinstance(part, Mapping | list) for part in value):
-        yield from _walk_leaves({str(index): part for index, part in enumerate(value)}, prefix)
-    else:
-        yield prefix, value
 
 
 def _format_value(value: Any) -> str:

@@ -32,7 +32,7 @@ def main() -> int:
         parser.error(f"{', '.join(sorted(unknown))}; allowed: {', '.join(keys)}")
     _say_only_results()
     facts = collect_machine_facts()
-    machine = f"one machine ({facts['cpu']}, {facts['num_cpus']} CPUs; torch {facts['versions']['torch']})"
+    machine = f"one machine ({facts.cpu}, {facts.num_cpus} CPUs; torch {facts.versions['torch']})"
     console = Console()
     if "system-calls" in chosen and not has_strace():
         console.print("system-calls: left out, strace is not there or may not trace (apt-get install strace)")

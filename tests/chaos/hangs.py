@@ -95,6 +95,7 @@ def hang_trial(folder: Path, config: dict[str, Any], trial: HangTrial, *, watchd
     """Return what comes of one trial in this process, which must never have computed anything with torch."""
     from tasks.process.failure import StageError
     from tasks.ranks.memory import run_within_memory
+    from training.config import parse_config
 
     _offer_forked_launcher()
     work = work_of(folder, trial)
@@ -108,7 +109,7 @@ def hang_trial(folder: Path, config: dict[str, Any], trial: HangTrial, *, watchd
 
     try:
         run_within_memory(
-            {**config, "work_dir": str(work)}, launcher="forked", stop=threading.Event(), follow=follow,
+            parse_config({**config, "work_dir": str(work)}), launcher="forked", stop=threading.Event(), follow=follow,
             watchdog_seconds=watchdog_seconds,
         )  # fmt: skip
     except StageError as error:

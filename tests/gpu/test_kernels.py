@@ -27,11 +27,12 @@ def test_a_softmax_in_place_has_the_bits_of_one_in_memory_of_its_own(dtype: torc
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_packed_rows_have_the_gradient_of_the_rows_unpacked(precision: str, tmp_path: Path) -> None:
-    told = make_config(
+    asked = make_config(
         tmp_path / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=40)],
         device="cuda", packing=True, precision=precision, global_batch_size=40, micro_batch_size=20,
     )  # fmt: skip
+    told = parsed(asked, tmp_path)
     assert has_packed_kernels(told)
-    found = compare_packed_kernels(parsed(told, tmp_path))
+    found = compare_packed_kernels(told)
     assert found is not None
     assert 0 < found.found.relative_l2 < found.tolerance

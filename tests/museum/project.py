@@ -139,7 +139,7 @@ def _machine() -> dict[str, Any]:
     from tasks.machine.facts import collect_machine_facts
 
     # The museum is about processes on the CPU, also where there is a GPU.
-    return {**collect_machine_facts(), "gpus": [], "num_gpus": 0}
+    return collect_machine_facts().model_copy(update={"gpus": [], "num_gpus": 0}).model_dump(mode="json")
 
 
 def _params(names: list[str], size: Size) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from tasks.measuring.workers import Workers, open_workers
 from tests.phantom.counts import read_counts
 from tests.tiny import make_config, make_tiny_workload
+from training.config import parse_config
 
 pytestmark = pytest.mark.slow
 
@@ -25,10 +26,10 @@ def _waiting_ranks(folder: Path, world_sizes: Sequence[int]) -> Iterator[list[Wo
     """Yield the waiting ranks of a cell for each number of them."""
     model, slices = make_tiny_workload("causal_lm", folder)
     configs = {
-        f"{num}gpu": make_config(
+        f"{num}gpu": parse_config(make_config(
             folder / f"work-{num}", model, slices, cell=f"{num}gpu", world_size=num, device="cuda", packing=True,
             strategy="ddp" if num > 1 else "single", precision="bf16",
-        )
+        ))
         for num in world_sizes
     }  # fmt: skip
     launchers = dict.fromkeys(configs, "torchrun")

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tasks.data.builtin.digits import NUM_IMAGES
-from tasks.data.slicing.image_classification import store_slice, write_slices
+from tasks.data.slicing.image_classification import Images
 from tasks.data.sources import image_rows
 from tasks.data.sources.image_models import store_image_model
 from tasks.data.sources.image_policy import MAX_PIXELS
@@ -21,6 +21,8 @@ from tasks.params.image_files import list_image_files
 from tasks.params.source_digest import digest_source
 from tasks.params.sources import ModelParams, RowRange
 from tasks.process.failure import ConfigurationError, DataError
+from tasks.records.sources import ROWS, RawManifest
+from tasks.slice import store_slice, write_slices
 from tests.images import CLASS_NAMES, encoded, make_image_model, striped, write_image_folder, write_tar
 
 
@@ -60,7 +62,12 @@ def digest_of(source: str) -> str | None:
 def sliced(part: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return the arrays of a slice of raw/, and its manifest."""
     start, end = (int(number) for number in part.split("-"))
-    folder = store_slice(RowRange(start=start, end=end), Path("raw"), workload="image_classification")
+    about = RawManifest.read(Path("raw"))
+    rows = Images(
+        rows=Path("raw") / ROWS, class_names=about.class_names, size=about.image_size or 0,
+        workload="image_classification",
+    )  # fmt: skip
+    folder = store_slice(RowRange(start=start, end=end), rows)
     arrays = {name: np.load(folder / f"{name}.npy") for name in ("images", "labels", "row_ids")}
     return arrays, json.loads((folder / "manifest.json").read_text())
 

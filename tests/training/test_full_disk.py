@@ -1,9 +1,11 @@
 """A checkpoint that the disk does not take: exit code 4, one line with the numbers, and the one before it whole."""
 
+import json
 import re
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from tests.tiny import make_config
 from tests.training.conftest import are_bitwise_equal, events_in, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
-from training.process.failure import EXIT_NO_RESOURCES, UnwritableError
+from training.process.failure import EXIT_NO_RESOURCES, FAILURES, UnwritableError, read_failures
 
 Launch = Callable[..., list[dict[str, Any]]]
 
@@ -70,6 +72,25 @@ def test_on_a_full_disk_the_run_ends_with_needed_and_free_bytes_and_resumes_once
     events = train_here(roomy)
     assert next(event for event in events if event["event"] == "segment_started")["resumed_at_step"] == 2
     assert are_bitwise_equal(weights_at_end(roomy), weights_at_end(clean))
+
+
+def test_a_log_on_the_full_disk_costs_the_words_and_not_the_exit_code(
+    tmp_path: Path, tiny_model: Path, slices: list[Path]
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    config = make_config(tmp_path / "work", tiny_model, slices[:1], checkpoint_every_steps=1)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    room = (_CHECKPOINT_BYTES // 2,) * 2
+    with Path("/dev/full").open("wb") as log:
+        ended = subprocess.run(
+            [sys.executable, "-m", "training", "--config", file],
+            stdout=log, stderr=log, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, room),
+        )  # fmt: skip
+    assert ended.returncode == EXIT_NO_RESOURCES
+    (failure,) = read_failures(tmp_path / "work" / FAILURES)
+    assert "a checkpoint needs" in failure["reason"]
 
 
 def test_a_checkpoint_that_breaks_off_in_mid_file_leaves_the_one_before_it(

@@ -25,14 +25,8 @@ from training.step.traffic import BROADCAST, Traffic
 from training.strategies import ddp
 from training.workloads import Workload
 
-OPTIONS = {
-    "bucket_mib": None,
-    "static_graph": False,
-    "bucket_view": True,
-    "gradient_hook": ("none", "bf16", "fp16"),
-    "early_tied_head": False,
-}
-"""Those of ddp, which reduces the gradient."""
+OPTIONS = ddp.OPTIONS
+"""Of ddp, which reduces the gradient."""
 
 _ALIGNMENT = 64
 """Elements: a parameter begins where a tensor of its own could, so that every kernel treats it as one."""

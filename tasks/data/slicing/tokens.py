@@ -1,17 +1,32 @@
 """The tokens of texts, by the tokenizer of the base model."""
 
-from collections.abc import Sequence
+import hashlib
+import importlib.metadata
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
+from tasks.data.sources.parquet import read_groups
+from tasks.data.sources.row_policy import CUT, QUARANTINED, Row
+from tasks.params import Params
+from tasks.params.choices import has_labels
+from tasks.params.sources import RowRange
 from tasks.process.failure import DataError
 from tasks.process.foreign import bound_native_code
-from tasks.records.sources import BaseModelManifest
+from tasks.process.progress import show_progress
+from tasks.records.sources import ROWS, BaseModelManifest, RawManifest
 from training.process.files import digest_json
 
+_FORMAT = 2
+"""Counts up when the same rows and tokenizer would give another array than before."""
+_BATCH_ROWS = 1_000
+_SPECIAL = "special"
 _SECONDS_OF_A_BATCH = 120.0
 _CHARACTERS_PER_SECOND = 50_000
 """Tokenizers do a million."""
@@ -111,3 +126,115 @@ def load_tokenizer(base_model: Path, *, has_labels: bool = False) -> RowTokenize
 
 def _is_of_tokenizer(name: str) -> bool:
     return name not in _NOT_TOKENIZER and not name.endswith((".safetensors", ".index.json"))
+
+
+def open_rows(params: Params, *, raw: Path, base_model: Path) -> "Texts":
+    """Return the texts of the data set, with the base model's tokenizer."""
+    tokenizer = load_tokenizer(base_model, has_labels=has_labels(params.workload))
+    class_names = RawManifest.read(raw).class_names if tokenizer.has_labels else []
+    return Texts(rows=raw / ROWS, tokenizer=tokenizer, workload=params.workload, class_names=class_names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """The texts of a data set, whose slices become tokens."""
+
+    rows: Path
+    """The parquet file."""
+    tokenizer: RowTokenizer
+    workload: str
+    """The ML problem."""
+    class_names: Sequence[str] = ()
+    """The classes that rows may have, in the order of their numbers; none where rows have no class."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the arrays depend on, beside the rows."""
+        return {
+            "format": _FORMAT,
+            "tokenizer": self.tokenizer.digest,
+            "vocab_size": self.tokenizer.vocab_size,
+            "workload": self.workload,
+            "tokenizers": importlib.metadata.version("tokenizers"),
+            **({"class_names": list(self.class_names)} if self.class_names else {}),
+        }
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the list of all slices says of them."""
+        tokenizer = self.tokenizer
+        return {
+            "tokenizer_digest": tokenizer.digest,
+            "vocab_size": tokenizer.vocab_size,
+            "eos_token_id": tokenizer.eos_token_id,
+        }
+
+    def digest_rows(self, part: RowRange) -> str:
+        """Return the sha256 of the slice's texts, their faults and classes."""
+        digest = hashlib.sha256()
+        for _, batch in _read_rows(self.rows, part):
+            for row in batch:
+                digest.update(row.text.encode() + b"\0" + (row.fault or "").encode() + b"\0")
+                if row.label is not None:
+                    digest.update(row.label.encode() + b"\0")
+        return digest.hexdigest()
+
+    def write(self, part: RowRange, folder: Path) -> dict[str, Any]:
+        """Write tokens.npy, offsets.npy and row_ids.npy, with classes labels.npy; return what the manifest says.
+
+        Memory holds one batch of rows at a time.
+        """
+        # Not lists, which take several times as much per row.
+        lengths, row_ids, labels = array("q"), array("q"), array("q")
+        numbers = {name: number for number, name in enumerate(self.class_names)}
+        counts: Counter[str] = Counter()
+        with (
+            (folder / "tokens.npy").open("wb") as file,
+            show_progress(f"slice {part}: rows", part.end - part.start) as advance,
+        ):
+            _write_header(file, 0)
+            for first, batch in _read_rows(self.rows, part):
+                kept = {row_id: row for row_id, row in enumerate(batch, start=first) if row.fault not in QUARANTINED}
+                texts = [row.text for row in kept.values()]
+                arrays = self.tokenizer.rows(texts, row_ids=list(kept))
+                file.write(b"".join(array.tobytes() for array in arrays))
+                lengths.extend(len(array) for array in arrays)
+                row_ids.extend(kept)
+                labels.extend(numbers[row.label] for row in kept.values() if row.label is not None)
+                counts.update(row.fault for row in batch if row.fault is not None)
+                counts[_SPECIAL] += sum(map(self.tokenizer.has_special_token, texts))
+                advance(len(batch))
+            # numpy pads the header so that a longer length fits in the same place.
+            file.seek(0)
+            _write_header(file, sum(lengths))
+        if not row_ids:
+            raise DataError(f"slice {part}: every row of it is left out as no good text; choose other rows")
+        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        np.save(folder / "offsets.npy", offsets)
+        np.save(folder / "row_ids.npy", np.frombuffer(row_ids, dtype=np.int64))
+        if self.class_names:
+            np.save(folder / "labels.npy", np.frombuffer(labels, dtype=np.int64))
+        return {
+            "num_rows": len(lengths),
+            "num_tokens": sum(lengths),
+            "quarantined": {fault: counts[fault] for fault in QUARANTINED if counts[fault]},
+            "num_cut_rows": counts[CUT],
+            "num_special_token_rows": counts[_SPECIAL],
+            "class_names": list(self.class_names),
+        }
+
+
+def _write_header(file: Any, num_tokens: int) -> None:
+    header = {"descr": "<i4", "fortran_order": False, "shape": (num_tokens,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def _read_rows(rows: Path, part: RowRange) -> Iterator[tuple[int, list[Row]]]:
+    """Yield (first row id, rows) in batches, reading only the row groups that the slice touches."""
+    with pq.ParquetFile(rows) as file:
+        columns = [name for name in Row._fields if name in file.schema_arrow.names]
+        for first, table in read_groups(file, part.start, part.end, columns=columns):
+            found = [Row(*values) for values in zip(*(column.to_pylist() for column in table.columns), strict=True)]
+            for offset in range(0, len(found), _BATCH_ROWS):
+                yield first + offset, found[offset : offset + _BATCH_ROWS]

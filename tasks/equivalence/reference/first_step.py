@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from tasks.equivalence.reference import find_reference, has_reference
 from tasks.params import Params
 from tasks.process.failure import DataError, DivergedError
 from tasks.records.evaluation import FirstStepFile
-from training.registry import has_file, import_file
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def compute_first_step(params: Params, *, slices: Path, base_model: Path, device
     del model
     if facts.why_no_loss:
         return facts
-    reference = import_file("tasks.equivalence.reference", params.workload)
+    reference = find_reference(params.workload)
     options: dict[str, Any] = {}
     if train.augment != "none":
         options["augmentation"] = Augmentation(kind=train.augment, seed=train.seed, epoch=1)
@@ -71,7 +71,7 @@ def compute_first_step(params: Params, *, slices: Path, base_model: Path, device
 def _explain_no_loss(workload: str, *, has_dropout: bool) -> str | None:
     if has_dropout:
         return "the model has dropout, so the loss of a training step is not that of an evaluation"
-    if not has_file("tasks.equivalence.reference", workload):
+    if not has_reference(workload):
         return (
             f"the workload {workload} has no second computation of its loss (tasks/equivalence/reference/{workload}.py)"
         )

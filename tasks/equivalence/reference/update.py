@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tasks.equivalence.reference import find_reference
 from tasks.process.failure import DivergedError
 from training.config import TrainingConfig
 from training.data.batches import IGNORED_LABEL, MicroBatch
 from training.data.plan import SegmentPlan, StepPlan, make_micro_batch, make_segment_plan
 from training.data.rows import Rows
 from training.model.attention_kernels import choose_attention_kernels
-from training.registry import import_file
 from training.step.schedule import compute_learning_rate
 from training.workloads import find_workload, open_training_rows
 
@@ -122,7 +122,7 @@ class OneProcess:
         torch.set_num_threads(config.threads_per_rank)
         choose_attention_kernels(torch.device(config.device))
         self._config = config
-        self._workload = import_file("tasks.equivalence.reference", config.workload)
+        self._workload = find_reference(config.workload)
         self._model = self._workload.load_model(config.model_dir, device=config.device, is_packed=config.packing)
         self._named = {name: part for name, part in self._model.named_parameters() if part.requires_grad}
         self.start_weights = {name: part.detach().to("cpu", copy=True) for name, part in self._named.items()}

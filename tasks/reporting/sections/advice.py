@@ -44,8 +44,7 @@ def _advise(measurement: Measurement, advice: Advice) -> str:
     recommended = sum(one.verdict == "recommended" for one in advice.tried)
     found = (
         f"{recommended} of {wording.format_plural(len(advice.tried), 'change')} made the cell faster beyond doubt: the "
-        "whole "
-        "interval of the gain is above 1."
+        "whole interval of the gain is above 1."
         if recommended
         else "None of these changes is recommended: of none is the whole interval of the gain above 1."
     )

@@ -6,6 +6,7 @@ from tasks.reporting.history import Change, History, HistoryRecord, format_time,
 from tasks.reporting.results import Results
 
 TITLE = "History"
+_GATES: dict[bool | str, str] = {True: "passed", False: "failed", "unproven": "unproven"}
 
 
 def make_blocks(results: Results) -> list[Block]:
@@ -46,7 +47,7 @@ def _tabulate_records(results: Results, history: History) -> Table:
             ),
             ("Speedup", lambda record: _format_speedup(results, record)),
             ("Tokens/s", lambda record: wording.format_optional(record.tokens_per_second, wording.format_three_digits)),
-            ("Gates", lambda record: "passed" if record.gates_passed else "failed"),
+            ("Gates", lambda record: _GATES[record.gates_passed]),
             ("Machine", _describe_machine),
             ("Preflight", lambda record: record.preflight or wording.NOT_AVAILABLE),
         ],

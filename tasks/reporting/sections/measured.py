@@ -24,8 +24,7 @@ def tell(results: Results) -> list[str]:
         "Seconds are those of optimizer steps only (forward, backward, exchange of gradients, update, and waiting "
         "for data), the maximum over the ranks. Checkpoints, logging, evaluation and upload are outside.",
         f"{wording.replace_unit('Tokens', results.unit)} and samples are counted from what was really learned from, "
-        "without "
-        "padding, and divided by wall time.",
+        "without padding, and divided by wall time.",
         "Forward and backward ran before the first timed step of each segment, outside the clock; what still warms "
         "up after that is inside.",
         "Models are evaluated on rows that no range overlaps, each "
@@ -82,6 +81,5 @@ def _tell_lag(cell: str, slowest: SlowestRank) -> str:
     verdict = "a straggler, and the cell's speedup is that of its slowest device" if slowest.is_straggler else "no lag"
     return (
         f"Of {cell}, rank {slowest.rank} took longest for the same work, {wording.format_ratio(slowest.times_as_long)} "
-        "as "
-        f"long as the others: {verdict}."
+        f"as long as the others: {verdict}."
     )

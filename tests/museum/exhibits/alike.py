@@ -42,8 +42,8 @@ EXHIBITS = [
         claim=KNOWN_MISTAKE,
         mutation=Mutation(
             _STAGE,
-            "str((slices / part.range).resolve())",
-            "str((slices / (part.range if part is self.segments[0] else str(self.params.heldout))).resolve())",
+            "(slices / part.range).resolve()",
+            "(slices / (part.range if part is self.segments[0] else str(self.params.heldout))).resolve()",
         ),
         caught_by="Held-out rows were held out",
     ),

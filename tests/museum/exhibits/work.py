@@ -13,13 +13,12 @@ _LOOP = "training/loop.py"
 _PLAN = "training/data/plan.py"
 _STAGE = "tasks/train.py"
 _RANKS = "tasks/ranks/cell_ranks.py"
-_RANKS = "tasks/ranks/cell_ranks.py"
 _TOKENS_COMPARED = Mutation("training/record/window.py", "if int(counted.sum()) != expected:", "if False:")
 _DEALT = "source, step, rank=strategy.data_rank, world_size=strategy.data_world_size,"
 _ORDER = "np.random.default_rng([seed, epoch, start, end]).permutation(len(lengths))"
 _ROUNDS = "num_rounds = -(-len(self.micro_batches) // world_size)"
 _PLACES = "return [place if place < len(self.micro_batches) else None for place in places]"
-_SLICE_DIR = "str((slices / part.range).resolve())"
+_SLICE_DIR = "(slices / part.range).resolve()"
 
 EXHIBITS = [
     Exhibit(
@@ -94,7 +93,7 @@ EXHIBITS = [
         mutation=Mutation(
             _STAGE,
             _SLICE_DIR,
-            'str((slices / (part if self.cell == "1proc" else self.segments[-1]).range).resolve())',
+            '(slices / (part if self.cell == "1proc" else self.segments[-1]).range).resolve()',
         ),
         caught_by="Every sample exactly once",
         spares_baseline=True,
@@ -105,8 +104,8 @@ EXHIBITS = [
         claim=LANGUAGE_MODEL,
         mutation=Mutation(
             _RANKS,
-            "str(base_model.resolve())",
-            'str((base_model if cell == "1proc" else base_model.with_name("other_model")).resolve())',
+            "base_model.resolve()",
+            '(base_model if cell == "1proc" else base_model.with_name("other_model")).resolve()',
         ),
         caught_by="No break between segments",
         spares_baseline=True,
@@ -117,8 +116,8 @@ EXHIBITS = [
         claim=LANGUAGE_MODEL,
         mutation=Mutation(
             _RANKS,
-            '"world_size": spread.world_size,',
-            '"world_size": spread.world_size, "global_batch_size": 8 * spread.world_size,',
+            'exclude={*NOT_FOR_RANKS, "loss_chunk_rows"}),',
+            'exclude={*NOT_FOR_RANKS, "loss_chunk_rows"}) | {"global_batch_size": 8 * spread.world_size},',
         ),
         caught_by="Same work in every cell",
         spares_baseline=True,

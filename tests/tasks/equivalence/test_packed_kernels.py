@@ -1,5 +1,6 @@
 """Packed rows against the same rows unpacked, in the precision of the training: the same gradient, or it is found."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,13 @@ def test_a_model_with_dropout_draws_other_numbers_for_a_pack(tmp_path: Path) -> 
     assert compare_packed_kernels(config) is None
 
 
-def test_it_is_asked_for_packs_in_16_bit_on_a_gpu_alone() -> None:
-    told = {"packing": True, "device": "cuda", "precision": "bf16"}
+def test_it_is_asked_for_packs_in_16_bit_on_a_gpu_alone(tmp_path: Path) -> None:
+    told = dataclasses.replace(_make_config(tmp_path, precision="bf16"), device="cuda")
+    assert told.packing
     assert has_packed_kernels(told)
-    for change in ({"packing": False}, {"device": "cpu"}, {"precision": "fp32"}):
-        assert not has_packed_kernels(told | change)
+    changes: list[dict[str, Any]] = [{"packing": False}, {"device": "cpu"}, {"precision": "fp32"}]
+    for change in changes:
+        assert not has_packed_kernels(dataclasses.replace(told, **change))
 
 
 def _make_compared(relative_l2: float) -> Compared:

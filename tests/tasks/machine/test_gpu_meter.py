@@ -88,7 +88,7 @@ def test_a_span_has_the_readings_of_its_own_time_from_one_thread() -> None:
     assert one.gpus[0].num_readings >= 30
     assert 2 <= two.gpus[0].num_readings < one.gpus[0].num_readings  # begun anew
     assert (two.gpus[0].peak_memory_gib or 0) > (one.gpus[0].peak_memory_gib or 0)
-    assert one.as_json()["gpus"][1]["index"] == 1
+    assert one.gpus[1].index == 1
 
 
 def test_energy_of_all_is_unknown_if_one_gpus_is() -> None:

@@ -1,6 +1,5 @@
 """Whether the machine is fit to measure on: provoked for real where it can be."""
 
-import json
 import logging
 import os
 import signal
@@ -13,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from tasks.machine.check import Check
 from tasks.machine.host_checks import LARGEST_LOAD, check_cores, check_disk, check_load, check_memory
 from tasks.machine.host_facts import BusyProcess, Load, list_our_pids, watch_load
 from tasks.machine.preflight import judge_checks, run_preflight
 from tasks.params import Params, load_params
+from tasks.records.measurement import Preflight, PreflightCheck
+from tests.machines import make_machine
 
 SPIN = "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
-MACHINE: dict[str, Any] = {"num_gpus": 0}
+MACHINE = make_machine()
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def stranger() -> Iterator[int]:
     os.kill(pid, signal.SIGKILL)
 
 
-def named(result: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(check for check in result["checks"] if check["name"] == name)
+def named(result: Preflight, name: str) -> PreflightCheck:
+    return next(check for check in result.checks if check.name == name)
 
 
 def test_a_busy_process_of_somebody_else_makes_the_machine_unfit(
@@ -53,12 +53,12 @@ def test_a_busy_process_of_somebody_else_makes_the_machine_unfit(
     assert stranger not in list_our_pids()
     with caplog.at_level(logging.INFO):
         result = run_preflight(params, MACHINE, cells=list(params.cells), device="cpu", folder=tmp_path)
-    assert result["verdict"] == "not fit to measure"
+    assert result.verdict == "not fit to measure"
     load = named(result, "load by others")
-    assert load["verdict"] == "warning"
-    assert "end " in load["remedy"]
-    assert load["remedy"] in caplog.text
-    assert json.loads(json.dumps(result)) == result
+    assert load.verdict == "warning"
+    assert "end " in load.remedy
+    assert load.remedy in caplog.text
+    assert Preflight.model_validate_json(result.model_dump_json()) == result
 
 
 def test_a_busy_stranger_is_among_the_busiest(stranger: int) -> None:
@@ -99,7 +99,7 @@ def test_load_that_no_process_explains_is_not_blamed_on_one() -> None:
     assert "bystander" not in f"{check.found} {check.remedy}"
 
 
-def cores(*, threads: int = 1, ranks: int = 2, device: str = "cpu", cpus: int = 4, **limits: Any) -> Check:
+def cores(*, threads: int = 1, ranks: int = 2, device: str = "cpu", cpus: int = 4, **limits: Any) -> PreflightCheck:
     limits = {"num_physical": None, "quota": None, **limits}
     return check_cores("2proc", world_size=ranks, threads_per_rank=threads, device=device, num_cpus=cpus, **limits)
 
@@ -128,8 +128,8 @@ def test_more_ranks_than_cores_is_found_from_the_params(params: Params, tmp_path
     crowd = params.cells["2proc"].model_copy(update={"world_size": 4 * num_cpus})
     crowded = params.model_copy(update={"cells": {**params.cells, "crowd": crowd}})
     result = run_preflight(crowded, MACHINE, cells=["crowd"], device="cpu", folder=tmp_path)
-    assert result["verdict"] == "not fit to measure"
-    assert named(result, "cores for crowd")["verdict"] == "warning"
+    assert result.verdict == "not fit to measure"
+    assert named(result, "cores for crowd").verdict == "warning"
 
 
 def test_a_full_disk_is_found_and_the_folder_need_not_exist(tmp_path: Path) -> None:
@@ -156,15 +156,15 @@ def test_without_a_driver_gpus_are_not_checked_for_the_librarys_own_reason(
 ) -> None:
     result = run_preflight(params, MACHINE, cells=list(params.cells), device="cuda", folder=tmp_path)
     gpus = named(result, "GPUs")
-    assert gpus["verdict"] == "not checked"
-    assert no_driver in gpus["found"]
+    assert gpus.verdict == "not checked"
+    assert no_driver in gpus.found
 
 
 def test_the_verdict_is_fit_unless_a_check_warns(caplog: pytest.LogCaptureFixture) -> None:
-    fine, unread = Check.ok("a", "1 of 2"), Check.not_checked("b", "it is not shown")
+    fine, unread = PreflightCheck.judge("a", "1 of 2"), PreflightCheck.not_checked("b", "it is not shown")
     with caplog.at_level(logging.INFO):
-        assert judge_checks([fine, unread])["verdict"] == "fit to measure"
+        assert judge_checks([fine, unread]).verdict == "fit to measure"
     assert caplog.messages == ["fit to measure: 1 checks passed, not checked: b"]
     caplog.clear()
-    assert judge_checks([fine, Check.warning("c", "9 of 2", remedy="do d")])["verdict"] == "not fit to measure"
+    assert judge_checks([fine, PreflightCheck.judge("c", "9 of 2", remedy="do d")]).verdict == "not fit to measure"
     assert caplog.messages == ["not fit to measure: c: 9 of 2; do d"]

@@ -1,6 +1,5 @@
 """What is refused before anything is downloaded, of GPUs, drivers and builds of torch whose facts are known."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from tasks.machine.torch_facts import TorchFacts, fetch_torch_facts
 from tasks.machine.usable_gpus import explain_order, explain_slow, explain_unfit, has_code_for, require_usable_gpus
 from tasks.params import Params
 from tasks.params.strict_yaml import read_strict_yaml
+from tasks.records.facts import GpuFacts
 
 PROJECT = Path(__file__).resolve().parents[3]
 CUDA_13 = TorchFacts(
@@ -23,8 +23,8 @@ CUDA_13 = TorchFacts(
 """As the wheel of this torch has it."""
 
 
-def make_gpu(name: str, capability: str | None) -> dict[str, Any]:
-    return {"name": name, "memory_gib": 15.0, "compute_capability": capability}
+def make_gpu(name: str, capability: str | None) -> GpuFacts:
+    return GpuFacts(name=name, memory_gib=15.0, compute_capability=capability)
 
 
 T4, V100, H100 = make_gpu("Tesla T4", "7.5"), make_gpu("Tesla V100-SXM2-16GB", "7.0"), make_gpu("NVIDIA H100", "9.0")
@@ -35,12 +35,12 @@ def make_params(**train: Any) -> Params:
     return Params.model_validate({**raw, "train": {**raw["train"], **train}})
 
 
-def explain(*gpus: dict[str, Any], facts: TorchFacts = CUDA_13, driver_cuda: int | None = 13020) -> str:
+def explain(*gpus: GpuFacts, facts: TorchFacts = CUDA_13, driver_cuda: int | None = 13020) -> str:
     return explain_unfit(gpus, facts, driver="580.65.06", driver_cuda=driver_cuda) or ""
 
 
 @pytest.mark.parametrize("gpu", [T4, H100, make_gpu("NVIDIA GeForce RTX 4090", "8.9"), make_gpu("unknown", None)])
-def test_gpus_that_torch_has_code_for_are_taken(gpu: dict[str, Any]) -> None:
+def test_gpus_that_torch_has_code_for_are_taken(gpu: GpuFacts) -> None:
     assert explain(gpu) == ""
     # Any CUDA of one major version runs on the drivers of another of that version.
     assert explain(gpu, driver_cuda=13000) == explain(gpu, driver_cuda=None) == ""
@@ -50,7 +50,7 @@ def test_a_driver_too_old_for_the_build_is_said_with_what_it_needs() -> None:
     found = explain(T4, driver_cuda=12040)
     assert "driver 580.65.06 runs CUDA 12.4 at most" in found
     assert "built for CUDA 13.2; update the driver to 580 or later" in found
-    assert explain(T4, driver_cuda=12040, facts=dataclasses.replace(CUDA_13, cuda="12.8")) == ""
+    assert explain(T4, driver_cuda=12040, facts=CUDA_13.model_copy(update={"cuda": "12.8"})) == ""
 
 
 def test_a_gpu_without_code_in_the_build_is_named_with_what_there_is_code_for() -> None:
@@ -87,10 +87,10 @@ def test_a_build_for_cpus_on_a_machine_with_a_gpu_is_refused() -> None:
 
 
 def test_what_torch_itself_says_of_gpus_is_handed_on() -> None:
-    found = explain(H100, facts=dataclasses.replace(CUDA_13, num_gpus=0, problem="CUDA unknown error"))
+    found = explain(H100, facts=CUDA_13.model_copy(update={"num_gpus": 0, "problem": "CUDA unknown error"}))
     assert "torch 2.15.0+cu132 cannot use NVIDIA H100: CUDA unknown error" in found
     assert "names 2 GPUs that the cells are to use, torch 2.15.0+cu132 finds 1" in explain(
-        H100, H100, facts=dataclasses.replace(CUDA_13, num_gpus=1)
+        H100, H100, facts=CUDA_13.model_copy(update={"num_gpus": 1})
     )
 
 
@@ -138,14 +138,15 @@ def test_torch_is_asked_in_a_process_of_its_own_and_once_for_a_machine(
         assert found.problem
         assert not list(tmp_path.iterdir())
     (tmp_path / ".work").mkdir()
-    kept = {"machine": "machine", "torch": dataclasses.asdict(CUDA_13)}
+    kept = {"machine": "machine", "torch": CUDA_13.model_dump(mode="json")}
     (tmp_path / ".work" / "torch.json").write_text(json.dumps(kept))
     assert fetch_torch_facts("machine") == CUDA_13
-    monkeypatch.setattr(torch_facts, "_ask_torch", lambda: dataclasses.replace(CUDA_13, num_gpus=1))
+    monkeypatch.setattr(torch_facts, "_ask_torch", lambda: CUDA_13.model_copy(update={"num_gpus": 1}))
     assert fetch_torch_facts("another machine").num_gpus == 1
     assert json.loads((tmp_path / ".work" / "torch.json").read_text())["machine"] == "another machine"
 
 
 def test_a_machine_without_gpus_is_asked_nothing(no_driver: str) -> None:
-    assert collect_machine_facts()["gpus"] == []
-    require_usable_gpus(make_params(), {"gpus": [], "digest": "none"})
+    machine = collect_machine_facts()
+    assert machine.gpus == []
+    require_usable_gpus(make_params(), machine)

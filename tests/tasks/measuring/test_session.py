@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -28,7 +27,10 @@ from tasks.measuring.session import has_room
 from tasks.measuring.speed import TimedComparison
 from tasks.measuring.workers import Workers
 from tasks.process.failure import DistributedError, PreemptedError, ResourceError
+from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.records.measurement import MeasurementFile
+from tests.machines import make_machine
+from training.config import TrainingConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -130,8 +132,8 @@ def test_a_link_that_cannot_be_measured_costs_nothing_but_its_sweep(
 ) -> None:
     tried = []
 
-    def none_starts(configs: Mapping[str, Any], **_: object) -> Iterator[None]:
-        tried.extend(config["world_size"] for config in configs.values())
+    def none_starts(configs: Mapping[str, TrainingConfig], **_: object) -> Iterator[None]:
+        tried.extend(config.world_size for config in configs.values())
         raise ResourceError("no memory for more ranks")
 
     monkeypatch.setattr(session, "open_workers", none_starts)
@@ -142,8 +144,10 @@ def test_a_link_that_cannot_be_measured_costs_nothing_but_its_sweep(
         most_share=1.0, block_seconds=0.1, seed=1,
     )  # fmt: skip
     asked = Session(
-        comparison=comparison, params=PARAMS, machine={}, rows=[], work=tmp_path,
-        configs={"2dev": {"work_dir": str(tmp_path)}},
+        comparison=comparison, params=PARAMS, machine=make_machine(), rows=[], work=tmp_path,
+        configs={"2dev": make_ranks_config(
+            "2dev", PARAMS, device="cpu", base_model=tmp_path, work=tmp_path / "2dev", segments=[]
+        )},
         arithmetic=Arithmetic(base_model=tmp_path, lengths=None, precision="fp32", gpu_name=None), device="cpu",
         num_devices=8,
     )  # fmt: skip
@@ -219,7 +223,7 @@ def test_room_is_counted_with_every_copy_and_its_optimizer(
         max_seconds=1.0, waterfall_seconds=1.0,
         most_share=1.0, block_seconds=0.1, seed=1,
     )  # fmt: skip
-    machine = {"gpus": [{"name": "T4", "memory_gib": 15.0}] * 2}
+    machine = make_machine(num_gpus=2, memory_gib=15.0)
     fits = partial(has_room, [*comparison.arms, *comparison.counterfactuals], cells)
     assert fits(machine, device="cpu", num_parameters=num_parameters) == expected
     # The plain process, the wrapped one; the two, without communication, and as copies of their own. Weights and
@@ -227,10 +231,10 @@ def test_room_is_counted_with_every_copy_and_its_optimizer(
     caplog.clear()
     assert not fits(machine, device="cuda", num_parameters=494_032_768)
     assert "5 variants of a step on 2 ranks would take 20.2 GiB, 15.0 are there" in caplog.text
-    assert fits({"gpus": [{"memory_gib": 40.0}] * 2}, device="cuda", num_parameters=494_032_768)
+    assert fits(make_machine(num_gpus=2, memory_gib=40.0), device="cuda", num_parameters=494_032_768)
     # On one GPU both ranks of the larger cell are there: 12 bytes three times, and 8 gradients.
-    assert not fits({"gpus": [{"memory_gib": 40.0}]}, device="cuda", num_parameters=494_032_768)
-    assert fits({"gpus": [{"memory_gib": 80.0}]}, device="cuda", num_parameters=494_032_768)
+    assert not fits(make_machine(num_gpus=1, memory_gib=40.0), device="cuda", num_parameters=494_032_768)
+    assert fits(make_machine(num_gpus=1, memory_gib=80.0), device="cuda", num_parameters=494_032_768)
 
 
 def test_with_room_for_one_variant_there_are_a_prediction_and_advice_too(

@@ -3,18 +3,18 @@
 `python -m tests.tasks.process.rank_stage CONFIG`
 """
 
-import json
 import sys
 from pathlib import Path
 
 from tasks.process.failure import exit_with_one_line
 from tasks.process.stopping import stop_on_signals
 from tasks.ranks.cell_ranks import run_ranks
+from training.config import read_config
 
 
 def main() -> None:
     """Run them to their end, or until asked to stop."""
-    config = json.loads(Path(sys.argv[1]).read_bytes())
+    config = read_config(Path(sys.argv[1]))
     with stop_on_signals() as stop:
         run_ranks(config, launcher="torchrun", stop=stop, follow=lambda _: None)
 

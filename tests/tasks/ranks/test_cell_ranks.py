@@ -5,7 +5,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from ruamel.yaml import YAML
@@ -13,12 +13,14 @@ from ruamel.yaml import YAML
 from tasks.params import Params
 from tasks.process.failure import ExitCode, ResourceError
 from tasks.ranks.cell_ranks import choose_device, make_ranks_config, run_ranks
+from tests.machines import make_machine
 from tests.tiny import make_config, make_slice, make_tiny_model
+from training.config import parse_config
 
 
 def test_more_ranks_than_gpus_are_refused_with_the_remedy_unless_asked_for(project: Path) -> None:
     raw = YAML(typ="safe", pure=True).load(project / "params.yaml")
-    machine = {"num_gpus": 1, "num_cpus": 8}
+    machine = make_machine(num_gpus=1, num_cpus=8)
     params = Params.model_validate(raw)
     assert choose_device("1proc", params, machine) == "cuda"
     with pytest.raises(ResourceError, match=r"cells\.2proc\.world_size=2 .* 1 GPUs .*oversubscribe: true") as caught:
@@ -26,7 +28,7 @@ def test_more_ranks_than_gpus_are_refused_with_the_remedy_unless_asked_for(proje
     assert caught.value.exit_code == ExitCode.RESOURCES
     raw["cells"]["2proc"]["oversubscribe"] = True
     assert choose_device("2proc", Params.model_validate(raw), machine) == "cuda"
-    assert choose_device("2proc", params, {"num_gpus": 0, "num_cpus": 2}) == "cpu"
+    assert choose_device("2proc", params, make_machine(num_cpus=2)) == "cpu"
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def test_a_disk_that_takes_neither_a_checkpoint_nor_a_word_about_it_is_still_exi
             (small_disk / "filler").write_bytes(bytes(max(shutil.disk_usage(small_disk).free - num_left, 0)))
 
     with pytest.raises(ResourceError) as caught:
-        run_ranks(config, launcher="torchrun", stop=threading.Event(), follow=fill)
+        run_ranks(parse_config(config), launcher="torchrun", stop=threading.Event(), follow=fill)
     assert caught.value.exit_code == ExitCode.RESOURCES == 4
     assert "\n" not in str(caught.value)
 
@@ -65,10 +67,10 @@ def test_a_disk_that_takes_neither_a_checkpoint_nor_a_word_about_it_is_still_exi
     ("asked", "device", "told"), [(None, "cpu", 384), (None, "cuda", 2048), (1000, "cpu", 1000), (64, "cuda", 64)]
 )
 def test_a_chunk_of_the_loss_is_as_large_as_its_device_likes_unless_params_say_so(
-    asked: int | None, device: str, told: int, project: Path, tmp_path: Path
+    asked: int | None, device: Literal["cpu", "cuda"], told: int, project: Path, tmp_path: Path
 ) -> None:
     raw = YAML(typ="safe", pure=True).load(project / "params.yaml")
     params = Params.model_validate(raw)
     params = params.model_copy(update={"train": params.train.model_copy(update={"loss_chunk_rows": asked})})
-    config = make_ranks_config("2proc", params, device=device, base_model=tmp_path, work=tmp_path)
-    assert config["loss_chunk_rows"] == told
+    config = make_ranks_config("2proc", params, device=device, base_model=tmp_path, work=tmp_path, segments=[])
+    assert config.loss_chunk_rows == told

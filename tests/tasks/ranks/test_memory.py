@@ -1,6 +1,8 @@
 """What runs out of memory is tried with smaller micro-batches, and what is left over is one line."""
 
+import dataclasses
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,22 +10,26 @@ import torch
 
 from tasks.process.failure import ConfigurationError, OutOfMemoryError
 from tasks.ranks.memory import name_out_of_memory, try_within_memory
+from tests.tiny import make_config
+from training.config import TrainingConfig, parse_config
 
-CONFIG = {"micro_batch_size": 12, "global_batch_size": 24, "world_size": 2, "exact": False}
+TOLD = make_config(Path(), Path(), [], micro_batch_size=12, global_batch_size=24, world_size=2)
+SEGMENT = {"range": "0-24", "epoch": 1, "slice_dir": "slice", "fingerprint": "tested"}
+CONFIG = parse_config({**TOLD, "segments": [SEGMENT]})
 
 
 def _try(room: int, **changes: Any) -> tuple[int, list[int]]:
     """Return with how many samples it went, and with how many it was tried, where memory has room for so many."""
     tried: list[int] = []
 
-    def attempt(config: dict[str, Any]) -> int:
-        tried.append(config["micro_batch_size"])
+    def attempt(config: TrainingConfig) -> int:
+        tried.append(config.micro_batch_size)
         if tried[-1] > room:
             with name_out_of_memory("a training"):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.32 GiB")
         return tried[-1]
 
-    return try_within_memory({**CONFIG, **changes}, attempt), tried
+    return try_within_memory(dataclasses.replace(CONFIG, **changes), attempt), tried
 
 
 def test_micro_batches_are_halved_until_they_fit() -> None:
@@ -53,7 +59,7 @@ def test_what_was_computed_until_then_is_free_when_it_is_tried_again() -> None:
         left.append(weakref.ref(gradient))
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def attempt(config: dict[str, Any]) -> bool:
+    def attempt(_: TrainingConfig) -> bool:
         if len(left) == 2:
             return all(gradient() is None for gradient in left)
         with name_out_of_memory("a training"):

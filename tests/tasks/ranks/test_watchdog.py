@@ -19,6 +19,7 @@ from tasks.ranks.watchdog import Hang, Watchdog
 from tests.chaos.hangs import HangTrial, hang_trials, work_of
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end
+from training.config import parse_config
 from training.process.heartbeat import NUM_COLLECTIVES, PID, Heartbeat, StepSection
 
 _PATIENCE = 0.5
@@ -158,7 +159,9 @@ def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(
     before = set(psutil.Process().children(recursive=True))
 
     def run() -> None:
-        run_ranks(config, launcher="torchrun", stop=threading.Event(), follow=events.extend, watchdog_seconds=3)
+        run_ranks(
+            parse_config(config), launcher="torchrun", stop=threading.Event(), follow=events.extend, watchdog_seconds=3
+        )
 
     monkeypatch.setenv("FAULT", "rank=1,step=5,kind=stop,section=backward")
     with pytest.raises(DistributedError, match="rank 1 hangs in section backward of step 5: nothing for 3 s") as caught:

@@ -10,9 +10,11 @@ import pytest
 from tasks.process.failure import DataError
 from tasks.report import make_report, write_report
 from tasks.reporting import drawing
+from tasks.reporting.blocks import Table
 from tasks.reporting.collect import collect_results
 from tasks.reporting.history_file import COLUMNS, add_history, read_history
 from tasks.reporting.results import Results, read_results
+from tasks.reporting.sections import history
 from tests.tasks.reporting.comparison import edit_json, edit_segment, outputs_of, record_as, write_comparison
 from tests.tasks.reporting.measured import arm, estimate, measurement, write_measurement
 from tests.tasks.reporting.page import Page
@@ -130,6 +132,17 @@ def test_a_withheld_speedup_is_in_no_record_and_in_no_history_shown(tmp_path: Pa
     assert repaired is not None
     assert "speedup of 2proc 1.62x -> 1.30x" in str(repaired.regression)
     assert len(lines_of(tmp_path)) == 6
+
+
+def test_an_unproven_speedup_is_remembered_and_shown_as_such(tmp_path: Path, measured: dict[str, Any]) -> None:
+    (tmp_path / "measurements" / "certificate.json").unlink()
+    for _ in range(2):
+        results = report(tmp_path, measured)
+    assert [line["gates_passed"] for line in lines_of(tmp_path)] == ["yes", "unproven"]
+    assert results.history is not None
+    assert [record.gates_passed for record in results.history.records] == [True, "unproven"]
+    shown = next(block for block in history.make_blocks(results)[::-1] if isinstance(block, Table))
+    assert [row[shown.headings.index("Gates")] for row in shown.rows] == ["passed", "unproven"]
 
 
 def test_the_report_shows_what_changed_and_the_last_records(tmp_path: Path, measured: dict[str, Any]) -> None:

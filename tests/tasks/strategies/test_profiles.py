@@ -7,6 +7,7 @@ import pytest
 from tasks.params.choices import list_file_names, read_constant
 from tasks.strategies import Work, find_profile, get_exchange_dtype, list_unavailable, zero1
 from tasks.strategies import fsdp2 as sharded
+from training.strategies import find_strategy
 
 
 class Counted(NamedTuple):
@@ -141,3 +142,10 @@ def test_zero1_has_the_options_of_ddp() -> None:
     found = [read_constant(f"training/strategies/{name}.py", "OPTIONS") for name in ("ddp", "zero1")]
     assert found[0] == found[1]
     assert found[0]
+
+
+def test_what_is_read_of_a_strategy_without_importing_it_is_what_it_has() -> None:
+    names = list_file_names("training/strategies")
+    assert len(names) > 3
+    for name in names:
+        assert read_constant(f"training/strategies/{name}.py", "OPTIONS") == find_strategy(name).OPTIONS, name

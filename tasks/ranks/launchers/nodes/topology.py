@@ -10,8 +10,7 @@ from tasks.machine.gpus import open_gpus
 
 def collect_node_facts(*, node_rank: int, address: str, interface: str) -> dict[str, Any]:
     """Return the facts of this machine as a node."""
-    facts = collect_machine_facts()
-    kept = {key: facts[key] for key in ("cpu", "num_cpus", "gpus", "driver", "versions")}
+    kept = collect_machine_facts().model_dump(include={"cpu", "num_cpus", "gpus", "driver", "versions"})
     return {"node_rank": node_rank, "host": socket.gethostname(), "address": address, "interface": interface, **kept}
 
 

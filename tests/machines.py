@@ -1,0 +1,12 @@
+"""Machines that are not there, as the stage `fingerprint` would describe them."""
+
+from tasks.records.facts import GpuFacts
+from tasks.records.fingerprint import MachineFile
+
+
+def make_machine(*, num_gpus: int = 0, memory_gib: float = 15.0, num_cpus: int = 2) -> MachineFile:
+    """Return a machine with so many GPUs, each with so much memory, and so many CPUs."""
+    return MachineFile(
+        digest="this machine", gpus=[GpuFacts(name="T4", memory_gib=memory_gib)] * num_gpus, num_gpus=num_gpus,
+        driver=None, cpu="a cpu", num_cpus=num_cpus, os="Linux", architecture="x86_64", versions={},
+    )  # fmt: skip

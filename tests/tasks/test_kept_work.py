@@ -1,0 +1,284 @@
+"""What a stage keeps beyond DVC, under digests of its own, depends on all that dvc.yaml says the stage depends on.
+
+dvc.yaml is read for what there is: a value of params.yaml, or a file, that comes to a stage has to change what is kept,
+or to stand here with the reason why it does not.
+"""
+
+import dataclasses
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from tasks import measure
+from tasks.evaluate import HeldoutRows, ModelToEvaluate, list_evaluation_inputs, list_first_step_inputs
+from tasks.inputs.meaning import collect_meanings
+from tasks.inputs.snapshot import Snapshot, Stage, read_stages
+from tasks.measure import Inputs
+from tasks.measuring.sample import take_sample
+from tasks.params import Params, load_params
+from tasks.params.sources import RowRange
+from tasks.params.train import NOT_CONTENT
+from tasks.records.facts import SliceFacts
+from tasks.records.sources import BaseModelManifest
+from tasks.train import plan_segments
+from tests.machines import make_machine
+from tests.tiny import make_slice, with_manifest
+
+CELL = "2proc"
+ONLY_NAMED = {"model.name"}
+"""Names the checkpoints and is in nothing that is measured."""
+
+
+@pytest.fixture
+def params(project: Path) -> Params:
+    return load_params(project / "presets" / "embedded.yaml", looks_at_data=False)
+
+
+@pytest.fixture
+def stages(project: Path, params: Params, monkeypatch: pytest.MonkeyPatch) -> dict[str, Stage]:
+    monkeypatch.chdir(project)
+    return {stage.name: stage for stage in read_stages(params)}
+
+
+def _change(value: Any, annotation: Any) -> Any:
+    """Return another value of the same kind."""
+    words = [word for word in get_args(annotation) if isinstance(word, str)]
+    if words:
+        return next(word for word in words if word != value)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, dict):
+        return {**value, "added": 1}
+    return f"{value}x" if isinstance(value, str) else (value or 0) + 1
+
+
+def _change_fields(model: BaseModel, key: str) -> Iterator[tuple[str, BaseModel]]:
+    """Yield every key below `key` with the model in which it has another value."""
+    for name, field in type(model).model_fields.items():
+        yield f"{key}.{name}", model.model_copy(update={name: _change(getattr(model, name), field.annotation)})
+
+
+def _change_each(params: Params, keys: list[str]) -> Iterator[tuple[str, Params]]:
+    """Yield every value that stands below those keys of params.yaml, by its own key, with params of another one."""
+    for key in keys:
+        section, _, name = key.partition(".")
+        value: Any = getattr(params, section)
+        if section == "cells":
+            for cell in [name] if name else value:
+                for changed_key, changed in _change_fields(value[cell], f"cells.{cell}"):
+                    yield changed_key, params.model_copy(update={section: {**value, cell: changed}})
+        elif section == "ranges":
+            yield key, params.model_copy(update={section: [RowRange(start=0, end=400), *value[1:]]})
+        elif name:
+            changed = value.model_copy(update={name: f"{getattr(value, name)}x"})
+            yield key, params.model_copy(update={section: changed})
+        elif isinstance(value, BaseModel):
+            for changed_key, changed in _change_fields(value, section):
+                yield changed_key, params.model_copy(update={section: changed})
+        else:
+            yield key, params.model_copy(update={section: f"{value}x"})
+
+
+def _fingerprint(params: Params, **facts: str) -> str:
+    """Return the address of the first segment: how many there are decides none of them."""
+    slices = {
+        str(part): SliceFacts(range=str(part), num_rows=500, num_tokens=9, digest=f"rows of {part}")
+        for part in params.ranges
+    }
+    slices |= facts.pop("slices", {})  # type: ignore[arg-type]
+    told = {"base_model": "b", "code": "c", "machine": "m", **facts}
+    return plan_segments(CELL, params, slices=slices, **told)[0].fingerprint
+
+
+def test_a_segment_is_told_from_others_by_every_value_that_its_stage_depends_on(
+    params: Params, stages: dict[str, Stage]
+) -> None:
+    before = _fingerprint(params)
+    changed = dict(_change_each(params, stages[f"train@{CELL}"].params))
+    assert len(changed) > 25
+    same = {key for key, other in changed.items() if _fingerprint(other) == before}
+    assert same == {f"train.{name}" for name in NOT_CONTENT}
+
+
+def test_a_segment_is_told_from_others_by_every_file_that_its_stage_depends_on(
+    params: Params, stages: dict[str, Stage]
+) -> None:
+    rows = SliceFacts(range="0-500", num_rows=500, num_tokens=9, digest="other rows")
+    others: dict[str, dict[str, Any]] = {
+        "data/slices": {"slices": {"0-500": rows}},
+        "data/base_model": {"base_model": "other"},
+        "data/fingerprint/code.json": {"code": "other"},
+        "data/fingerprint/machine.json": {"machine": "other"},
+    }
+    assert set(others) == _list_files(stages[f"train@{CELL}"])
+    for file, other in others.items():
+        assert _fingerprint(params, **other) != _fingerprint(params), file
+
+
+def _list_files(stage: Stage) -> set[str]:
+    return {dep for dep in stage.deps if "/stages/" not in dep}
+
+
+@pytest.fixture
+def inputs(params: Params, tmp_path: Path) -> Inputs:
+    """What the stage `measure` is given."""
+    make_slice(tmp_path / "0-500", num_rows=200)
+    return Inputs(
+        snapshot=Snapshot(None), params=params, model_dir=tmp_path,
+        base_model=BaseModelManifest.model_construct(digest="b"), code_digest="c", machine=make_machine(),
+        samples={16: take_sample(tmp_path, "0-500", num_steps=8, batch_size=16)}, rows=[tmp_path / "0-500"],
+        slices=tmp_path, rows_digests={"0-500": "r", "500-1300": "s"}, trial=None,
+    )  # fmt: skip
+
+
+def _list_keys(inputs: Inputs) -> dict[str, str]:
+    return {
+        "certificate": inputs.key(CELL, 16), "twins": inputs.compute_twins_key(), "speed": inputs.compute_speed_key()
+    }  # fmt: skip
+
+
+def _find_same(inputs: Inputs, keys: list[str]) -> dict[str, set[str]]:
+    """Return what is kept -> the values that it does not depend on."""
+    before: dict[str, str] = _list_keys(inputs)
+    same: dict[str, set[str]] = {name: set() for name in before}
+    for key, params in _change_each(inputs.params, keys):
+        for name, digest in _list_keys(dataclasses.replace(inputs, params=params)).items():
+            same[name] |= {key} if digest == before[name] else set()
+    return same
+
+
+def test_what_is_measured_is_told_from_others_by_every_value_that_its_stage_depends_on(
+    inputs: Inputs, stages: dict[str, Stage]
+) -> None:
+    same = _find_same(inputs, stages["measure"].params)
+    extent = {f"train.{name}" for name in NOT_CONTENT}
+    # Of `ranges` the rows themselves count, which are files; of other cells a certificate knows nothing.
+    assert same["speed"] == extent | ONLY_NAMED | {"ranges", "measure.twin_seconds"}
+    assert same["twins"] == (extent - {"train.epochs"}) | ONLY_NAMED | {"ranges"} | {
+        key for key, _ in _change_each(inputs.params, ["measure"]) if key != "measure.twin_seconds"
+    }
+    others = {key for key, _ in _change_each(inputs.params, ["measure", "cells.1proc"])}
+    assert same["certificate"] == extent | ONLY_NAMED | {"ranges"} | others
+
+
+def _change_samples(inputs: Inputs) -> Inputs:
+    samples = {size: dataclasses.replace(one, range="0-17") for size, one in inputs.samples.items()}
+    return dataclasses.replace(inputs, samples=samples, rows_digests={"0-500": "other", "500-1300": "s"})
+
+
+CHANGES: dict[str, tuple[Callable[[Inputs], Inputs], set[str]]] = {
+    "data/slices": (_change_samples, {"certificate", "twins", "speed"}),
+    "data/base_model": (
+        lambda one: dataclasses.replace(one, base_model=BaseModelManifest.model_construct(digest="other")),
+        {"certificate", "twins", "speed"},
+    ),
+    "data/fingerprint/code.json": (
+        lambda one: dataclasses.replace(one, code_digest="other"), {"certificate", "twins", "speed"},
+    ),
+    "data/fingerprint/machine.json": (
+        lambda one: dataclasses.replace(one, machine=one.machine.model_copy(update={"digest": "other"})),
+        {"certificate", "twins", "speed"},
+    ),
+    "data/fingerprint/trial.json": (lambda one: dataclasses.replace(one, trial="again"), {"speed"}),
+}  # fmt: skip
+"""File of dvc.yaml -> another one, and what is then made anew."""
+
+
+def test_what_is_measured_is_told_from_others_by_every_file_that_its_stage_depends_on(
+    inputs: Inputs, stages: dict[str, Stage]
+) -> None:
+    assert set(CHANGES) == _list_files(stages["measure"])
+    before = _list_keys(inputs)
+    for file, (change, anew) in CHANGES.items():
+        found = _list_keys(change(inputs))
+        assert {name for name in before if found[name] != before[name]} == anew, file
+
+
+@pytest.fixture
+def evaluated(params: Params, tmp_path: Path) -> Callable[..., dict[str, dict[str, Any]]]:
+    """What the two results of the stage `evaluate` say that they depend on, with one input or another changed."""
+    slices = tmp_path / "slices"
+    for number, part in enumerate(("0-500", "0-400", "1300-1500")):
+        make_slice(slices / part, num_rows=8, seed=number)
+    (tmp_path / "model").mkdir()
+    with_manifest(tmp_path / "model", num_parameters=1, model_type="qwen2")
+
+    def list_inputs(params: Params = params, code: str = "c", weights: str = "w") -> dict[str, dict[str, Any]]:
+        rows = HeldoutRows(
+            folder=slices / "1300-1500", seq_len=params.train.seq_len, vocab_size=9, eos_token_id=1,
+            base_model=tmp_path / "model", workload=params.workload,
+        )  # fmt: skip
+        subject = ModelToEvaluate(name=CELL, checkpoint=None, weights_digest=weights)
+        return {
+            "figures": list_evaluation_inputs(subject, rows, code=code),
+            "first step": list_first_step_inputs(params, slices=slices, base_model=tmp_path / "model", code=code),
+        }
+
+    return list_inputs
+
+
+def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come_with_the_weights(
+    params: Params, stages: dict[str, Stage], evaluated: Callable[..., dict[str, dict[str, Any]]]
+) -> None:
+    before = evaluated()
+    keys = [key for key in stages["evaluate"].params if key != "heldout"]  # which is in the folder of its rows
+    changed = dict(_change_each(params, keys))
+    assert len(changed) > 30
+    for key, other in changed.items():
+        names = {name for name, found in evaluated(params=other).items() if found != before[name]}
+        comes_with_weights = _fingerprint(other) != _fingerprint(params) or key.startswith("cells.1proc")
+        assert names or comes_with_weights or key.removeprefix("train.") in NOT_CONTENT, key
+    order = {f"train.{name}" for name in ("seed", "global_batch_size", "micro_batch_size", "seq_len", "augment")}
+    found = {key for key, other in changed.items() if evaluated(params=other)["first step"] != before["first step"]}
+    assert found == {*order, "workload", "ranges"}
+
+
+def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depends_on(
+    tmp_path: Path, stages: dict[str, Stage], evaluated: Callable[..., dict[str, dict[str, Any]]]
+) -> None:
+    def edit(folder: str) -> dict[str, dict[str, Any]]:
+        manifest = tmp_path / folder / "manifest.json"
+        manifest.write_text(re.sub(r'"digest": "[0-9a-f]+"', '"digest": "other"', manifest.read_text()))
+        return evaluated()
+
+    before = evaluated()
+    others = {
+        "data/fingerprint/code.json": evaluated(code="other"),
+        "data/runs": evaluated(weights="other"),
+        "data/base_model": edit("model"),
+        "data/slices": edit("slices/1300-1500"),
+    }
+    assert set(others) == _list_files(stages["evaluate"])
+    assert [found["figures"] == before["figures"] for found in others.values()] == [False] * 4
+    with_rows = edit("slices/0-500")["first step"]
+    assert len({str(one) for one in (before["first step"], others["data/base_model"]["first step"], with_rows)}) == 3
+    assert others["data/fingerprint/code.json"]["first step"] != before["first step"]
+
+
+def test_a_field_that_is_added_to_a_measurement_measures_anew(project: Path, tmp_path: Path) -> None:
+    for name in ("tasks", "training"):
+        shutil.copytree(project / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    kept = {"speed": measure._TIMING, "certificate": measure._CERTIFYING, "twins": measure._TWINNING}
+
+    def collect() -> dict[str, dict[str, str]]:
+        without = measure._STARTING
+        return {name: collect_meanings(*modules, without=without, project=tmp_path) for name, modules in kept.items()}
+
+    for record, anew in {
+        "measurement.py": ("class Measurement(Record):", "speed"),
+        "certificate.py": ("class CertifiedCell(Record):", "certificate"),
+        "twins.py": ("class Twins(StageFile):", "twins"),
+    }.items():
+        before, file = collect(), tmp_path / "tasks" / "records" / record
+        text = file.read_text()
+        assert text.count(anew[0]) == 1, record
+        head, _, rest = text.partition(anew[0])
+        docstring, _, fields = rest.partition('"""\n\n')
+        file.write_text(f'{head}{anew[0]}{docstring}"""\n\n    added: int = 0\n{fields}')
+        found = collect()
+        assert anew[1] in {name for name in kept if found[name] != before[name]}, record
