@@ -69,8 +69,11 @@ class TrainingConfig:
     micro_batch_size: int
     optimizer: Literal["adamw", "sgd"]
     momentum: float
+    adam_beta1: float
+    adam_beta2: float
     learning_rate: float
     schedule: Literal["constant", "linear", "cosine"]
+    schedule_floor: float
     warmup_steps: int
     weight_decay: float
     max_grad_norm: float

@@ -145,7 +145,8 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
         planned = plan.step(segment_step)
         learning_rate = compute_learning_rate(
             segment_step, plan.num_steps,
-            peak=config.learning_rate, schedule=config.schedule, warmup_steps=config.warmup_steps,
+            peak=config.learning_rate, schedule=config.schedule, floor=config.schedule_floor,
+            warmup_steps=config.warmup_steps,
         )  # fmt: skip
 
         with window.time_computation():

@@ -52,14 +52,15 @@ def check_steps(outputs: Outputs, cell: str) -> Finding:
 def compute_learning_rates(params: Params, *, num_steps: int) -> NDArray[np.float64]:
     """Return the learning rate of each step of a segment: (num_steps,).
 
-    Even warm-up to the peak, then from the peak to 0, which the step after the last would have.
+    Even warm-up to the peak, then from the peak to its floor, which the step after the last would have.
     """
     train = params.train
     step = np.arange(1, num_steps + 1, dtype=np.float64)
     left = (num_steps + 1 - step) / max(num_steps - train.warmup_steps, 1)
     shares = {"constant": np.ones_like(step), "linear": left, "cosine": (1 - np.cos(np.pi * left)) / 2}
     warming = step / max(train.warmup_steps, 1)
-    return train.learning_rate * np.where(step <= train.warmup_steps, warming, shares[train.schedule])
+    above_floor = train.schedule_floor + (1 - train.schedule_floor) * shares[train.schedule]
+    return train.learning_rate * np.where(step <= train.warmup_steps, warming, above_floor)
 
 
 def order_rows(params: Params, part: SliceOutputs, name: str, *, epoch: int) -> NDArray[np.int64]:

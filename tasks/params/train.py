@@ -26,10 +26,16 @@ class TrainParams(Section):
     """What turns a gradient into an update."""
     momentum: Finite = Field(default=0.9, ge=0, lt=1)
     """Share of the last update's direction that SGD keeps; AdamW does not look at it."""
+    adam_beta1: Finite = Field(default=0.9, ge=0, lt=1)
+    """Share of AdamW's mean gradient that a step keeps."""
+    adam_beta2: Finite = Field(default=0.999, ge=0, lt=1)
+    """Share of AdamW's mean squared gradient that a step keeps."""
     learning_rate: Finite = Field(gt=0, le=10)
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """Decay from the peak to 0 over each segment (one range x one epoch); `constant` does not decay."""
+    """Decay from the peak over each segment (one range x one epoch); `constant` does not decay."""
+    schedule_floor: Finite = Field(default=0.0, ge=0, le=1)
+    """Share of the peak that a decay ends at; 0.1 with `cosine` is a cosine to a tenth."""
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
     """Optimizer steps at the start of each segment over which the learning rate rises from 0."""
     weight_decay: Finite = Field(default=0.0, ge=0, le=10)

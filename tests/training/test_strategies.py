@@ -75,7 +75,7 @@ def test_trained_weights_equal_a_training_by_hand_row_by_row(
             loss = loss + nn.functional.cross_entropy(logits, row[1:], reduction="sum")
         (loss / num_tokens).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        rate = compute_learning_rate(index + 1, 6, peak=2e-3, schedule="linear", warmup_steps=2)
+        rate = compute_learning_rate(index + 1, 6, peak=2e-3, schedule="linear", warmup_steps=2, floor=0.0)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()

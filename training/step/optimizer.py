@@ -11,7 +11,7 @@ from training.config import TrainingConfig
 def build_optimizer(groups: Sequence[dict[str, Any]], config: TrainingConfig) -> torch.optim.Optimizer:
     """Return the config's optimizer for groups of parameters, each with its own `weight_decay`."""
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(groups, fused=True)
+        return torch.optim.AdamW(groups, betas=(config.adam_beta1, config.adam_beta2), fused=True)
     optimizer = torch.optim.SGD(groups, momentum=config.momentum, fused=True)
     # By itself torch allocates the momentum in the first step and leaves it to the kernel to fill it, which does not if
     # that step's gradient is not finite: what happened to be in memory would be the momentum of the second step. From

@@ -3,11 +3,14 @@
 import math
 
 
-def compute_learning_rate(segment_step: int, num_steps: int, *, peak: float, schedule: str, warmup_steps: int) -> float:
+def compute_learning_rate(
+    segment_step: int, num_steps: int, *, peak: float, schedule: str, warmup_steps: int, floor: float
+) -> float:
     """Return the learning rate of a step (from 1) of a segment of `num_steps`.
 
-    It rises evenly to the peak over `warmup_steps`, then decays to 0, which it would reach one step after the last:
-    no step is wasted on a rate of 0. Per segment, so that one more epoch or range changes nothing before it.
+    It rises evenly to the peak over `warmup_steps`, then decays to `floor`, a share of the peak, which it would reach
+    one step after the last: no step is wasted on a rate of 0. Per segment, so that one more epoch or range changes
+    nothing before it.
     """
     if segment_step <= warmup_steps:
         return peak * segment_step / warmup_steps
@@ -16,7 +19,9 @@ def compute_learning_rate(segment_step: int, num_steps: int, *, peak: float, sch
         case "constant":
             return peak
         case "linear":
-            return peak * (1 - done)
+            left = 1 - done
         case "cosine":
-            return peak * (1 + math.cos(math.pi * done)) / 2
-    raise ValueError(f"schedule: got {schedule!r}; allowed: constant, linear, cosine")
+            left = (1 + math.cos(math.pi * done)) / 2
+        case _:
+            raise ValueError(f"schedule: got {schedule!r}; allowed: constant, linear, cosine")
+    return peak * (floor + (1 - floor) * left)

@@ -289,7 +289,7 @@ def _generate_steps(config: TrainingConfig) -> Iterator[_Step]:
         for number in range(1, plan.num_steps + 1):
             learning_rate = compute_learning_rate(
                 number, plan.num_steps, peak=config.learning_rate, schedule=config.schedule,
-                warmup_steps=config.warmup_steps,
+                floor=config.schedule_floor, warmup_steps=config.warmup_steps,
             )  # fmt: skip
             yield _Step(source=source, segment_plan=plan, segment_step=number, learning_rate=learning_rate)
 
@@ -302,4 +302,4 @@ def _make_optimizer(parameters: list[Any], config: TrainingConfig) -> torch.opti
     if config.optimizer == "sgd":
         # One parameter after another in plain tensor operations, which is not the ranks' kernel.
         return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum, foreach=False, fused=False)
-    return torch.optim.AdamW(groups, fused=True)
+    return torch.optim.AdamW(groups, betas=(config.adam_beta1, config.adam_beta2), fused=True)

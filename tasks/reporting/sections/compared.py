@@ -81,7 +81,13 @@ def _describe_optimizer(train: dict[str, Any]) -> str:
     # Results of an earlier version name none: there was but one.
     is_sgd = train.get("optimizer") == "sgd"
     name = f"SGD with momentum {train['momentum']:g}" if is_sgd else "AdamW"
-    return f"{name}, learning rate {train['learning_rate']:g} ({train['schedule']})"
+    betas = train.get("adam_beta1", 0.9), train.get("adam_beta2", 0.999)
+    if not is_sgd and betas != (0.9, 0.999):
+        name += f" with betas {betas[0]:g} and {betas[1]:g}"
+    schedule = train["schedule"]
+    if schedule != "constant" and train.get("schedule_floor"):
+        schedule += f" to {wording.format_percent(train['schedule_floor'])} of it"
+    return f"{name}, learning rate {train['learning_rate']:g} ({schedule})"
 
 
 def _describe_rows(facts: ComparisonFacts) -> str:

@@ -45,11 +45,15 @@ def test_a_rate_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_path: Path) -
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize(("warmup_steps", "num_steps"), [(0, 1), (0, 7), (3, 7), (7, 7), (9, 7)])
-def test_the_second_computation_gives_what_training_takes(schedule: str, warmup_steps: int, num_steps: int) -> None:
-    train: dict[str, Any] = PARAMS["train"] | {"schedule": schedule, "warmup_steps": warmup_steps}
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_the_second_computation_gives_what_training_takes(
+    schedule: str, warmup_steps: int, num_steps: int, floor: float
+) -> None:
+    changed = {"schedule": schedule, "warmup_steps": warmup_steps, "schedule_floor": floor}
+    train: dict[str, Any] = PARAMS["train"] | changed
     params = Params.model_validate(PARAMS | {"train": train})
     taken = [
-        compute_learning_rate(step, num_steps, peak=2e-3, schedule=schedule, warmup_steps=warmup_steps)
+        compute_learning_rate(step, num_steps, peak=2e-3, schedule=schedule, warmup_steps=warmup_steps, floor=floor)
         for step in range(1, num_steps + 1)
     ]
     np.testing.assert_allclose(compute_learning_rates(params, num_steps=num_steps), taken, rtol=1e-12)

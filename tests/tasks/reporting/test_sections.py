@@ -144,3 +144,16 @@ def test_a_chart_without_a_drawing_is_left_out_of_the_page() -> None:
     page, markdown = render_both([Charts("place", [drawn, missing])])
     assert [figure.attributes["id"] for figure in page.all("figure")] == ["chart-drawn"]
     assert markdown.endswith("- [Drawn](charts/drawn.svg): a line\n- [Missing](charts/missing.svg): nothing\n")
+
+
+def test_the_optimizer_is_told_with_what_is_not_usual_about_it(clean_results: Results) -> None:
+    facts = clean_results.comparison
+    unusual = {"adam_beta2": 0.95, "schedule": "cosine", "schedule_floor": 0.1, "learning_rate": 1e-6}
+    for train, words in (
+        ({}, "AdamW, learning rate 0.002 (linear)"),
+        (unusual, "AdamW with betas 0.9 and 0.95, learning rate 1e-06 (cosine to 10 % of it)"),
+        ({"optimizer": "sgd", "adam_beta1": 0.5, "momentum": 0.5}, "SGD with momentum 0.5, learning rate 0.002"),
+        ({"schedule": "constant", "schedule_floor": 0.1}, "learning rate 0.002 (constant)"),
+    ):
+        changed = facts.model_copy(update={"train": facts.train | train})
+        assert words in " ".join(markdown_of(clean_results.model_copy(update={"comparison": changed})).split())

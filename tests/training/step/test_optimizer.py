@@ -1,4 +1,4 @@
-"""SGD with momentum: the update by hand, what a checkpoint keeps of it, and a first step that is not finite."""
+"""AdamW and SGD with momentum: the update by hand, what a checkpoint keeps of it, and a first step that is not finite."""
 
 import importlib
 from collections.abc import Callable
@@ -42,6 +42,24 @@ def test_updates_of_sgd_are_those_of_its_formula(tmp_path: Path, tiny_model: Pat
         torch.testing.assert_close(part.detach(), weight)
 
 
+def test_updates_of_adamw_are_those_of_its_formula_with_the_betas_asked_for(
+    tmp_path: Path, tiny_model: Path, slices: list[Path]
+) -> None:
+    asked = {"optimizer": "adamw", "adam_beta1": 0.8, "adam_beta2": 0.95}
+    config = parsed(_config(tmp_path, tiny_model, slices, **asked), tmp_path)
+    gradients = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    part = torch.nn.Parameter(torch.arange(4.0))
+    weight, mean, square = part.detach().clone(), torch.zeros(4), torch.zeros(4)
+    optimizer = build_optimizer([{"params": [part], "weight_decay": 0.05, "lr": 0.1}], config)
+    for number, gradient in enumerate(gradients, start=1):
+        part.grad = gradient.clone()
+        optimizer.step()
+        mean, square = 0.8 * mean + 0.2 * gradient, 0.95 * square + 0.05 * gradient**2
+        direction = mean / (1 - 0.8**number) / ((square / (1 - 0.95**number)).sqrt() + 1e-8)
+        weight = weight * (1 - 0.1 * 0.05) - 0.1 * direction
+        torch.testing.assert_close(part.detach(), weight)
+
+
 def test_a_first_step_that_is_not_finite_leaves_no_momentum(
     tmp_path: Path, tiny_model: Path, slices: list[Path], alone: Ranks
 ) -> None:
@@ -67,10 +85,14 @@ def test_a_first_step_that_is_not_finite_leaves_no_momentum(
     assert are_bitwise_equal(ends[1], ends[0])
 
 
-def test_the_second_computation_of_the_updates_has_the_same_sgd(
-    tmp_path: Path, tiny_model: Path, slices: list[Path], train_here: Callable[..., Any]
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"optimizer": "adamw", "learning_rate": 2e-3, "adam_beta1": 0.8, "adam_beta2": 0.95, "schedule_floor": 0.5}],
+)
+def test_the_second_computation_of_the_updates_has_the_same_optimizer(
+    changes: dict[str, Any], tmp_path: Path, tiny_model: Path, slices: list[Path], train_here: Callable[..., Any]
 ) -> None:
-    told = _config(tmp_path / "work", tiny_model, slices[:1])
+    told = _config(tmp_path / "work", tiny_model, slices[:1], **changes)
     train_here(told)
     config = parsed(told, tmp_path)
     one_process = OneProcess(config)

@@ -5,9 +5,9 @@ import pytest
 from training.step.schedule import compute_learning_rate
 
 
-def _rates(schedule: str, num_steps: int, warmup_steps: int) -> list[float]:
+def _rates(schedule: str, num_steps: int, warmup_steps: int, *, floor: float = 0.0) -> list[float]:
     return [
-        compute_learning_rate(step, num_steps, peak=2.0, schedule=schedule, warmup_steps=warmup_steps)
+        compute_learning_rate(step, num_steps, peak=2.0, schedule=schedule, warmup_steps=warmup_steps, floor=floor)
         for step in range(1, num_steps + 1)
     ]
 
@@ -18,6 +18,12 @@ def test_linear_rises_to_the_peak_and_falls_evenly_without_a_step_of_zero() -> N
 
 def test_cosine_passes_half_the_peak_in_the_middle_of_the_decay() -> None:
     assert _rates("cosine", 4, 0) == pytest.approx([2.0, 1 + 2**0.5 / 2, 1.0, 1 - 2**0.5 / 2])
+
+
+def test_a_decay_ends_at_its_floor_and_the_warm_up_begins_at_nothing_all_the_same() -> None:
+    assert _rates("linear", 6, 2, floor=0.5) == pytest.approx([1.0, 2.0, 2.0, 1.75, 1.5, 1.25])
+    assert _rates("cosine", 4, 0, floor=0.1) == pytest.approx([2.0, 1.1 + 0.9 * 2**-0.5, 1.1, 1.1 - 0.9 * 2**-0.5])
+    assert _rates("cosine", 1_000, 0, floor=0.1)[-1] == pytest.approx(0.2, rel=1e-4)
 
 
 def test_constant_stays_at_the_peak() -> None:

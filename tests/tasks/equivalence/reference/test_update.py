@@ -93,7 +93,7 @@ def test_the_updates_are_those_of_plain_torch_on_whole_batches_row_by_row(folder
                 torch.testing.assert_close(got.gradient[name], part.grad, rtol=1e-4, atol=1e-7)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = compute_learning_rate(number, 3, peak=2e-3, schedule="linear", warmup_steps=2)
+            group["lr"] = compute_learning_rate(number, 3, peak=2e-3, schedule="linear", warmup_steps=2, floor=0.0)
         optimizer.step()
         optimizer.zero_grad()
     assert got.gradient_step == 1
