@@ -1,4 +1,4 @@
-"""AdamW and SGD with momentum: the update by hand, what a checkpoint keeps of it, and a first step that is not finite."""
+"""AdamW and SGD: the update by hand, what a checkpoint keeps of it, and a first step that is not finite."""
 
 import importlib
 from collections.abc import Callable
