@@ -9,6 +9,7 @@ only what is new.
 
 import argparse
 import dataclasses
+import itertools
 import logging
 import shutil
 import threading
@@ -29,6 +30,7 @@ from tasks.measuring.sample import Sample, take_sample
 from tasks.measuring.session import measure_cells
 from tasks.measuring.timed_ranges import select_timed_ranges
 from tasks.params import Params
+from tasks.params.schedule import list_schedule_spans
 from tasks.params.train import NOT_CONTENT
 from tasks.process.disk import require_room
 from tasks.process.failure import exit_with_one_line
@@ -40,7 +42,7 @@ from tasks.ranks.memory import name_out_of_memory
 from tasks.records.certificate import CertificateFile, CertifiedFile
 from tasks.records.fingerprint import CodeFile, MachineFile, TrialFile
 from tasks.records.measurement import MeasurementFile
-from tasks.records.slices import SliceManifest
+from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.records.twins import Twins
 from tasks.store.kept import fill_folder, is_kept, keep
@@ -234,11 +236,17 @@ def _certify(cell: str, batch: int, inputs: Inputs, stop: threading.Event) -> No
 def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
     """Train the first steps of the baseline a few times and keep the losses."""
     params, key = inputs.params, inputs.compute_twins_key()
+    facts = SlicesManifest.read(inputs.slices).slices
+    spans = list_schedule_spans(params, {name: part.num_rows for name, part in facts.items()})
     segments = [
-        SegmentConfig(range=name, epoch=epoch, fingerprint=key, slice_dir=(inputs.slices / name).resolve())
-        for name in map(str, params.ranges)
-        for epoch in range(1, params.train.epochs + 1)
-    ]
+        SegmentConfig(
+            range=name, epoch=epoch, fingerprint=key, slice_dir=(inputs.slices / name).resolve(),
+            schedule_begin=span.begin, schedule_total=span.total,
+        )
+        for (name, epoch), span in zip(
+            itertools.product(map(str, params.ranges), range(1, params.train.epochs + 1)), spans, strict=True
+        )
+    ]  # fmt: skip
     with (
         fill_folder((_STORE / key).resolve(), keeps_failed=True) as folder,
         show_progress("twins of the baseline, steps", None) as advance,

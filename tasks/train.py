@@ -16,6 +16,7 @@ from tasks.inputs.damage import require_whole
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.choices import read_unit
+from tasks.params.schedule import ScheduleSpan, describe_rates, list_schedule_spans
 from tasks.params.train import NOT_CONTENT
 from tasks.process.disk import require_room, require_writable
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
@@ -49,6 +50,8 @@ class PlannedSegment(SegmentEntry):
 
     num_steps: int
     """Optimizer steps in it."""
+    span: ScheduleSpan
+    """Its place in the learning rate's schedule."""
 
 
 def plan_segments(
@@ -56,19 +59,23 @@ def plan_segments(
 ) -> list[PlannedSegment]:
     """Return the cell's segments in order, each with the fingerprint of everything its content depends on.
 
-    The number of epochs and ranges is not part of a fingerprint: one more of either leaves the finished ones valid.
+    The number of epochs and ranges is not part of a fingerprint: one more of either leaves the finished ones valid,
+    unless the learning rate decays over all of them.
     """
     spread = params.cells[cell].model_dump()
     content = params.train.model_dump(exclude=set(NOT_CONTENT))
     previous = base_model
     segments = []
+    spans = iter(list_schedule_spans(params, {name: facts.num_rows for name, facts in slices.items()}))
     for part in params.ranges:
         for epoch in range(1, params.train.epochs + 1):
+            num_steps, span = -(-slices[str(part)].num_rows // params.train.global_batch_size), next(spans)
             fingerprint = digest_json(
                 {
                     "cell": cell,
                     "spread": spread,
                     "train": content,
+                    "rates": describe_rates(params, span, num_steps=num_steps),
                     "workload": params.workload,
                     "model": params.model.name,
                     "base_model": base_model,
@@ -80,10 +87,9 @@ def plan_segments(
                     "previous": previous,
                 }
             )
-            num_steps = -(-slices[str(part)].num_rows // params.train.global_batch_size)
             segments.append(
                 PlannedSegment(
-                    range=str(part), epoch=epoch, fingerprint=fingerprint, num_steps=num_steps,
+                    range=str(part), epoch=epoch, fingerprint=fingerprint, num_steps=num_steps, span=span,
                     folder=f"segments/{part}-epoch-{epoch}",
                 )
             )  # fmt: skip
@@ -153,6 +159,7 @@ class CellTraining:
             SegmentConfig(
                 range=part.range, epoch=part.epoch, fingerprint=part.fingerprint,
                 slice_dir=(slices / part.range).resolve(),
+                schedule_begin=part.span.begin, schedule_total=part.span.total,
             )
             for part in self.segments
         )  # fmt: skip
@@ -172,6 +179,11 @@ def _main() -> None:
         "%s: %d of %d segments are finished already%s",
         run.cell, len(run.segments) - len(missing), len(run.segments), "" if missing else "; nothing to train",
     )  # fmt: skip
+    if missing and run.params.train.schedule_span == "run" and run.params.train.schedule != "constant":
+        _log.info(
+            "the learning rate runs its course once, over all %d steps: another number of epochs or ranges trains anew "
+            "what decays", sum(part.num_steps for part in run.segments),
+        )  # fmt: skip
     if missing:
         require_writable(run.work, arguments.run.parent)
         _require_whole(run, missing, arguments)

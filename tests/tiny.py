@@ -187,6 +187,7 @@ def make_config(
         "adam_beta2": 0.999,
         "schedule": "linear",
         "schedule_floor": 0.0,
+        "decay_steps": 0,
         "warmup_steps": 2,
         "weight_decay": 0.01,
         "max_grad_norm": 1.0,
@@ -214,6 +215,7 @@ def make_config(
             previous = digest_json([content, facts["digest"], facts["range"], epoch, previous])
             segments.append(
                 {"range": facts["range"], "epoch": epoch, "slice_dir": str(folder), "fingerprint": previous}
+                | {"schedule_begin": 0, "schedule_total": 0}
             )
     return {**config, "segments": segments}
 

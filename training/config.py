@@ -35,6 +35,10 @@ class SegmentConfig:
     """Folder with the range's tokens."""
     fingerprint: str
     """Digest of everything that the segment's content depends on; its address in the work folder."""
+    schedule_begin: int = 0
+    """Steps of the learning rate's schedule before this segment's first."""
+    schedule_total: int = 0
+    """Steps of the whole schedule; 0: those of the segment, whatever their number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +76,8 @@ class TrainingConfig:
     adam_beta1: float
     adam_beta2: float
     learning_rate: float
-    schedule: Literal["constant", "linear", "cosine"]
+    schedule: Literal["constant", "linear", "cosine", "wsd"]
+    decay_steps: int
     schedule_floor: float
     warmup_steps: int
     weight_decay: float

@@ -30,7 +30,7 @@ from training.record.window import Window
 from training.state.broadcast import broadcast_checkpoint
 from training.state.checkpoint import CheckpointStore
 from training.step.divergence import DivergenceRule
-from training.step.schedule import compute_learning_rate
+from training.step.schedule import compute_rate_in_segment
 from training.step.strategy import Strategy
 from training.workloads import open_training_rows
 
@@ -143,11 +143,7 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
     ):
         step = segment_step + to_run_step
         planned = plan.step(segment_step)
-        learning_rate = compute_learning_rate(
-            segment_step, plan.num_steps,
-            peak=config.learning_rate, schedule=config.schedule, floor=config.schedule_floor,
-            warmup_steps=config.warmup_steps,
-        )  # fmt: skip
+        learning_rate = compute_rate_in_segment(config, segment, segment_step, num_steps=plan.num_steps)
 
         with window.time_computation():
             result = strategy.train_step(micro_batches, num_targets=planned.num_targets, learning_rate=learning_rate)

@@ -45,6 +45,7 @@ class Setup:
         """Return what our ranks are told (training/config.py); the peers take model, rows and batch from it."""
         is_alone = self.world_size == 1
         segment = {"range": f"0-{self.num_rows}", "epoch": 1, "fingerprint": "benchmark"}
+        segment |= {"schedule_begin": 0, "schedule_total": 0}
         return {
             "cell": self.name,
             "strategy": "single" if is_alone else "ddp",
@@ -66,6 +67,7 @@ class Setup:
             "learning_rate": 1e-4,
             "schedule": "constant",
             "schedule_floor": 0.0,
+            "decay_steps": 0,
             "warmup_steps": 0,
             "weight_decay": 0.01,
             "max_grad_norm": 1.0,

@@ -23,6 +23,8 @@ def check_steps(outputs: Outputs, cell: str) -> Finding:
     params, run = outputs.params, outputs.runs[cell]
     problems, first_step, num_steps = [], 1, 0
     slices = {str(part): outputs.slices[str(part)] for part in params.ranges}
+    steps_of = [-(-part.manifest.num_rows // params.train.global_batch_size) for part in slices.values()]
+    total = sum(steps_of) * params.train.epochs
     for segment in run.segments:
         facts = segment.facts
         part = slices.get(facts.range)
@@ -32,7 +34,7 @@ def check_steps(outputs: Outputs, cell: str) -> Finding:
         if segment.ledger.steps_digest != expected:
             problems.append(f"{segment.title}: its rows are not in the order of seed {params.train.seed}")
         rates = segment.read_steps().learning_rate
-        wanted = compute_learning_rates(params, num_steps=facts.num_steps)
+        wanted = compute_learning_rates(params, num_steps=facts.num_steps, before=first_step - 1, total=total)
         differing = np.flatnonzero(~np.isclose(rates, wanted, rtol=1e-9, atol=0.0))
         if differing.size:
             at = int(differing[0])
@@ -49,15 +51,26 @@ def check_steps(outputs: Outputs, cell: str) -> Finding:
     )
 
 
-def compute_learning_rates(params: Params, *, num_steps: int) -> NDArray[np.float64]:
+def compute_learning_rates(
+    params: Params, *, num_steps: int, before: int = 0, total: int | None = None
+) -> NDArray[np.float64]:
     """Return the learning rate of each step of a segment: (num_steps,).
 
+    `before`: steps of the run before it; `total`: of the whole run, the segment's if None. Both count where the
+    schedule runs over all of it.
     Even warm-up to the peak, then from the peak to its floor, which the step after the last would have.
     """
     train = params.train
     step = np.arange(1, num_steps + 1, dtype=np.float64)
-    left = (num_steps + 1 - step) / max(num_steps - train.warmup_steps, 1)
-    shares = {"constant": np.ones_like(step), "linear": left, "cosine": (1 - np.cos(np.pi * left)) / 2}
+    if train.schedule_span == "run" and total is not None:
+        step, num_steps = step + before, total
+    decaying = max(num_steps - train.warmup_steps, 1)
+    left = (num_steps + 1 - step) / decaying
+    falling = (num_steps + 1 - step) / np.clip(train.decay_steps, 1, decaying)
+    shares = {
+        "constant": np.ones_like(step), "linear": left, "cosine": (1 - np.cos(np.pi * left)) / 2,
+        "wsd": np.minimum(falling, 1.0),
+    }  # fmt: skip
     warming = step / max(train.warmup_steps, 1)
     above_floor = train.schedule_floor + (1 - train.schedule_floor) * shares[train.schedule]
     return train.learning_rate * np.where(step <= train.warmup_steps, warming, above_floor)

@@ -6,8 +6,8 @@ from pydantic import Field
 
 from tasks.params.section import Finite, Section
 
-NOT_FOR_RANKS = frozenset({"epochs", "watchdog_seconds", "emulated_bf16"})
-"""Keys that the ranks are not told."""
+NOT_FOR_RANKS = frozenset({"epochs", "schedule_span", "watchdog_seconds", "emulated_bf16"})
+"""Keys that the ranks are not told; of a schedule they are told where in it each segment stands."""
 NOT_CONTENT = NOT_FOR_RANKS | {"log_every_steps", "checkpoint_every_steps"}
 """Keys that no segment's content depends on: how far the run goes, when it logs or saves, what is called a hang, and
 what is refused."""
@@ -32,12 +32,19 @@ class TrainParams(Section):
     """Share of AdamW's mean squared gradient that a step keeps."""
     learning_rate: Finite = Field(gt=0, le=10)
     """Peak learning rate."""
-    schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """Decay from the peak over each segment (one range x one epoch); `constant` does not decay."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "linear"
+    """Decay from the peak; `constant` does not decay, `wsd` (warm-up, stable, decay) only in its `decay_steps`."""
+    schedule_span: Literal["segment", "run"] = "segment"
+    """What the schedule runs over once: each segment (one range x one epoch), or all segments together.
+
+    run: another number of epochs or ranges is another training of all that decays.
+    """
+    decay_steps: int = Field(default=0, ge=0, le=10_000_000)
+    """Optimizer steps at the end over which `wsd` falls evenly; other schedules do not look at it."""
     schedule_floor: Finite = Field(default=0.0, ge=0, le=1)
     """Share of the peak that a decay ends at; 0.1 with `cosine` is a cosine to a tenth."""
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
-    """Optimizer steps at the start of each segment over which the learning rate rises from 0."""
+    """Optimizer steps at the start of the schedule over which the learning rate rises from 0."""
     weight_decay: Finite = Field(default=0.0, ge=0, le=10)
     """Weight decay of all but biases and norms: decoupled with AdamW, part of the gradient with SGD."""
     max_grad_norm: Finite = Field(default=1.0, gt=0)

@@ -51,6 +51,37 @@ def test_one_more_epoch_of_one_range_leaves_the_first_what_it_was(project: Path)
 
 
 @pytest.mark.parametrize(
+    ("schedule", "num_kept"),
+    [
+        # Two steps per segment.
+        ({"schedule": "linear"}, 0),
+        ({"schedule": "constant"}, 3),
+        ({"schedule": "constant", "warmup_steps": 1}, 3),
+        ({"schedule": "wsd", "decay_steps": 2}, 2),
+        ({"schedule": "wsd", "decay_steps": 3}, 1),
+    ],
+)
+def test_a_schedule_over_the_run_leaves_of_one_more_epoch_what_it_had_not_begun_to_decay(
+    project: Path, schedule: dict[str, Any], num_kept: int
+) -> None:
+    told = {f"train__{key}": value for key, value in schedule.items()} | {"ranges": ["0-20"]}
+    before = _fingerprints(_params(project, **told, train__epochs=3, train__schedule_span="run"))
+    after = _fingerprints(_params(project, **told, train__epochs=4, train__schedule_span="run"))
+    assert [one == other for one, other in zip(before, after, strict=False)] == [True] * num_kept + [False] * (
+        3 - num_kept
+    )
+    # The first segment's own schedule is another one.
+    assert set(_fingerprints(_params(project, **told, train__epochs=3))).isdisjoint(before)
+
+
+def test_the_ranks_are_told_where_each_segment_stands_in_the_schedule(project: Path) -> None:
+    for span, places in (("segment", [(0, 2)] * 4), ("run", [(0, 8), (2, 8), (4, 8), (6, 8)])):
+        params = _params(project, train__epochs=2, train__schedule_span=span)
+        segments = plan_segments("1proc", params, slices=SLICES, **FACTS)
+        assert [tuple(part.span) for part in segments] == places
+
+
+@pytest.mark.parametrize(
     "harmless",
     [
         {"train__log_every_steps": 7},

@@ -21,7 +21,7 @@ from training.data.batches import IGNORED_LABEL, MicroBatch
 from training.data.plan import SegmentPlan, StepPlan, make_micro_batch, make_segment_plan
 from training.data.rows import Rows
 from training.model.attention_kernels import choose_attention_kernels
-from training.step.schedule import compute_learning_rate
+from training.step.schedule import compute_rate_in_segment
 from training.workloads import find_workload, open_training_rows
 
 _LARGEST_CACHE = 2**30
@@ -287,10 +287,7 @@ def _generate_steps(config: TrainingConfig) -> Iterator[_Step]:
         source = open_training_rows(workload, config, segment)
         plan = make_segment_plan(source, config, segment)
         for number in range(1, plan.num_steps + 1):
-            learning_rate = compute_learning_rate(
-                number, plan.num_steps, peak=config.learning_rate, schedule=config.schedule,
-                floor=config.schedule_floor, warmup_steps=config.warmup_steps,
-            )  # fmt: skip
+            learning_rate = compute_rate_in_segment(config, segment, number, num_steps=plan.num_steps)
             yield _Step(source=source, segment_plan=plan, segment_step=number, learning_rate=learning_rate)
 
 

@@ -43,17 +43,27 @@ def test_a_rate_that_is_wrong_alike_in_all_cells_fails_in_each(tmp_path: Path) -
         assert found.compared == f"{cell} 0-8 epoch 1: learning rate 0.002 in its step 2, asked for 0.001"
 
 
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "wsd"])
 @pytest.mark.parametrize(("warmup_steps", "num_steps"), [(0, 1), (0, 7), (3, 7), (7, 7), (9, 7)])
 @pytest.mark.parametrize("floor", [0.0, 0.1])
 def test_the_second_computation_gives_what_training_takes(
     schedule: str, warmup_steps: int, num_steps: int, floor: float
 ) -> None:
-    changed = {"schedule": schedule, "warmup_steps": warmup_steps, "schedule_floor": floor}
+    changed = {"schedule": schedule, "warmup_steps": warmup_steps, "schedule_floor": floor, "decay_steps": 3}
     train: dict[str, Any] = PARAMS["train"] | changed
     params = Params.model_validate(PARAMS | {"train": train})
     taken = [
-        compute_learning_rate(step, num_steps, peak=2e-3, schedule=schedule, warmup_steps=warmup_steps, floor=floor)
+        compute_learning_rate(
+            step, num_steps, peak=2e-3, schedule=schedule, warmup_steps=warmup_steps, floor=floor, decay_steps=3
+        )
         for step in range(1, num_steps + 1)
     ]
     np.testing.assert_allclose(compute_learning_rates(params, num_steps=num_steps), taken, rtol=1e-12)
+    # The same in two parts, of a schedule that runs over both.
+    params = Params.model_validate(PARAMS | {"train": train | {"schedule_span": "run"}})
+    first = num_steps // 2
+    parts = [
+        compute_learning_rates(params, num_steps=size, before=before, total=num_steps)
+        for before, size in ((0, first), (first, num_steps - first))
+    ]
+    np.testing.assert_allclose(np.concatenate(parts), taken, rtol=1e-12)

@@ -9,7 +9,7 @@ import typing
 from tasks.params.train import TrainParams
 from training.config import TrainingConfig
 
-NOT_FOR_RANKS = {"epochs", "watchdog_seconds", "emulated_bf16"}
+NOT_FOR_RANKS = {"epochs", "schedule_span", "watchdog_seconds", "emulated_bf16"}
 OF_THE_CELL = {
     "cell", "strategy", "options", "world_size", "workload", "device", "oversubscribe", "model_dir", "model_name",
     "work_dir", "segments",

@@ -14,7 +14,10 @@ from tests.tiny import make_config
 from training.config import TrainingConfig, parse_config
 
 TOLD = make_config(Path(), Path(), [], micro_batch_size=12, global_batch_size=24, world_size=2)
-SEGMENT = {"range": "0-24", "epoch": 1, "slice_dir": "slice", "fingerprint": "tested"}
+SEGMENT = {"range": "0-24", "epoch": 1, "slice_dir": "slice", "fingerprint": "tested"} | {
+    "schedule_begin": 0,
+    "schedule_total": 0,
+}
 CONFIG = parse_config({**TOLD, "segments": [SEGMENT]})
 
 
