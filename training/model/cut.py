@@ -98,7 +98,7 @@ class Cut:
         self._begin()
         return self._received
 
-    def _arrange(self, stage: int) -> dict[str, nn.Module | None]:
+    def _arrange(self, stage: int) -> dict[str, nn.Module]:
         """Return the layers as the model has them while the stage runs."""
         mine = self.layers_of_stages[stage]
         arranged = []
@@ -122,7 +122,7 @@ def _hand_on(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
     raise _HandedOnError(hidden)
 
 
-def _number(layers: Sequence[nn.Module]) -> dict[str, nn.Module | None]:
+def _number(layers: Sequence[nn.Module]) -> dict[str, nn.Module]:
     return {str(number): layer for number, layer in enumerate(layers)}
 
 

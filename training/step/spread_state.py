@@ -154,8 +154,8 @@ class SpreadState:
                 number += 1
         self._replica.load_state({**state, "optimizer": {"state": kept, "param_groups": groups}})
         with torch.no_grad():
-            for name, part in self._own.items():
-                part.copy_(weights[name])
+            for name, own in self._own.items():
+                own.copy_(weights[name])
 
     def _find_own(self, name: str) -> Tensor | None:
         part = self._own.get(name)

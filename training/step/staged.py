@@ -171,7 +171,7 @@ class StagedSteps:
 
     def _make_schedule(self, number: int, num_rows: int) -> Any:
         rows = torch.empty(num_rows, self._cut.hidden_size, dtype=ROW_DTYPE, device="meta", requires_grad=True)
-        stages = [
+        stages: list[Any] = [
             _TimedStage(
                 _Stage(self._run_stage, stage), stage, self._last + 1, self._replica.device,
                 input_args=torch.empty(0, device="meta") if stage == 0 else rows,
@@ -184,9 +184,9 @@ class StagedSteps:
             stage.time_pass = self._time_pass
         more: dict[str, Any] = {"loss_fn": self._weigh_loss, "scale_grads": False}
         if len(stages) > 1:
-            # torch's interleaved 1F1B takes whole rounds; the last step of a range may have less.
-            is_whole = number % self._num_ranks == 0
-            return (ScheduleInterleaved1F1B if is_whole else ScheduleLoopedBFS)(stages, number, **more)
+            # torch's interleaved 1F1B takes rounds of equally many; the last step of a range may have one too many.
+            is_even = number % max(number // self._num_ranks, 1) == 0
+            return (ScheduleInterleaved1F1B if is_even else ScheduleLoopedBFS)(stages, number, **more)
         # With fewer micro-batches than stages 1F1B is GPipe, and torch's refuses.
         is_1f1b = self._schedule == "1f1b" and number > self._last
         return (Schedule1F1B if is_1f1b else ScheduleGPipe)(stages[0], number, **more)

@@ -26,7 +26,7 @@ from training.step.strategy import Digests, Part, StepResult
 from training.step.traffic import ALL_REDUCE, SEND
 from training.workloads import Workload
 
-OPTIONS = {"schedule": ("1f1b", "gpipe", "interleaved"), "replicas": 1}
+OPTIONS: dict[str, Any] = {"schedule": ("1f1b", "gpipe", "interleaved"), "replicas": 1}
 """schedule: 1f1b: a stage goes backward through a micro-batch as soon as it can, and keeps at most as many of them in
 memory as there are stages; gpipe: first forward through all of a step's micro-batches, then backward; interleaved: each
 rank has two stages, one of the first and one of the second half of the model, which halves the wait for others.
@@ -59,7 +59,7 @@ class Pipeline:
     """The ranks of a replica see the same micro-batches and hold one copy of the state between them."""
 
     def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> None:
-        options = {"schedule": OPTIONS["schedule"][0], "replicas": OPTIONS["replicas"], **config.options}
+        options: dict[str, Any] = {**OPTIONS, "schedule": OPTIONS["schedule"][0], **config.options}
         self._ranks, self._workload, self._config = ranks, workload, config
         self.data_world_size = int(options["replicas"])
         self._num_ranks = ranks.world_size // self.data_world_size
@@ -181,8 +181,8 @@ class Pipeline:
 
         The squares are added in the order of the parameters, wherever the model is cut.
         """
-        names = [name for name, part in self._own.items() if part.grad is not None]
-        mine = [self._own[name].grad for name in names]
+        gradient = {name: part.grad for name, part in self._own.items() if part.grad is not None}
+        names, mine = list(gradient), list(gradient.values())
         squares = torch.zeros(len(self._whole.parameters), dtype=torch.float64, device=self._ranks.device)
         if names:
             places = {name: place for place, name in enumerate(self._whole.parameters)}
@@ -192,7 +192,7 @@ class Pipeline:
         self._sent.count(ALL_REDUCE, squares)
         group: Any = self._ranks.gradient_group
         dist.all_reduce(squares, group=group)
-        return clip_part([part for part in mine if part is not None], squares.sum(), most=self._config.max_grad_norm)
+        return clip_part(mine, squares.sum(), most=self._config.max_grad_norm)
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing: as many micro-batches as a step has in memory."""
