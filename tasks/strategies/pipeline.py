@@ -183,8 +183,9 @@ def explain_no_knobs(*, is_exact: bool) -> str | None:
 def list_knobs(
     options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
 ) -> list[Knob]:
-    """Return the other schedules."""
-    now = options.get(_SCHEDULE, next(iter(_SCHEDULES)))
+    """Return the other schedules, interleaved where there are layers for two stages per rank."""
+    now, stages = options.get(_SCHEDULE, next(iter(_SCHEDULES))), list(exchange.get("layers", []))
+    num_layers = stages[-1][1] + 1 if stages else 0
     return [
         Knob(
             key=f"options.{_SCHEDULE}",
@@ -193,5 +194,5 @@ def list_knobs(
             note=note,
         )
         for other, note in _SCHEDULES.items()
-        if other != now
+        if other != now and (other != "interleaved" or num_layers >= 2 * len(stages) > 2)
     ]

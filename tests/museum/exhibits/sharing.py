@@ -6,7 +6,7 @@ from tests.museum.exhibit import Exhibit, Mutation
 from tests.museum.exhibits.published import DIFFERENT_PARAMETERS, KNOWN_MISTAKE, SHARDED_VARIANTS
 
 _ZERO1, _FSDP2 = "training/strategies/zero1.py", "training/strategies/fsdp2.py"
-_PIPELINE = "training/strategies/pipeline.py"
+_PIPELINE, _STAGED = "training/strategies/pipeline.py", "training/step/staged.py"
 _LOOP = "training/loop.py"
 _PARAMETERS_COMPARED = Mutation(_LOOP, "if len(set(found)) > 1:", "if False:")
 _NOT_SENT = Mutation(
@@ -89,7 +89,7 @@ EXHIBITS = [
         defect="The last stage takes the attention mask for the labels.",
         claim=SHARDED_VARIANTS,
         mutation=Mutation(
-            _PIPELINE,
+            _STAGED,
             "micro_batch = self._step[number]",
             'micro_batch = __import__("dataclasses").replace(self._step[number], labels=(self._step[number].labels != '
             "-100).long())",
@@ -122,9 +122,9 @@ EXHIBITS = [
         defect="The last stage goes through the micro-batches of a step in another order than the first.",
         claim=SHARDED_VARIANTS,
         mutation=Mutation(
-            _PIPELINE,
+            _STAGED,
             "self._step, self._weight = micro_batches, weight",
-            "self._step, self._weight = (micro_batches[::-1] if self._is_last else micro_batches), weight",
+            "self._step, self._weight = (micro_batches[::-1] if self._last in self._stages else micro_batches), weight",
         ),
         params=_spread("pipeline"),
         caught_by="Update equivalence",

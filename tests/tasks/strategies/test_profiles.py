@@ -210,6 +210,17 @@ def test_what_stages_wait_is_told_beside_what_theory_says() -> None:
     assert "it would be 25 %" in told
 
 
+def test_only_schedules_for_which_there_are_layers_are_advised() -> None:
+    def advised(layers: list[list[int]], **options: Any) -> list[Any]:
+        found = pipeline.list_knobs(options, exchange={"layers": layers}, bytes_per_real_byte=1.0, can=())
+        return [knob.overrides["options"] for knob in found]
+
+    assert advised([[0, 0], [1, 2]]) == [{"schedule": "gpipe"}]
+    assert advised([[0, 1], [2, 3]]) == [{"schedule": "gpipe"}, {"schedule": "interleaved"}]
+    now = {"schedule": "interleaved", "replicas": 2}
+    assert advised([[0, 0], [1, 1], [2, 2], [3, 3]], **now) == [now | {"schedule": "1f1b"}, now | {"schedule": "gpipe"}]
+
+
 def test_replicas_that_do_not_share_out_and_images_are_refused() -> None:
     assert pipeline.explain_unfit({"replicas": 2}, world_size=4, unit="token") is None
     assert "options.replicas: got 3" in str(pipeline.explain_unfit({"replicas": 3}, world_size=4, unit="token"))
