@@ -5,6 +5,7 @@ is as long as the step's longest micro-batch needs, rounded up to a power of two
 its own, and nothing is computed for what is filled up.
 """
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,6 +31,11 @@ from training.step.traffic import ALL_REDUCE, SEND, Traffic
 
 ROW_DTYPE = torch.float32
 """Of hidden states on their way, as they are between the layers of our models even where those compute in bf16."""
+
+
+def takes_micro_batches() -> bool:
+    """Return whether torch's schedules take micro-batches as they are; earlier ones split a batch themselves."""
+    return "kwarg_mbs" in inspect.signature(ScheduleGPipe.step).parameters
 
 
 class Sent:

@@ -21,7 +21,7 @@ from training.process.heartbeat import StepSection
 from training.step.replica import Replica
 from training.step.shards import clip_part
 from training.step.spread_state import SpreadState, WholeModel
-from training.step.staged import ROW_DTYPE, Sent, StagedSteps
+from training.step.staged import ROW_DTYPE, Sent, StagedSteps, takes_micro_batches
 from training.step.strategy import Digests, Part, StepResult
 from training.step.traffic import ALL_REDUCE, SEND
 from training.workloads import Workload
@@ -42,14 +42,20 @@ def build(
     """Return the strategy, with `replicas` pipelines of as many ranks each.
 
     Raises ValueError in exact mode and for ranks that do not share out, UnfitModelError for what it cannot do: compiled
-    layers, fp16, and a model that cannot be cut.
+    layers, fp16, ranks that share a GPU, an earlier torch, and a model that cannot be cut.
     """
     if config.exact:
         raise ValueError("exact: true with strategy pipeline; allowed: exact: false, or strategy ddp")
     replicas = config.options.get("replicas", OPTIONS["replicas"])
     if ranks.world_size % replicas:
         raise ValueError(f"world_size={ranks.world_size} with replicas={replicas}; allowed: a divisor of world_size")
-    for name, is_asked in (("compile: true", config.compile), ("precision: fp16", config.precision == "fp16")):
+    for name, is_asked in (
+        ("compile: true", config.compile),
+        ("precision: fp16", config.precision == "fp16"),
+        # gloo sends nothing from one GPU's memory to another rank.
+        ("oversubscribe: true", ranks.world_size > 1 and (ranks.device.type, ranks.backend) == ("cuda", "gloo")),
+        (f"torch {torch.__version__}", not takes_micro_batches()),
+    ):
         if is_asked:
             raise UnfitModelError(f"{name} is not available for the strategy pipeline; leave it, or use strategy ddp")
     return Pipeline(model, workload, config, ranks)
