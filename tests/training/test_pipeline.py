@@ -19,6 +19,8 @@ from training.step.strategy import STATE, WEIGHTS
 from training.strategies import find_strategy
 from training.workloads import find_workload, open_training_rows
 
+pytestmark = pytest.mark.slow
+
 _NUM_LAYERS = 4
 _NOT_CLIPPED = 1e9
 
