@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tasks.equivalence.differences import FP32_EPS, MARGIN
 from tasks.records.twins import Twin, Twins
-from tasks.strategies import get_exchange_dtype
+from tasks.strategies import count_shares, get_exchange_dtype
 from training.config import TrainingConfig
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -93,7 +93,8 @@ def _list_runs(baseline: TrainingConfig, others: Mapping[str, TrainingConfig]) -
 
 def _make_order_key(config: TrainingConfig) -> str:
     """Return what the order and the rounding of sums depend on."""
-    return json.dumps([config.world_size, get_exchange_dtype(config.strategy, config.options)])
+    shares = count_shares(config.strategy, config.world_size, config.options)
+    return json.dumps([shares, get_exchange_dtype(config.strategy, config.options)])
 
 
 def _round_coarsely(gradient: Mapping[str, "Tensor"], *, seed: int) -> dict[str, "Tensor"]:

@@ -26,7 +26,7 @@ def check_same_parameters(outputs: Outputs, cell: str) -> Finding | None:
     profile, world_size = find_profile(run.facts.strategy), run.facts.world_size
     if profile is None:
         return make_unchecked_finding(f"{cell}: how its strategy {run.facts.strategy} shares the state is not known")
-    copies = profile.count_copies(world_size)
+    copies = profile.count_copies(world_size, outputs.params.cells[cell].options)
     for segment in run.segments:
         facts = segment.facts
         for what, number, checksums in (

@@ -17,7 +17,7 @@ from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.process.failure import DistributedError, ResourceError, StageError
 from tasks.records.measurement import Advice, Advised, Estimate, Waterfall
-from tasks.strategies import Knob, find_profile, format_patch
+from tasks.strategies import Knob, count_shares, find_profile, format_patch
 from training.process.redaction import shorten
 
 _log = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ def list_knobs(
         )
     for factor in (2, 4):
         size = train.micro_batch_size * factor
-        if all(train.global_batch_size % (size * other.world_size) == 0 for other in params.cells.values()):
+        shares = [count_shares(other.strategy, other.world_size, other.options) for other in params.cells.values()]
+        if all(train.global_batch_size % (size * number) == 0 for number in shares):
             knobs.append(
                 Knob(
                     key="train.micro_batch_size",

@@ -250,10 +250,15 @@ class Bench:
 
     def fetch_ddp_timers(self, arm: Arm) -> dict[str, float]:
         """Return what DDP timed itself on the slowest rank, in seconds; {} if it timed nothing."""
+        return max(self.fetch_timers(arm), key=lambda one: one.get("backward_comm", 0.0))
+
+    def fetch_timers(self, arm: Arm) -> list[dict[str, float]]:
+        """Return what each rank's strategy timed itself, in seconds; {} where it timed nothing."""
         self.make_ready(arm)
-        found = self._workers[arm.cell].ask("timers", variant=dict(arm.variant), doing=f"asking DDP about {arm.name}")
-        slowest = max(found, key=lambda one: one.get("backward_comm", 0.0))
-        return {name: value for name, value in slowest.items() if name != "rank"}
+        found = self._workers[arm.cell].ask(
+            "timers", variant=dict(arm.variant), doing=f"asking the ranks of {arm.name}"
+        )
+        return [{name: value for name, value in one.items() if name != "rank"} for one in found]
 
     def calibrate(self, arm: Arm, *, block_seconds: float) -> float:
         """Choose the steps of a block so that one of this arm takes about so long, and are at least four; return its

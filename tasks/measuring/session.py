@@ -88,6 +88,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         settings = {
             cell.name: workers[cell.name].list_settings(make_trained_arm(cell).variant) for cell in comparison.cells
         }
+        waits = _collect_waits(comparison, bench, params)
         more = _predict_and_advise(session, bench, workers, measured, fits, stop)
     headline = measured.headline
     shares = [block.others_share for blocks in headline.trials.blocks.values() for block in blocks]
@@ -114,6 +115,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         advice=more.advice,
         blocks=measured.blocks,
         ranges=[part.name for part in session.rows],
+        waits=waits,
         devices_of_starts=devices,
         settings=settings,
         left_out=_explain_no_waterfall(comparison) + _collect_unavailable(params) + more.left_out,
@@ -145,6 +147,19 @@ def _collect_unavailable(params: Params) -> list[str]:
         for sentence in list_unavailable(name, spread.strategy, spread.options, is_exact=params.train.exact)
     }
     return list(reversed(found.values()))
+
+
+def _collect_waits(comparison: TimedComparison, bench: Bench, params: Params) -> list[str]:
+    """Return what the ranks of cells without a waterfall timed by themselves, in words."""
+    told = []
+    for cell in comparison.cells:
+        profile, spread = find_profile(cell.strategy), params.cells[cell.name]
+        if profile is None or cell.world_size == 1 or cell in comparison.spreading:
+            continue
+        timers = bench.fetch_timers(make_trained_arm(cell))
+        said = profile.tell_timers(timers, spread.options, world_size=cell.world_size) if all(timers) else None
+        told += [] if said is None else [f"{cell.name}: {said}."]
+    return told
 
 
 def _predict_and_advise(

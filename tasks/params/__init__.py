@@ -18,7 +18,7 @@ from tasks.params.choices import (
     require_one_of,
 )
 from tasks.params.complaint import describe_first_complaint
-from tasks.params.options import require_exact
+from tasks.params.options import explain_unfit, require_exact
 from tasks.params.section import Day, Finite, Section
 from tasks.params.sources import (
     DatasetParams,
@@ -32,6 +32,7 @@ from tasks.params.sources import (
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.params.train import TrainParams
 from tasks.process.failure import ConfigurationError
+from tasks.strategies import count_shares
 from training.process.redaction import redact
 
 
@@ -217,7 +218,9 @@ class Params(Section):
             )
         for name, cell in self.cells.items():
             require_cell_name(name)
-            _require_even_split(name, cell.world_size, self.train)
+            if unfit := explain_unfit(cell.strategy, cell.options, cell.world_size, unit=read_unit(self.workload)):
+                raise ValueError(f"cells.{name}.{unfit}")
+            self._require_even_split(name)
             if self.train.exact:
                 require_exact(f"cells.{name}", cell.strategy, cell.options)
         if isinstance(self.upload.checkpoints, list):
@@ -251,8 +254,26 @@ class Params(Section):
 
     def grad_accum_steps(self, cell: str) -> int:
         """Return the number of micro-batches that each rank of the cell adds up for one full optimizer step."""
-        per_forward = self.cells[cell].world_size * self.train.micro_batch_size
+        per_forward = self._count_shares(cell) * self.train.micro_batch_size
         return self.train.global_batch_size // per_forward
+
+    def _count_shares(self, cell: str) -> int:
+        """Return into how many shares the cell deals the micro-batches of a step."""
+        spread = self.cells[cell]
+        return count_shares(spread.strategy, spread.world_size, spread.options)
+
+    def _require_even_split(self, cell: str) -> None:
+        train, shares = self.train, self._count_shares(cell)
+        per_forward = shares * train.micro_batch_size
+        if train.global_batch_size % per_forward:
+            below = train.global_batch_size // per_forward * per_forward
+            remedy = f"{below} or {below + per_forward}" if below else str(per_forward)
+            whose = "world_size" if shares == self.cells[cell].world_size else "shares of the rows"
+            raise ValueError(
+                f"train.global_batch_size: {train.global_batch_size} does not split over cells.{cell}.{whose}="
+                f"{shares} x train.micro_batch_size={train.micro_batch_size} ({per_forward} samples per forward); "
+                f"use {remedy}"
+            )
 
 
 def load_params(path: Path = Path("params.yaml"), *, looks_at_data: bool = True) -> Params:
@@ -275,15 +296,3 @@ def load_params(path: Path = Path("params.yaml"), *, looks_at_data: bool = True)
             f"{path}: got the path {where!r}: {error.strerror}; allowed: a readable file"
         ) from None
     return params
-
-
-def _require_even_split(name: str, world_size: int, train: TrainParams) -> None:
-    per_forward = world_size * train.micro_batch_size
-    if train.global_batch_size % per_forward:
-        below = train.global_batch_size // per_forward * per_forward
-        remedy = f"{below} or {below + per_forward}" if below else str(per_forward)
-        raise ValueError(
-            f"train.global_batch_size: {train.global_batch_size} does not split over cells.{name}.world_size="
-            f"{world_size} x train.micro_batch_size={train.micro_batch_size} ({per_forward} samples per forward); "
-            f"use {remedy}"
-        )

@@ -39,6 +39,12 @@ def require_exact(cell: str, strategy: str, options: dict[str, Any]) -> None:
         raise ValueError(f"{cell}.{error}") from None
 
 
+def explain_unfit(strategy: str, options: dict[str, Any], world_size: int, *, unit: str) -> str | None:
+    """Return what is wrong with so many ranks, or with a workload that counts in `unit`; None: nothing."""
+    profile = find_profile(strategy)
+    return None if profile is None else profile.explain_unfit(options, world_size=world_size, unit=unit)
+
+
 def read_options(strategy: str) -> dict[str, Any]:
     """Return the options of a strategy with their defaults: the literal OPTIONS in its file, without importing it.
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from tasks.process.failure import OutOfMemoryError, StageError
 from tasks.ranks.cell_ranks import run_ranks
+from tasks.strategies import count_shares
 from training.config import TrainingConfig
 from training.process.failure import is_out_of_memory
 from training.process.redaction import redact, shorten
@@ -75,7 +76,8 @@ def _empty_device_cache() -> None:
 
 def _halve_micro_batch(config: TrainingConfig, error: OutOfMemoryError) -> TrainingConfig:
     """Return the config with at most half the micro-batch; raises OutOfMemoryError where there is none."""
-    size, per_rank = config.micro_batch_size, config.global_batch_size // config.world_size
+    shares = count_shares(config.strategy, config.world_size, config.options)
+    size, per_rank = config.micro_batch_size, config.global_batch_size // shares
     if config.exact:
         raise OutOfMemoryError(
             f"{error}; with exact: true the weights depend on micro_batch_size={size} to the bit, so that it was not "

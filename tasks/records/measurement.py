@@ -290,6 +290,8 @@ class Measurement(Record):
     """What more ranks would give; null where there was nothing to predict from or if withheld."""
     advice: Advice | None
     """What to change; null where it was not asked for."""
+    waits: list[str] = Field(default_factory=list)
+    """How long ranks that need each other in every pass wait for each other, in whole sentences; of such cells only."""
     left_out: list[str] = Field(default_factory=list)
     """What was asked for and could not be measured, in whole sentences with the reason."""
 

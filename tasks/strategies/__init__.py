@@ -10,6 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 from training.registry import has_file, import_file
 
+SEND = "send"
+"""Kind of exchange: from one rank to one other, beside the collectives."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
@@ -48,7 +51,7 @@ class Bounds(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What a rank has to put into the collectives of one kind."""
+    """What a rank has to put into the exchanges of one kind."""
 
     number: Bounds
     num_bytes: Bounds
@@ -119,11 +122,19 @@ class Profile(Protocol):
         """Raise ValueError, with the option's name first, for options that do not go together or not with the mode."""
         ...
 
+    def explain_unfit(self, options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
+        """Return what is wrong with so many ranks or a workload that counts in `unit`, the key first; None: nothing."""
+        ...
+
     def get_exchange_dtype(self, options: Mapping[str, Any]) -> str:
         """Return the dtype in which gradients are exchanged; none: fp32."""
         ...
 
-    def count_copies(self, world_size: int) -> Copies:
+    def count_shares(self, world_size: int, options: Mapping[str, Any]) -> int:
+        """Return into how many shares the micro-batches of a step are dealt; several ranks may have the same."""
+        ...
+
+    def count_copies(self, world_size: int, options: Mapping[str, Any]) -> Copies:
         """Return how many whole copies of the state the ranks hold between them, all of which have to be equal."""
         ...
 
@@ -141,6 +152,12 @@ class Profile(Protocol):
 
     def numbers(self, work: Work) -> dict[str, float]:
         """Return figures of the layout, for the gate's finding."""
+        ...
+
+    def tell_timers(
+        self, timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
+    ) -> str | None:
+        """Return what the ranks timed (`own_timers`, rank by rank), in words; None where there is nothing to say."""
         ...
 
     def explain_no_waterfall(self, *, is_exact: bool) -> str | None:
@@ -176,9 +193,15 @@ def get_exchange_dtype(strategy: str, options: Mapping[str, Any]) -> str:
     return "none" if profile is None else profile.get_exchange_dtype(options)
 
 
+def count_shares(strategy: str, world_size: int, options: Mapping[str, Any]) -> int:
+    """Return into how many shares the micro-batches of a step are dealt; one per rank where nothing is known."""
+    profile = find_profile(strategy)
+    return world_size if profile is None else profile.count_shares(world_size, options)
+
+
 def sum_expected(expected: Mapping[str, Expected]) -> Expected:
-    """Return all kinds together."""
-    parts = expected.values()
+    """Return all collectives together; what goes from one rank to one other is none, and is in no record of torch."""
+    parts = [part for kind, part in expected.items() if kind != SEND]
     return Expected(
         number=Bounds(sum(part.number.least for part in parts), sum(part.number.most for part in parts)),
         num_bytes=Bounds(sum(part.num_bytes.least for part in parts), sum(part.num_bytes.most for part in parts)),

@@ -34,12 +34,22 @@ def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
             raise ValueError(f"options.{name}: got {options[name]} with train.exact; allowed: exact: false")
 
 
+def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
+    """Return None: it is for any."""
+    return None
+
+
 def get_exchange_dtype(options: Mapping[str, Any]) -> str:
     """Return what gradient_hook says."""
     return str(options.get("gradient_hook", "none"))
 
 
-def count_copies(world_size: int) -> Copies:
+def count_shares(world_size: int, options: Mapping[str, Any]) -> int:
+    """Return one per rank."""
+    return world_size
+
+
+def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
     """Return one per rank."""
     return Copies(world_size, world_size)
 
@@ -151,6 +161,11 @@ def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
 def numbers(work: Work) -> dict[str, float]:
     """Return the buckets."""
     return {"buckets": len(_list_bucket_bytes(work)), "bucket_bytes": sum(_list_bucket_bytes(work))}
+
+
+def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> str | None:
+    """Return None: the waterfall has them."""
+    return None
 
 
 def explain_no_waterfall(*, is_exact: bool) -> str | None:

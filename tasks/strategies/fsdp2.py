@@ -23,12 +23,22 @@ def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
         raise ValueError("strategy: got fsdp2 with train.exact; allowed: exact: false, or strategy ddp")
 
 
+def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
+    """Return None: it is for any."""
+    return None
+
+
 def get_exchange_dtype(options: Mapping[str, Any]) -> str:
     """Return none: fp32."""
     return "none"
 
 
-def count_copies(world_size: int) -> Copies:
+def count_shares(world_size: int, options: Mapping[str, Any]) -> int:
+    """Return one per rank."""
+    return world_size
+
+
+def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
     """Return 1: all ranks hold one between them."""
     return Copies(1, 1)
 
@@ -89,6 +99,11 @@ def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
 def numbers(work: Work) -> dict[str, float]:
     """Return the units."""
     return {"units": len(_list_unit_bytes(work)), "unit_bytes": sum(_list_unit_bytes(work))}
+
+
+def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> str | None:
+    """Return None: it times nothing."""
+    return None
 
 
 def explain_no_waterfall(*, is_exact: bool) -> str | None:

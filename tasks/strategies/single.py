@@ -10,12 +10,22 @@ def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
     """Return: any mode is right."""
 
 
+def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
+    """Return None: it is for any."""
+    return None
+
+
 def get_exchange_dtype(options: Mapping[str, Any]) -> str:
     """Return none."""
     return "none"
 
 
-def count_copies(world_size: int) -> Copies:
+def count_shares(world_size: int, options: Mapping[str, Any]) -> int:
+    """Return one per rank."""
+    return world_size
+
+
+def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
     """Return 1."""
     return Copies(1, 1)
 
@@ -39,6 +49,11 @@ def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
 def numbers(work: Work) -> dict[str, float]:
     """Return nothing."""
     return {}
+
+
+def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> str | None:
+    """Return None: there is one rank."""
+    return None
 
 
 def explain_no_waterfall(*, is_exact: bool) -> str | None:

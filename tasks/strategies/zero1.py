@@ -16,12 +16,22 @@ def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
     ddp.require(options, is_exact=is_exact)
 
 
+def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
+    """Return None: it is for any."""
+    return None
+
+
 def get_exchange_dtype(options: Mapping[str, Any]) -> str:
     """Return what gradient_hook says; weights are sent in fp32."""
     return ddp.get_exchange_dtype(options)
 
 
-def count_copies(world_size: int) -> Copies:
+def count_shares(world_size: int, options: Mapping[str, Any]) -> int:
+    """Return one per rank."""
+    return world_size
+
+
+def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
     """Return one copy of the parameters per rank, and one of the optimizer's state between them."""
     return Copies(world_size, 1)
 
@@ -71,6 +81,11 @@ def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
 def numbers(work: Work) -> dict[str, float]:
     """Return buckets and shares."""
     return {**ddp.numbers(work), "shares": len(_list_share_bytes(work)), "share_bytes": sum(_list_share_bytes(work))}
+
+
+def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> str | None:
+    """Return None: the waterfall has them, where there is one."""
+    return None
 
 
 def explain_no_waterfall(*, is_exact: bool) -> str | None:

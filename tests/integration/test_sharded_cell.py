@@ -1,4 +1,4 @@
-"""A whole comparison with a sharding strategy: measured, trained, certified, gated, reported."""
+"""A whole comparison with strategies whose ranks share the model: measured, trained, certified, gated, reported."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.museum.stage_process import run_elsewhere
 pytestmark = pytest.mark.slow
 
 
-def test_a_sharded_cell_passes_every_gate_and_the_report_says_what_is_not_available_for_it(
+def test_cells_of_shards_and_of_stages_pass_every_gate_and_the_report_says_what_is_not_available_for_them(
     tmp_path: Path, project: Path
 ) -> None:
     run_elsewhere(make_project, tmp_path / "blank", project, Size())
@@ -21,29 +21,40 @@ def test_a_sharded_cell_passes_every_gate_and_the_report_says_what_is_not_availa
         copy,
         {
             "cells.2proc": {"strategy": "fsdp2", "world_size": 2, "launcher": "forked"},
+            "cells.2stages": {"strategy": "pipeline", "world_size": 2, "launcher": "forked"},
             "measure": {"speed": True, "max_seconds": 4, "block_seconds": 0.12, "twin_seconds": 0}
             | {"others_share": 1, "advice": True, "advice_seconds": 1},
         },
     )
-    outcome = compare(copy, CELLS)
+    outcome = compare(copy, (*CELLS, "2stages"))
     assert outcome.refusal is None, outcome.says
     assert set(outcome.failed_gates) <= {"Every rank has a device of its own", *ABOUT_SECONDS}, outcome.says
     assert outcome.results is not None
-    findings = {
-        gate["name"]: one
-        for gate in outcome.results["gates"]
-        for one in gate["findings"]
-        if one["cell"] == "2proc"
-    }  # fmt: skip
-    for name in ("Update equivalence", "Gradients were synchronised", "Same parameters on all ranks"):
-        assert findings[name]["verdict"] == "passed", findings[name]
-    assert "all-gathers" in findings["Gradients were synchronised"]["compared"]
-    assert "hold one copy of the state between them" in findings["Same parameters on all ranks"]["compared"]
+    for cell, exchanges in (("2proc", "all-gathers"), ("2stages", "messages from the first rank of 2 stages")):
+        findings = {
+            gate["name"]: one
+            for gate in outcome.results["gates"]
+            for one in gate["findings"]
+            if one["cell"] == cell
+        }  # fmt: skip
+        for name in (
+            "Update equivalence", "Gradients were synchronised", "Same parameters on all ranks",
+            "Every sample exactly once",
+        ):  # fmt: skip
+            assert findings[name]["verdict"] == "passed", findings[name]
+        assert exchanges in findings["Gradients were synchronised"]["compared"]
+        assert "hold one copy of the state between them" in findings["Same parameters on all ranks"]["compared"]
     # Its lines are broken where they are too long.
     report = " ".join((copy / "reports" / "report.md").read_text().split())
     # On a machine that is busy the speedup may be withheld, and the prediction with it.
-    is_withheld = outcome.results["cells"][-1]["standing"]["state"] == "withheld"
+    is_withheld = any(cell["standing"]["state"] == "withheld" for cell in outcome.results["cells"])
     for what in ("A waterfall", *["A prediction"] * (not is_withheld)):
         assert f"2proc: {what}: not available for the strategy fsdp2" in report
-    segment = json.loads(next((copy / "data/runs/2proc").glob("segments/*/segment.json")).read_bytes())
-    assert set(segment["traffic"]) == {"all_gather", "reduce_scatter", "all_reduce"}
+        assert f"2stages: {what}: not available for the strategy pipeline" in str(outcome.results["measurement"])
+    (waits,) = outcome.results["measurement"]["waits"]
+    assert waits.startswith("2stages: its ranks wait for each other ")
+    assert waits in report
+    kinds = {"2proc": {"all_gather", "reduce_scatter", "all_reduce"}, "2stages": {"send", "all_reduce"}}
+    for cell, expected in kinds.items():
+        segment = json.loads(next((copy / "data/runs" / cell).glob("segments/*/segment.json")).read_bytes())
+        assert set(segment["traffic"]) == expected

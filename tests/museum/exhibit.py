@@ -8,7 +8,12 @@ from typing import Any, Literal
 
 Scenario = Literal["train", "resume both", "resume 2proc", "two jobs"]
 
-_OF_TEXT = {"training/data/batches.py", "training/workloads/causal_lm.py"}
+_OF_TEXT = {
+    "training/data/batches.py",
+    "training/workloads/causal_lm.py",
+    "training/strategies/pipeline.py",
+    "training/step/staged.py",
+}
 """Files whose lines other workloads than the language model do not run."""
 
 

@@ -80,6 +80,12 @@ BAD = {
     "world size zero": ("world_size: 2", "world_size: 0", ["cells.2proc.world_size", "0"]),
     "world size negative": ("world_size: 2", "world_size: -1", ["cells.2proc.world_size", "-1"]),
     "single on two ranks": ("strategy: ddp, ", "strategy: single, ", ["cells.2proc.world_size", "single"]),
+    "replicas that do not share out": (
+        "ddp, world_size: 2", "pipeline, world_size: 2, options: {replicas: 4}", ["cells.2proc.options.replicas", "4"]
+    ),
+    "half a replica": (
+        "ddp, world_size: 2", "pipeline, world_size: 2, options: {replicas: 0.5}", ["options.replicas", "0.5"]
+    ),
     "cells not a mapping": ("2proc: {strategy: ddp, world_size: 2}", "2proc: ddp", ["cells.2proc", "'ddp'"]),
     "cell name with a slash": ("2proc:", "a/b:", ["cells", "a/b"]),
     "cell name of the base model": ("2proc:", "base:", ["cells", "'base'", "gates"]),
@@ -228,6 +234,7 @@ IMAGES = GOOD.replace("builtin:docstrings", "builtin:digits\n  image_size: 16").
 IMAGES = IMAGES.replace("builtin:tiny-qwen2", "builtin:resnet18").replace(", seq_len: 64", "")
 BAD_IMAGES = {
     "no size": ("\n  image_size: 16", "", ["dataset.image_size", "null", "such as 32"]),
+    "stages of an image classifier": ("strategy: ddp", "strategy: pipeline", ["cells.2proc.strategy", "pipeline"]),
     "a size of 4": ("image_size: 16", "image_size: 4", ["dataset.image_size", "4"]),
     "texts for images": ("builtin:digits", "builtin:docstrings", ["dataset.image_size", "16", "for texts"]),
     "images for texts": ("image_classification", "causal_lm", ["workload", "image_size 16", "texts"]),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tasks.params.choices import list_file_names
-from tasks.strategies import Work, find_profile, sum_expected
+from tasks.strategies import SEND, Work, find_profile, sum_expected
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import are_bitwise_equal, facts_of, relative_l2, weights_at_end
 from tests.training.contract_steps import NUM_STEPS
@@ -112,7 +112,7 @@ def test_it_says_how_many_copies_of_the_state_there_are(
 ) -> None:
     profile = find_profile(name)
     assert profile is not None, f"tasks/strategies/{name}.py"
-    for digests, number in zip(steps[0]["end"], profile.count_copies(WORLD_SIZE[name]), strict=True):
+    for digests, number in zip(steps[0]["end"], profile.count_copies(WORLD_SIZE[name], {}), strict=True):
         assert len(digests) == number
         assert len(set(digests)) == 1
 
@@ -140,11 +140,12 @@ def test_torch_recorded_what_its_ranks_counted_in_a_training(clean: dict[str, An
         facts = facts_of(clean, index)
         recorded, profile = facts["recorded_exchanges"], find_profile(name)
         assert profile is not None
-        counted = facts["traffic"].values()
+        # What is sent from one rank to one other is no collective, and in no record.
+        counted = [one for kind, one in facts["traffic"].items() if kind != SEND]
         assert recorded["num_steps"] == facts["num_steps"]
         assert recorded["number"] == recorded["counted_number"] == sum(kind["number"] for kind in counted)
         assert recorded["num_bytes"] == recorded["counted_bytes"] == sum(kind["num_bytes"] for kind in counted)
-        rounds = facts["num_steps"] * 4 // WORLD_SIZE[name]
+        rounds = facts["num_steps"] * 4 // profile.count_shares(WORLD_SIZE[name], {})
         work = Work(
             world_size=WORLD_SIZE[name], num_steps=facts["num_steps"], num_rounds=(1, rounds),
             gradient_bytes=_NUM_GRADIENT_BYTES * sum(

@@ -42,6 +42,7 @@ from training.probing.variants import (
 from training.process.distributed import Ranks
 from training.process.ownership import collect_device_facts
 from training.record.setting import gather_setting
+from training.step.replicated import Replicated
 from training.step.strategy import StepResult
 from training.step.traffic import Recorded, count_exchanges, forget_recorded
 from training.workloads import find_workload
@@ -240,13 +241,13 @@ class BlockRunner:
         ranks.synchronize()
         seconds = time.perf_counter() - started
         used = cpu_use.measure()
-        num_exchanged = count_exchanges(ranks) - num_before
-        recorded = Recorded(ranks).between(num_before, num_before + num_exchanged)
+        num_after = count_exchanges(ranks)
+        recorded = Recorded(ranks).between(num_before, num_after)
         return {
             "seconds": seconds,
             "step_seconds": marks.seconds(),
             **work.told(),
-            "num_exchanges": num_exchanged,
+            "num_exchanges": sum(num_after) - sum(num_before),
             "exchange_bytes": None if recorded is None else recorded.num_bytes,
             "cpu_use": used,
         }
@@ -292,10 +293,12 @@ def _make_key(variant: Variant) -> str:
 
 def _list_levers(made: Made) -> list[str]:
     """Return which ways of training the model would take: packing, early_tied_head."""
-    workload, model, can = made.workload, made.model, list[str]()
+    workload, can = made.workload, list[str]()
     if made.config.compile:
         # What is tried here would be compiled for.
         return can
+    # A part of a model cannot be tried.
+    model = made.model if isinstance(made.strategy, Replicated) else workload.load_model(made.config.model_dir)
     if workload.can_pack(model, made.config):
         can.append("packing")
     if workload.find_tied_weight(model) is not None:

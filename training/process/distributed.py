@@ -5,8 +5,8 @@ import datetime
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ class Ranks:
     """What carries gradients: gloo or nccl."""
     gradient_group: dist.ProcessGroup
     """The group for gradients and nothing else, so that its sequence number counts their all-reduces."""
+    counted_groups: list[dist.ProcessGroup] = field(default_factory=list)
+    """Further groups of a strategy, for gradients and nothing else."""
 
     @property
     def is_first(self) -> bool:
@@ -44,6 +46,13 @@ class Ranks:
         """Return how many collectives this rank has begun, of all groups."""
         groups: tuple[Any, ...] = (dist.group.WORLD, self.gradient_group)
         return sum(int(group._get_sequence_number_for_group()) for group in groups)
+
+    def join_group(self, groups: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+        """Return the one of these new groups that this rank is in; to be called by all ranks, with the same groups."""
+        made: list[Any] = [dist.new_group(list(one), backend=self.backend, timeout=_TIMEOUT) for one in groups]
+        (mine,) = (group for group, members in zip(made, groups, strict=True) if self.rank in members)
+        found: dist.ProcessGroup = mine
+        return found
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""

@@ -22,7 +22,7 @@ from training.record.ledger_file import LEDGER_COLUMNS, LEDGER_DTYPE, STEPS, Led
 from training.record.segment_facts import Counters, Exchanged, RankDevice, RecordedExchanges, SegmentFacts
 from training.record.window import StepFacts
 from training.step.strategy import Digests, StepResult
-from training.step.traffic import Recorded, count_exchanges
+from training.step.traffic import SEND, Recorded, count_exchanges
 
 _STEPS_IN_MEMORY = 512
 """So many steps wait in memory: about 500 bytes of text each, and 16 per sample."""
@@ -53,7 +53,7 @@ class SegmentRecord:
     _text: bytearray = field(default_factory=bytearray)
     _num_waiting: int = 0
     _loaded_from: Path | None = None
-    _marks: "deque[tuple[int, int, int, int]]" = field(default_factory=lambda: deque(maxlen=_MARKS))
+    _marks: "deque[tuple[tuple[int, ...], int, int, int]]" = field(default_factory=lambda: deque(maxlen=_MARKS))
     _span_started: float = 0.0
     _stamps: Stamps = field(init=False)
 
@@ -69,7 +69,7 @@ class SegmentRecord:
 
     def mark_exchanges(self, ranks: Ranks) -> None:
         """Note where the counters stand, while no step runs: from there on they are compared with what was recorded."""
-        kinds = self.counters.traffic.values()
+        kinds = [total for kind, total in self.counters.traffic.items() if kind != SEND]
         number, num_bytes = sum(kind.number for kind in kinds), sum(kind.num_bytes for kind in kinds)
         self._marks.append((count_exchanges(ranks), self.counters.num_steps, number, num_bytes))
 

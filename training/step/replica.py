@@ -20,7 +20,7 @@ from training.model.weights import (
 )
 from training.plug import select_hardware
 from training.process.heartbeat import StepSection
-from training.step.optimizer import build_optimizer, list_moments
+from training.step.optimizer import build_optimizer, group_parameters, list_moments, list_state_differences
 from training.step.strategy import STATE, WEIGHTS, MisfitError, Part
 from training.workloads import Workload
 
@@ -62,13 +62,8 @@ class Replica:
         self._has_dropout = workload.has_dropout(model)
         self._max_grad_norm = config.max_grad_norm
         self._dtype = _DTYPES[config.precision]
-        # As usual for transformers: biases and norms are not decayed.
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        groups = [
-            (config.weight_decay, [part for part in parameters if part.ndim >= 2]),
-            (0.0, [part for part in parameters if part.ndim < 2]),
-        ]
-        groups = [(weight_decay, group) for weight_decay, group in groups if group]
+        groups = group_parameters(parameters, config)
         self.groups = [group for _, group in groups]
         """What is trained as the optimizer groups it, whichever rank updates it."""
         self._parameters = parameters
@@ -170,6 +165,10 @@ class Replica:
         """Add the gradient of what `forward` gave: the second half of `add`."""
         self.on_section(StepSection.BACKWARD)
         self._scaler.scale(loss_sum * weight).backward()
+        self.count_loss(loss_sum)
+
+    def count_loss(self, loss_sum: Tensor) -> None:
+        """Add what `forward` gave to this rank's sum of losses."""
         self._loss_sum += loss_sum.detach()
 
     def step(self, learning_rate: float) -> tuple[Tensor, Tensor]:
@@ -319,19 +318,10 @@ class Replica:
 
         Raises KeyError, TypeError or AttributeError for what is no such state at all.
         """
-        saved = state["optimizer"]
-        sizes, wanted_sizes = [len(group["params"]) for group in saved["param_groups"]], list(map(len, self.groups))
-        if sizes != wanted_sizes:
-            return [f"the optimizer's groups have {sizes} parameters, the model's {wanted_sizes}"]
         names = {part: name for name, part in self._list_named_parameters()}
-        wanted, got = {}, {}
-        for index, part in enumerate(part for group in self.groups for part in group):
-            for moment in self._moments:
-                if names[part] not in state["without_moments"]:
-                    wanted[f"{moment} of {names[part]}"] = part
-                if moment in saved["state"].get(index, {}):
-                    got[f"{moment} of {names[part]}"] = saved["state"][index][moment]
-        return list_differences(got, wanted)
+        return list_state_differences(
+            state, [[(names[part], part) for part in group] for group in self.groups], self._moments
+        )
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` gave; raises ValueError if the optimizer or the loss scale is then another one."""

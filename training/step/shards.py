@@ -1,4 +1,6 @@
-"""Tensors of which every rank has some rows: the whole of one, and a rank's rows of a whole."""
+"""Gradients and tensors of which every rank has a part: the whole of one, and a rank's part of a whole."""
+
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -6,6 +8,19 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from training.process.distributed import Ranks
+
+_EPSILON = 1e-6
+"""Beside the norm that a gradient is divided by, as torch's own clipping has it."""
+
+
+def clip_part(mine: Sequence[Tensor], squares: Tensor, *, most: float) -> Tensor:
+    """Scale this rank's part of the gradient so that the whole has no larger norm than `most`; return what it had.
+
+    `squares`, () float64: the sum of the squares of the whole.
+    """
+    norm = squares.sqrt().float()
+    torch._foreach_mul_(list(mine), torch.clamp(most / (norm + _EPSILON), max=1.0))
+    return norm
 
 
 def gather_whole(tensor: Tensor, ranks: Ranks) -> Tensor:

@@ -6,6 +6,8 @@ recorder is on by default: to read it when the clock stands costs a step nothing
 
 import json
 import math
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from torch._C import _distributed_c10d
@@ -20,36 +22,47 @@ _recorder: Any = _distributed_c10d
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all_reduce", "all_gather", "reduce_scatter", "broadcast"
 """Kinds of collectives; a strategy with another one names it."""
 
+SEND = "send"
+"""What goes from one rank to one other: no collective, and not in torch's record on every backend."""
+
 
 class Traffic(NamedTuple):
-    """What a rank put into collectives of the group of the gradients."""
+    """What a rank put into collectives of the group of the gradients, or sent to another rank."""
 
     number: int
-    """Collectives."""
+    """Collectives, or messages."""
     num_bytes: int
     """Bytes that they were given."""
 
 
-def count_exchanges(ranks: Ranks) -> int:
-    """Return how many collectives the group of the gradients has begun: counted by torch."""
-    group: Any = ranks.gradient_group
-    return int(group._get_sequence_number_for_group())
+def count_exchanges(ranks: Ranks) -> tuple[int, ...]:
+    """Return how many collectives each group of the gradients has begun: counted by torch."""
+    return tuple(int(group._get_sequence_number_for_group()) for group in _list_groups(ranks))
+
+
+def _list_groups(ranks: Ranks) -> list[Any]:
+    return [ranks.gradient_group, *ranks.counted_groups]
 
 
 class Recorded:
     """What the recorder has of the gradients' collectives, read once; it keeps the last few thousand of all groups."""
 
     def __init__(self, ranks: Ranks) -> None:
-        name = ranks.gradient_group.group_name
-        entries = [one for one in _read_entries(ranks) if one["process_group"][0] == name and not one["is_p2p"]]
-        self._bytes = {one["collective_seq_id"]: _count_bytes(one) for one in entries}
+        names = [group.group_name for group in _list_groups(ranks)]
+        self._bytes = {
+            (names.index(one["process_group"][0]), one["collective_seq_id"]): _count_bytes(one)
+            for one in _read_entries(ranks)
+            if one["process_group"][0] in names and not one["is_p2p"]
+        }
 
-    def between(self, start: int, end: int) -> Traffic | None:
-        """Return what the collectives after number `start` up to number `end` were given; None unless all are told."""
-        found = [
-            num_bytes for number in range(start + 1, end + 1) if (num_bytes := self._bytes.get(number)) is not None
-        ]
-        return Traffic(len(found), sum(found)) if len(found) == end - start else None
+    def between(self, start: Sequence[int], end: Sequence[int]) -> Traffic | None:
+        """Return what the collectives after these numbers up to those were given, group by group; None unless all are
+        told."""
+        found = []
+        for group, (before, after) in enumerate(zip_longest(start, end, fillvalue=0)):
+            found += [self._bytes.get((group, number)) for number in range(before + 1, after + 1)]
+        told = [num_bytes for num_bytes in found if num_bytes is not None]
+        return Traffic(len(told), sum(told)) if len(told) == len(found) else None
 
 
 def _read_entries(ranks: Ranks) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
 from training.process.heartbeat import StepSection
 from training.step.replica import Replica
-from training.step.shards import gather_whole, select_own_rows
+from training.step.shards import clip_part, gather_whole, select_own_rows
 from training.step.strategy import STATE, WEIGHTS, Digests, Part, StepResult
 from training.step.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Traffic
 from training.workloads import Workload
@@ -32,9 +32,6 @@ from training.workloads import Workload
 OPTIONS = {"reshard_after_forward": True}
 """reshard_after_forward: whether a layer's weights are given up after its forward and gathered again in the backward;
 kept, they are gathered once per micro-batch and take the memory of ZeRO-2 meanwhile."""
-
-_EPSILON = 1e-6
-"""Beside the norm that a gradient is divided by, as torch's own clipping has it."""
 
 
 def build(
@@ -190,9 +187,7 @@ class Fsdp2:
         if self._ranks.world_size > 1:
             self._sent.count(ALL_REDUCE, squares)
             dist.all_reduce(squares, group=self._group)
-        norm = squares.sqrt().float()
-        torch._foreach_mul_(mine, torch.clamp(self._max_grad_norm / (norm + _EPSILON), max=1.0))
-        return norm
+        return clip_part(mine, squares, most=self._max_grad_norm)
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing."""

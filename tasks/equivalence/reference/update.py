@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tasks.equivalence.reference import find_reference
 from tasks.process.failure import DivergedError
+from tasks.strategies import count_shares
 from training.config import TrainingConfig
 from training.data.batches import IGNORED_LABEL, MicroBatch
 from training.data.plan import SegmentPlan, StepPlan, make_micro_batch, make_segment_plan
@@ -61,19 +62,21 @@ Part = list[Tensor | None]
 
 
 def make_rank_order(config: TrainingConfig) -> Order:
-    """Return the order of the config's ranks: each adds up what it was dealt, then the ranks are added, in rank order.
+    """Return the order of the config's ranks: each adds up its share, then the shares are added, in rank order.
 
     In exact mode there is one sum only. Each micro-batch is in the order exactly once, whatever the plan deals out.
     """
+
+    num_shares = count_shares(config.strategy, config.world_size, config.options)
 
     def order(step: StepPlan, number: int) -> list[list[int]]:
         if config.exact:
             return order_as_one_rank(step, number)
         left = set(range(len(step.micro_batches)))
         groups: list[list[int]] = []
-        for rank in range(config.world_size):
+        for share in range(num_shares):
             groups.append([])
-            for index in step.select_for_rank(rank, config.world_size):
+            for index in step.select_for_rank(share, num_shares):
                 if index in left:
                     left.remove(index)
                     groups[-1].append(index)

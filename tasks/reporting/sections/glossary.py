@@ -32,7 +32,8 @@ GLOSSARY: dict[str, str] = {
     "Segment": "One range in one epoch of one cell: the unit that is trained, checkpointed and resumed.",
     "Strategy": "How the update is computed on several ranks: single is the plain model, ddp PyTorch's "
     "DistributedDataParallel, zero1 the same with an update and an optimizer's state that the ranks share out, fsdp2 "
-    "PyTorch's fully_shard: each rank holds some rows of every weight.",
+    "PyTorch's fully_shard: each rank holds some rows of every weight, pipeline torch.distributed.pipelining: each "
+    "rank holds some layers.",
     "Launcher": "How the ranks were started.",
     "Node": "A machine of several; node 0 is the head, which has the first ranks.",
     "Host": "Its name.",

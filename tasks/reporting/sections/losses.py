@@ -13,11 +13,12 @@ def make_blocks(results: Results) -> list[Block]:
     """Return a sentence, a bar and a table per cell, or why there are none."""
     if results.measurement is None:
         return [Text(wording.UNMEASURED)]
-    waterfalls = results.measurement.waterfalls
+    waterfalls, waits = results.measurement.waterfalls, results.measurement.waits
     if not waterfalls:
         none = "No cell has a step that could be taken apart: that takes several ranks inside DDP."
-        return [Text(explain_omission(results.measurement, "waterfall: not available") or none)]
-    told = [sentence for one in waterfalls for sentence in _tell(one)]
+        why = explain_omission(results.measurement, "waterfall: not available") or none
+        return [Text(why), *[Items(waits)] * bool(waits)]
+    told = [sentence for one in waterfalls for sentence in _tell(one)] + waits
     return [Items(told), Charts("losses"), *[_tabulate(one) for one in waterfalls]]
 
 

@@ -59,7 +59,7 @@ EXHIBITS = [
         defect="The several-rank cell decays its weights five times as much.",
         claim=KNOWN_MISTAKE,
         mutation=Mutation(
-            _REPLICA,
+            "training/step/optimizer.py",
             "(config.weight_decay, [",
             "(config.weight_decay * (5 if config.world_size > 1 else 1), [",
         ),

@@ -6,6 +6,7 @@ from tests.museum.exhibit import Exhibit, Mutation
 from tests.museum.exhibits.published import DIFFERENT_PARAMETERS, KNOWN_MISTAKE, SHARDED_VARIANTS
 
 _ZERO1, _FSDP2 = "training/strategies/zero1.py", "training/strategies/fsdp2.py"
+_PIPELINE, _STAGED = "training/strategies/pipeline.py", "training/step/staged.py"
 _LOOP = "training/loop.py"
 _PARAMETERS_COMPARED = Mutation(_LOOP, "if len(set(found)) > 1:", "if False:")
 _NOT_SENT = Mutation(
@@ -16,6 +17,7 @@ _OWN_NORM = Mutation(
     "grad_norm = self._clip(self._parameters)",
     'grad_norm = self._clip([part for group in self._optimizer.param_groups for part in group["params"]])',
 )
+_NOT_ADDED = Mutation(_PIPELINE, "part.grad = mine + its", "part.grad = mine")
 
 
 def _spread(strategy: str) -> tuple[tuple[str, Any], ...]:
@@ -80,6 +82,53 @@ EXHIBITS = [
         mutation=Mutation(_FSDP2, "reshard_after_forward=self._reshards)", "reshard_after_forward=False)"),
         params=_spread("fsdp2"),
         caught_by="Gradients were synchronised",
+        spares_baseline=True,
+    ),
+    Exhibit(
+        key="pipeline: labels = attention mask",
+        defect="The last stage takes the attention mask for the labels.",
+        claim=SHARDED_VARIANTS,
+        mutation=Mutation(
+            _STAGED,
+            "micro_batch = self._step[number]",
+            'micro_batch = __import__("dataclasses").replace(self._step[number], labels=(self._step[number].labels != '
+            "-100).long())",
+        ),
+        params=_spread("pipeline"),
+        caught_by="Loss curves coincide",
+        spares_baseline=True,
+    ),
+    Exhibit(
+        key="pipeline: untied embeddings",
+        defect="The first and the last stage each update the tied embedding by their own part of its gradient.",
+        claim=SHARDED_VARIANTS,
+        mutation=_NOT_ADDED,
+        params=_spread("pipeline"),
+        caught_by=DIFFERENT_PARAMETERS,
+        spares_baseline=True,
+    ),
+    Exhibit(
+        key="pipeline: untied embeddings, trainer's check removed",
+        defect="The same, in a trainer that does not compare what two stages have.",
+        claim=SHARDED_VARIANTS,
+        mutation=_NOT_ADDED,
+        disarmed=_PARAMETERS_COMPARED,
+        params=_spread("pipeline"),
+        caught_by="Same parameters on all ranks",
+        spares_baseline=True,
+    ),
+    Exhibit(
+        key="pipeline: two stages that shuffle apart",
+        defect="The last stage goes through the micro-batches of a step in another order than the first.",
+        claim=SHARDED_VARIANTS,
+        mutation=Mutation(
+            _STAGED,
+            "self._step, self._weight = micro_batches, weight",
+            "self._step, self._weight = (micro_batches[::-1] if self._last in self._stages else micro_batches), weight",
+        ),
+        params=_spread("pipeline"),
+        caught_by="Update equivalence",
+        is_certified=True,
         spares_baseline=True,
     ),
 ]

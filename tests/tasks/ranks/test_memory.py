@@ -13,7 +13,7 @@ from tasks.ranks.memory import name_out_of_memory, try_within_memory
 from tests.tiny import make_config
 from training.config import TrainingConfig, parse_config
 
-TOLD = make_config(Path(), Path(), [], micro_batch_size=12, global_batch_size=24, world_size=2)
+TOLD = make_config(Path(), Path(), [], micro_batch_size=12, global_batch_size=24, world_size=2, strategy="ddp")
 SEGMENT = {"range": "0-24", "epoch": 1, "slice_dir": "slice", "fingerprint": "tested"} | {
     "schedule_begin": 0,
     "schedule_total": 0,
@@ -40,6 +40,13 @@ def test_micro_batches_are_halved_until_they_fit() -> None:
     assert _try(5) == (3, [12, 6, 3])
     with pytest.raises(OutOfMemoryError, match=r"^a training: out of memory: CUDA out of memory\. Tried .* 2.32 GiB"):
         _try(0)
+
+
+def test_ranks_that_see_the_same_rows_halve_within_what_all_of_them_have() -> None:
+    # At most half of 8 that divides what a rank has of a step: 20 for each of two stages, 10 for each of two shares.
+    changes = {"global_batch_size": 20, "micro_batch_size": 8}
+    assert _try(4, **changes, strategy="pipeline") == (4, [8, 4])
+    assert _try(4, **changes) == (2, [8, 2])
 
 
 def test_in_exact_mode_they_are_not() -> None:

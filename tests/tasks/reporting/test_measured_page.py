@@ -121,6 +121,16 @@ def test_a_section_with_nothing_says_why(measured_results: Results, clean_result
         assert render(clean_results).count("Not measured: the stage measure left no speed.json") == 4
 
 
+@pytest.mark.parametrize("changes", [{}, {"waterfalls": []}], ids=["beside a waterfall", "alone"])
+def test_what_ranks_wait_for_each_other_stands_among_what_is_lost(
+    measured_results: Results, changes: dict[str, Any]
+) -> None:
+    waits = "2stages: its ranks wait for each other 35 % of the passes."
+    results = with_measurement(measured_results, waits=[waits], **changes)
+    for text in (page_of(results).text, markdown_of(results)):
+        assert waits in " ".join(text.split())
+
+
 def test_ranks_that_are_not_predicted_are_named_with_the_reason(measured_results: Results) -> None:
     why = "Other numbers of ranks are withheld: the two intervals do not overlap."
     alone = curve("as it is", {2: 1.2}, 68 / 42)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tasks.params.choices import list_file_names, read_constant
-from tasks.strategies import Work, find_profile, get_exchange_dtype, list_unavailable, zero1
+from tasks.strategies import Work, find_profile, get_exchange_dtype, list_unavailable, pipeline, sum_expected, zero1
 from tasks.strategies import fsdp2 as sharded
 from training.strategies import find_strategy
 
@@ -136,6 +136,97 @@ def test_a_step_that_shares_its_update_otherwise_is_told(
     problem = zero1.problem_with(SHARED | traffic, _work_of_shares(**work))
     assert problem is not None
     assert says in problem
+
+
+def _work_of_stages(**changes: Any) -> Work:
+    """Return two steps of 3 micro-batches on 2 stages: rows of 8 bytes, a tied embedding of 40, 100 bytes in all."""
+    exchange = {
+        "layers": [[0, 1], [2, 2]], "row_bytes": 8, "most_rows": 16, "tied_bytes": [40], "rank_bytes": [80, 60],
+        "num_parameters": 7,
+    }  # fmt: skip
+    asked: dict[str, Any] = {
+        "world_size": 2, "num_steps": 2, "num_rounds": (6, 6), "gradient_bytes": 100, "exchange": exchange
+    }  # fmt: skip
+    return Work(**asked | changes)
+
+
+STAGED = {"send": Counted(8, 848), "all_reduce": Counted(2, 112)}
+
+
+def test_the_first_stage_sends_every_micro_batch_on_and_its_part_of_what_is_tied_once_per_step() -> None:
+    expected = pipeline.compute_expected_traffic(_work_of_stages())
+    assert expected["send"].number == (8, 8)
+    assert expected["send"].num_bytes == (6 * 8 + 80, 6 * 8 * 16 + 80)
+    assert expected["all_reduce"] == ((2, 2), (2 * 7 * 8, 2 * 7 * 8))
+    # Messages are in no record of collectives.
+    assert sum_expected(expected) == expected["all_reduce"]
+    assert pipeline.problem_with(STAGED, _work_of_stages()) is None
+    assert pipeline.told(STAGED, _work_of_stages()).startswith("4 messages from the first rank of 2 stages")
+    assert "the layers 0-1, 2, cut so" in pipeline.told(STAGED, _work_of_stages())
+    assert pipeline.compute_expected_traffic(_work_of_stages(world_size=1)) == {}
+
+
+def test_two_stages_per_rank_send_three_times_and_replicas_add_up_their_gradients_once() -> None:
+    exchange = {**_work_of_stages().exchange, "layers": [[0, 0], [1, 1], [2, 2], [3, 3]]}
+    assert pipeline.compute_expected_traffic(_work_of_stages(exchange=exchange))["send"].number == (20, 20)
+    spread = {"world_size": 4, "options": {"replicas": 2}}
+    expected = pipeline.compute_expected_traffic(_work_of_stages(**spread))
+    assert expected["all_reduce"] == ((4, 4), (2 * (7 * 8 + 60), 2 * (7 * 8 + 80)))
+    assert expected["send"].number == (8, 8)
+    assert pipeline.count_shares(4, spread["options"]) == 2
+    assert pipeline.count_copies(4, spread["options"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("traffic", "work", "says"),
+    [
+        ({"send": Counted(6, 768)}, {}, "6 messages to other stages in 2 steps, 8 are needed"),
+        ({"send": Counted(10, 900)}, {}, "10 messages to other stages in 2 steps, 8 are needed"),
+        ({}, {"world_size": 1}, "one rank, yet 10 exchanges between stages"),
+        ({}, {"world_size": 3}, "2 stages on 3 ranks: each has to have as many"),
+        ({}, {"gradient_bytes": 120}, "the stages hold 100 bytes of parameters, the gradient of all has 120"),
+        ({}, {"exchange": {"layers": [[0, 1], [3, 3]]}}, "the layers 0-1, 3: every layer has to be in one of them"),
+    ],
+)  # fmt: skip
+def test_a_step_whose_stages_exchange_otherwise_is_told(
+    traffic: dict[str, Counted], work: dict[str, Any], says: str
+) -> None:
+    problem = pipeline.problem_with(STAGED | traffic, _work_of_stages(**work))
+    assert problem is not None
+    assert says in problem
+
+
+def test_what_stages_wait_is_told_beside_what_theory_says() -> None:
+    def least(number: int, **options: Any) -> float:
+        return pipeline.compute_least_idle_share(options, world_size=4, num_micro_batches=number)
+
+    assert least(9) == pytest.approx(3 / 12)
+    assert least(9, schedule="interleaved") == pytest.approx(1.5 / 10.5)
+    assert least(9, replicas=2) == pytest.approx(1 / 10)
+    assert least(9, replicas=4) == 0.0
+    timers = [{"pass_seconds": 1.0, "own_seconds": own, "num_micro_batches": 9} for own in (0.5, 0.6, 0.7, 0.8)]
+    told = pipeline.tell_timers(timers, {}, world_size=4)
+    assert told is not None
+    assert "wait for each other 35 % of" in told
+    assert "it would be 25 %" in told
+
+
+def test_only_schedules_for_which_there_are_layers_are_advised() -> None:
+    def advised(layers: list[list[int]], **options: Any) -> list[Any]:
+        found = pipeline.list_knobs(options, exchange={"layers": layers}, bytes_per_real_byte=1.0, can=())
+        return [knob.overrides["options"] for knob in found]
+
+    assert advised([[0, 0], [1, 2]]) == [{"schedule": "gpipe"}]
+    assert advised([[0, 1], [2, 3]]) == [{"schedule": "gpipe"}, {"schedule": "interleaved"}]
+    now = {"schedule": "interleaved", "replicas": 2}
+    assert advised([[0, 0], [1, 1], [2, 2], [3, 3]], **now) == [now | {"schedule": "1f1b"}, now | {"schedule": "gpipe"}]
+
+
+def test_replicas_that_do_not_share_out_and_images_are_refused() -> None:
+    assert pipeline.explain_unfit({"replicas": 2}, world_size=4, unit="token") is None
+    assert "options.replicas: got 3" in str(pipeline.explain_unfit({"replicas": 3}, world_size=4, unit="token"))
+    assert "options.replicas: got 0.5" in str(pipeline.explain_unfit({"replicas": 0.5}, world_size=4, unit="token"))
+    assert "pipeline for images" in str(pipeline.explain_unfit({}, world_size=2, unit="image"))
 
 
 def test_zero1_has_the_options_of_ddp() -> None:

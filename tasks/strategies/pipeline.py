@@ -1,0 +1,198 @@
+"""Pipeline: every stage sends hidden states of each micro-batch to the next one, and their gradients back.
+
+Once per step the first and the last stage exchange the gradient of a tied embedding, and all add up the squares of
+which the norm is made. Counted is what rank 0 does, the first stage.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.process import wording
+from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, Work
+
+_ALL_REDUCE = "all_reduce"
+_SCHEDULE = "schedule"
+_SCHEDULES = {
+    "1f1b": "less memory than gpipe",
+    "gpipe": "all micro-batches of a step are in memory at once",
+    "interleaved": "two stages per rank: half the wait, more messages",
+}
+_BYTES_OF_A_SQUARE = 8
+
+
+def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
+    """Raise ValueError in exact mode: the two parts of a tied gradient are added in an order of their own."""
+    if is_exact:
+        raise ValueError("strategy: got pipeline with train.exact; allowed: exact: false, or strategy ddp")
+
+
+def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
+    """Return that a model of images has no list of layers to be cut between."""
+    replicas = options.get("replicas", 1)
+    if replicas != int(replicas) or world_size % replicas:
+        return f"options.replicas: got {replicas} with world_size {world_size}; allowed: a divisor of it"
+    if unit == "image":
+        return "strategy: got pipeline for images, whose models cannot be cut into stages; allowed: single, ddp, zero1"
+    return None
+
+
+def get_exchange_dtype(options: Mapping[str, Any]) -> str:
+    """Return none: fp32."""
+    return "none"
+
+
+def count_shares(world_size: int, options: Mapping[str, Any]) -> int:
+    """Return one per replica: its stages see the same rows."""
+    return int(options.get("replicas", 1))
+
+
+def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
+    """Return one per replica: its stages hold one between them."""
+    number = int(options.get("replicas", 1))
+    return Copies(number, number)
+
+
+def compute_expected_traffic(work: Work) -> dict[str, Expected]:
+    """Return messages per micro-batch and one per tied embedding and step, and one sum of squares per step.
+
+    Of v stages the first rank sends the hidden states of all, and gradients from all but the first. With replicas each
+    rank's gradient is added up once.
+    """
+    if work.world_size == 1:
+        return {}
+    steps, tied, row_bytes = work.num_steps, _list_tied_bytes(work), int(work.exchange.get("row_bytes", 0))
+    square_bytes = _BYTES_OF_A_SQUARE * int(work.exchange.get("num_parameters", 0)) * steps
+    replicas, rank_bytes = int(work.options.get("replicas", 1)), list(work.exchange.get("rank_bytes", [0]))
+    reduced, added = [min(rank_bytes) * steps, max(rank_bytes) * steps], steps
+    if replicas == 1:
+        reduced, added = [0, 0], 0
+    expected = {
+        _ALL_REDUCE: Expected(
+            Bounds(steps + added, steps + added), Bounds(square_bytes + reduced[0], square_bytes + reduced[1])
+        )
+    }
+    num_ranks = work.world_size // replicas
+    if num_ranks > 1:
+        per_micro_batch = 2 * (len(_list_stages(work)) // num_ranks) - 1
+        least, most = (per_micro_batch * rounds for rounds in work.num_rounds)
+        tied_bytes, most_rows = sum(tied) * steps, int(work.exchange.get("most_rows", 1))
+        expected[SEND] = Expected(
+            Bounds(least + len(tied) * steps, most + len(tied) * steps),
+            Bounds(least * row_bytes + tied_bytes, most * row_bytes * most_rows + tied_bytes),
+        )
+    return expected
+
+
+def _list_tied_bytes(work: Work) -> list[int]:
+    return list(work.exchange.get("tied_bytes", []))
+
+
+def _list_stages(work: Work) -> list[list[int]]:
+    """Return the first and the last layer of each."""
+    return list(work.exchange.get("layers", []))
+
+
+def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
+    """Return that the stages are not the ranks, or that messages are missing or too many."""
+    if work.world_size == 1:
+        number = sum(kind.number for kind in traffic.values())
+        return f"one rank, yet {number} exchanges between stages" if number else None
+    stages = _list_stages(work)
+    num_ranks = work.world_size // int(work.options.get("replicas", 1))
+    if not stages or len(stages) % num_ranks:
+        return f"{wording.format_plural(len(stages), 'stage')} on {num_ranks} ranks: each has to have as many"
+    ends = [-1, *(last for _, last in stages)]
+    if any(first != end + 1 or last < first for (first, last), end in zip(stages, ends, strict=False)):
+        return f"the stages have the layers {_tell_layers(work)}: every layer has to be in one of them"
+    held = sum(work.exchange.get("rank_bytes", [])) - sum(_list_tied_bytes(work))
+    if held != work.gradient_bytes:
+        return f"the stages hold {held:,} bytes of parameters, the gradient of all has {work.gradient_bytes:,}"
+    if num_ranks == 1:
+        return None
+    expected = compute_expected_traffic(work)[SEND].number
+    sent = traffic[SEND].number if SEND in traffic else 0
+    if not expected.has(sent):
+        needed = str(expected.least) if expected.least == expected.most else f"{expected.least} to {expected.most}"
+        return (
+            f"{wording.format_plural(sent, 'message')} to other stages in "
+            f"{wording.format_plural(work.num_steps, 'step')}, {needed} are needed: the hidden states of every "
+            "micro-batch, and in every step the gradient of what two stages have"
+        )
+    return None
+
+
+def _tell_layers(work: Work) -> str:
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in _list_stages(work))
+
+
+def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
+    """Return the messages per step, and the cut."""
+    sent, replicas = (traffic[SEND].number / work.num_steps if SEND in traffic else 0), work.options.get("replicas", 1)
+    added = f", each added up over {replicas} replicas" if replicas > 1 else ""
+    return (
+        f"{sent:g} messages from the first rank of {wording.format_plural(len(_list_stages(work)), 'stage')} and one "
+        f"norm of all{added}; "
+        f"the stages have the layers {_tell_layers(work)}, cut so that the largest has as few weights to multiply by "
+        "as can be"
+    )
+
+
+def numbers(work: Work) -> dict[str, float]:
+    """Return the stages, and what the first and the last have in common."""
+    return {"stages": len(_list_stages(work)), "tied_bytes": sum(_list_tied_bytes(work))}
+
+
+def compute_least_idle_share(options: Mapping[str, Any], *, world_size: int, num_micro_batches: float) -> float:
+    """Return the share of a step's passes that a rank has to wait where stages are equal and messages take no time.
+
+    (p - 1) / (v m + p - 1), with p ranks, m micro-batches and v stages per rank. Source: Narayanan et al. 2021,
+    Efficient large-scale language model training on GPU clusters using Megatron-LM, 2.2.
+    """
+    others = world_size // int(options.get("replicas", 1)) - 1
+    per_rank = 2 if options.get(_SCHEDULE) == "interleaved" else 1
+    return others / (per_rank * num_micro_batches + others)
+
+
+def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> str | None:
+    """Return which share of a step's passes the ranks waited for each other, beside what theory says."""
+    passes, own = (sum(one[name] for one in timers) for name in ("pass_seconds", "own_seconds"))
+    number = timers[0]["num_micro_batches"]
+    least = compute_least_idle_share(options, world_size=world_size, num_micro_batches=number)
+    return (
+        f"its ranks wait for each other {wording.format_percent(1 - own / passes)} of the forward and backward passes "
+        f"of a step, which has {wording.format_count(int(number))} of each per stage; with stages that take equally "
+        f"long and messages that take no time it would be {wording.format_percent(least)}, less with more micro-batches"
+    )
+
+
+def explain_no_waterfall(*, is_exact: bool) -> str | None:
+    """Return that a stage cannot run without the others."""
+    return "the strategy pipeline, none of whose stages can run without the others"
+
+
+def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
+    """Return that there is no model of it yet."""
+    return "the strategy pipeline, which has no communication model yet"
+
+
+def explain_no_knobs(*, is_exact: bool) -> str | None:
+    """Return None: there is some."""
+    return None
+
+
+def list_knobs(
+    options: Mapping[str, Any], *, exchange: Mapping[str, Any], bytes_per_real_byte: float, can: Sequence[str]
+) -> list[Knob]:
+    """Return the other schedules, interleaved where there are layers for two stages per rank."""
+    now, stages = options.get(_SCHEDULE, next(iter(_SCHEDULES))), list(exchange.get("layers", []))
+    num_layers = stages[-1][1] + 1 if stages else 0
+    return [
+        Knob(
+            key=f"options.{_SCHEDULE}",
+            change=f"the schedule {other} instead of {now}",
+            overrides={"options": {**options, _SCHEDULE: other}},
+            note=note,
+        )
+        for other, note in _SCHEDULES.items()
+        if other != now and (other != "interleaved" or num_layers >= 2 * len(stages) > 2)
+    ]

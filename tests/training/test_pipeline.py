@@ -1,0 +1,226 @@
+"""The strategy pipeline: any architecture with a list of layers, any number of stages, and checkpoints that fit all."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.tiny import make_config, make_slice, make_tiny_classifier, make_tiny_model, with_manifest
+from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end
+from tests.training.forked_ranks import ForkedRanks, last_words
+from training.data.plan import make_micro_batches, make_segment_plan
+from training.model.cut import balance, count_multiplied
+from training.process.distributed import Ranks
+from training.step.strategy import STATE, WEIGHTS
+from training.strategies import find_strategy
+from training.workloads import find_workload, open_training_rows
+
+pytestmark = pytest.mark.slow
+
+_NUM_LAYERS = 4
+_NOT_CLIPPED = 1e9
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedRanks]:
+    """Ranks that start at once."""
+    ranks = ForkedRanks()
+    yield ranks
+    ranks.close()
+
+
+def _spread(world_size: int, **changes: Any) -> dict[str, Any]:
+    strategy = {"strategy": "pipeline" if world_size > 1 else "single", "world_size": world_size}
+    return {**strategy, "cell": f"{world_size}proc", "learning_rate": 1e-3, **changes}
+
+
+def _train(forked: ForkedRanks, work: Path, model: Path, slices: list[Path], world_size: int, **changes: Any) -> Any:
+    config = forked.train(make_config(work, model, slices[:1], **_spread(world_size, **changes)))
+    return weights_at_end(config)
+
+
+def test_stages_are_cut_so_that_the_costliest_is_as_cheap_as_can_be() -> None:
+    assert balance([1, 1, 1, 1], 2) == [range(2), range(2, 4)]
+    # A head as heavy as two layers is made up for by layers.
+    assert balance([1, 1, 1, 1], 2, after=2) == [range(3), range(3, 4)]
+    assert balance([1, 1, 1, 1], 2, before=2) == [range(1), range(1, 4)]
+    assert balance([5, 1, 1, 1], 2) == [range(1), range(1, 4)]
+    assert balance([1, 2, 3], 3, before=9, after=9) == [range(1), range(1, 2), range(2, 3)]
+    assert balance([1, 1, 1], 1) == [range(3)]
+
+
+def test_what_is_looked_up_costs_nothing_and_what_is_multiplied_by_counts() -> None:
+    tied = nn.ModuleList([nn.Embedding(7, 3), nn.Linear(3, 7, bias=False)])
+    tied[1].weight = tied[0].weight
+    assert count_multiplied(tied[0]) == 0
+    assert count_multiplied(tied[1]) == 21
+    assert count_multiplied(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))) == 12
+
+
+def test_without_ties_any_number_of_stages_and_any_schedule_gives_the_bits_of_one_process(
+    forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path / "model", num_layers=_NUM_LAYERS, tied=False)
+    # The last step has 3 micro-batches: no whole round of an interleaved schedule, and fewer than there are stages.
+    schedules = ({"schedule": "gpipe"}, {"schedule": "interleaved"})
+    ways: list[tuple[int, dict[str, Any]]] = [(1, {}), (2, {}), (4, {}), *((2, one) for one in schedules)]
+    ended = [
+        _train(forked, tmp_path / str(number), model, slices, size, options=options, max_grad_norm=_NOT_CLIPPED)
+        for number, (size, options) in enumerate(ways)
+    ]
+    for weights in ended[1:]:
+        assert are_bitwise_equal(weights, ended[0])
+
+
+def test_with_a_tied_embedding_the_bits_do_not_depend_on_the_number_of_stages(
+    forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path / "model", num_layers=_NUM_LAYERS)
+    one, two, four = (_train(forked, tmp_path / str(size), model, slices, size) for size in (1, 2, 4))
+    assert are_bitwise_equal(two, four)
+    assert relative_l2(two, one) < 2e-6
+
+
+def test_two_replicas_of_two_stages_share_the_rows_and_hold_the_same_two_copies(
+    forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    one = _train(forked, tmp_path / "one", model, slices, 1)
+    spread = _spread(4, options={"replicas": 2})
+    config = forked.train(make_config(tmp_path / "four", model, slices[:1], **spread))
+    assert relative_l2(weights_at_end(config), one) < 2e-6
+    facts = facts_of(config)
+    for copies in (facts["parameter_checksums"], facts["optimizer_checksums"]):
+        assert len(copies) == 2
+        assert len(set(copies)) == 1
+    assert (facts["num_samples"], facts["traffic"]["all_reduce"]["number"]) == (45, 2 * facts["num_steps"])
+    recorded = facts["recorded_exchanges"]
+    assert recorded["number"] == recorded["counted_number"] == 2 * facts["num_steps"]
+    assert recorded["num_bytes"] == recorded["counted_bytes"] == facts["traffic"]["all_reduce"]["num_bytes"]
+
+
+@pytest.mark.parametrize("changes", [
+    {"packing": True}, {"activation_checkpointing": "layers"}, {"optimizer": "sgd"}, {"global_batch_size": 2},
+    {"options": {"schedule": "gpipe"}, "global_batch_size": 2},
+], ids=str)  # fmt: skip
+def test_a_training_on_two_stages_is_that_of_one_process(
+    changes: dict[str, Any], forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    alone = {**changes, "options": {}}
+    one, two = (
+        _train(forked, tmp_path / str(size), model, slices, size, **(changes if size > 1 else alone)) for size in (1, 2)
+    )
+    assert relative_l2(two, one) < 2e-6
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "layers"])
+def test_random_numbers_of_dropout_are_those_that_one_process_draws(
+    checkpointing: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path / "model", num_layers=_NUM_LAYERS, tied=False, dropout=0.2)
+    asked = {"activation_checkpointing": checkpointing, "max_grad_norm": _NOT_CLIPPED}
+    one, two = (_train(forked, tmp_path / str(size), model, slices, size, **asked) for size in (1, 2))
+    assert are_bitwise_equal(two, one)
+
+
+def _write_architecture(name: str, folder: Path) -> Path:
+    """Write a causal language model of random weights."""
+    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, OPTConfig
+
+    sizes = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    configs: dict[str, Any] = {
+        "llama": lambda: LlamaConfig(**sizes, intermediate_size=64, tie_word_embeddings=False),
+        "opt": lambda: OPTConfig(**sizes, ffn_dim=64, word_embed_proj_dim=16, dropout=0.0, max_position_embeddings=64),
+        "gpt2": lambda: GPT2Config(
+            vocab_size=128, n_embd=32, n_layer=2, n_head=2, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0,
+            attn_pdrop=0.0, summary_first_dropout=0.0,
+        ),
+    }  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(configs[name]())
+    model.save_pretrained(folder)
+    return with_manifest(folder, num_parameters=sum(part.numel() for part in model.parameters()), model_type=name)
+
+
+@pytest.mark.parametrize("name", ["llama", "opt", "gpt2"])
+def test_other_architectures_are_cut_between_their_own_layers(
+    name: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    model = _write_architecture(name, tmp_path / "model")
+    one, two = (_train(forked, tmp_path / str(size), model, slices, size) for size in (1, 2))
+    assert list(two) == list(one)
+    assert relative_l2(two, one) < 2e-6
+
+
+def test_a_classifier_whose_padding_is_masked_is_trained_as_by_one_process(forked: ForkedRanks, tmp_path: Path) -> None:
+    model = make_tiny_classifier(tmp_path / "model")
+    rows = [make_slice(tmp_path / "0-45", num_rows=45, num_classes=3)]
+    asked = {"workload": "sequence_classification"}
+    one, two = (_train(forked, tmp_path / str(size), model, rows, size, **asked) for size in (1, 2))
+    assert relative_l2(two, one) < 2e-6
+
+
+def test_what_two_stages_saved_one_process_and_any_other_strategy_goes_on_with(
+    forked: ForkedRanks, slices: list[Path], tmp_path: Path, alone: Ranks
+) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    config = make_config(tmp_path / "work", model, slices[:1], **_spread(2))
+    codes = forked.launch(config, entry="tests.training.contract_steps")
+    assert codes == [0, 0], last_words(config)
+    told = json.loads((tmp_path / "work" / "told.json").read_bytes())
+    saved = [torch.load(tmp_path / "work" / f"{name}.pt", weights_only=True) for name in (WEIGHTS, STATE)]
+    for name in ("single", "ddp", "zero1", "pipeline"):
+        settings = parsed(make_config(tmp_path / name, model, slices[:1], strategy=name), tmp_path)
+        workload = find_workload(settings.workload)
+        strategy = find_strategy(name).build(workload.load_model(settings.model_dir), workload, settings, alone)
+        strategy.restore(*saved)
+        assert [list(part) for part in strategy.digest()] == told["end"], name
+        again = {part.name: dict(part.content or {}) for part in strategy.snapshot()}
+        assert are_bitwise_equal(again[WEIGHTS], saved[0])
+
+
+def test_it_times_the_passes_of_a_full_step_and_what_of_them_is_its_own(
+    slices: list[Path], tmp_path: Path, alone: Ranks
+) -> None:
+    settings = parsed(
+        make_config(tmp_path / "work", make_tiny_model(tmp_path / "model"), slices[:1], strategy="pipeline"), tmp_path
+    )
+    workload = find_workload(settings.workload)
+    strategy: Any = find_strategy("pipeline").build(workload.load_model(settings.model_dir), workload, settings, alone)
+    source = open_training_rows(workload, settings, settings.segments[0])
+    step = make_segment_plan(source, settings, settings.segments[0]).step(1)
+    parts = list(make_micro_batches(source, step, rank=0, world_size=1, seq_len=settings.seq_len, seed=(1, 1)))
+
+    def run() -> None:
+        strategy.warm_up(parts[0])
+        strategy.train_step(parts, num_targets=step.num_targets, learning_rate=0.0)
+
+    timed = strategy.own_timers(run)
+    assert timed["num_micro_batches"] == len(parts) == 4
+    assert 0 < timed["own_seconds"] <= timed["pass_seconds"]
+    # The clock is taken away again.
+    assert "run" not in vars(strategy._steps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "model", "says"),
+    [
+        ({"precision": "fp16"}, {}, "precision: fp16 is not available for the strategy pipeline"),
+        ({"compile": True}, {}, "compile: true is not available for the strategy pipeline"),
+        ({}, {"num_layers": 1}, "2 stages of a model of 1 layers; allowed: at most as many stages as layers"),
+    ],
+    ids=["fp16", "compiled", "too few layers"],
+)
+def test_what_it_cannot_do_is_refused_in_one_line(
+    changes: dict[str, Any], model: dict[str, Any], says: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    folder = make_tiny_model(tmp_path / "model", **model)
+    config = make_config(tmp_path / "work", folder, slices[:1], **_spread(2, **changes))
+    assert 0 not in forked.launch(config)
+    assert says in last_words(config)

@@ -1,0 +1,279 @@
+"""Pipeline: every rank has some layers of the model, and hands hidden states on to the next and gradients back.
+
+All stages see the same micro-batches and run the workload's own loss (training/model/cut.py); the schedules are those
+of torch (training/step/staged.py). With several replicas each is such a pipeline, sees its share of the micro-batches,
+and every stage adds up its gradient with the same stage of the others.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from training.config import TrainingConfig
+from training.data.batches import MicroBatch
+from training.model.cut import Cut
+from training.process.distributed import Ranks
+from training.process.failure import UnfitModelError
+from training.process.heartbeat import StepSection
+from training.step.replica import Replica
+from training.step.shards import clip_part
+from training.step.spread_state import SpreadState, WholeModel
+from training.step.staged import ROW_DTYPE, Sent, StagedSteps, takes_micro_batches
+from training.step.strategy import Digests, Part, StepResult
+from training.step.traffic import ALL_REDUCE, SEND
+from training.workloads import Workload
+
+OPTIONS: dict[str, Any] = {"schedule": ("1f1b", "gpipe", "interleaved"), "replicas": 1}
+"""schedule: 1f1b: a stage goes backward through a micro-batch as soon as it can, and keeps at most as many of them in
+memory as there are stages; gpipe: first forward through all of a step's micro-batches, then backward; interleaved: each
+rank has two stages, one of the first and one of the second half of the model, which halves the wait for others.
+replicas: how many copies of the model there are, each on world_size / replicas ranks and with a share of the rows."""
+
+_STAGES_PER_RANK = {"interleaved": 2}
+_TIMED_RUNS = 3
+
+
+def build(
+    model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks, *, communicates: bool = True
+) -> "Pipeline":
+    """Return the strategy, with `replicas` pipelines of as many ranks each.
+
+    Raises ValueError in exact mode and for ranks that do not share out, UnfitModelError for what it cannot do: compiled
+    layers, fp16, ranks that share a GPU, an earlier torch, and a model that cannot be cut.
+    """
+    if config.exact:
+        raise ValueError("exact: true with strategy pipeline; allowed: exact: false, or strategy ddp")
+    replicas = config.options.get("replicas", OPTIONS["replicas"])
+    if ranks.world_size % replicas:
+        raise ValueError(f"world_size={ranks.world_size} with replicas={replicas}; allowed: a divisor of world_size")
+    for name, is_asked in (
+        ("compile: true", config.compile),
+        ("precision: fp16", config.precision == "fp16"),
+        # gloo sends nothing from one GPU's memory to another rank.
+        ("oversubscribe: true", ranks.world_size > 1 and (ranks.device.type, ranks.backend) == ("cuda", "gloo")),
+        (f"torch {torch.__version__}", not takes_micro_batches()),
+    ):
+        if is_asked:
+            raise UnfitModelError(f"{name} is not available for the strategy pipeline; leave it, or use strategy ddp")
+    return Pipeline(model, workload, config, ranks)
+
+
+class Pipeline:
+    """The ranks of a replica see the same micro-batches and hold one copy of the state between them."""
+
+    def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> None:
+        options: dict[str, Any] = {**OPTIONS, "schedule": OPTIONS["schedule"][0], **config.options}
+        self._ranks, self._workload, self._config = ranks, workload, config
+        self.data_world_size = int(options["replicas"])
+        self._num_ranks = ranks.world_size // self.data_world_size
+        self.data_rank, self._place = divmod(ranks.rank, self._num_ranks)
+        per_rank = _STAGES_PER_RANK.get(options["schedule"], 1) if self._num_ranks > 1 else 1
+        self._num_stages = per_rank * self._num_ranks
+        self._stages = range(self._place, self._num_stages, self._num_ranks)
+        self._sent = Sent()
+        self._make_groups()
+        self._replica = Replica(
+            model, workload, config, ranks.device, shard=self._keep_stages,
+            clip=self._clip if ranks.world_size > 1 else None,
+        )  # fmt: skip
+        self._own = {self._whole.tied.get(name, name): part for name, part in self.module.named_parameters()}
+        self._steps = StagedSteps(
+            self._replica, self._cut, stages=self._stages, group=self._group, schedule=options["schedule"],
+            sent=self._sent, has_dropout=self._num_ranks > 1 and workload.has_dropout(model),
+        )  # fmt: skip
+        self._state = SpreadState(
+            self._whole, self._replica, ranks, own=self._own,
+            sources={name: stages[0] % self._num_ranks for name, stages in self._stages_of.items()},
+        )  # fmt: skip
+        self._shared = [
+            self._own[name] for name, stages in self._stages_of.items() if len(stages) > 1 and name in self._own
+        ]
+        """What another rank has as well: a tied embedding, on the first and the last stage."""
+
+    def _make_groups(self) -> None:
+        """Make the group of this replica's ranks and, with several replicas, that of the ranks with the same stages."""
+        size, num_ranks = self._ranks.world_size, self._num_ranks
+        replicas = [range(start, start + num_ranks) for start in range(0, size, num_ranks)]
+        self._group: Any = self._ranks.join_group(replicas)
+        self._alike: Any = None
+        if len(replicas) > 1:
+            self._alike = self._ranks.join_group([range(place, size, num_ranks) for place in range(num_ranks)])
+            self._ranks.counted_groups.append(self._alike)
+
+    def _keep_stages(self, model: nn.Module) -> None:
+        self._whole = WholeModel(model, self._config)
+        self._cut = Cut(model, lambda: self._run_whole(model), num_stages=self._num_stages)
+        self._stages_of = self._cut.stages_of(model)
+        self._cut.keep(self._stages)
+
+    def _run_whole(self, model: nn.Module) -> None:
+        """Make a forward pass while there is a whole model, which the workload may ask something too."""
+        model.eval()
+        with torch.no_grad():
+            self._workload.loss_sum(model, self._workload.make_dummy_micro_batch(self._config.seq_len))
+
+    @property
+    def on_section(self) -> Callable[[StepSection], None]:
+        """Told what comes next in a step."""
+        return self._replica.on_section
+
+    @on_section.setter
+    def on_section(self, listener: Callable[[StepSection], None]) -> None:
+        self._replica.on_section = listener
+
+    @property
+    def on_gradient(self) -> Callable[[], None] | None:
+        """Called when the gradient is reduced and not yet clipped."""
+        return self._replica.on_gradient
+
+    @on_gradient.setter
+    def on_gradient(self, listener: Callable[[], None] | None) -> None:
+        self._replica.on_gradient = listener
+
+    @property
+    def module(self) -> nn.Module:
+        """The model, of whose parameters this rank has those of its layers."""
+        return self._replica.module
+
+    @property
+    def counts_rows(self) -> bool:
+        """Where the loss is: on the last stage."""
+        return self._place == self._num_ranks - 1
+
+    @property
+    def num_checkpoint_bytes(self) -> int:
+        """About how much a checkpoint takes, which is whole."""
+        trained = sum(self._whole.parameters[name].nbytes for name in self._whole.trained)
+        return (1 + len(self._whole.moments)) * trained
+
+    def train_step(self, micro_batches: Sequence[MicroBatch], *, num_targets: int, learning_rate: float) -> StepResult:
+        """Apply one update; see Strategy."""
+        before = dict(self._sent.counts)
+        self._steps.run(micro_batches, weight=1 / max(num_targets, 1))
+        self._add_replicas()
+        self._add_shared()
+        loss_sum, grad_norm = self._replica.step(learning_rate)
+        return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.since(before))
+
+    def _add_replicas(self) -> None:
+        """Have this rank's gradient added up with those of the same stages of other replicas, all at once."""
+        if self._alike is None:
+            return
+        parts = [part.grad for part in self._own.values() if part.grad is not None]
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        self._sent.count(ALL_REDUCE, flat)
+        dist.all_reduce(flat, group=self._alike)
+        for part, whole in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+            part.copy_(whole.view_as(part))
+
+    def _add_shared(self) -> None:
+        """Have both stages that hold a parameter apply the sum of their gradients of it, the same to the bit."""
+        other = self._num_ranks - 1 - self._place
+        for part in self._shared:
+            assert part.grad is not None, "a tied embedding without a gradient"
+            mine, its = part.grad.contiguous(), torch.empty_like(part.grad)
+            self._sent.count(SEND, mine)
+            peer = dist.get_global_rank(self._group, other)
+            ops = [dist.P2POp(dist.isend, mine, peer, self._group), dist.P2POp(dist.irecv, its, peer, self._group)]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+            part.grad = mine + its
+
+    def _clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Scale this stage's part of the gradient by the norm of the whole, in which a tied parameter counts once.
+
+        The squares are added in the order of the parameters, wherever the model is cut.
+        """
+        gradient = {name: part.grad for name, part in self._own.items() if part.grad is not None}
+        names, mine = list(gradient), list(gradient.values())
+        squares = torch.zeros(len(self._whole.parameters), dtype=torch.float64, device=self._ranks.device)
+        if names:
+            places = {name: place for place, name in enumerate(self._whole.parameters)}
+            norms = torch.stack(torch._foreach_norm(mine)).double()
+            counts = [float(self.data_rank == 0 and self._stages_of[name][0] in self._stages) for name in names]
+            squares[[places[name] for name in names]] = norms.square() * torch.tensor(counts, device=norms.device)
+        self._sent.count(ALL_REDUCE, squares)
+        group: Any = self._ranks.gradient_group
+        dist.all_reduce(squares, group=group)
+        return clip_part(mine, squares.sum(), most=self._config.max_grad_norm)
+
+    def warm_up(self, micro_batch: MicroBatch) -> None:
+        """Run forward, backward and communication, change nothing: as many micro-batches as a step has in memory."""
+        number = self._config.global_batch_size // self._config.micro_batch_size // self.data_world_size
+        for micro_batches in self._replica.generate_warm_up_steps(micro_batch):
+            self._steps.run(micro_batches[:1] * max(self._steps.count_in_memory(number), 1), weight=0.0)
+            self._add_replicas()
+            self._add_shared()
+            self._replica.forget_gradient()
+
+    def may_overflow(self) -> bool:
+        """Return False: there is no fp16."""
+        return self._replica.may_overflow()
+
+    def gives_finite_gradient(self, micro_batches: Sequence[MicroBatch], *, num_targets: int) -> bool:
+        """Return whether this stage makes what is not finite: not where it was given that, forward or backward."""
+        self._replica.forget_gradient()
+        self._steps.is_watched = self._steps.was_given_finite = True
+        self._steps.run(micro_batches, weight=1 / max(num_targets, 1))
+        self._steps.is_watched = False
+        is_finite = all(bool(part.grad.isfinite().all()) for part in self._own.values() if part.grad is not None)
+        self._replica.forget_gradient()
+        return is_finite or not self._steps.was_given_finite
+
+    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what is trained, by name, each from its stage."""
+        return self._state.gather_parameters()
+
+    def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the gradient, by name, each from its stage."""
+        return self._state.gather_gradient()
+
+    def digest(self) -> Digests:
+        """Return the digest of each replica's copy; several of one whose stages differ in what they share."""
+        found = []
+        for one in self._state.digest():
+            every, size = self._ranks.gather_text(one), self._num_ranks
+            copies = [dict.fromkeys(every[start : start + size]) for start in range(0, len(every), size)]
+            found.append([text for copy in copies for text in copy])
+        return Digests(*found)
+
+    def snapshot(self) -> Iterator[Part]:
+        """Yield weights and state, gathered tensor by tensor; rank 0 keeps them, as one process would have them."""
+        return self._state.snapshot()
+
+    def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Take up a whole state, every stage its part of it."""
+        self._state.restore(weights, state)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the cut, and what is sent: `layers` of each stage, `row_bytes` of a position's hidden state, and
+        `most_rows` of them; `tied_bytes` that two stages have, `rank_bytes` of each rank's parameters; their number.
+        """
+        sizes = {name: part.nbytes for name, part in self._whole.parameters.items()}
+        rank_bytes = [0] * self._num_ranks
+        for name, stages in self._stages_of.items():
+            for stage in stages:
+                rank_bytes[stage % self._num_ranks] += sizes[name]
+        return {
+            "layers": [[numbers[0], numbers[-1]] for numbers in self._cut.layers_of_stages],
+            "row_bytes": self._cut.hidden_size * ROW_DTYPE.itemsize,
+            "most_rows": self._steps.most_rows,
+            "tied_bytes": [sizes[name] for name, stages in self._stages_of.items() if len(stages) > 1],
+            "rank_bytes": rank_bytes,
+            "num_parameters": len(sizes),
+        }
+
+    def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
+        """Return the seconds of forward and backward passes in the quickest full step, and what of them is this rank's.
+
+        `num_micro_batches`: of that step.
+        """
+        timed = [one for _ in range(_TIMED_RUNS) for one in self._steps.time(run)]
+        most = max(one.num_micro_batches for one in timed)
+        best = min((one for one in timed if one.num_micro_batches == most), key=lambda one: one.seconds)
+        return {
+            "pass_seconds": best.seconds, "own_seconds": best.own_seconds, "num_micro_batches": best.num_micro_batches
+        }  # fmt: skip
