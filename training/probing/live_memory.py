@@ -157,8 +157,7 @@ class LiveMemory(TorchDispatchMode):
             self.name([*given, *made], COMMUNICATION)
             self.work.exchanged[func._schema.name.removeprefix("c10d::")] += max(part.nbytes for part in given)
             return
-        known = {part.untyped_storage()._cdata for part in given}
-        if func.is_view or (not func._schema.is_mutable and made and not _is_written(func, made, known)):
+        if func.is_view or not (func._schema.is_mutable or _is_written(func, given, made)):
             return
         num_bytes = sum(_count_bytes(part) for part in (*given, *made))
         self.work.num_kernels += 1
@@ -187,8 +186,9 @@ def _is_on_device(value: Any) -> bool:
     return isinstance(value, FakeTensor)
 
 
-def _is_written(func: Any, made: list[Tensor], known: set[int]) -> bool:
+def _is_written(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:
     """Return whether an operation writes what it returns: neither parts of what it was given nor empty memory."""
+    known = {part.untyped_storage()._cdata for part in given}
     is_new = any(part.untyped_storage()._cdata not in known for part in made)
     return is_new and not func._schema.name.removeprefix("aten::").startswith(("empty", "new_empty"))
 

@@ -17,9 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Reducer
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.futures import Future
 from torch.nn.parallel import distributed as ddp
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
+from training import plug
 from training.process.distributed import Ranks
 from training.workloads import causal_lm
 
@@ -72,6 +76,8 @@ def _list_replacements(capability: Capability) -> list[tuple[Any, str, Any]]:
         (torch, "get_autocast_dtype", lambda *_: get_dtype("cpu")),
         (F, "scaled_dot_product_attention", partial(_attend, has_flash=has_flash)),
         (F, "dropout", _drop_out),
+        # Reads which ranks there are.
+        (DeviceMesh, "from_group", _without_modes(DeviceMesh.from_group)),
         # Models are built where they are to be.
         (nn.Module, "to", lambda module, *_, **__: module),
         # Ranks compare shapes and send their weights: there is nobody to do so with.
@@ -79,7 +85,32 @@ def _list_replacements(capability: Capability) -> list[tuple[Any, str, Any]]:
         (ddp, "_sync_module_states", _do_nothing),
         # Buckets built anew are as large as before, and their order would have to be read.
         (Reducer, "_rebuild_buckets", lambda _: False),
+        # The future of an exchange that is none would hold nothing.
+        (plug, "_MACHINE", _Exchanging()),
     ]
+
+
+def _without_modes(make: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*values: Any, **options: Any) -> Any:
+        with _disable_current_modes():
+            return make(*values, **options)
+
+    return run
+
+
+class _Exchanging(plug._Machine):
+    """The machine's own devices, whose link hands back what it was given."""
+
+    def gradient_hook(self, model: nn.Module, *, communicates: bool) -> plug.GradientHook:
+        """Return what exchanges a bucket of gradients."""
+        return _hand_back
+
+
+def _hand_back(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+    dist.all_reduce(bucket.buffer(), group=group)
+    done: Future[Tensor] = Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:
@@ -103,7 +134,8 @@ def _cast_as_on_gpu() -> Iterator[None]:
 def _run_in_fp32(operation: Callable[..., Any], *values: Any, **options: Any) -> Any:
     with torch.autocast("cpu", enabled=False):
         return operation(
-            *(part.float() if isinstance(part, Tensor) and part.dtype in _16_BIT else part for part in values), **options
+            *(part.float() if isinstance(part, Tensor) and part.dtype in _16_BIT else part for part in values),
+            **options,
         )
 
 
