@@ -1,4 +1,4 @@
-"""Five models that people train, by the few numbers of which config.json tells what they are; and rows like real ones."""
+"""Five models that people train, by the few numbers of which their config.json consists, and rows like real ones."""
 
 from pathlib import Path
 from typing import Any

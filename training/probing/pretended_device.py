@@ -36,7 +36,7 @@ _WIDEST_FLASH_HEAD = 256
 _16_BIT = (torch.float16, torch.bfloat16)
 
 _IN_FP32 = ("layer_norm", "group_norm", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "rsqrt", "exp", "log", "reciprocal")
-"""Operations that autocast computes in fp32 on a GPU, and not on a CPU. Source: torch's docs, "Autocast Op Reference"."""
+"""What autocast computes in fp32 on a GPU, and not on a CPU. Source: torch's documentation, "Autocast Op Reference"."""
 
 
 @contextlib.contextmanager
