@@ -58,8 +58,8 @@ def _weigh(config: TrainingConfig, step: RehearsedStep) -> StepLoad:
     workload, found = find_workload(config.workload), []
     for segment in config.segments:
         plan = make_segment_plan(open_training_rows(workload, config, segment), config, segment)
-        for number in np.linspace(1, plan.num_steps, min(plan.num_steps, _MOST_STEPS_LOOKED_AT)).astype(int).tolist():
-            found.append(_weigh_step(plan, number, config, is_image=workload.UNIT == "image"))
+        steps = np.linspace(1, plan.num_steps, min(plan.num_steps, _MOST_STEPS_LOOKED_AT)).astype(int).tolist()
+        found += [_weigh_step(plan, number, config, is_image=workload.UNIT == "image") for number in steps]
     positions, num_micro_batches, tokens = np.mean(found, axis=0).tolist()
     shares = config.world_size if config.strategy in _SHARES_ITS_UPDATE else 1
     return StepLoad(

@@ -1,4 +1,4 @@
-"""What a rehearsal is made from: config.json of the model, and the rows as they are sliced, or as long as they may be."""
+"""What a rehearsal is made from: config.json of the model, and rows as sliced, or as long as they may be."""
 
 import contextlib
 import shutil

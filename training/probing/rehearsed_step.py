@@ -6,8 +6,10 @@ micro-batches, the gradient of another.
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from training.config import TrainingConfig
@@ -15,6 +17,7 @@ from training.data.batches import MicroBatch
 from training.data.plan import make_micro_batch, make_segment_plan
 from training.probing.live_memory import ACTIVATIONS, COMMUNICATION, GRADIENTS, MOMENTS, LiveMemory, Work
 from training.probing.pretended_device import Capability, pretend_ranks
+from training.process.failure import UnfitModelError
 from training.process.heartbeat import StepSection
 from training.strategies import find_strategy
 from training.workloads import Workload, find_workload, open_training_rows
@@ -48,6 +51,7 @@ def rehearse_step(config: TrainingConfig, *, capability: Capability) -> Rehearse
     workload = find_workload(config.workload)
     micro_batch = _find_largest(workload, config)
     config = dataclasses.replace(config, compile=False)
+    _try_outline(workload, config.model_dir)
     memory = LiveMemory()
     with pretend_ranks(config.world_size, capability=capability) as (ranks, fake), memory:
         model = workload.outline_model(config.model_dir)
@@ -67,6 +71,21 @@ def rehearse_step(config: TrainingConfig, *, capability: Capability) -> Rehearse
             work=memory.work,
             num_parameters=num_parameters,
         )
+
+
+def _try_outline(workload: Workload, model_dir: Path) -> None:
+    """Raise UnfitModelError, in one line, for a config.json that describes no model of this workload.
+
+    What it takes is then imported, where the tensors of modules are real.
+    """
+    try:
+        with torch.device("meta"):
+            workload.outline_model(model_dir)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UnfitModelError(
+            f"config.json describes no model that can be built ({reason}); use another model"
+        ) from None
 
 
 def _find_largest(workload: Workload, config: TrainingConfig) -> MicroBatch:
