@@ -102,8 +102,10 @@ def parse_gpu(text: str) -> tuple[int, Card]:
         for known, card in CARDS.items():
             if known.lower() == name.lower():
                 return number, card
-        if (told := _DESCRIBED.fullmatch(name)) is not None and (card := _describe_card(told)) is not None:
-            return number, card
+        told = _DESCRIBED.fullmatch(name)
+        described = None if told is None else _describe_card(told)
+        if described is not None:
+            return number, described
     raise ConfigurationError(
         f"GPU: got {text[:80]!r}; allowed: {', '.join(CARDS)}, or memory, bandwidth and 16-bit speed such as "
         "48GB,864GB/s,181TFLOP/s and perhaps ,link 32GB/s; before it the number, such as 2x H100-80"

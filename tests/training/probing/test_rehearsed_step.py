@@ -24,7 +24,7 @@ def _rehearse(
     model, slices = make_tiny_workload(workload, folder)
     # Of the model config.json alone is read.
     (model / "model.safetensors").unlink()
-    return _rehearse_again(folder, model, slices, workload=workload, capability=capability, **changes)
+    return _rehearse_again(folder, model, slices, workload=workload, **changes)
 
 
 def _rehearse_again(
