@@ -13,7 +13,8 @@ from tests.conftest import PROJECT
 from tests.gpu.steps import read_told
 from tests.phantom.cards import CARDS, CONTEXT_BYTES
 from tests.phantom.counts import read_counts
-from tests.tiny import make_config
+from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.training.conftest import facts_of, start_ranks
 from tests.true_models import MODELS, NUM_PARAMETERS, make_true_case
 from training.probing.rehearsed_step import rehearse_step
 
@@ -54,6 +55,24 @@ def test_what_does_not_fit_on_a_t4_is_out_of_memory_as_on_a_real_one(on_phantom:
     assert f"total capacity of {total / 2**30:.2f} GiB" in found["error"]
     (ours,) = read_counts(counts)
     assert 0.7 * total < ours.highest_bytes[0] <= total - CONTEXT_BYTES
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2"])
+def test_a_rehearsal_of_two_ranks_is_within_5_percent_of_what_their_training_records(
+    strategy: str, on_phantom: OnPhantom, tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path / "model", vocab_size=4096, hidden_size=256, num_layers=6)
+    slices = [make_slice(tmp_path / "slice", num_rows=64, min_len=64, max_len=128, vocab_size=4096)]
+    changes = {"global_batch_size": 32, "micro_batch_size": 8, "seq_len": 128, "precision": "bf16"}
+    config = make_config(
+        tmp_path / "work", model, slices, device="cuda", strategy=strategy, world_size=2, **changes
+    )  # fmt: skip
+    on_phantom("A100-80", num_cards=2)
+    started = start_ranks(config)
+    assert started.wait(timeout=300) == 0, (tmp_path / "work" / "output.log").read_text()[-4000:]
+    recorded = facts_of(config, 0)["peak_memory_gib"]
+    step = rehearse_step(read_told(config, tmp_path), capability=CARDS["A100-80"].capability)
+    assert step.total_bytes / 2**30 == pytest.approx(recorded, rel=0.05)
 
 
 _CASES: list[tuple[str, str, dict[str, Any]]] = [

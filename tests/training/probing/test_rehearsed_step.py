@@ -51,8 +51,11 @@ def test_weights_moments_and_exchange_of_a_rank_are_those_of_its_strategy(
     assert step.peak_bytes["weights"] >= 0.95 * weights * num_bytes
     assert sorted(step.work.exchanged) == sorted(exchanged)
     for kind in exchanged:
-        assert step.work.exchanged[kind] == pytest.approx(num_bytes, rel=0.3), kind
-    assert (step.peak_bytes["communication"] > 0) == (world_size > 1)
+        # The layers of fsdp2 are gathered twice, in forward and backward, and the root once.
+        times = 1.9 if kind == "_allgather_base_" else 1.0
+        assert step.work.exchanged[kind] == pytest.approx(times * num_bytes, rel=0.1), kind
+    # Alone there is no more than a sum of losses.
+    assert (step.peak_bytes["communication"] > 4 * _ROUNDED) == (world_size > 1)
 
 
 def test_all_is_counted_once_and_in_the_pieces_of_the_allocator(tmp_path: Path) -> None:
