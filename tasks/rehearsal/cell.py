@@ -8,6 +8,7 @@ from tasks.params import Params
 from tasks.rehearsal.cards import Card
 from tasks.rehearsal.fitting import Fit, find_remedies, judge_fit
 from tasks.rehearsal.inputs import Inputs
+from tasks.rehearsal.recorded import find_recorded_gib
 from tasks.rehearsal.speed import StepLoad
 from training.config import TrainingConfig
 from training.data.plan import SegmentPlan, make_segment_plan
@@ -30,6 +31,8 @@ class RehearsedCell:
     """Changes that make it fit; empty where it does, and where none was found."""
     num_missing_cards: int
     load: StepLoad
+    recorded_gib: float | None
+    """Most memory that a training of it on such a card recorded; None where there was none."""
 
 
 def rehearse_cell(name: str, params: Params, inputs: Inputs, *, card: Card, num_cards: int) -> RehearsedCell:
@@ -50,6 +53,7 @@ def rehearse_cell(name: str, params: Params, inputs: Inputs, *, card: Card, num_
         remedies=find_remedies(config, card, rehearse) if fit.missing_gib else [],
         num_missing_cards=0 if spread.oversubscribe else max(0, spread.ranks_per_node - num_cards),
         load=_weigh(config, step),
+        recorded_gib=find_recorded_gib(config, card),
     )
 
 

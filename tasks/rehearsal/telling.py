@@ -44,7 +44,18 @@ def tell_what_is_assumed(console: Console, card: Card, *, are_rows_assumed: bool
 
 
 def _describe(cell: RehearsedCell, baseline: RehearsedCell, params: Params, card: Card) -> str:
-    return " ".join((*_describe_fit(cell), *_describe_speed(cell, baseline, params, card)))
+    return " ".join((*_describe_fit(cell), *_describe_record(cell), *_describe_speed(cell, baseline, params, card)))
+
+
+def _describe_record(cell: RehearsedCell) -> Sequence[str]:
+    """Return how far off the rehearsal is, where the cell was trained on such a card."""
+    if cell.recorded_gib is None:
+        return []
+    off = cell.step.total_bytes / GIB / cell.recorded_gib - 1
+    return [
+        f"Its training on such a card recorded {_format_gib(cell.recorded_gib)} GiB allocated: the rehearsal says "
+        f"{off:+.1%}."
+    ]
 
 
 def _describe_fit(cell: RehearsedCell) -> Sequence[str]:
