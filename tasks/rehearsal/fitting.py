@@ -53,7 +53,8 @@ def _find_combination(config: TrainingConfig, card: Card, rehearse: Rehearse) ->
     others = [(words, changes) for words, changes in _list_changes(config) if "micro_batch_size" not in changes]
     tried = list(smallest)
     for words, changes in others:
-        tried.append((words, changes))
+        # Of two strategies one can be taken.
+        tried = [one for one in tried if not one[1].keys() & changes.keys()] + [(words, changes)]
         together = {name: value for _, part in tried for name, value in part.items()}
         try:
             if not judge_fit(rehearse(replace(config, **together)), card).missing_gib:
