@@ -17,7 +17,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup compare rebench report use params mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
+.PHONY: help setup compare rebench report use params rehearse mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
@@ -42,6 +42,9 @@ use: $(READY)  ## Make a comparison of presets/ the active one: make use PRESET=
 
 params: $(READY)  ## Check params.yaml
 	@python -m tasks.params && echo "params.yaml is valid"
+
+rehearse: $(READY)  ## Will it fit, how fast will it be, without a GPU: make rehearse GPU="2x H100-80"
+	@python -m tasks.rehearsal "$${GPU-}"
 
 report: $(READY)  ## Render the report again from reports/results.json, without training
 	@python -m tasks.report --from-results reports/results.json --reports reports

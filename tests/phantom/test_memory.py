@@ -1,4 +1,4 @@
-"""What a training of the true Qwen2-0.5B takes of a card, as torch's own allocator has it."""
+"""What a training of true models takes of a card, as torch's own allocator has it, and as a rehearsal foretells it."""
 
 import json
 import subprocess
@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROJECT
+from tests.gpu.steps import read_told
 from tests.phantom.cards import CARDS, CONTEXT_BYTES
 from tests.phantom.counts import read_counts
+from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.training.conftest import facts_of, start_ranks
+from tests.true_models import MODELS, NUM_PARAMETERS, make_true_case
+from training.probing.rehearsed_step import rehearse_step
 
 pytestmark = pytest.mark.slow
 
@@ -21,8 +26,8 @@ _BYTES_PER_PARAMETER = 16
 """Weight, gradient and two moments, in fp32."""
 
 
-def _measure(folder: Path, precision: str, rows: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.phantom.memory", str(folder), "Qwen2-0.5B", precision, rows]
+def _measure(folder: Path, model: str = "Qwen2-0.5B", **changes: Any) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.phantom.memory", str(folder), model, json.dumps(changes)]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "phantom:" not in done.stderr
@@ -32,7 +37,7 @@ def _measure(folder: Path, precision: str, rows: str) -> dict[str, Any]:
 
 def test_the_preset_fits_on_an_h100_with_its_packed_rows(on_phantom: OnPhantom, tmp_path: Path) -> None:
     counts = on_phantom("H100-80")
-    found = _measure(tmp_path, "bf16", "packed")
+    found = _measure(tmp_path / "case", precision="bf16")
     assert found["parameters"] == 494_032_768
     state = found["parameters"] * _BYTES_PER_PARAMETER / 2**30
     assert state < found["allocated_gib"] < 2.5 * state
@@ -44,9 +49,51 @@ def test_the_preset_fits_on_an_h100_with_its_packed_rows(on_phantom: OnPhantom, 
 
 def test_what_does_not_fit_on_a_t4_is_out_of_memory_as_on_a_real_one(on_phantom: OnPhantom, tmp_path: Path) -> None:
     counts = on_phantom("T4")
-    found = _measure(tmp_path, "fp16", "padded")
+    found = _measure(tmp_path / "case", precision="fp16", packing=False)
     total = CARDS["T4"].memory_bytes
     assert found["error"].startswith("CUDA out of memory. Tried to allocate")
     assert f"total capacity of {total / 2**30:.2f} GiB" in found["error"]
     (ours,) = read_counts(counts)
     assert 0.7 * total < ours.highest_bytes[0] <= total - CONTEXT_BYTES
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2"])
+def test_a_rehearsal_of_two_ranks_is_within_5_percent_of_what_their_training_records(
+    strategy: str, on_phantom: OnPhantom, tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path / "model", vocab_size=4096, hidden_size=256, num_layers=6)
+    slices = [make_slice(tmp_path / "slice", num_rows=64, min_len=64, max_len=128, vocab_size=4096)]
+    changes = {"global_batch_size": 32, "micro_batch_size": 8, "seq_len": 128, "precision": "bf16"}
+    config = make_config(
+        tmp_path / "work", model, slices, device="cuda", strategy=strategy, world_size=2, **changes
+    )  # fmt: skip
+    on_phantom("A100-80", num_cards=2)
+    started = start_ranks(config)
+    assert started.wait(timeout=300) == 0, (tmp_path / "work" / "output.log").read_text()[-4000:]
+    recorded = facts_of(config, 0)["peak_memory_gib"]
+    step = rehearse_step(read_told(config, tmp_path), capability=CARDS["A100-80"].capability)
+    assert step.total_bytes / 2**30 == pytest.approx(recorded, rel=0.05)
+
+
+_CASES: list[tuple[str, str, dict[str, Any]]] = [
+    *(("H100-80", model, {"precision": "bf16"}) for model in MODELS),
+    ("A100-80", "Qwen2-0.5B", {"precision": "bf16", "packing": False, "activation_checkpointing": "layers"}),
+    ("4090", "BERT-base", {"precision": "fp32"}),
+    ("T4", "Qwen2-0.5B", {"precision": "fp16", "micro_batch_size": 4}),
+    ("T4", "BERT-base", {"precision": "fp16"}),
+    ("T4", "ResNet18", {"precision": "fp16", "strategy": "ddp"}),
+]
+
+
+@pytest.mark.parametrize(("card", "model", "changes"), _CASES, ids=str)
+def test_a_rehearsal_without_the_card_is_within_5_percent_of_what_is_allocated_on_it(
+    card: str, model: str, changes: dict[str, Any], on_phantom: OnPhantom, tmp_path: Path
+) -> None:
+    on_phantom(card)
+    found = _measure(tmp_path / "case", model, **changes)
+    assert found["parameters"] == NUM_PARAMETERS[model]
+    case = make_true_case(tmp_path / "again", model, num_steps=4)
+    told = make_config(tmp_path / "work", case.pop("model_dir"), case.pop("slices"), **{**case, **changes})
+    step = rehearse_step(read_told(told, tmp_path), capability=CARDS[card].capability)
+    assert step.num_parameters == NUM_PARAMETERS[model]
+    assert step.total_bytes / 2**30 == pytest.approx(found["allocated_gib"], rel=0.05)

@@ -169,13 +169,14 @@ class MicroBatch:
         """Return it on the device; from pinned memory the copy runs beside the host."""
         if device.type == "cpu":
             return self
-        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "MicroBatch":
         """Return it in page-locked host memory."""
-        return self._map_tensors(Tensor.pin_memory)
+        return self.map_tensors(Tensor.pin_memory)
 
-    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
+        """Return it with each of its tensors changed."""
         documents = self.documents
         if documents is not None:
             documents = replace(

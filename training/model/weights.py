@@ -8,6 +8,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from training.process.failure import BadCheckpointError
 from training.process.safe_loading import require_plain_archive, require_safe_torch
@@ -17,6 +18,11 @@ _WHAT_A_BAD_FILE_RAISES = (
     OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError, AssertionError, MemoryError,
     pickle.UnpicklingError,
 )  # fmt: skip
+
+
+def has_numbers(model: nn.Module) -> bool:
+    """Return False for a model whose tensors have shapes only, as in a rehearsal: what is tried on one says nothing."""
+    return not any(isinstance(part, FakeTensor) for part in model.parameters())
 
 
 def collect_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -38,6 +38,10 @@ class Workload(Protocol):
         """Return the base model in fp32 on the CPU, or with the weights of a checkpoint file."""
         ...
 
+    def outline_model(self, model_dir: Path) -> nn.Module:
+        """Return a model as `load_model` does, of whatever numbers: of the folder config.json alone is read."""
+        ...
+
     def prepare(self, model: nn.Module, config: TrainingConfig) -> None:
         """Make the model, once and before training, take what the config asks for.
 

@@ -22,7 +22,7 @@ from training.model.attention_kernels import has_varlen_kernel, suits_varlen_ker
 from training.model.compiled_layers import compile_layers
 from training.model.lean_imports import lean_imports
 from training.model.linear_loss import DEFAULT_CHUNK_ROWS, linear_cross_entropy
-from training.model.weights import load_weights
+from training.model.weights import has_numbers, load_weights
 from training.process.failure import UnfitModelError
 
 UNIT = "token"
@@ -64,6 +64,17 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
         )
     if checkpoint is not None:
         load_weights(model, checkpoint)
+    return model
+
+
+def outline_model(model_dir: Path) -> nn.Module:
+    """Return the model that a folder's config.json describes, as `load_model` gives it but for its numbers."""
+    with lean_imports():
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+        config.use_cache = False
+        model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
     return model
 
 
@@ -204,7 +215,8 @@ def _has_plain_head(model: Any) -> bool:
     Some architectures scale or cap them. That is not guessed from names but tried.
     """
     head = model.get_output_embeddings()
-    return type(head) is nn.Linear and head.bias is None and _is_product(model)
+    is_matrix = type(head) is nn.Linear and head.bias is None
+    return is_matrix and (not has_numbers(model) or _is_product(model))
 
 
 def _is_product(model: Any) -> bool:
@@ -223,6 +235,8 @@ def _require_separate_documents(model: Any, config: TrainingConfig) -> None:
     window = getattr(model.config, "sliding_window", None)
     if window is not None and getattr(model.config, "use_sliding_window", True) and window < config.seq_len:
         why = f"its attention has a window of {window} tokens, fewer than seq_len"
+    elif not has_numbers(model):
+        return
     else:
         documents = Documents(
             lengths=(8, 8), boundaries=torch.tensor([0, 8, 16], dtype=torch.int32),

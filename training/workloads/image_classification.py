@@ -97,6 +97,12 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
     return model
 
 
+def outline_model(model_dir: Path) -> nn.Module:
+    """Return the model that a folder's config.json describes, as `load_model` gives it but for its numbers."""
+    torch.backends.cudnn.allow_tf32 = False
+    return build_network(json.loads((model_dir / "config.json").read_bytes()))
+
+
 def can_pack(model: nn.Module, config: TrainingConfig) -> bool:
     """Return False: an image is no sequence."""
     return False

@@ -18,7 +18,7 @@ from training.model import attention_masks
 from training.model.attention_kernels import has_dropout as has_dropout
 from training.model.compiled_layers import compile_layers
 from training.model.lean_imports import lean_imports
-from training.model.weights import load_weights
+from training.model.weights import has_numbers, load_weights
 from training.process.failure import UnfitModelError
 
 UNIT = "token"
@@ -142,6 +142,19 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
     return whole
 
 
+def outline_model(model_dir: Path) -> nn.Module:
+    """Return the classifier that a folder's config.json describes, as `load_model` gives it but for its numbers."""
+    with lean_imports():
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+        model: Any = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False
+    whole: nn.Module = model
+    return whole
+
+
 def augment_rows(rows: Rows, config: TrainingConfig, segment: SegmentConfig) -> Rows:
     """Return the rows as they are."""
     return rows
@@ -168,7 +181,8 @@ def prepare(model: nn.Module, config: TrainingConfig) -> None:
             "packing: true, but a text that is classified attends to all of itself and must not to its neighbours; use "
             "packing: false"
         )
-    _require_positions(model, config.seq_len)
+    if has_numbers(model):
+        _require_positions(model, config.seq_len)
     if config.compile:
         compile_layers(model, config.device)
 

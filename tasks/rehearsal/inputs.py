@@ -1,0 +1,94 @@
+"""What a rehearsal is made from: config.json of the model, and rows as sliced, or as long as they may be."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tasks.params import Params
+from tasks.params.choices import has_labels, read_unit
+from tasks.process.failure import ConfigurationError
+from tasks.ranks.cell_ranks import make_ranks_config
+from tasks.records.slices import SlicesManifest
+from tasks.records.sources import BaseModelManifest
+from training.config import SegmentConfig, TrainingConfig
+
+_BASE_MODEL, _SLICES = Path("data/base_model"), Path("data/slices")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Where things are."""
+
+    model_dir: Path
+    """With config.json."""
+    slices: dict[str, Path]
+    """Range -> its rows."""
+    are_rows_assumed: bool
+    """Whether all rows are taken to be as long as they may be, since none are sliced yet."""
+
+    def make_config(self, params: Params, cell: str) -> TrainingConfig:
+        """Return what the ranks of a cell would be told on a GPU."""
+        segments = (
+            SegmentConfig(range=part, epoch=1, slice_dir=folder, fingerprint="") for part, folder in self.slices.items()
+        )
+        return make_ranks_config(
+            cell, params, device="cuda", base_model=self.model_dir, work=Path("."), segments=segments
+        )
+
+
+@contextlib.contextmanager
+def gather_inputs(params: Params) -> Iterator[Inputs]:
+    """Yield what there is; raises ConfigurationError if the model's config is not at hand."""
+    with tempfile.TemporaryDirectory() as scratch:
+        model_dir = _find_model(params, Path(scratch))
+        slices = _find_slices(params)
+        rows = slices or {f"0-{params.train.global_batch_size}": _write_longest_rows(Path(scratch) / "rows", params)}
+        yield Inputs(model_dir=model_dir, slices=rows, are_rows_assumed=slices is None)
+
+
+def _find_model(params: Params, scratch: Path) -> Path:
+    """Return a folder with the config.json, and nothing else that is read."""
+    found = BaseModelManifest.read_if_there(_BASE_MODEL)
+    folder = _BASE_MODEL if found is not None and found.source == params.model.source else None
+    if folder is None and params.model.kind == "path":
+        folder = Path(params.model.location)
+    if folder is None or not (folder / "config.json").is_file():
+        raise ConfigurationError(
+            f"model.source: got {params.model.source}, whose config.json is not in {_BASE_MODEL}; needed: "
+            "`dvc repro download` for this params.yaml, or a path: to a folder with it"
+        )
+    (scratch / "model").mkdir()
+    shutil.copyfile(folder / "config.json", scratch / "model" / "config.json")
+    return scratch / "model"
+
+
+def _find_slices(params: Params) -> dict[str, Path] | None:
+    """Return the folder of every range; None unless all are sliced."""
+    found = SlicesManifest.read_if_there(_SLICES)
+    wanted = [str(part) for part in params.ranges]
+    if found is None or found.workload != params.workload or not set(wanted) <= found.slices.keys():
+        return None
+    return {part: _SLICES / part for part in wanted}
+
+
+def _write_longest_rows(folder: Path, params: Params) -> Path:
+    """Write a step's rows, all as long as they may be."""
+    folder.mkdir()
+    number, size, length = params.train.global_batch_size, params.dataset.image_size, params.train.seq_len
+    arrays = {"row_ids": np.arange(number, dtype=np.int64)}
+    if read_unit(params.workload) == "image":
+        assert size is not None
+        arrays["images"] = np.zeros((number, 3, size, size), dtype=np.uint8)
+    else:
+        arrays["tokens"] = np.zeros(number * length, dtype=np.int32)
+        arrays["offsets"] = np.arange(number + 1, dtype=np.int64) * length
+    if has_labels(params.workload):
+        arrays["labels"] = np.zeros(number, dtype=np.int64)
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return folder

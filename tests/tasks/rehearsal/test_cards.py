@@ -1,0 +1,40 @@
+"""Which cards a rehearsal knows, and how others are described."""
+
+import pytest
+
+from tasks.process.failure import ConfigurationError
+from tasks.rehearsal.cards import CARDS, parse_gpu
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_every_card_has_a_peak_and_sources_for_its_figures(name: str) -> None:
+    card = CARDS[name]
+    assert card.find_tflops("fp16"), "its name is one that tasks/machine/gpu_peaks.py knows"
+    assert (card.find_tflops("bf16") is None) == (card.capability < (8, 0))
+    assert card.memory_source
+    assert card.bandwidth_source
+    assert card.link_source
+
+
+def test_a_number_stands_before_the_card_and_is_1_without() -> None:
+    assert parse_gpu("2x H100-80") == (2, CARDS["H100-80"])
+    assert parse_gpu("8X t4") == (8, CARDS["T4"])
+    assert parse_gpu("4090") == (1, CARDS["4090"])
+
+
+def test_a_card_can_be_described_by_its_figures() -> None:
+    number, card = parse_gpu("4x 48GB,864GB/s,181TFLOP/s")
+    assert number == 4
+    assert card.memory_gib == pytest.approx(0.93 * 48e9 / 2**30)
+    assert (card.gb_per_second, card.tflops, card.link_gb_per_second) == (864, 181, None)
+    assert card.find_tflops("bf16") == 181
+    assert card.find_tflops("fp32") is None, "not guessed"
+    assert parse_gpu("48GB, 864GB/s, 181TFLOP/s, link 32GB/s")[1].link_gb_per_second == 32
+
+
+@pytest.mark.parametrize(
+    "text", ["", "H100", "0x T4", "2x", "48GB", "0GB,864GB/s,181TFLOP/s", "1.2.3GB,1GB/s,1TFLOP/s"]
+)
+def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"GPU: got .*; allowed: A100-40, A100-80, H100-80, B200, L4"):
+        parse_gpu(text)

@@ -1,0 +1,72 @@
+"""`python -m tasks.rehearsal`: what it prints, and its exit codes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT
+from tests.tiny import make_tiny_model
+
+_PARAMS = PROJECT / "presets" / "qwen2-arxiv.yaml"
+
+
+def _run(folder: Path, gpu: str, *, price: str = "null", leave_out: str = "") -> subprocess.CompletedProcess[str]:
+    text = _PARAMS.read_text().replace(leave_out, "")
+    if (folder / "model").is_dir():
+        text = text.replace("source: hub:Qwen/Qwen2-0.5B-Instruct\n  revision: main", "source: path:model")
+    text = text.replace("price_per_gpu_hour: null", f"price_per_gpu_hour: {price}\n  price_date: '2026-11-01'")
+    (folder / "params.yaml").write_text(text)
+    command = [sys.executable, "-m", "tasks.rehearsal", gpu]
+    given = {**os.environ, "PYTHONPATH": str(PROJECT), "COLUMNS": "200"}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=given)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_tiny_model(tmp_path / "model")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_every_cell_is_told_with_its_memory_and_a_range_that_is_called_modelled(folder: Path) -> None:
+    done = _run(folder, "2x H100-80", price="2.5")
+    assert done.returncode == 0, done.stderr[-3000:]
+    for cell in ("1gpu", "2gpu"):
+        assert f"{cell} fits." in done.stdout
+    for kind in ("weights", "gradients", "moments", "activations", "logits", "communication"):
+        assert done.stdout.count(kind) >= 2
+    (speedup,) = [line for line in done.stdout.splitlines() if "times as fast as 1gpu" in line]
+    assert " tokens per second" in speedup
+    assert " per million tokens" in speedup
+    # Wherever a figure is: both tables, both paragraphs, and at the end.
+    assert done.stdout.count("modelled, not measured") == 5
+    assert "products at 40% to 75% of the dense peak" in done.stdout
+    assert "No rows are sliced yet" in done.stdout
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_says_what_would_and_ends_with_4(folder: Path) -> None:
+    done = _run(folder, "1x 1.2GB,300GB/s,100TFLOP/s", leave_out="  1gpu: {strategy: single, world_size: 1}\n")
+    assert done.returncode == 4, done.stderr[-3000:]
+    assert "2gpu does not fit: 0." in done.stdout
+    assert "It fits with any of: train.micro_batch_size: " in done.stdout
+    assert "2gpu needs 1 card more." in done.stdout
+    assert done.stderr.count("\n") == 1
+    assert "$" not in done.stdout, "without a price there is none"
+
+
+def test_a_precision_that_the_card_emulates_is_refused_with_2(folder: Path) -> None:
+    done = _run(folder, "T4")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "train.precision: got bf16" in done.stderr
+    assert "allowed: fp16" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_model_whose_config_is_not_at_hand_says_how_to_get_it(tmp_path: Path) -> None:
+    done = _run(tmp_path, "H100-80")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "`dvc repro download`" in done.stderr

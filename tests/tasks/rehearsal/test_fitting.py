@@ -1,0 +1,79 @@
+"""Whether a cell fits, and which changes are said to make it fit: by what a made-up rehearsal says of each."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tasks.params import Params
+from tasks.rehearsal.cards import CARDS, GIB
+from tasks.rehearsal.fitting import find_remedies, judge_fit
+from tasks.rehearsal.inputs import Inputs
+from tests.tracked_run import PARAMS
+from training.config import TrainingConfig
+from training.probing.live_memory import Work
+from training.probing.rehearsed_step import RehearsedStep
+from training.process.failure import UnfitModelError
+
+_CARD = replace(CARDS["T4"], memory_gib=20.0)
+
+
+def _step(gib: float) -> RehearsedStep:
+    return RehearsedStep(peak_bytes=Counter(weights=int(gib * GIB)), num_positions=1, work=Work(), num_parameters=1)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TrainingConfig:
+    params = Params.model_validate(PARAMS)
+    told = Inputs(model_dir=tmp_path, slices={"0-80": tmp_path}, are_rows_assumed=True).make_config(
+        params, next(iter(params.cells))
+    )
+    return replace(told, global_batch_size=64, micro_batch_size=16, world_size=2, strategy="ddp", precision="bf16")
+
+
+def test_5_percent_in_pieces_and_1_gib_of_cuda_have_to_fit_too() -> None:
+    assert judge_fit(_step(18.0), _CARD).missing_gib == 0
+    assert judge_fit(_step(18.0), _CARD).needed_gib == pytest.approx(19.9)
+    assert judge_fit(_step(18.5), _CARD).missing_gib == pytest.approx(1.05 * 18.5 + 1 - 20)
+
+
+def _rehearse(config: TrainingConfig) -> RehearsedStep:
+    """Return a state of 12 GiB, which zero1 and fsdp2 share, and 1 GiB per row, a quarter where it is recomputed."""
+    state = {"ddp": 12.0, "zero1": 9.0, "fsdp2": 6.0}[config.strategy]
+    per_row = 0.25 if config.activation_checkpointing == "layers" else 1.0
+    return _step(state + per_row * config.micro_batch_size)
+
+
+def test_every_change_that_makes_it_fit_is_named_and_the_largest_micro_batch_that_does(config: TrainingConfig) -> None:
+    assert find_remedies(config, _CARD, _rehearse) == [
+        "train.micro_batch_size: 4", "train.activation_checkpointing: layers"
+    ]  # fmt: skip
+
+
+def test_where_none_does_alone_several_do_together(config: TrainingConfig) -> None:
+    small = replace(_CARD, memory_gib=10.0)
+    # 6 + 0.25 GiB alone are below 10 with what comes on top.
+    assert find_remedies(config, small, _rehearse) == [
+        "train.micro_batch_size: 1 with train.activation_checkpointing: layers with strategy fsdp2: in this cell"
+    ]
+
+
+def test_nothing_is_named_where_nothing_helps_and_what_a_strategy_refuses_is_left_out(config: TrainingConfig) -> None:
+    def refuse(changed: TrainingConfig) -> RehearsedStep:
+        if changed.strategy != "ddp":
+            raise UnfitModelError("not for this model")
+        return _step(30.0)
+
+    assert find_remedies(config, _CARD, refuse) == []
+
+
+def test_exact_mode_is_not_told_to_change_its_strategy(config: TrainingConfig) -> None:
+    tried: list[str] = []
+
+    def note(changed: TrainingConfig) -> RehearsedStep:
+        tried.append(changed.strategy)
+        return _step(30.0)
+
+    find_remedies(replace(config, exact=True), _CARD, note)
+    assert set(tried) == {"ddp"}

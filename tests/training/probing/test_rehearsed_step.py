@@ -1,0 +1,133 @@
+"""What a rehearsal without a GPU says of a rank's memory, against what is known of its parts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.gpu.steps import read_told
+from tests.tiny import make_config, make_slice, make_tiny_workload
+from training.probing.live_memory import KINDS
+from training.probing.rehearsed_step import RehearsedStep, rehearse_step
+from training.process.failure import UnfitModelError
+from training.process.files import write_json
+
+AMPERE = (8, 0)
+_ROUNDED = 512
+
+
+def _rehearse(
+    folder: Path, *, workload: str = "causal_lm", capability: tuple[int, int] = AMPERE, **changes: Any
+) -> Any:
+    model, slices = make_tiny_workload(workload, folder)
+    # Of the model config.json alone is read.
+    (model / "model.safetensors").unlink()
+    return _rehearse_again(folder, model, slices, workload=workload, **changes)
+
+
+def _rehearse_again(
+    folder: Path, model: Path, slices: list[Path], *, capability: tuple[int, int] = AMPERE, **changes: Any
+) -> RehearsedStep:
+    told = make_config(folder / "work", model, slices, **{"device": "cuda", "precision": "bf16", **changes})
+    return rehearse_step(read_told(told, folder), capability=capability)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "weights", "moments", "exchanged"),
+    [("single", 1, 1, 1, []), ("ddp", 2, 1, 1, ["allreduce_"]), ("zero1", 2, 1, 0.5, ["allreduce_", "broadcast_"]),
+     ("fsdp2", 2, 0.5, 0.5, ["_allgather_base_", "_reduce_scatter_base_"])],
+)  # fmt: skip
+def test_weights_moments_and_exchange_of_a_rank_are_those_of_its_strategy(
+    strategy: str, world_size: int, weights: float, moments: float, exchanged: list[str], tmp_path: Path
+) -> None:
+    step = _rehearse(tmp_path, strategy=strategy, world_size=world_size)
+    assert set(step.peak_bytes) == set(KINDS)
+    num_bytes = 4 * step.num_parameters
+    # Every tensor is rounded up by itself, and zero1's and fsdp2's shares are whole tensors or rows.
+    assert step.peak_bytes["moments"] == pytest.approx(2 * moments * num_bytes, rel=0.2)
+    assert step.peak_bytes["moments"] >= 2 * 0.95 * moments * num_bytes
+    assert step.peak_bytes["weights"] >= 0.95 * weights * num_bytes
+    assert sorted(step.work.exchanged) == sorted(exchanged)
+    for kind in exchanged:
+        # The layers of fsdp2 are gathered twice, in forward and backward, and the root once.
+        times = 1.9 if kind == "_allgather_base_" else 1.0
+        assert step.work.exchanged[kind] == pytest.approx(times * num_bytes, rel=0.1), kind
+    # Alone there is no more than a sum of losses.
+    assert (step.peak_bytes["communication"] > 4 * _ROUNDED) == (world_size > 1)
+
+
+def test_all_is_counted_once_and_in_the_pieces_of_the_allocator(tmp_path: Path) -> None:
+    step = _rehearse(tmp_path)
+    assert all(size % _ROUNDED == 0 and size >= 0 for size in step.peak_bytes.values())
+    assert step.total_bytes == sum(step.peak_bytes.values())
+
+
+def test_sgd_without_momentum_has_no_moments_and_with_it_one(tmp_path: Path) -> None:
+    model, slices = make_tiny_workload("causal_lm", tmp_path)
+    without, one, two = (
+        _rehearse_again(tmp_path, model, slices, **changes).peak_bytes["moments"]
+        for changes in ({"optimizer": "sgd", "momentum": 0.0}, {"optimizer": "sgd", "momentum": 0.9}, {})
+    )
+    assert without == 0
+    assert two == 2 * one > 0
+
+
+def test_half_the_rows_and_recomputed_layers_leave_less_in_memory_and_a_step_of_one_micro_batch_no_gradient(
+    tmp_path: Path,
+) -> None:
+    model, _ = make_tiny_workload("causal_lm", tmp_path)
+    slices = [make_slice(tmp_path / "long", num_rows=64, min_len=32, max_len=32)]
+    sizes = {"global_batch_size": 64, "micro_batch_size": 32}
+    whole = _rehearse_again(tmp_path, model, slices, **sizes)
+    half = _rehearse_again(tmp_path, model, slices, **{**sizes, "micro_batch_size": 16})
+    again = _rehearse_again(tmp_path, model, slices, **sizes, activation_checkpointing="layers")
+    alone = _rehearse_again(tmp_path, model, slices, **{**sizes, "global_batch_size": 32})
+    assert whole.num_positions == 2 * half.num_positions
+    kept = {name: step.peak_bytes["activations"] for name, step in (("whole", whole), ("half", half), ("again", again))}
+    assert kept["half"] < 0.7 * kept["whole"]
+    assert kept["again"] < 0.7 * kept["whole"]
+    # Elsewhere memory is most when there is no gradient yet.
+    assert alone.total_bytes < whole.total_bytes - 2 * whole.num_parameters
+
+
+@pytest.mark.parametrize("workload", ["sequence_classification", "image_classification"])
+def test_every_workload_is_rehearsed(workload: str, tmp_path: Path) -> None:
+    step = _rehearse(tmp_path, workload=workload, global_batch_size=8, micro_batch_size=4)
+    assert step.peak_bytes["moments"] >= 8 * step.num_parameters
+    assert sum(flops * number for (flops, _, _), number in step.work.products.items()) > 0
+
+
+def test_the_operations_are_those_of_the_model(tmp_path: Path) -> None:
+    step = _rehearse(tmp_path, precision="fp32")
+    flops = sum(size * number for (size, _, _), number in step.work.products.items())
+    # Forward and backward, by definition, of the matrices: all but the norms; attention on top.
+    assert flops > 0.95 * 6 * step.num_parameters * step.num_positions * 0.9
+
+
+def test_a_card_before_ampere_attends_by_another_kernel_and_packs_document_by_document(tmp_path: Path) -> None:
+    model, slices = make_tiny_workload("causal_lm", tmp_path)
+    new, old = (
+        _rehearse_again(tmp_path, model, slices, packing=True, precision="fp16", capability=capability)
+        for capability in (AMPERE, (7, 5))
+    )
+    assert new.num_positions == old.num_positions
+    assert old.work.num_kernels > new.work.num_kernels
+
+
+def test_what_was_replaced_for_a_rehearsal_is_back_after_it_even_if_it_failed(tmp_path: Path) -> None:
+    before = (F.scaled_dot_product_attention, F.dropout, torch.nn.Module.to, torch.UntypedStorage.resize_)
+    model, slices = make_tiny_workload("causal_lm", tmp_path)
+    with pytest.raises(UnfitModelError, match="fp16 is not available"):
+        _rehearse_again(tmp_path, model, slices, strategy="fsdp2", world_size=2, precision="fp16")
+    assert (F.scaled_dot_product_attention, F.dropout, torch.nn.Module.to, torch.UntypedStorage.resize_) == before
+    assert not torch.distributed.is_initialized()
+    assert torch.nn.functional.dropout(torch.ones(4), 0.0).tolist() == [1.0] * 4
+
+
+def test_a_config_of_no_known_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    model, slices = make_tiny_workload("causal_lm", tmp_path)
+    write_json(model / "config.json", {"model_type": "no-such-model"})
+    with pytest.raises(UnfitModelError, match=r"config\.json describes no model"):
+        _rehearse_again(tmp_path, model, slices)

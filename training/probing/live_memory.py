@@ -1,0 +1,206 @@
+"""What is in a device's memory while the code runs, by what it is there for; and what the code asks of the device.
+
+torch's own MemTracker (torch.distributed._tools) refuses a model that runs twice in a step, and does not tell logits or
+communication from the rest: so tensors are followed here in the same way, by the life of their storage.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+WEIGHTS, GRADIENTS, MOMENTS = "weights", "gradients", "moments"
+ACTIVATIONS, LOGITS, COMMUNICATION = "activations", "logits", "communication"
+KINDS = (WEIGHTS, GRADIENTS, MOMENTS, ACTIVATIONS, LOGITS, COMMUNICATION)
+"""weights: and their copies in 16 bit; logits: all that is as wide as the head; communication: what collectives are
+given and what they fill, gathered layers among it; activations: all else."""
+
+_ROUNDED_TO = 512
+"""Bytes that torch's allocator hands out together."""
+_16_BIT = (torch.float16, torch.bfloat16)
+
+
+@dataclass
+class Work:
+    """What the code asked of the device: one kernel per operation."""
+
+    products: Counter[tuple[float, int, bool]] = field(default_factory=Counter)
+    """Matrix products, convolutions and attention: (operations, bytes read and written, in 16 bit) -> how many."""
+    other_bytes: int = 0
+    """Bytes that all other operations read and write."""
+    num_kernels: int = 0
+    """Operations that the host has to launch."""
+    exchanged: Counter[str] = field(default_factory=Counter)
+    """Collective -> bytes that this rank gave to it, or had of it where that is more."""
+
+
+class LiveMemory(TorchDispatchMode):
+    """Follows every storage on the device from its first use to its end."""
+
+    def __init__(self, *, head_width: int | None = None) -> None:
+        """`head_width`: classes that the head tells apart, of which logits are known."""
+        super().__init__()
+        self.kind = WEIGHTS
+        """What is allocated from now on, unless its shape or its use says otherwise."""
+        self.head_width = head_width
+        self.work = Work()
+        self.now = Counter(dict.fromkeys(KINDS, 0))
+        """Kind -> bytes."""
+        self.peak = Counter(self.now)
+        """The same when all kinds together were most."""
+        self._most = 0
+        self._blocks: dict[int, _Block] = {}
+        self._shapes: set[torch.Size] = set()
+        self._resize: Callable[..., Any] = torch.UntypedStorage.resize_
+
+    def name(self, tensors: Iterable[Tensor | None], kind: str) -> None:
+        """Say of what kind these are."""
+        for tensor in tensors:
+            block = None if tensor is None else self._blocks.get(id(_get_own(tensor).untyped_storage()))
+            if block is not None:
+                self._rename(block, kind)
+
+    def _rename(self, block: "_Block", kind: str) -> None:
+        self.now[block.kind] -= block.num_bytes
+        self.now[kind] += block.num_bytes
+        block.kind = kind
+
+    def name_weights(self, weights: Iterable[Tensor]) -> None:
+        """Say which the weights are: what has their shape later is a copy or a gradient of one.
+
+        All else that is there by now is moments if it has their shape, and memory to exchange gradients in if not.
+        """
+        found = list(weights)
+        shapes = {_get_own(part).shape for part in found}
+        for block in self._blocks.values():
+            self._rename(block, MOMENTS if block.shape in shapes else COMMUNICATION)
+        self.name(found, WEIGHTS)
+        self._shapes = {shape for shape in shapes if len(shape) >= 2}
+
+    def __enter__(self) -> "LiveMemory":
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            done = self._resize(storage, size)
+            block = self._blocks.get(id(storage))
+            if block is not None and block.num_bytes == 0:
+                self._rename(block, COMMUNICATION)
+            self._note_size(storage)
+            return done
+
+        # No operation of a tensor: what is gathered and given up again.
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        done = func(*args, **(kwargs or {}))
+        given = [part for part in tree_leaves((args, kwargs)) if _is_on_device(part)]
+        made = [part for part in tree_leaves(done) if _is_on_device(part)]
+        for tensor in made:
+            self._follow(tensor)
+        if given or made:
+            self._count(func, args, kwargs or {}, done, given, made)
+        return done
+
+    def _follow(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if id(storage) in self._blocks:
+            self._note_size(storage)
+            return
+        block = _Block(kind=self._guess_kind(tensor), shape=tensor.shape)
+        key = id(storage)
+        block.alive = weakref.ref(storage, partial(self._forget, key))
+        self._blocks[key] = block
+        self._note_size(storage)
+
+    def _guess_kind(self, tensor: Tensor) -> str:
+        if self.kind not in (ACTIVATIONS, COMMUNICATION):
+            return self.kind
+        if tensor.shape in self._shapes:
+            return WEIGHTS if tensor.dtype in _16_BIT else GRADIENTS
+        return LOGITS if tensor.ndim >= 2 and tensor.shape[-1] == self.head_width else self.kind
+
+    def _note_size(self, storage: torch.UntypedStorage) -> None:
+        block = self._blocks.get(id(storage))
+        if block is None:
+            return
+        num_bytes = -(-storage.nbytes() // _ROUNDED_TO) * _ROUNDED_TO
+        self.now[block.kind] += num_bytes - block.num_bytes
+        block.num_bytes = num_bytes
+        total = sum(self.now.values())
+        if total > self._most:
+            self._most, self.peak = total, Counter(self.now)
+
+    def _forget(self, key: int, _: object) -> None:
+        block = self._blocks.pop(key)
+        self.now[block.kind] -= block.num_bytes
+
+    def _count(
+        self, func: Any, args: Any, kwargs: dict[str, Any], done: Any, given: list[Tensor], made: list[Tensor]
+    ) -> None:
+        if func.namespace == "c10d":
+            self.name([*given, *made], COMMUNICATION)
+            self.work.exchanged[func._schema.name.removeprefix("c10d::")] += max(part.nbytes for part in given)
+            return
+        if func.is_view or not (func._schema.is_mutable or _is_written(func, given, made)):
+            return
+        num_bytes = sum(_count_bytes(part) for part in (*given, *made))
+        self.work.num_kernels += 1
+        count = flop_registry.get(func._overloadpacket)
+        if count is None:
+            self.work.other_bytes += num_bytes
+            return
+        flops = float(count(*args, **kwargs, out_val=done))
+        self.work.products[flops, num_bytes, given[0].dtype in _16_BIT] += 1
+
+
+@dataclass
+class _Block:
+    """A storage that is alive."""
+
+    kind: str
+    shape: torch.Size
+    """Of the tensor that it was made for."""
+    num_bytes: int = 0
+    alive: Any = None
+    """A reference that does not keep it so, and says when it is not any more."""
+
+
+def _is_on_device(value: Any) -> bool:
+    # All that has no memory here would have some there; what is real is of the host.
+    return isinstance(value, FakeTensor)
+
+
+def _is_written(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:
+    """Return whether an operation writes what it returns: neither parts of what it was given nor empty memory."""
+    known = {part.untyped_storage()._cdata for part in given}
+    is_new = any(part.untyped_storage()._cdata not in known for part in made)
+    return is_new and not func._schema.name.removeprefix("aten::").startswith(("empty", "new_empty"))
+
+
+def _count_bytes(tensor: Tensor) -> int:
+    """Return the bytes of it that are different ones: what is expanded is read once."""
+    num = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        num *= size if stride else 1
+    return num * tensor.element_size()
+
+
+def _get_own(tensor: Tensor) -> Tensor:
+    """Return this rank's rows, of a tensor of which every rank has some."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

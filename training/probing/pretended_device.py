@@ -1,0 +1,190 @@
+"""A GPU that is not there: the training's own code runs on tensors that have a shape and no memory.
+
+torch's FakeTensorMode, and its process group that exchanges nothing. torch cannot run a backward on fake tensors of
+"cuda" where there is no driver, so that they are of "cpu", and whatever would be another kernel, or kept in another
+precision, on a GPU is answered here as the GPU would. No number is computed.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._C._distributed_c10d import Reducer
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.futures import Future
+from torch.nn.parallel import distributed as ddp
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
+
+from training import plug
+from training.process.distributed import Ranks
+from training.workloads import causal_lm
+
+Capability = tuple[int, int]
+"""Of a device, as CUDA counts it; (8, 0) is Ampere."""
+
+FIRST_WITH_FLASH: Capability = (8, 0)
+"""The first that torch's flash kernels run on."""
+_WIDEST_FLASH_HEAD = 256
+_16_BIT = (torch.float16, torch.bfloat16)
+
+_IN_FP32 = ("layer_norm", "group_norm", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "rsqrt", "exp", "log", "reciprocal")
+"""What autocast computes in fp32 on a GPU, and not on a CPU. Source: torch's documentation, "Autocast Op Reference"."""
+
+
+@contextlib.contextmanager
+def pretend_ranks(world_size: int, *, capability: Capability) -> Iterator[tuple[Ranks, FakeTensorMode]]:
+    """Be rank 0 of so many, each with such a GPU, while inside; yield them, and what makes tensors without memory."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in _list_replacements(capability):
+            stack.enter_context(_replace(owner, name, value))
+        stack.enter_context(_cast_as_on_gpu())
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+        stack.callback(dist.destroy_process_group)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        group: Any = dist.group.WORLD
+        device = torch.device("cpu")
+        yield Ranks(rank=0, world_size=world_size, device=device, backend="nccl", gradient_group=group), fake
+
+
+@contextlib.contextmanager
+def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _list_replacements(capability: Capability) -> list[tuple[Any, str, Any]]:
+    """Return what a GPU would answer otherwise, or reads numbers: owner, name, and what answers instead."""
+    has_flash = capability >= FIRST_WITH_FLASH
+    is_enabled, get_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    return [
+        (causal_lm, "has_varlen_kernel", lambda device, *, is_16_bit: is_16_bit and has_flash),
+        (torch, "is_autocast_enabled", lambda *_: is_enabled("cpu")),
+        (torch, "get_autocast_dtype", lambda *_: get_dtype("cpu")),
+        (F, "scaled_dot_product_attention", partial(_attend, has_flash=has_flash)),
+        (F, "dropout", _drop_out),
+        # Reads which ranks there are.
+        (DeviceMesh, "from_group", _without_modes(DeviceMesh.from_group)),
+        # Models are built where they are to be.
+        (nn.Module, "to", lambda module, *_, **__: module),
+        # Ranks compare shapes and send their weights: there is nobody to do so with.
+        (ddp, "_verify_param_shape_across_processes", _do_nothing),
+        (ddp, "_sync_module_states", _do_nothing),
+        # Buckets built anew are as large as before, and their order would have to be read.
+        (Reducer, "_rebuild_buckets", lambda _: False),
+        # The future of an exchange that is none would hold nothing.
+        (plug, "_MACHINE", _Exchanging()),
+    ]
+
+
+def _without_modes(make: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*values: Any, **options: Any) -> Any:
+        with _disable_current_modes():
+            return make(*values, **options)
+
+    return run
+
+
+class _Exchanging(plug._Machine):
+    """The machine's own devices, whose link hands back what it was given."""
+
+    def gradient_hook(self, model: nn.Module, *, communicates: bool) -> plug.GradientHook:
+        """Return what exchanges a bucket of gradients."""
+        return _hand_back
+
+
+def _hand_back(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+    dist.all_reduce(bucket.buffer(), group=group)
+    done: Future[Tensor] = Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def _do_nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def _cast_as_on_gpu() -> Iterator[None]:
+    """Have autocast keep in fp32, while inside, what it does on a GPU."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for name in _IN_FP32:
+            packet, _, overload = name.partition(".")
+            operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            library.impl(name, partial(_run_in_fp32, operation), "AutocastCPU")
+        yield
+    finally:
+        library._destroy()
+
+
+def _run_in_fp32(operation: Callable[..., Any], *values: Any, **options: Any) -> Any:
+    with torch.autocast("cpu", enabled=False):
+        return operation(
+            *(part.float() if isinstance(part, Tensor) and part.dtype in _16_BIT else part for part in values),
+            **options,
+        )
+
+
+def _drop_out(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002
+    """Drop out as a GPU does: what is kept for the backward is one byte of each element."""
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    has_flash: bool,
+) -> Tensor:
+    """Attend by the kernel that torch would choose on the GPU, cuDNN's left out, as the training leaves it out."""
+    query, key, value = _cast(query), _cast(key), _cast(value)
+    aten, bias = torch.ops.aten, None if attn_mask is None else _make_bias(attn_mask, query)
+    with torch.autocast("cpu", enabled=False):
+        if bias is None and has_flash and query.dtype in _16_BIT and query.shape[-1] <= _WIDEST_FLASH_HEAD:
+            attended = aten._scaled_dot_product_flash_attention(
+                query, key, value, dropout_p, is_causal, False, scale=scale
+            )
+        elif query.shape[1] == key.shape[1]:
+            wide = None if bias is None else bias.expand(*query.shape[:3], key.shape[2])
+            attended = aten._scaled_dot_product_efficient_attention(
+                query, key, value, wide, query.requires_grad, dropout_p, is_causal, scale=scale
+            )
+        else:
+            attended = aten._scaled_dot_product_attention_math(
+                query, key, value, bias, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+    found: Tensor = attended[0]
+    return found
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    """Return it as autocast hands it to attention."""
+    return tensor.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else tensor
+
+
+def _make_bias(mask: Tensor, query: Tensor) -> Tensor:
+    """Return what is added to the scores, as torch makes it of a mask."""
+    if mask.dtype != torch.bool:
+        return mask.to(query.dtype)
+    nothing = torch.zeros((), dtype=query.dtype, device=mask.device)
+    return torch.where(mask.logical_not(), -torch.inf, nothing).to(query.dtype)
