@@ -362,7 +362,7 @@ def test_ranks_use_no_processor_while_they_wait(tmp_path: Path, stop: threading.
     with _waiting(tmp_path, stop) as waiting:
         waiting.ask("facts")
         ranks = [one for one in psutil.Process().children(recursive=True) if "RANK" in _environment(one)]
-        assert len(ranks) == 2
+        assert len(ranks) == 2, [(one.cmdline(), one.ppid()) for one in ranks]
         before = [sum(one.cpu_times()[:2]) for one in ranks]
         time.sleep(1.0)
         # Whoever waits in circles uses nearly the whole second.
