@@ -146,6 +146,11 @@ def test_rendering_imports_nothing_heavy(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 
+def test_a_stage_reads_no_source_of_its_own_when_it_starts() -> None:
+    code = "import linecache, sys, tasks.report; sys.exit(any('/tasks/' in file for file in linecache.cache))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
+
+
 def test_write_report_can_be_called_twice(tmp_path: Path) -> None:
     results = make_report(outputs_of(tmp_path, write_comparison(tmp_path)), tmp_path / "reports")
     before = {path: path.read_bytes() for path in files_in(tmp_path / "reports")}
