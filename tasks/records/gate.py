@@ -12,7 +12,7 @@ Number = int | float | None
 Numbers = Mapping[str, Number | list[Number]]
 
 _MOST_PROBLEMS = 3
-_CONFIG = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+_CONFIG = ConfigDict(extra="forbid", frozen=True)
 
 
 class CellFinding(BaseModel):

@@ -117,7 +117,9 @@ class Results(Record):
 
 def make_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of results.json, as published in results.schema.json."""
-    schema = Results.model_json_schema(mode="serialization")
+    from tasks.reporting.described import DescribedSchema
+
+    schema = Results.model_json_schema(mode="serialization", schema_generator=DescribedSchema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.__main__ import run_parts
 
+pytestmark = pytest.mark.slow
+
 _STEADY = "def test_passes(): pass\n"
 _FAILS = "def test_fails(): assert False\n"
 _ONCE = """

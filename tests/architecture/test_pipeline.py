@@ -49,6 +49,7 @@ def test_every_stage_but_the_first_works_on_its_snapshot_and_depends_on_it(stage
         assert not [dep for dep in stage["deps"] if dep.startswith(("tasks", "training"))], name
 
 
+@pytest.mark.slow
 def test_code_that_only_measures_is_measured_anew_and_retrains_nothing(project: Path) -> None:
     files = {f"training/probing/{file.name}" for file in (project / "training/probing").glob("*.py")}
     assert len(files) > 4

@@ -99,10 +99,18 @@ def all_stops() -> list[Kill]:
 class Comparison:
     """A workspace in which a comparison is started again and again, until it has come to its end."""
 
-    def __init__(self, root: Path, *, clean: Workspace | None = None, changes: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        clean: Workspace | None = None,
+        changes: Mapping[str, Any] | None = None,
+        programs: Path | None = None,
+    ) -> None:
         """`clean`: a finished comparison of the same trainings, if there is one, to begin from; `changes`: of its
-        params.yaml."""
+        params.yaml; `programs`: the folder `bin` for the last run, which nobody kills."""
         self._choose = random.Random(0)
+        self._programs = programs
         root.mkdir(parents=True, exist_ok=True)
         self.workspace = _make_workspace(root / "blank", changes or {}, clean)
         if clean is None:
@@ -144,6 +152,9 @@ class Comparison:
     def finish(self) -> list[str]:
         """Let the comparison come to its end; return what is wrong with what it leaves."""
         self._end_all()
+        if self._programs is not None:
+            (self.workspace.folder / ".venv").unlink()
+            (self.workspace.folder / ".venv").symlink_to(self._programs.parent)
         done = self.workspace.run("make", "-o", ".venv/.ready", "compare", ok=False, **self.mark)
         found = [] if done.returncode == 0 else [f"the last run ended with {done.returncode}: {done.stdout[-600:]}"]
         if left := self._left():
@@ -264,14 +275,12 @@ class Comparison:
         return self._log.read_text(errors="replace")[-1500:] if self._log.exists() else ""
 
 
-def comparison_trials(
-    root: Path, kills: Sequence[Kill], *, clean: Workspace | None = None, changes: Mapping[str, Any] | None = None
-) -> Iterator[Trial]:
-    """Yield a trial for each kill; `clean` and `changes` as Comparison has them.
+def comparison_trials(root: Path, kills: Sequence[Kill], **of: Any) -> Iterator[Trial]:
+    """Yield a trial for each kill; `of`: what else Comparison is told.
 
     What is wrong with the finished comparison is wrong with all of them.
     """
-    comparison = Comparison(root, clean=clean, changes=changes)
+    comparison = Comparison(root, **of)
     with none_left_of(comparison.mark):
         trials = [comparison.trial(kill) for kill in kills]
         words = "; ".join(comparison.finish())

@@ -31,6 +31,7 @@ def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
+@pytest.mark.slow
 def test_the_log_of_a_rank_that_floods_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     log = tmp_path / "attempt_0" / "0" / "stderr.log"
     log.parent.mkdir(parents=True)
@@ -86,6 +87,7 @@ def test_a_flood_under_a_real_torchrun_is_cut(tmp_path: Path, monkeypatch: pytes
         assert "line 59999: " in log.read_text()
 
 
+@pytest.mark.slow
 def test_the_log_of_a_stage_that_floods_is_bounded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     sent: list[str] = []
     output = StageOutput(tmp_path / "train.log", send=sent.append)

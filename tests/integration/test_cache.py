@@ -183,6 +183,8 @@ def test_a_killed_flow_leaves_no_process_and_goes_on_to_the_undisturbed_weights(
     )
     for folder in (".work/runs", "data/runs"):
         shutil.rmtree(disturbed.folder / folder)
+    # What comes before the training that is disturbed.
+    Workspace(disturbed.folder, programs=warm).repro("measure", "train@1proc")
     with (disturbed.folder / "flow.log").open("wb") as log:
         flow = subprocess.Popen(
             ["python", "-m", "flows"], cwd=disturbed.folder, env=disturbed.environment(), stdout=log, stderr=log

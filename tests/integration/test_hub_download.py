@@ -11,6 +11,8 @@ import pytest
 
 from tests.hub_server import FaultKind, HubServer
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "hf_canaryCanaryCanaryCanaryCanary03"
 IN_HASTE = """
 from tasks.services import network
@@ -237,7 +239,6 @@ def test_an_hour_that_the_hub_asks_to_wait_for_is_not_waited(reader: Reader) -> 
     assert len(reader.hub.requests) < 3
 
 
-@pytest.mark.slow
 def test_a_pause_that_the_hub_asks_for_is_said_and_all_of_them_are_bounded(reader: Reader) -> None:
     reader.hub.fail("wait", "GET /api/models/owner/model/tree", times=2, seconds=1)
     ended = reader.fetch()

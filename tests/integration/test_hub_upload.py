@@ -18,6 +18,8 @@ from tests.hub_repos import Repo
 from tests.hub_server import FaultKind, HubServer
 from tests.workspace import Workspace
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "hf_canaryCanaryCanaryCanaryCanary01"
 STAGE = (
     "-m tasks.upload --base-model data/base_model --runs data/runs --reports reports --staged reports/hub "
@@ -114,7 +116,6 @@ def publisher(tmp_path: Path, project: Path) -> Iterator[Publisher]:
         assert hub.unknown == []
 
 
-@pytest.mark.slow
 def test_stage_is_done_only_once_published_and_a_second_run_sends_nothing(publisher: Publisher) -> None:
     work = Workspace.create(publisher.folder / "work", project=publisher.project, changes={})
     make_finished_comparison(work.folder, repo_id="owner/tiny")

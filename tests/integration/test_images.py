@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 SMALL = {
     "description": "Images for tests.",
     "train.epochs": 2,
-    "train.global_batch_size": 20,
-    "train.micro_batch_size": 5,
+    "train.global_batch_size": 8,
+    "train.micro_batch_size": 2,
     "train.learning_rate": 0.01,
     "train.warmup_steps": 4,
     # Else the curves of a right training part after some steps (docs/decisions.md,
@@ -49,11 +49,11 @@ def read(workspace: Workspace, path: str) -> Any:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path) -> Workspace:
-    """The finished comparison of 1 and 2 processes on 140 digits of 16 x 16 pixels."""
+    """The finished comparison of 1 and 2 processes on 56 digits of 16 x 16 pixels."""
     changes = {
         "dataset.source": "builtin:digits",
         "dataset.image_size": 16,
-        "ranges": ["0-140"],
+        "ranges": ["0-56"],
         "heldout": "1697-1797",
     }
     return finished(tmp_path_factory.mktemp("digits") / "project", project, changes, warm)
@@ -115,8 +115,8 @@ def test_epochs_best_and_last_and_images_per_second_are_in_the_report(digits: Wo
 
 
 def test_what_would_be_published_is_the_trained_network(digits: Workspace) -> None:
-    final = digits.checkpoint("2proc", "0-140-epoch-2")
-    assert final.name == "resnet18_0-140-epoch-2.pt"
+    final = digits.checkpoint("2proc", "0-56-epoch-2")
+    assert final.name == "resnet18_0-56-epoch-2.pt"
     published = image_classification.load_model(digits.folder / "reports/hub")
     trained = torch.load(final, weights_only=True)
     assert all(torch.equal(part, trained[name]) for name, part in published.state_dict().items())

@@ -44,6 +44,7 @@ def test_a_download_without_git_in_an_odd_folder_says_what_to_type_and_then_work
     assert workspace.run("dvc", "status").stdout.split() == ["fingerprint:", "always", "changed"]
 
 
+@pytest.mark.slow
 def test_the_tracker_stores_runs_in_an_odd_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / ODD
     folder.mkdir()

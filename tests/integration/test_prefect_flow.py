@@ -179,11 +179,11 @@ def _bytes_in(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def test_twenty_reruns_of_what_is_cached_start_no_server_and_leave_nothing_behind(done: ToyProject) -> None:
+def test_reruns_of_what_is_cached_start_no_server_and_leave_nothing_behind(done: ToyProject) -> None:
     mark = new_mark()
     sizes = []
     with none_left_of(mark):
-        for _ in range(20):
+        for _ in range(5):
             ran = done.flow(**mark)
             assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "Report: reports/index.html"), ran.stderr
             assert ran.stderr.count(": cached, nothing has changed") == len(STAGES) - 1

@@ -29,7 +29,7 @@ def abstracts(real_data: Path, tmp_path_factory: pytest.TempPathFactory, project
     }
     folder = tmp_path_factory.mktemp("real") / "project"
     workspace = Workspace.create(folder, project=project, changes=changes, programs=warm)
-    workspace.flow()
+    workspace.repro()
     return workspace
 
 

@@ -15,6 +15,8 @@ from tasks.reporting import drawing
 from tests.tasks.reporting.comparison import edit_segment, outputs_of, write_comparison
 from tests.tasks.reporting.measured import write_measurement
 
+pytestmark = pytest.mark.slow
+
 SECTIONS = ["verdict", "compared", "gates", "speed", "losses", "advice", "prediction", "quality", "cost"]
 SECTIONS += ["history", "preflight", "measured", "glossary", "not-claimed"]
 NUM_CHARTS = {"given": 8, "withheld": 8, "unmeasured": 5}

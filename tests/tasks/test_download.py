@@ -292,6 +292,7 @@ def test_a_local_model_arrives_without_pickles_and_code_and_with_facts(defaults:
     assert {file.stat().st_nlink for file in Path("data/base_model").iterdir()} == {2}
 
 
+@pytest.mark.slow
 def test_the_builtin_model_says_that_its_weights_are_random_and_is_made_once(
     defaults: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,6 +415,7 @@ def test_a_model_that_changes_while_it_is_copied_is_not_stored_as_what_it_was(
     assert Path("data/base_model/config.json").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("section", "changed"), [("dataset", "rows.jsonl"), ("model", "model/config.json")])
 def test_a_local_source_that_changed_since_the_run_began_fails_the_stage_in_one_line(
     section: str, changed: str, project: Path, defaults: dict[str, Any], model: Path

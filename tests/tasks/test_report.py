@@ -54,6 +54,7 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_the_stage_writes_every_file_and_prints_the_verdict(tmp_path: Path) -> None:
     write_comparison(tmp_path)
     done = run_stage(tmp_path, *arguments_of(tmp_path), "--reports", "reports")
@@ -67,6 +68,7 @@ def test_the_stage_writes_every_file_and_prints_the_verdict(tmp_path: Path) -> N
     assert results.verdict.startswith("2proc trains 1.56x as fast as 1proc")
 
 
+@pytest.mark.slow
 def test_rendering_anew_needs_results_json_alone_and_gives_the_same_bytes(tmp_path: Path) -> None:
     make_report(outputs_of(tmp_path, write_comparison(tmp_path)), tmp_path / "first")
     alone = tmp_path / "alone"
@@ -141,6 +143,11 @@ def test_missing_arguments_and_files_end_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", ["torch", "transformers", "mlflow", "prefect", "pandas"])
 def test_rendering_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, tasks.report; sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
+
+
+def test_a_stage_reads_no_source_of_its_own_when_it_starts() -> None:
+    code = "import linecache, sys, tasks.report; sys.exit(any('/tasks/' in file for file in linecache.cache))"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 

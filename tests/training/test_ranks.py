@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,10 +50,14 @@ def run_of_two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], dic
 
 
 @pytest.fixture(scope="module")
-def clean(run_of_two: Callable[[Path], dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def clean(
+    run_of_two: Callable[[Path], dict[str, Any]], tmp_path_factory: pytest.TempPathFactory, warm: Path
+) -> dict[str, Any]:
     """An undisturbed run of two ranks."""
     config = run_of_two(tmp_path_factory.mktemp("clean") / "work")
-    assert start_ranks(config).wait(timeout=300) == 0, _output(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(warm / "python"))
+        assert start_ranks(config).wait(timeout=300) == 0, _output(config)
     return config
 
 
@@ -115,7 +120,11 @@ def test_ranks_share_out_every_sample_and_end_with_the_same_parameters(clean: di
 
 
 def test_stopped_and_killed_runs_resume_to_the_same_bits_and_leave_no_process(
-    clean: dict[str, Any], run_of_two: Callable[[Path], dict[str, Any]], tmp_path: Path
+    clean: dict[str, Any],
+    run_of_two: Callable[[Path], dict[str, Any]],
+    tmp_path: Path,
+    warm: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = run_of_two(tmp_path / "work")
 
@@ -135,6 +144,8 @@ def test_stopped_and_killed_runs_resume_to_the_same_bits_and_leave_no_process(
     _, alive = psutil.wait_procs(ranks, timeout=30)
     assert not alive
 
+    # Nobody ends this one.
+    monkeypatch.setattr(sys, "executable", str(warm / "python"))
     assert start_ranks(config).wait(timeout=300) == 0, _output(config)
     assert _stream(config)[0]["event"] == "launch_started"
     for index in range(2):

@@ -12,6 +12,7 @@ HEAVY = [
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.generation",
+    "tests.warm.conversions",
     "tokenizers",
     "pydantic.main",
     "pydantic.functional_validators",

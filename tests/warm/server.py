@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import inspect
 import marshal
 import os
 import random
@@ -127,6 +128,9 @@ def _main() -> None:
     for name in HEAVY:
         importlib.import_module(name)
     importlib.import_module("torch.distributed.run")
+    # torchrun looks several times at all frames that it runs in, and inspect for the module of each. For one that is in
+    # no file it asks every module, of which there are thousands here: two seconds of every torchrun.
+    inspect.modulesbyfile["<frozen runpy>"] = "runpy"  # type: ignore[attr-defined]
     gc.freeze()
     server = _Server(sys.argv[1])
     sys.stdout.write("ready\n")

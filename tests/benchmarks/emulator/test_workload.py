@@ -43,6 +43,7 @@ def test_ddp_fills_its_buckets_by_the_emulated_bytes(
     assert _NO_TIME.layers_per_bucket(bucket_mib) == layers
 
 
+@pytest.mark.slow
 def test_training_on_two_ranks_is_the_training_on_one_and_learns(
     ranks: ForkedRanks, tmp_path: Path, slices: list[Path]
 ) -> None:

@@ -124,6 +124,7 @@ def test_compiled_packs_are_refused_where_their_documents_run_one_by_one() -> No
     assert explain_slow(make_params(precision="fp32"), [H100]) is None
 
 
+@pytest.mark.slow
 def test_torch_is_asked_in_a_process_of_its_own_and_once_for_a_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

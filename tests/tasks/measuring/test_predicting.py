@@ -19,8 +19,6 @@ from tasks.measuring.probe import Probe
 from tasks.measuring.workers import Workers
 from tests.undisturbed import hold_undisturbed
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
-
 ONE = Cell(name="1dev", strategy="single", world_size=1, global_batch_size=4)
 TWO = Cell(name="2dev", strategy="ddp", world_size=2, global_batch_size=4)
 PROBED = Probed(
@@ -53,6 +51,8 @@ def _starts_warm(monkeypatch: pytest.MonkeyPatch, warm: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(warm / "python"))
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 def test_a_late_rank_is_found_in_the_blocks_and_the_step_is_foretold(tmp_path: Path) -> None:
     device = EmulatedDevice(
         num_layers=2, forward_ms=4.0, backward_ms=8.0, fixed_ms=6.0, straggler_ms=30.0, straggler_rank=1

@@ -58,6 +58,7 @@ def test_a_killed_holder_frees_the_lock_by_itself() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_of_twenty_at_once_exactly_one_wins_and_all_others_name_it() -> None:
     wins = HOLD + "  input()"
     runs = [

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -149,7 +150,7 @@ def test_only_processes_that_said_they_were_ranks_are_ended(watchdog: Watchdog, 
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Path
 ) -> None:
     config = make_config(
         tmp_path / "work", make_tiny_model(tmp_path / "model"), [make_slice(tmp_path / "slice", num_rows=60)],
@@ -172,6 +173,7 @@ def test_a_rank_that_hangs_under_torchrun_is_found_and_the_next_run_goes_on(
     (log,) = (tmp_path / "work" / "logs").glob("*/*/attempt_0/0/stderr.log")
     assert "in _engine_run_backward" in log.read_text(), "rank 0 waits for it in the exchange of gradients"
     monkeypatch.delenv("FAULT")
+    monkeypatch.setattr(sys, "executable", str(warm / "python"))
     events.clear()
     run()
     assert next(event for event in events if event["event"] == "segment_started")["resumed_at_step"] == 4

@@ -184,6 +184,7 @@ def test_hostile_names_stay_text(measured_results: Results) -> None:
         assert all(attack not in svg for attack in NAMES.values() if "<" in attack)
 
 
+@pytest.mark.slow
 def test_many_cells_and_many_segments_can_be_drawn(clean_results: Results) -> None:
     one, two = clean_results.cells
     cells = [

@@ -114,6 +114,7 @@ def test_without_a_measurement_there_is_a_record_without_figures(tmp_path: Path)
     assert len(lines_of(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_a_withheld_speedup_is_in_no_record_and_in_no_history_shown(tmp_path: Path, measured: dict[str, Any]) -> None:
     report(tmp_path, measured)
     measure_again(tmp_path, **SLOWER)
@@ -173,6 +174,7 @@ def test_the_report_shows_what_changed_and_the_last_records(tmp_path: Path, meas
     assert all(words in drawn for words in ("comparison finished on", "times the first step time", "1proc", "2proc"))
 
 
+@pytest.mark.slow
 def test_rendering_anew_gives_the_same_history(tmp_path: Path, measured: dict[str, Any]) -> None:
     report(tmp_path, measured)
     measure_again(tmp_path, **SLOWER)

@@ -85,6 +85,7 @@ def test_rows_written_to_while_they_are_trained_on_make_no_segment(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("starts_warm")
 def test_ranks_refuse_code_that_changed_since_they_were_started(
     tiny_model: Path, slices: list[Path], tmp_path: Path
 ) -> None:
