@@ -62,6 +62,7 @@ class Replica:
         self._has_dropout = workload.has_dropout(model)
         self._max_grad_norm = config.max_grad_norm
         self._dtype = _DTYPES[config.precision]
+        self._keeps_casts = config.activation_checkpointing == "none"
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         groups = group_parameters(parameters, config)
         self.groups = [group for _, group in groups]
@@ -134,8 +135,12 @@ class Replica:
     def keep_casts(self) -> Iterator[None]:
         """Have autocast keep its 16-bit copies of the weights, while inside, instead of for one forward.
 
-        For the micro-batches of one step: no weight may change inside.
+        For the micro-batches of one step: no weight may change inside. Not where layers are run again in the backward:
+        who asks for that has no room for copies that wait.
         """
+        if not self._keeps_casts:
+            yield
+            return
         torch.autocast_increment_nesting()
         try:
             yield
