@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tasks.measuring.interleaving import generate_turns
-from tasks.measuring.intervals import estimate_ratio
-from tasks.records.measurement import Estimate
+from tasks.measuring.intervals import Interval, estimate_ratio
 
 if TYPE_CHECKING:  # the benchmark on a GPU runs where little is installed
     from tasks.measuring.arms import Arm
@@ -29,7 +28,7 @@ MIN_ROUNDS = 10
 FEWEST_ROUNDS = 6
 """Below, no interval is given."""
 
-Look = Callable[[float], Mapping[str, Estimate]]
+Look = Callable[[float], Mapping[str, Interval]]
 """Confidence -> the interval of each comparison, from all rounds so far."""
 
 
@@ -40,7 +39,7 @@ def generate_rounds(arms: Sequence[str], *, seed: int) -> Iterator[list[str]]:
         yield next(turns) + next(turns)
 
 
-def compute_ratio(numerator: Sequence[float], denominator: Sequence[float], *, confidence: float = 0.95) -> Estimate:
+def compute_ratio(numerator: Sequence[float], denominator: Sequence[float], *, confidence: float = 0.95) -> Interval:
     """Return mean(numerator) / mean(denominator) with its interval; entry i of both comes from the same round."""
     return estimate_ratio([numerator], [denominator], confidence=confidence)
 
@@ -77,7 +76,7 @@ class Stopping:
     """Time budget for all rounds; no round is begun that would, at the mean of those before, end after it."""
     min_rounds: int = MIN_ROUNDS
     """Rounds before the first look; they are run even if the budget is too small for them."""
-    intervals: Mapping[str, Estimate] = field(default_factory=dict, init=False)
+    intervals: Mapping[str, Interval] = field(default_factory=dict, init=False)
     """What the last look found: at the end, the intervals to report."""
     reason: str = field(default="", init=False)
     """Why it stopped, in words; empty while it goes on."""

@@ -23,8 +23,8 @@ from scipy import stats
 from benchmarks.real_session import open_bench, plan_real_session
 from benchmarks.results_file import RESULTS, write_results
 from tasks.measuring.headline import measure_headline
+from tasks.measuring.intervals import Interval
 from tasks.measuring.speed import select_seconds
-from tasks.records.measurement import Estimate
 
 _BUSY_SECONDS = 10.0
 """The neighbour computes so long, then rests as long."""
@@ -49,7 +49,7 @@ class SessionSpeedup:
     """Which session, from 1."""
     cell: str
     """Of which cell."""
-    interval: Estimate | None
+    interval: Interval | None
     """Speedup; None without turns enough."""
     all_turns: float
     """Ratio of the means of all turns, the loud ones too."""
@@ -118,7 +118,7 @@ def measure_session(kind: str, number: int) -> list[SessionSpeedup]:
         bench = stack.enter_context(open_bench(session))
         if kind == _BESIDE:
             stack.enter_context(run_neighbour())
-        started, of = time.perf_counter(), select_seconds(is_weak=comparison.is_weak)
+        started, of = time.perf_counter(), select_seconds(comparison)
         headline = measure_headline(
             comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
             most_share=comparison.most_share, of=of, seed=comparison.seed, advance=lambda num_blocks: None,

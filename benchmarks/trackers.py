@@ -29,12 +29,12 @@ from benchmarks.results_file import RESULTS, write_results
 from benchmarks.rounds import FEWEST_ROUNDS, average_blocks, compute_ratio, generate_rounds
 from benchmarks.trackers_states import NONE, STATES, prefect_server, tracked
 from tasks.machine.facts import collect_machine_facts
+from tasks.measuring.intervals import Interval
 from tasks.params import Params, load_params
 from tasks.process.failure import PreemptedError
 from tasks.process.logs import switch_off_telemetry
 from tasks.ranks.cell_ranks import run_ranks
 from tasks.records.facts import SliceFacts
-from tasks.records.measurement import Estimate
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.services import follower as following
@@ -149,7 +149,7 @@ def measure(
     return found
 
 
-def judged(ratio: Estimate) -> str:
+def judged(ratio: Interval) -> str:
     """Return what the ratio of seconds per step, with / without, says about the target."""
     if ratio.high <= 1 + _TARGET:
         return "held"

@@ -209,4 +209,7 @@ def _run_blocks(bench: Bench, arms: Sequence[Arm], *, num_rounds: int) -> Trials
 def _compute_speedups(cells: Sequence[Cell], trials: Trials) -> dict[int, Estimate]:
     """Return the speedups over the first cell."""
     alone, *others = (list_by_round(trials, make_trained_arm(cell).name) for cell in cells)
-    return {cell.world_size: compute_ratio(alone, seconds) for cell, seconds in zip(cells[1:], others, strict=True)}
+    return {
+        cell.world_size: Estimate(**compute_ratio(alone, seconds).as_json())
+        for cell, seconds in zip(cells[1:], others, strict=True)
+    }

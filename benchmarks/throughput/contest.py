@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.rounds import MIN_ROUNDS, Stopping, average_blocks, compute_ratio, generate_rounds
 from benchmarks.throughput.groups import Blocks, Setup, groups
 from benchmarks.throughput.trying import best_of, settings_of, tried_settings, use_what_fits, worth_trying
-from tasks.records.measurement import Estimate
+from tasks.measuring.intervals import Interval
 
 OURS = "ours"
 LOSS_TOLERANCE = 1e-4
@@ -34,9 +34,9 @@ class Found:
     """Every peer's settings with the seconds of each block that they took when tried."""
     blocks: dict[str, Blocks]
     """Of every peer."""
-    ratios: dict[str, Estimate]
+    ratios: dict[str, Interval]
     """Real tokens per second of ours / of the peer."""
-    cpu_ratios: dict[str, Estimate]
+    cpu_ratios: dict[str, Interval]
     """CPU seconds of the peer / of ours, which other load hardly changes; without the wait for other ranks."""
     largest_loss_difference: dict[str, float]
     """Of any block from ours, relative."""
@@ -65,8 +65,8 @@ class Found:
             "too_large": self.too_large,
             "tried": self.tried,
             "tokens_per_second": {peer: self.tokens_per_second(peer) for peer in self.blocks},
-            "ratios": {peer: ratio.model_dump() for peer, ratio in self.ratios.items()},
-            "cpu_ratios": {peer: ratio.model_dump() for peer, ratio in self.cpu_ratios.items()},
+            "ratios": {peer: ratio.as_json() for peer, ratio in self.ratios.items()},
+            "cpu_ratios": {peer: ratio.as_json() for peer, ratio in self.cpu_ratios.items()},
             "losses_agree": self.losses_agree,
             "largest_loss_difference": self.largest_loss_difference,
             "num_rounds": self.num_rounds,
@@ -110,7 +110,7 @@ def contest(
     cpu_values: dict[str, list[float]] = {peer: [] for peer in peers}
     stopping = Stopping(target_half_width=half_width, max_seconds=max_seconds, min_rounds=min_rounds)
 
-    def look(confidence: float) -> dict[str, Estimate]:
+    def look(confidence: float) -> dict[str, Interval]:
         others = [peer for peer in peers if peer != OURS]
         return {peer: compute_ratio(values[peer], values[OURS], confidence=confidence) for peer in others}
 
@@ -145,7 +145,7 @@ def contest(
     )
 
 
-def against_ours(values: Mapping[str, list[float]], *, seed: int, confidence: float = 0.95) -> dict[str, Estimate]:
+def against_ours(values: Mapping[str, list[float]], *, seed: int, confidence: float = 0.95) -> dict[str, Interval]:
     """Return each peer's seconds / ours, from one value per round."""
     return {
         peer: compute_ratio(found, values[OURS], confidence=confidence)

@@ -12,7 +12,7 @@ from tasks.machine.gpu_peaks import find_peak_tflops
 from tasks.measuring.arms import Arm
 from tasks.measuring.blocks import Bench, Timed, Trials
 from tasks.measuring.headline import compute_launch_effect, compute_speedups
-from tasks.measuring.intervals import FEWEST_LAUNCHES, FEWEST_TURNS, Launches, estimate_ratio
+from tasks.measuring.intervals import FEWEST_LAUNCHES, FEWEST_TURNS, Interval, Launches, estimate_ratio
 from tasks.measuring.model_flops import find_model_shape
 from tasks.measuring.speed import Measured, TimedComparison, select_quiet_turns, select_seconds
 from tasks.measuring.waterfall import compute_data_wait_share
@@ -85,7 +85,7 @@ def _compute_arm_speed(
         global_batch_size=cell.global_batch_size,
         num_blocks=len(blocks),
         steps_per_block=blocks[0].step_seconds.shape[1],
-        step_seconds=_estimate_step_seconds(trials, arm),
+        step_seconds=make_estimate(_estimate_step_seconds(trials, arm)),
         step_p50_seconds=np.percentile(steps, 50, axis=1).tolist(),
         step_p95_seconds=np.percentile(steps, 95, axis=1).tolist(),
         tokens_per_second=tokens,
@@ -108,7 +108,7 @@ def _find_largest(facts: Sequence[Mapping[str, Any]], name: str) -> float | None
     return max((one[name] for one in facts if one[name] is not None), default=None)
 
 
-def _estimate_step_seconds(trials: Trials, arm: Arm) -> Estimate:
+def _estimate_step_seconds(trials: Trials, arm: Arm) -> Interval:
     """Return the mean seconds of a step, over several launches where there are enough."""
     launches: Launches = trials.list_by_launch(arm.name)
     if len(launches) < FEWEST_LAUNCHES:
@@ -119,13 +119,13 @@ def _estimate_step_seconds(trials: Trials, arm: Arm) -> Estimate:
 
 def _compare_otherwise(comparison: TimedComparison, measured: Measured, arm: Arm) -> dict[str, Any]:
     """Return what else is said of a speedup, beside its interval over the quiet turns; nothing where there is none."""
-    first, of, headline = comparison.trained[0], select_seconds(is_weak=comparison.is_weak), measured.headline
+    first, of, headline = comparison.trained[0], select_seconds(comparison), measured.headline
     if arm.name not in headline.intervals:
         return {}
     every = compute_speedups(headline.trials, [first.name, arm.name], of, confidence=0.95)
     median, other = (np.median(headline.quiet.list_by_turn(one.name, of)) for one in (first, arm))
     return {
-        "speedup_of_all_turns": every[arm.name],
+        "speedup_of_all_turns": make_estimate(every[arm.name]),
         "speedup_of_medians": float(median / other),
         "launch_effect": compute_launch_effect(headline.quiet, first.name, arm.name, of),
     }
@@ -150,7 +150,7 @@ def compute_noise(comparison: TimedComparison, measured: Measured) -> NoiseFloor
     if len(halves[0]) < FEWEST_TURNS:
         return None
     return NoiseFloor(
-        ratio=estimate_ratio([halves[0]], [halves[1]]),
+        ratio=make_estimate(estimate_ratio([halves[0]], [halves[1]])),
         num_pairs=len(halves[0]),
         coefficient_of_variation=max(variations),
     )
@@ -160,8 +160,8 @@ def _compute_seconds_per_position(block: Timed) -> float:
     return block.seconds * block.step_seconds.shape[1] / block.num_positions
 
 
-def _find_estimate(intervals: Mapping[str, Estimate], arm: Arm) -> Estimate | None:
-    return intervals.get(arm.name)
+def _find_estimate(intervals: Mapping[str, Interval], arm: Arm) -> Estimate | None:
+    return make_estimate(intervals[arm.name]) if arm.name in intervals else None
 
 
 def _average_gpu_figures(blocks: Sequence[Timed]) -> dict[str, Any]:
@@ -183,3 +183,8 @@ def _average_gpu_figures(blocks: Sequence[Timed]) -> dict[str, Any]:
         "gpu_watts": watts,
         "joules_per_token": None if watts is None else watts * seconds / sum(block.num_tokens for block in metered),
     }
+
+
+def make_estimate(interval: Interval) -> Estimate:
+    """Return an interval as the record has it."""
+    return Estimate(value=interval.value, low=interval.low, high=interval.high)

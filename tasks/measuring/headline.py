@@ -20,7 +20,7 @@ from tasks.measuring.intervals import (
     ALIKE,
     FEWEST_LAUNCHES,
     FEWEST_TURNS,
-    Estimate,
+    Interval,
     count_needed_turns,
     estimate_ratio,
     find_ratio_autocorrelation,
@@ -68,7 +68,7 @@ class Headline:
     """Share of the CPUs that others may use in a quiet turn."""
     num_launches: int = 1
     """Starts of every cell's ranks."""
-    intervals: Mapping[str, Estimate] = field(default_factory=dict)
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
     """Name of the arm -> how many times as fast as the first it is, over the quiet turns; empty without enough."""
     num_narrow: int = 0
     """Looks in a row that found every interval narrow enough."""
@@ -120,7 +120,7 @@ def measure_headline(
 
 def compute_speedups(
     trials: Trials, arms: Sequence[str], of: Callable[[Timed], float], *, confidence: float
-) -> dict[str, Estimate]:
+) -> dict[str, Interval]:
     """Return how many times as fast as the first the other arms are; nothing if too few launches have turns enough."""
     launches = [trials.list_by_launch(arm, of) for arm in arms]
     if len(launches[0]) < FEWEST_LAUNCHES:

@@ -14,11 +14,10 @@ slows both arms of a turn down cancels (the classical estimator of a ratio; Coch
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from tasks.records.measurement import Estimate
 
 Launches = Sequence[Sequence[float]]
 """One figure per turn, launch by launch."""
@@ -35,7 +34,32 @@ _WIDENED = 1.5
 """On simulated machines whose arms stray by 5 % within 10 s, launches of 7 s are alike enough to need this factor."""
 
 
-def estimate_ratio(numerator: Launches, denominator: Launches, *, confidence: float = 0.95) -> Estimate:
+@dataclass(frozen=True)
+class Interval:
+    """A measured number and the interval that covers the true one."""
+
+    value: float
+    """The number itself, from all turns."""
+    low: float
+    """Lower end."""
+    high: float
+    """Upper end."""
+
+    @property
+    def relative_half_width(self) -> float:
+        """Half the width / the value; infinite where the value is 0."""
+        return abs((self.high - self.low) / 2 / self.value) if self.value else math.inf
+
+    def contains(self, number: float) -> bool:
+        """Return whether the number lies inside, ends included."""
+        return self.low <= number <= self.high
+
+    def as_json(self) -> dict[str, float]:
+        """Return the fields."""
+        return asdict(self)
+
+
+def estimate_ratio(numerator: Launches, denominator: Launches, *, confidence: float = 0.95) -> Interval:
     """Return mean(numerator) / mean(denominator) with its interval; both have a value above 0 for every turn.
 
     Raises ValueError as `estimate_mean`, and for arms whose turns do not pair.
@@ -47,10 +71,10 @@ def estimate_ratio(numerator: Launches, denominator: Launches, *, confidence: fl
     apart = [(one - value * other) / (value * _compute_mean(below)) for one, other in zip(above, below, strict=True)]
     half_width = _compute_half_width(apart, confidence)
     # On the logarithmic scale, where a ratio and its inverse are as sure as each other.
-    return Estimate(value=value, low=value * math.exp(-half_width), high=value * math.exp(half_width))
+    return Interval(value, value * math.exp(-half_width), value * math.exp(half_width))
 
 
-def estimate_mean(values: Launches, *, confidence: float = 0.95) -> Estimate:
+def estimate_mean(values: Launches, *, confidence: float = 0.95) -> Interval:
     """Return the mean of the launches' means with its interval, in the unit of the values.
 
     Raises ValueError for values that are not finite, a confidence outside 0..1, one launch of fewer than
@@ -59,7 +83,7 @@ def estimate_mean(values: Launches, *, confidence: float = 0.95) -> Estimate:
     found = _require_values(values, above_zero=False)
     mean = _compute_mean(found)
     half_width = _compute_half_width([one - mean for one in found], confidence)
-    return Estimate(value=mean, low=mean - half_width, high=mean + half_width)
+    return Interval(mean, mean - half_width, mean + half_width)
 
 
 def compute_autocorrelation(apart: Sequence[NDArray[np.float64]]) -> float:

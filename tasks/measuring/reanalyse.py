@@ -14,13 +14,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from tasks.measuring.account import make_estimate
 from tasks.measuring.blocks import Timed, Trials
 from tasks.measuring.headline import FEWEST_QUIET_TURNS, compute_launch_effect, compute_speedups
-from tasks.measuring.speed import select_seconds
+from tasks.measuring.intervals import Interval
 from tasks.process import wording
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks
-from tasks.records.measurement import Estimate, Measurement
+from tasks.records.measurement import Measurement
 from tasks.records.stage_file import damaged
 
 _OF_QUIET_TURNS = "Quiet enough to tell"
@@ -66,7 +67,7 @@ def _tabulate(
     trials = make_trials(arms)
     quiet = trials.select_quiet(most_share, fewest_of_launch=FEWEST_QUIET_TURNS)
     is_weak = published is not None and published.scaling == "weak"
-    of = select_seconds(is_weak=is_weak)
+    of = _compute_seconds_per_token if is_weak else _get_seconds
     names = [one.arm for one in arms]
     table = Table(
         title=f"{len(quiet.turns)} of {len(trials.turns)} turns in which others used at most "
@@ -108,6 +109,14 @@ def _make_timed(arm: str, block: BlockWork) -> Timed:
     )  # fmt: skip
 
 
+def _get_seconds(block: Timed) -> float:
+    return block.seconds
+
+
+def _compute_seconds_per_token(block: Timed) -> float:
+    return block.seconds * block.step_seconds.shape[1] / block.num_tokens
+
+
 def _compare(
     trials: Trials, first: str, other: str, of: Callable[[Timed], float], figure: Callable[[list[float]], float]
 ) -> str:
@@ -127,8 +136,8 @@ def _find_published(published: Measurement | None, name: str) -> str:
     return wording.WITHHELD if found is None else wording.format_ratio_with_interval(found)
 
 
-def _show(interval: Estimate | None) -> str:
-    return "too few turns" if interval is None else wording.format_ratio_with_interval(interval)
+def _show(interval: Interval | None) -> str:
+    return "too few turns" if interval is None else wording.format_ratio_with_interval(make_estimate(interval))
 
 
 def _parse_arguments() -> argparse.Namespace:

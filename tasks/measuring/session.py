@@ -16,7 +16,7 @@ from tasks.machine.host_checks import BYTES_PER_PARAMETER, GIB_PER_RANK
 from tasks.machine.host_facts import read_free_memory_bytes
 from tasks.machine.preflight import run_preflight
 from tasks.machine.usable_gpus import FIRST_WITH_BF16, parse_capability
-from tasks.measuring.account import compute_arm_speeds, compute_noise
+from tasks.measuring.account import compute_arm_speeds, compute_noise, make_estimate
 from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.blocks import Bench
@@ -106,9 +106,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         most_others_share=comparison.most_share,
         others_share=sum(known) / len(known) if known else None,
         gpu_slowed_share=_compute_slowed_share(headline),
-        alikeness=find_alikeness(
-            headline, [arm.name for arm in comparison.trained], select_seconds(is_weak=comparison.is_weak)
-        ),
+        alikeness=find_alikeness(headline, [arm.name for arm in comparison.trained], select_seconds(comparison)),
         seconds=time.perf_counter() - started,
         waterfalls=measured.waterfalls,
         prediction=more.prediction,
@@ -250,10 +248,9 @@ def _predict(
         is_16_bit=any(one != "none" for one in exchanged),
         sweeps_beyond_cells={} if has_several_machines else _sweep_beyond_cells(session, stop),
     )
+    speedups = {arm: make_estimate(interval) for arm, interval in measured.headline.intervals.items()}
     trials = select_quiet_turns(measured.beside, comparison.most_share) if comparison.spreading else None
-    return predict_cells(
-        probed, workers, measured.headline.intervals, trials, seed=comparison.seed, make_ready=bench.make_ready
-    )
+    return predict_cells(probed, workers, speedups, trials, seed=comparison.seed, make_ready=bench.make_ready)
 
 
 def _select_predicted(params: Params, cells: Sequence[Cell]) -> list[Cell]:

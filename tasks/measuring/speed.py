@@ -22,10 +22,10 @@ from tasks.measuring.arms import (
 from tasks.measuring.blocks import Bench, Timed, Trials
 from tasks.measuring.headline import Headline, measure_headline
 from tasks.measuring.interleaving import generate_turns
-from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
+from tasks.measuring.intervals import FEWEST_TURNS, Interval, estimate_ratio
 from tasks.measuring.waterfall import compute_waterfall
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
-from tasks.records.measurement import Estimate, Waterfall
+from tasks.records.measurement import Waterfall
 from tasks.strategies import find_profile
 
 _log = logging.getLogger(__name__)
@@ -110,9 +110,9 @@ class Measured:
     """The blocks of the speedups, and these."""
     beside: Trials
     """The blocks of the counterfactuals, and of the wrapped baseline beside the cells."""
-    over_wrapped: Mapping[str, Estimate]
+    over_wrapped: Mapping[str, Interval]
     """Name of the arm -> how many times as fast as the baseline in a DDP wrapper; empty where that was not run."""
-    of_wrapped: Mapping[str, Estimate]
+    of_wrapped: Mapping[str, Interval]
     """Name of the wrapped arm -> how many times as fast as the baseline it is; empty likewise."""
     waterfalls: list[Waterfall]
     """Of every cell that spreads an update."""
@@ -132,8 +132,7 @@ def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callabl
     _log.info("blocks of %d optimizer steps, the cells taking turns", bench.steps_per_block)
     headline = measure_headline(
         comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
-        most_share=comparison.most_share, of=select_seconds(is_weak=comparison.is_weak), seed=comparison.seed,
-        advance=advance,
+        most_share=comparison.most_share, of=select_seconds(comparison), seed=comparison.seed, advance=advance,
     )  # fmt: skip
     beside = _measure_counterfactuals(comparison, bench, advance)
     return Measured(
@@ -196,9 +195,9 @@ def _make_block_work(block: Timed, told: Mapping[str, Any]) -> BlockWork:
     )
 
 
-def select_seconds(*, is_weak: bool) -> Callable[[Timed], float]:
+def select_seconds(comparison: TimedComparison) -> Callable[[Timed], float]:
     """Return the seconds of a unit of work: in strong scaling all arms of a turn run the same rows, in weak not."""
-    return _compute_seconds_per_token if is_weak else _get_step_seconds
+    return _compute_seconds_per_token if comparison.is_weak else _get_step_seconds
 
 
 def _measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> Trials:
@@ -228,11 +227,11 @@ def select_quiet_turns(trials: Trials, most_share: float) -> Trials:
 
 def _compare_beside(
     comparison: TimedComparison, beside: Trials, against: Sequence[Arm], arms: Sequence[Arm]
-) -> dict[str, Estimate]:
+) -> dict[str, Interval]:
     """Return how many times as fast as the one arm the others are, beside the counterfactuals; nothing without it."""
     if not (against and arms and beside.blocks):
         return {}
-    quiet, of = select_quiet_turns(beside, comparison.most_share), select_seconds(is_weak=comparison.is_weak)
+    quiet, of = select_quiet_turns(beside, comparison.most_share), select_seconds(comparison)
     below = quiet.list_by_turn(against[0].name, of)
     return {arm.name: estimate_ratio([below], [quiet.list_by_turn(arm.name, of)]) for arm in arms}
 

@@ -46,7 +46,8 @@ def compute_waterfall(
     share = 1.0 if is_weak else 1 / ranks_ratio
 
     def estimate(statistic: Callable[[_Turns], np.ndarray]) -> Estimate:
-        return estimate_mean([statistic(figures).tolist()])
+        interval = estimate_mean([statistic(figures).tolist()])
+        return Estimate(value=interval.value, low=interval.low, high=interval.high)
 
     chain = _make_chain(share, has_copy=has_copy)
     found = [estimate(link.lost) for link in chain]

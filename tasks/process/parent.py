@@ -5,8 +5,8 @@ import signal
 import sys
 import threading
 import time
-
-import psutil
+from collections.abc import Iterator
+from pathlib import Path
 
 from training.process.lifeline import set_parent_death_signal
 
@@ -27,13 +27,20 @@ def end_with_parent() -> None:
     """
     set_parent_death_signal(signal.SIGTERM)
     starter = os.environ.get(STARTER)
-    if sys.platform == "linux" and starter and int(starter) not in (one.pid for one in psutil.Process().parents()):
+    if sys.platform == "linux" and starter and int(starter) not in _walk_ancestors():
         os.kill(os.getpid(), signal.SIGTERM)  # killed before we could ask to be told
     links = _list_watched_links()
     if sys.platform == "linux":
         del links[:1]  # a second SIGTERM would cut short what the first began
     if links:
         threading.Thread(target=_watch, args=(links,), name="end-with-parent", daemon=True).start()
+
+
+def _walk_ancestors() -> Iterator[int]:
+    parent = _find_parent(os.getpid())
+    while parent:
+        yield parent
+        parent = _find_parent(parent)
 
 
 def _list_watched_links() -> list[tuple[int, int]]:
@@ -77,22 +84,25 @@ def _has_terminal() -> bool:
 
 def _read_command(pid: int) -> str:
     try:
-        return psutil.Process(pid).name()
-    except psutil.Error:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
         return ""
 
 
 def _is_interactive(shell: int) -> bool:
     """Return True for a shell without `-c`: somebody types there, and its parent is not ours to watch."""
     try:
-        arguments = psutil.Process(shell).cmdline()
-    except psutil.Error:
+        arguments = Path(f"/proc/{shell}/cmdline").read_bytes().split(b"\0")
+    except OSError:
         return True
-    return not any(part.startswith("-") and "c" in part for part in arguments[1:3])
+    return not any(part.startswith(b"-") and b"c" in part for part in arguments[1:3])
 
 
 def _find_parent(pid: int) -> int | None:
+    if pid == os.getpid():
+        return os.getppid()
     try:
-        return psutil.Process(pid).ppid()
-    except psutil.Error:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
         return None
+    return int(stat.rpartition(")")[2].split()[1])

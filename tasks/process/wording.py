@@ -29,7 +29,8 @@ class Estimated(Protocol):
     def low(self) -> float: ...
     @property
     def high(self) -> float: ...
-    def contains(self, number: float, /) -> bool: ...
+    @property
+    def holds_one(self) -> bool: ...
 
 
 def replace_unit(text: str, unit: str) -> str:
@@ -79,7 +80,7 @@ def format_interval(estimate: Estimated) -> str:
     """
     for decimals in (2, 3, 4):
         low, high = (f"{end:.{decimals}f}" for end in (estimate.low, estimate.high))
-        if low != high and (float(low) <= 1 <= float(high)) == estimate.contains(1):
+        if low != high and (float(low) <= 1 <= float(high)) == estimate.holds_one:
             break
     return f"{low}x to {high}x"
 

@@ -4,7 +4,6 @@ Seconds are of one optimizer step, the slowest rank's, unless a name says otherw
 95 % interval unless it says otherwise.
 """
 
-import math
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -32,12 +31,13 @@ class Estimate(Record):
 
     @property
     def relative_half_width(self) -> float:
-        """Half the interval's length / the figure; infinite where that is 0."""
-        return abs((self.high - self.low) / 2 / self.value) if self.value else math.inf
+        """Half the interval's length / the figure."""
+        return (self.high - self.low) / 2 / abs(self.value)
 
-    def contains(self, number: float) -> bool:
-        """Return whether the interval contains the number, ends included; a ratio that may be 1 says nothing."""
-        return self.low <= number <= self.high
+    @property
+    def holds_one(self) -> bool:
+        """Whether the interval contains 1, so that a ratio says nothing."""
+        return self.low <= 1 <= self.high
 
 
 class NoiseFloor(Record):

@@ -98,7 +98,7 @@ def _make_change(
     assert pair[0] is not None
     assert pair[1] is not None
     verdict: Literal["faster", "slower", "no difference"] = "no difference"
-    if not ratio.contains(1):
+    if not ratio.holds_one:
         verdict = "faster" if ratio.value > 1 else "slower"
     return Change(
         cell=now.cell,

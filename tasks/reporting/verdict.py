@@ -61,7 +61,7 @@ def _describe_others(others: list[CellResults]) -> list[str]:
     for cell in others:
         measured = cell.measured_speedup
         doubt = f"{wording.format_interval(measured)}, " if measured else ""
-        same = ", no measurable difference" if measured and measured.contains(1) else ""
+        same = ", no measurable difference" if measured and measured.holds_one else ""
         figures.append(
             f"{cell.cell} {wording.format_ratio(cell.speedup)} "
             f"({doubt}{wording.format_percent(cell.parallel_efficiency)} of linear{same})"
@@ -131,7 +131,7 @@ def _describe_arm(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> s
     else:
         rates = [wording.format_three_digits(one.samples_per_second) for one in (arm, first)]
         times = f"{rates[0]} against {rates[1]} samples per second"
-    if speedup.contains(1):
+    if speedup.holds_one:
         answer = (
             f"No measurable difference between {arm.cell} and {first.cell} ({wording.format_ratio(speedup.value)}, "
         )

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tasks.params import Params
 from tasks.process.failure import ConfigurationError, DataError, ResourceError, exit_with_one_line
 from tasks.process.lock import lock_machine, lock_workspace
@@ -112,7 +110,7 @@ def _require_idle() -> None:
     except OSError:
         return
     for pid in at_work:
-        if psutil.pid_exists(int(pid)):  # of one that was killed, DVC's note stays
+        if Path(f"/proc/{pid}").exists():  # of one that was killed, DVC's note stays
             raise ResourceError(f"DVC, pid {pid}, runs a stage in this folder; wait for it, then run again")
 
 

@@ -198,7 +198,7 @@ def _tell_noise(measurement: Measurement) -> list[str]:
     if floor is None:
         return ["Noise floor: too few turns to hold a cell against itself."]
     low, high = f"{floor.ratio.low:.3f}x", f"{floor.ratio.high:.3f}x"
-    met = "contains 1, as it should" if floor.ratio.contains(1) else "does not contain 1, though nothing differed"
+    met = "contains 1, as it should" if floor.ratio.holds_one else "does not contain 1, though nothing differed"
     return [
         f"Noise floor: every cell against itself, {wording.format_plural(floor.num_pairs, 'pair')} of neighbouring "
         f"turns, came out as {floor.ratio.value:.3f}x ({low} to {high}): the interval {met}. The seconds of a block "

@@ -169,8 +169,8 @@ EXHIBITS = [
         "What is published is 1.36 times what was measured.",
         Mutation(
             _ACCOUNT,
-            "return intervals.get(arm.name)",
-            'return intervals[arm.name].model_copy(update={"value": 1.36 * intervals[arm.name].value}) '
+            "return make_estimate(intervals[arm.name]) if arm.name in intervals else None",
+            'return make_estimate(intervals[arm.name]).model_copy(update={"value": 1.36 * intervals[arm.name].value}) '
             "if arm.name in intervals else None",
         ),
         _TRAINING,
@@ -180,8 +180,8 @@ EXHIBITS = [
         "What is published is half of what was measured.",
         Mutation(
             _ACCOUNT,
-            "return intervals.get(arm.name)",
-            'return intervals[arm.name].model_copy(update={"value": 0.49 * intervals[arm.name].value}) '
+            "return make_estimate(intervals[arm.name]) if arm.name in intervals else None",
+            'return make_estimate(intervals[arm.name]).model_copy(update={"value": 0.49 * intervals[arm.name].value}) '
             "if arm.name in intervals else None",
         ),
         _TRAINING,
