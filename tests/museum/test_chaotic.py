@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def museum(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Museum:
     """The right comparison of 1 and 2 processes, and room for wrong ones beside it."""
-    size = Size(workload="image_classification", num_rows=(29, 13))
+    size = Size(workload="image_classification", num_rows=(45, 13))
     return Museum(
         tmp_path_factory.mktemp("chaotic"), project, size=size, certifies_all=True, num_attempts=1,
         twins_have_defects=False,
