@@ -12,7 +12,7 @@ from tasks.rehearsal.recorded import find_recorded_gib
 from tasks.rehearsal.speed import StepLoad
 from training.config import TrainingConfig
 from training.data.plan import SegmentPlan, make_segment_plan
-from training.probing.rehearsed_step import RehearsedStep, rehearse_step
+from training.rehearsal.rehearsed_step import RehearsedStep, rehearse_step
 from training.workloads import find_workload, open_training_rows
 
 _MOST_STEPS_LOOKED_AT = 50

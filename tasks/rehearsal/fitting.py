@@ -7,8 +7,8 @@ from typing import Any
 from tasks.machine.gpu_checks import GIB_PER_CONTEXT
 from tasks.rehearsal.cards import GIB, Card
 from training.config import TrainingConfig
-from training.probing.rehearsed_step import RehearsedStep
 from training.process.failure import UnfitModelError
+from training.rehearsal.rehearsed_step import RehearsedStep
 
 IN_PIECES = 0.05
 """Share by which what torch has reserved is above what is allocated, in whole pieces of memory."""

@@ -12,7 +12,7 @@ from tasks.rehearsal.cards import GIB, Card
 from tasks.rehearsal.cell import RehearsedCell
 from tasks.rehearsal.fitting import GIB_PER_CONTEXT, IN_PIECES
 from tasks.rehearsal.speed import ASSUMED, Range, model_speedup, model_tokens_per_second
-from training.probing.live_memory import KINDS
+from training.rehearsal.live_memory import KINDS
 
 LABEL = "modelled, not measured"
 

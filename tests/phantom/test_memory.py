@@ -16,7 +16,7 @@ from tests.phantom.counts import read_counts
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import facts_of, start_ranks
 from tests.true_models import MODELS, NUM_PARAMETERS, make_true_case
-from training.probing.rehearsed_step import rehearse_step
+from training.rehearsal.rehearsed_step import rehearse_step
 
 pytestmark = pytest.mark.slow
 

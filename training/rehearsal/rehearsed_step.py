@@ -15,10 +15,10 @@ from torch import Tensor
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
 from training.data.plan import make_micro_batch, make_segment_plan
-from training.probing.live_memory import ACTIVATIONS, COMMUNICATION, GRADIENTS, MOMENTS, LiveMemory, Work
-from training.probing.pretended_device import Capability, pretend_ranks
 from training.process.failure import UnfitModelError
 from training.process.heartbeat import StepSection
+from training.rehearsal.live_memory import ACTIVATIONS, COMMUNICATION, GRADIENTS, MOMENTS, LiveMemory, Work
+from training.rehearsal.pretended_device import Capability, pretend_ranks
 from training.strategies import find_strategy
 from training.workloads import Workload, find_workload, open_training_rows
 

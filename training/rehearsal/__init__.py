@@ -1,0 +1,1 @@
+"""A step rehearsed without its GPU: what `make rehearse` runs in place of ranks, and nobody else."""
