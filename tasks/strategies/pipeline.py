@@ -10,7 +10,7 @@ from typing import Any
 from tasks.process import wording
 from tasks.strategies import SEND, Bounds, Copies, Exchanged, Expected, Knob, Work
 
-_ALL_REDUCE = "all_reduce"
+_ALL_REDUCE, _BROADCAST = "all_reduce", "broadcast"
 _SCHEDULE = "schedule"
 _SCHEDULES = {
     "1f1b": "less memory than gpipe",
@@ -18,6 +18,8 @@ _SCHEDULES = {
     "interleaved": "two stages per rank: half the wait, more messages",
 }
 _BYTES_OF_A_SQUARE = 8
+_MOST_ROOM = 256
+"""Bytes between a parameter and the next one that are sent with it."""
 
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
@@ -31,6 +33,8 @@ def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> 
     replicas = options.get("replicas", 1)
     if replicas != int(replicas) or world_size % replicas:
         return f"options.replicas: got {replicas} with world_size {world_size}; allowed: a divisor of it"
+    if options.get("zero1") and replicas == 1:
+        return "options.zero1: got true with one replica, which has nobody to share with; allowed: replicas above 1"
     if unit == "image":
         return "strategy: got pipeline for images, whose models cannot be cut into stages; allowed: single, ddp, zero1"
     return None
@@ -49,14 +53,14 @@ def count_shares(world_size: int, options: Mapping[str, Any]) -> int:
 def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
     """Return one per replica: its stages hold one between them."""
     number = int(options.get("replicas", 1))
-    return Copies(number, number)
+    return Copies(number, 1 if options.get("zero1") else number)
 
 
 def compute_expected_traffic(work: Work) -> dict[str, Expected]:
     """Return messages per micro-batch and one per tied embedding and step, and one sum of squares per step.
 
     Of v stages the first rank sends the hidden states of all, and gradients from all but the first. With replicas each
-    rank's gradient is added up once.
+    rank's gradient is added up once, and with zero1 what each updated is sent once.
     """
     if work.world_size == 1:
         return {}
@@ -71,6 +75,11 @@ def compute_expected_traffic(work: Work) -> dict[str, Expected]:
             Bounds(steps + added, steps + added), Bounds(square_bytes + reduced[0], square_bytes + reduced[1])
         )
     }
+    if work.options.get("zero1") and replicas > 1:
+        room = _MOST_ROOM * int(work.exchange.get("num_parameters", 0))
+        expected[_BROADCAST] = Expected(
+            Bounds(steps, replicas * steps), Bounds(min(rank_bytes) * steps, (max(rank_bytes) + room) * steps)
+        )
     num_ranks = work.world_size // replicas
     if num_ranks > 1:
         per_micro_batch = 2 * (len(_list_stages(work)) // num_ranks) - 1

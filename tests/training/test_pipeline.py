@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
+from tasks.strategies import Work, find_profile
 from tests.tiny import make_config, make_slice, make_tiny_classifier, make_tiny_model, with_manifest
 from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
@@ -22,6 +23,15 @@ from training.workloads import find_workload, open_training_rows
 pytestmark = pytest.mark.slow
 
 _NUM_LAYERS = 4
+
+
+class Counted(NamedTuple):
+    """What a rank counted of one kind."""
+
+    number: int
+    num_bytes: int
+
+
 _NOT_CLIPPED = 1e9
 
 
@@ -85,22 +95,41 @@ def test_with_a_tied_embedding_the_bits_do_not_depend_on_the_number_of_stages(
     assert relative_l2(two, one) < 2e-6
 
 
-def test_two_replicas_of_two_stages_share_the_rows_and_hold_the_same_two_copies(
+def test_two_replicas_of_two_stages_share_the_rows_and_with_zero1_the_update_too(
     forked: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     model = make_tiny_model(tmp_path / "model")
     one = _train(forked, tmp_path / "one", model, slices, 1)
-    spread = _spread(4, options={"replicas": 2})
-    config = forked.train(make_config(tmp_path / "four", model, slices[:1], **spread))
-    assert relative_l2(weights_at_end(config), one) < 2e-6
-    facts = facts_of(config)
-    for copies in (facts["parameter_checksums"], facts["optimizer_checksums"]):
-        assert len(copies) == 2
-        assert len(set(copies)) == 1
-    assert (facts["num_samples"], facts["traffic"]["all_reduce"]["number"]) == (45, 2 * facts["num_steps"])
-    recorded = facts["recorded_exchanges"]
-    assert recorded["number"] == recorded["counted_number"] == 2 * facts["num_steps"]
-    assert recorded["num_bytes"] == recorded["counted_bytes"] == facts["traffic"]["all_reduce"]["num_bytes"]
+    checksums = []
+    for zero1 in (False, True):
+        spread = _spread(4, options={"replicas": 2, "zero1": zero1})
+        config = forked.train(make_config(tmp_path / f"zero1 {zero1}", model, slices[:1], **spread))
+        weights = weights_at_end(config)
+        assert relative_l2(weights, one) < 2e-6
+        facts = facts_of(config)
+        copies = facts["parameter_checksums"], facts["optimizer_checksums"]
+        assert [len(found) for found in copies] == [2, 1 if zero1 else 2]
+        assert all(len(set(found)) == 1 for found in copies)
+        checksums.append([found[0] for found in copies])
+        assert facts["num_samples"] == 45
+        profile, steps, rounds = find_profile("pipeline"), facts["num_steps"], 2 * facts["num_steps"]
+        assert profile is not None
+        work = Work(
+            world_size=4, num_steps=steps, num_rounds=(rounds, rounds), exchange=facts["exchange"],
+            gradient_bytes=4 * sum(part.numel() for part in {id(one): one for one in weights.values()}.values()),
+            options=config["options"],
+        )  # fmt: skip
+        counted = {kind: Counted(**one) for kind, one in facts["traffic"].items()}
+        assert profile.problem_with(counted, work) is None
+        expected = profile.compute_expected_traffic(work)
+        assert set(counted) == set(expected) == {"send", "all_reduce", *["broadcast"] * zero1}
+        for kind, (number, num_bytes) in counted.items():
+            assert expected[kind].number.has(number), kind
+            assert expected[kind].num_bytes.has(num_bytes), kind
+        recorded = facts["recorded_exchanges"]
+        assert recorded["number"] == recorded["counted_number"] == (4 if zero1 else 2) * steps
+        assert recorded["num_bytes"] == recorded["counted_bytes"]
+    assert checksums[0] == checksums[1]
 
 
 @pytest.mark.parametrize("changes", [

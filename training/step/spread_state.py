@@ -87,7 +87,7 @@ class SpreadState:
         parameters, optimizer = TensorDigest(), TensorDigest()
         for name in sorted(self._whole.parameters):
             parameters.add(name, self._gather(name, self._find_own(name)))
-        kept = {f"{key} of {name}": (name, key) for name, key in self._list_moments()}
+        kept = {f"{key} of {name}": (name, key, source) for (name, key), source in self._find_moments().items()}
         others = {"loss scale": self._replica.collect_moments()["loss scale"]}
         for title in sorted([*kept, *others]):
             optimizer.add(title, self._gather_moment(*kept[title]) if title in kept else others[title])
@@ -112,9 +112,9 @@ class SpreadState:
     def _collect_state(self) -> dict[str, Any] | None:
         kept: dict[int, dict[str, Tensor]] = {}
         places = {name: place for place, name in enumerate(self._whole.trained)}
-        moments = self._list_moments()
-        for name, key in moments:
-            tensor = self._gather_moment(name, key)
+        moments = self._find_moments()
+        for (name, key), source in moments.items():
+            tensor = self._gather_moment(name, key, source)
             if self._ranks.is_first:
                 kept.setdefault(places[name], {})[key] = tensor
         if not self._ranks.is_first:
@@ -161,27 +161,36 @@ class SpreadState:
         part = self._own.get(name)
         return None if part is None else part.detach()
 
-    def _list_moments(self) -> list[tuple[str, str]]:
-        """Return every (name, kind) that some rank has, in an order that is the same on all."""
-        state = self._replica.optimizer.state
+    def _find_moments(self) -> dict[tuple[str, str], int]:
+        """Return every (name, kind) that some rank has -> the first that has it, in an order that is the same on all.
+
+        Not each rank that has a parameter needs to update it.
+        """
+        state, found = self._replica.optimizer.state, dict[tuple[str, str], int]()
         mine = [[name, key] for name, part in self._own.items() for key in state.get(part, {})]
-        return sorted({(name, key) for name, key in chain.from_iterable(self._ranks.gather_json(mine))})
+        for rank, its in enumerate(self._ranks.gather_json(mine)):
+            for name, key in its:
+                found.setdefault((name, key), rank)
+        return dict(sorted(found.items()))
 
-    def _gather_moment(self, name: str, key: str) -> Tensor:
+    def _gather_moment(self, name: str, key: str, source: int) -> Tensor:
         part = self._own.get(name)
-        own = None if part is None else self._replica.optimizer.state[part][key].detach()
+        own = None if part is None else self._replica.optimizer.state.get(part, {}).get(key)
         # A count of steps is one number; all else is as large as its parameter.
-        return self._gather(name, own, shape=() if key == "step" else None)
+        shape = () if key == "step" else None
+        return self._gather(name, None if own is None else own.detach(), shape=shape, source=source)
 
-    def _gather(self, name: str, own: Tensor | None, *, shape: Sequence[int] | None = None) -> Tensor:
+    def _gather(
+        self, name: str, own: Tensor | None, *, shape: Sequence[int] | None = None, source: int | None = None
+    ) -> Tensor:
         """Return a tensor on the CPU: this rank's own, or that of the rank which others ask."""
         mine = None if own is None else own.cpu().contiguous()
         if self._ranks.world_size > 1:
-            like = self._whole.parameters[name]
-            is_source = self._sources[name] == self._ranks.rank
+            like, source = self._whole.parameters[name], self._sources[name] if source is None else source
+            is_source = source == self._ranks.rank
             sent = mine if is_source else torch.empty(like.shape if shape is None else shape, dtype=like.dtype)
             assert sent is not None, f"{name} is not on the rank that has it"
-            dist.broadcast(sent, src=self._sources[name])
+            dist.broadcast(sent, src=source)
             mine = sent if mine is None else mine
         assert mine is not None
         return mine

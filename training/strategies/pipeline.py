@@ -6,6 +6,7 @@ and every stage adds up its gradient with the same stage of the others.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,14 +24,16 @@ from training.step.shards import clip_part
 from training.step.spread_state import SpreadState, WholeModel
 from training.step.staged import ROW_DTYPE, Sent, StagedSteps, takes_micro_batches
 from training.step.strategy import Digests, Part, StepResult
-from training.step.traffic import ALL_REDUCE, SEND
+from training.step.traffic import ALL_REDUCE, BROADCAST, SEND
+from training.strategies.zero1 import Shares
 from training.workloads import Workload
 
-OPTIONS: dict[str, Any] = {"schedule": ("1f1b", "gpipe", "interleaved"), "replicas": 1}
+OPTIONS: dict[str, Any] = {"schedule": ("1f1b", "gpipe", "interleaved"), "replicas": 1, "zero1": False}
 """schedule: 1f1b: a stage goes backward through a micro-batch as soon as it can, and keeps at most as many of them in
 memory as there are stages; gpipe: first forward through all of a step's micro-batches, then backward; interleaved: each
 rank has two stages, one of the first and one of the second half of the model, which halves the wait for others.
-replicas: how many copies of the model there are, each on world_size / replicas ranks and with a share of the rows."""
+replicas: how many copies of the model there are, each on world_size / replicas ranks and with a share of the rows.
+zero1: whether of a stage each replica updates a share, and sends it to the others (training/strategies/zero1.py)."""
 
 _STAGES_PER_RANK = {"interleaved": 2}
 _TIMED_RUNS = 3
@@ -75,8 +78,11 @@ class Pipeline:
         self._stages = range(self._place, self._num_stages, self._num_ranks)
         self._sent = Sent()
         self._make_groups()
+        alike = replace(ranks, rank=self.data_rank, world_size=self.data_world_size, gradient_group=self._alike)
+        self._shares = Shares(alike) if options["zero1"] and self._alike is not None else None
+        more = {} if self._shares is None else {"deal": self._shares.deal}
         self._replica = Replica(
-            model, workload, config, ranks.device, shard=self._keep_stages,
+            model, workload, config, ranks.device, shard=self._keep_stages, **more,
             clip=self._clip if ranks.world_size > 1 else None,
         )  # fmt: skip
         self._own = {self._whole.tied.get(name, name): part for name, part in self.module.named_parameters()}
@@ -156,7 +162,13 @@ class Pipeline:
         self._add_replicas()
         self._add_shared()
         loss_sum, grad_norm = self._replica.step(learning_rate)
+        self._send_shares()
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.since(before))
+
+    def _send_shares(self) -> None:
+        """Have what this rank updated on the same ranks of all replicas, where it updates a share only."""
+        if self._shares is not None:
+            self._sent.add(BROADCAST, self._shares.send())
 
     def _add_replicas(self) -> None:
         """Have this rank's gradient added up with those of the same stages of other replicas, all at once."""
@@ -207,6 +219,7 @@ class Pipeline:
             self._steps.run(micro_batches[:1] * max(self._steps.count_in_memory(number), 1), weight=0.0)
             self._add_replicas()
             self._add_shared()
+            self._send_shares()
             self._replica.forget_gradient()
 
     def may_overflow(self) -> bool:
@@ -238,6 +251,8 @@ class Pipeline:
             every, size = self._ranks.gather_text(one), self._num_ranks
             copies = [dict.fromkeys(every[start : start + size]) for start in range(0, len(every), size)]
             found.append([text for copy in copies for text in copy])
+        if self._shares is not None:
+            found[-1] = list(dict.fromkeys(found[-1]))
         return Digests(*found)
 
     def snapshot(self) -> Iterator[Part]:

@@ -173,6 +173,11 @@ def test_two_stages_per_rank_send_three_times_and_replicas_add_up_their_gradient
     expected = pipeline.compute_expected_traffic(_work_of_stages(**spread))
     assert expected["all_reduce"] == ((4, 4), (2 * (7 * 8 + 60), 2 * (7 * 8 + 80)))
     assert expected["send"].number == (8, 8)
+    shared = {"world_size": 4, "options": {"replicas": 2, "zero1": True}}
+    updated = pipeline.compute_expected_traffic(_work_of_stages(**shared))["broadcast"]
+    assert updated == ((2, 4), (2 * 60, 2 * (80 + 7 * 256)))
+    assert pipeline.count_copies(4, shared["options"]) == (2, 1)
+    assert "options.zero1" in str(pipeline.explain_unfit({"zero1": True}, world_size=2, unit="token"))
     assert pipeline.count_shares(4, spread["options"]) == 2
     assert pipeline.count_copies(4, spread["options"]) == (2, 2)
 
