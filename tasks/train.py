@@ -265,7 +265,7 @@ def _assemble(run: CellTraining, output: Path) -> None:
         backend=read_segment(output / last.folder).backend,
         train=run.params.train.model_dump(),
         workload=run.params.workload,
-        segments=[SegmentEntry(**part.model_dump(exclude={"num_steps"})) for part in run.segments],
+        segments=[SegmentEntry(**part.model_dump(exclude={"num_steps", "span"})) for part in run.segments],
         final_checkpoint=f"{last.folder}/{run.params.model.name}_{last.range}-epoch-{last.epoch}.pt",
     ).write(output)
 
