@@ -41,6 +41,7 @@ def clean_size(index: int, *, workload: str = "causal_lm", precision: str | None
             ("seq_len", draw.choice([24, 64])),
             ("log_every_steps", draw.choice([1, 4])),
             ("checkpoint_every_steps", draw.choice([0, 3])),
+            ("schedule_span", draw.choice(["segment", "run"])),
         ),
     )
 
