@@ -10,6 +10,7 @@ from tasks.rehearsal.fitting import Fit, find_remedies, judge_fit
 from tasks.rehearsal.inputs import Inputs
 from tasks.rehearsal.recorded import find_recorded_gib
 from tasks.rehearsal.speed import StepLoad
+from tasks.strategies import count_shares
 from training.config import TrainingConfig
 from training.data.plan import SegmentPlan, make_segment_plan
 from training.rehearsal.rehearsed_step import RehearsedStep, rehearse_step
@@ -40,7 +41,10 @@ def rehearse_cell(name: str, params: Params, inputs: Inputs, *, card: Card, num_
     config = inputs.make_config(params, name)
 
     def rehearse(changed: TrainingConfig) -> RehearsedStep:
-        return rehearse_step(changed, capability=card.capability)
+        # Where ranks have rows of their own all have the same parts of the model, or the first has most.
+        ranks = range(1 if _has_rows_of_its_own(changed) else changed.world_size)
+        found = (rehearse_step(changed, rank=rank, capability=card.capability) for rank in ranks)
+        return max(found, key=lambda step: step.total_bytes)
 
     step = rehearse(config)
     fit = judge_fit(step, card)
@@ -55,6 +59,10 @@ def rehearse_cell(name: str, params: Params, inputs: Inputs, *, card: Card, num_
         load=_weigh(config, step),
         recorded_gib=find_recorded_gib(config, card),
     )
+
+
+def _has_rows_of_its_own(config: TrainingConfig) -> bool:
+    return count_shares(config.strategy, config.world_size, config.options) == config.world_size
 
 
 def _weigh(config: TrainingConfig, step: RehearsedStep) -> StepLoad:
@@ -75,6 +83,7 @@ def _weigh(config: TrainingConfig, step: RehearsedStep) -> StepLoad:
         num_updated=step.num_parameters / shares,
         world_size=config.world_size,
         precision=config.precision,
+        is_modelled=_has_rows_of_its_own(config),
     )
 
 

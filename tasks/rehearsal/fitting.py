@@ -6,6 +6,7 @@ from typing import Any
 
 from tasks.machine.gpu_checks import GIB_PER_CONTEXT
 from tasks.rehearsal.cards import GIB, Card
+from tasks.strategies import count_shares
 from training.config import TrainingConfig
 from training.process.failure import UnfitModelError
 from training.rehearsal.rehearsed_step import RehearsedStep
@@ -66,7 +67,8 @@ def _find_combination(config: TrainingConfig, card: Card, rehearse: Rehearse) ->
 
 def _list_changes(config: TrainingConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield changes that leave the work as it is, in the order in which they cost least."""
-    size, per_rank = config.micro_batch_size, config.global_batch_size // config.world_size
+    shares = count_shares(config.strategy, config.world_size, config.options)
+    size, per_rank = config.micro_batch_size, config.global_batch_size // shares
     while (size := next((part for part in range(size // 2, 0, -1) if per_rank % part == 0), 0)) > 0:
         yield f"train.micro_batch_size: {size}", {"micro_batch_size": size}
     if config.activation_checkpointing == "none":
@@ -74,5 +76,5 @@ def _list_changes(config: TrainingConfig) -> Iterator[tuple[str, dict[str, Any]]
     if config.world_size > 1 and not config.exact and config.precision != "fp16":
         for strategy in ("zero1", "fsdp2"):
             if strategy != config.strategy:
-                options = {} if strategy == "fsdp2" or config.strategy == "fsdp2" else config.options
+                options = config.options if {strategy, config.strategy} <= {"ddp", "zero1"} else {}
                 yield f"strategy {strategy}: in this cell", {"strategy": strategy, "options": options}

@@ -47,6 +47,8 @@ class StepLoad:
     """Parameters that the rank updates."""
     world_size: int
     precision: str
+    is_modelled: bool
+    """Whether ranks work on rows of their own: how long stages of a pipeline wait for each other is not modelled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,7 @@ def model_speedup(load: StepLoad, baseline: StepLoad, card: Card) -> Range | Non
 def _list_step_seconds(load: StepLoad, card: Card) -> list[float] | None:
     """Return the seconds of a step with each pair of efficiencies, of the card and of the link."""
     tflops = card.find_tflops(load.precision)
-    if tflops is None or (load.world_size > 1 and card.link_gb_per_second is None):
+    if not load.is_modelled or tflops is None or (load.world_size > 1 and card.link_gb_per_second is None):
         return None
     found = []
     for product, stream, launch in zip(PRODUCTS, BANDWIDTH, LAUNCH_SECONDS, strict=True):

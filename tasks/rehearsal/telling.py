@@ -72,6 +72,8 @@ def _describe_fit(cell: RehearsedCell) -> Sequence[str]:
 
 def _describe_speed(cell: RehearsedCell, baseline: RehearsedCell, params: Params, card: Card) -> Sequence[str]:
     speed, unit = model_tokens_per_second(cell.load, card), read_unit(params.workload)
+    if not cell.load.is_modelled:
+        return ["How fast is not said: how long its stages wait for each other is not modelled."]
     if speed is None:
         return [f"How fast is not said: the card's peak at {cell.config.precision} or its link is not known."]
     said = [f"{_format_range(speed)} {unit}s per second"]

@@ -78,7 +78,8 @@ class LiveMemory(TorchDispatchMode):
     def name_weights(self, weights: Iterable[Tensor]) -> None:
         """Say which the weights are: what has their shape later is a copy or a gradient of one.
 
-        All else that is there by now is moments if it has their shape, and memory to exchange gradients in if not.
+        All else that is there by now is moments if it has their shape, and memory to exchange gradients in if not. What
+        there was before is forgotten: a model is built, and cut or sharded, on the host.
         """
         found = list(weights)
         shapes = {_get_own(part).shape for part in found}
@@ -86,6 +87,7 @@ class LiveMemory(TorchDispatchMode):
             self._rename(block, MOMENTS if block.shape in shapes else COMMUNICATION)
         self.name(found, WEIGHTS)
         self._shapes = {shape for shape in shapes if len(shape) >= 2}
+        self._most, self.peak = sum(self.now.values()), Counter(self.now)
 
     def __enter__(self) -> "LiveMemory":
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
@@ -183,7 +185,7 @@ class _Block:
 
 def _is_on_device(value: Any) -> bool:
     # All that has no memory here would have some there; what is real is of the host.
-    return isinstance(value, FakeTensor)
+    return isinstance(value, FakeTensor) and value.device.type != "meta"
 
 
 def _is_written(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:

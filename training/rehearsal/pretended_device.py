@@ -40,20 +40,20 @@ _IN_FP32 = ("layer_norm", "group_norm", "pow.Tensor_Scalar", "pow.Tensor_Tensor"
 
 
 @contextlib.contextmanager
-def pretend_ranks(world_size: int, *, capability: Capability) -> Iterator[tuple[Ranks, FakeTensorMode]]:
-    """Be rank 0 of so many, each with such a GPU, while inside; yield them, and what makes tensors without memory."""
+def pretend_ranks(world_size: int, *, rank: int = 0, capability: Capability) -> Iterator[tuple[Ranks, FakeTensorMode]]:
+    """Be this rank of so many, each with such a GPU, while inside; yield it, and what makes tensors without memory."""
     with contextlib.ExitStack() as stack:
         for owner, name, value in _list_replacements(capability):
             stack.enter_context(_replace(owner, name, value))
         stack.enter_context(_cast_as_on_gpu())
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
         stack.callback(dist.destroy_process_group)
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         group: Any = dist.group.WORLD
         device = torch.device("cpu")
-        yield Ranks(rank=0, world_size=world_size, device=device, backend="nccl", gradient_group=group), fake
+        yield Ranks(rank=rank, world_size=world_size, device=device, backend="fake", gradient_group=group), fake
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ micro-batches, the gradient of another.
 """
 
 import dataclasses
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,8 @@ class RehearsedStep:
         return sum(self.peak_bytes.values())
 
 
-def rehearse_step(config: TrainingConfig, *, capability: Capability) -> RehearsedStep:
-    """Return what a step of rank 0 takes, on a device of that capability.
+def rehearse_step(config: TrainingConfig, *, capability: Capability, rank: int = 0) -> RehearsedStep:
+    """Return what a step of the rank takes, on a device of that capability.
 
     Only config.json of the model is read. Compiled layers are rehearsed as those that are not. Raises what building
     the strategy raises.
@@ -53,11 +54,13 @@ def rehearse_step(config: TrainingConfig, *, capability: Capability) -> Rehearse
     config = dataclasses.replace(config, compile=False)
     _try_outline(workload, config.model_dir)
     memory = LiveMemory()
-    with pretend_ranks(config.world_size, capability=capability) as (ranks, fake), memory:
+    with pretend_ranks(config.world_size, rank=rank, capability=capability) as (ranks, fake), memory:
         model = workload.outline_model(config.model_dir)
         num_parameters = sum(part.numel() for part in model.parameters() if part.requires_grad)
         memory.head_width = _find_head_width(model)
         strategy = find_strategy(config.strategy).build(model, workload, config, ranks)
+        # Layers of other stages are held by circles of references.
+        gc.collect()
         memory.name_weights([*strategy.module.parameters(), *strategy.module.buffers()])
         for part in strategy.module.parameters():
             part.register_post_accumulate_grad_hook(_make_grad_hook(memory))

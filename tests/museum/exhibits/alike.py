@@ -33,7 +33,7 @@ EXHIBITS = [
         key="schedule stops half-way in every cell",
         defect="The learning rate falls to a half of its peak and not to nothing, in all cells.",
         claim=KNOWN_MISTAKE,
-        mutation=Mutation(_SCHEDULE, "return peak * (1 - done)", "return peak * (1 - done / 2)"),
+        mutation=Mutation(_SCHEDULE, "left = 1 - done", "left = 1 - done / 2"),
         caught_by="Steps are those asked for",
     ),
     Exhibit(

@@ -23,7 +23,7 @@ def _load(**changes: Any) -> StepLoad:
     )
     told: dict[str, Any] = {
         "work": work, "positions_rehearsed": 1000, "positions": 2000.0, "num_micro_batches": 2.0, "tokens": 1800.0,
-        "num_updated": 0.0, "world_size": 1, "precision": "bf16",
+        "num_updated": 0.0, "world_size": 1, "precision": "bf16", "is_modelled": True,
     }  # fmt: skip
     return StepLoad(**told | changes)
 
@@ -35,6 +35,12 @@ def test_a_micro_batch_takes_its_arithmetic_or_its_memory_at_the_assumed_shares_
     assert found is not None
     assert found.high == pytest.approx(1800 / (2 * fast))
     assert found.low == pytest.approx(1800 / (2 * slow))
+
+
+def test_of_stages_that_wait_for_each_other_no_speed_is_told() -> None:
+    assert model_tokens_per_second(_load(is_modelled=False), _CARD) is None
+    assert model_speedup(_load(is_modelled=False), _load(), _CARD) is None
+    assert model_speedup(_load(), _load(is_modelled=False), _CARD) is None
 
 
 def test_an_update_moves_44_bytes_per_parameter() -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.gpu.steps import read_told
-from tests.tiny import make_config, make_slice, make_tiny_workload
+from tests.tiny import make_config, make_slice, make_tiny_model, make_tiny_workload
 from training.process.failure import UnfitModelError
 from training.process.files import write_json
 from training.rehearsal.live_memory import KINDS
@@ -56,6 +56,24 @@ def test_weights_moments_and_exchange_of_a_rank_are_those_of_its_strategy(
         assert step.work.exchanged[kind] == pytest.approx(times * num_bytes, rel=0.1), kind
     # Alone there is no more than a sum of losses.
     assert (step.peak_bytes["communication"] > 4 * _ROUNDED) == (world_size > 1)
+
+
+def test_each_stage_of_a_pipeline_is_rehearsed_with_its_layers_and_the_last_has_the_logits(tmp_path: Path) -> None:
+    # No other width is that of the vocabulary.
+    model = make_tiny_model(tmp_path / "model", vocab_size=200, hidden_size=32, num_layers=4)
+    slices = [make_slice(tmp_path / "slice", vocab_size=200)]
+    told = make_config(
+        tmp_path / "work", model, slices, device="cuda", precision="bf16", strategy="pipeline", world_size=2
+    )
+    config = read_told(told, tmp_path)
+    first, last = (rehearse_step(config, rank=rank, capability=AMPERE) for rank in range(2))
+    assert last.peak_bytes["logits"] > 0 == first.peak_bytes["logits"]
+    whole = _rehearse_again(tmp_path, model, slices).peak_bytes["moments"]
+    # The embedding is tied, so that both have it.
+    tied = 2 * 4 * 200 * 32
+    mine, its = (step.peak_bytes["moments"] for step in (first, last))
+    assert mine + its == pytest.approx(whole + tied, rel=0.05)
+    assert max(mine, its) < 0.75 * whole
 
 
 def test_all_is_counted_once_and_in_the_pieces_of_the_allocator(tmp_path: Path) -> None:
