@@ -13,11 +13,15 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SLOT_BYTES = 1 << 20, MOST_RANKS = NUM_DEVICES };
+enum { SLOT_BYTES = 1 << 20, RING_BYTES = 1 << 18, MOST_RANKS = NUM_DEVICES };
 
 struct call { char name[16]; size_t count; int type, op, root; };
 
+// What one rank has sent to another, which has read less of it. Offsets only grow.
+struct ring { atomic_size_t written, read; char bytes[RING_BYTES]; };
+
 struct meeting {
+    struct ring rings[MOST_RANKS][MOST_RANKS];
     atomic_int is_ready;
     pthread_barrier_t barrier;
     struct call calls[MOST_RANKS];
@@ -182,4 +186,35 @@ ncclResult_t ncclBroadcast(const void *from, void *to, size_t count, ncclDataTyp
 }
 ncclResult_t ncclBcast(void *data, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
     return ncclBroadcast(data, data, count, type, root, comm, stream);
+}
+
+// A message waits for nobody while it fits beside those that were not read yet; NCCL's would not on the host either.
+static void pass_on(struct ring *ring, const char *from, char *to, size_t bytes) {
+    while (bytes) {
+        size_t written = atomic_load(&ring->written), read = atomic_load(&ring->read);
+        size_t offset = (from ? written : read) % RING_BYTES, there = from ? RING_BYTES - (written - read) : written - read;
+        size_t some = there < RING_BYTES - offset ? there : RING_BYTES - offset;
+        if (some > bytes) some = bytes;
+        if (!some) { usleep(20); continue; }
+        if (from) {
+            memcpy(ring->bytes + offset, from, some), from += some;
+            atomic_store(&ring->written, written + some);
+        } else {
+            memcpy(to, ring->bytes + offset, some), to += some;
+            atomic_store(&ring->read, read + some);
+        }
+        bytes -= some;
+    }
+}
+ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+    (void)stream;
+    phantom_touch(comm->device);
+    pass_on(&comm->meeting->rings[comm->rank][peer], from, 0, count * size_of(type));
+    return ncclSuccess;
+}
+ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+    (void)stream;
+    phantom_touch(comm->device);
+    pass_on(&comm->meeting->rings[peer][comm->rank], 0, to, count * size_of(type));
+    return ncclSuccess;
 }
