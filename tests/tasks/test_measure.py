@@ -37,7 +37,7 @@ WRONG = {
     "moments forgotten after every update": Mutation(
         REPLICA, "self._scaler.update()", "self._scaler.update(); self._optimizer.state.clear()"
     ),
-    "no weight decay": Mutation(REPLICA, "(config.weight_decay, [", "(0.0, ["),
+    "no weight decay": Mutation("training/step/optimizer.py", "(config.weight_decay, [", "(0.0, ["),
 }
 RIGHT = {
     "needless exchanges": Mutation(
