@@ -50,7 +50,7 @@ class PlannedSegment(SegmentEntry):
 
     num_steps: int
     """Optimizer steps in it."""
-    span: ScheduleSpan
+    span: ScheduleSpan = ScheduleSpan(0, 0)
     """Its place in the learning rate's schedule."""
 
 

@@ -148,7 +148,9 @@ def outline_model(model_dir: Path) -> nn.Module:
         from transformers import AutoConfig, AutoModelForSequenceClassification
 
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
-        model: Any = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        model: Any = AutoModelForSequenceClassification.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     whole: nn.Module = model
