@@ -243,7 +243,8 @@ def _train(run: CellTraining, config: TrainingConfig, follower: Any, *, total_st
 
         with stop_on_signals() as stop:
             run_within_memory(
-                config, launcher=run.params.cells[run.cell].launcher, stop=stop, follow=follow,
+                config, num_shares=run.params.count_shares(run.cell),
+                launcher=run.params.cells[run.cell].launcher, stop=stop, follow=follow,
                 watchdog_seconds=run.params.train.watchdog_seconds, nodes=find_nodes(run.cell, run.params),
             )  # fmt: skip
 

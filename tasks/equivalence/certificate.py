@@ -36,6 +36,7 @@ from tasks.ranks.cell_ranks import run_ranks
 from tasks.ranks.launchers import Nodes
 from tasks.ranks.memory import name_out_of_memory, try_within_memory
 from tasks.records.certificate import CertifiedFile, OfEach
+from tasks.strategies import count_shares
 from training.config import TrainingConfig
 
 _log = logging.getLogger(__name__)
@@ -104,7 +105,8 @@ def certify(subject: Subject) -> CertifiedFile:
                 on_update = partial(_advance_or_stop, subject, advance)
                 return told, refusal, *compare_with_one_process(told, on_update=on_update)
 
-        told, refusal, updates, problems = try_within_memory(config, attempt)
+        num_shares = count_shares(config.strategy, config.world_size, config.options)
+        told, refusal, updates, problems = try_within_memory(config, attempt, num_shares=num_shares)
     packed = _compare_packed_kernels(subject, told)
     verdict, problem = judge(
         updates, [refusal] if refusal else problems, exchange=get_exchange_dtype(config), packed=packed

@@ -73,7 +73,8 @@ def train_twins(
 
 
 def _list_runs(baseline: TrainingConfig, others: Mapping[str, TrainingConfig]) -> list[_Run]:
-    from tasks.equivalence.reference.update import make_rank_order, shuffle_with_seed
+    from tasks.equivalence.orders import make_rank_order
+    from tasks.equivalence.reference.update import shuffle_with_seed
 
     runs = [_Run(name=f"as {baseline.cell} adds", config=baseline, order=make_rank_order(baseline))]
     seen = {_make_order_key(baseline)}

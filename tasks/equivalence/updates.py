@@ -114,7 +114,8 @@ def _compare_gradient(
     config: TrainingConfig, process: "OneProcess", found: dict[str, "Tensor"], number: int
 ) -> tuple[Compared | None, str | None]:
     """Return the ranks' gradient against the one process's at the same weights, and why there is no such comparison."""
-    from tasks.equivalence.reference.update import is_all_finite, make_other_orders, make_rank_order
+    from tasks.equivalence.orders import make_other_orders, make_rank_order
+    from tasks.equivalence.reference.update import is_all_finite
 
     orders = make_other_orders(config)
     assert len(orders) == NUM_ORDERS

@@ -254,16 +254,16 @@ class Params(Section):
 
     def grad_accum_steps(self, cell: str) -> int:
         """Return the number of micro-batches that each rank of the cell adds up for one full optimizer step."""
-        per_forward = self._count_shares(cell) * self.train.micro_batch_size
+        per_forward = self.count_shares(cell) * self.train.micro_batch_size
         return self.train.global_batch_size // per_forward
 
-    def _count_shares(self, cell: str) -> int:
+    def count_shares(self, cell: str) -> int:
         """Return into how many shares the cell deals the micro-batches of a step."""
         spread = self.cells[cell]
         return count_shares(spread.strategy, spread.world_size, spread.options)
 
     def _require_even_split(self, cell: str) -> None:
-        train, shares = self.train, self._count_shares(cell)
+        train, shares = self.train, self.count_shares(cell)
         per_forward = shares * train.micro_batch_size
         if train.global_batch_size % per_forward:
             below = train.global_batch_size // per_forward * per_forward

@@ -8,7 +8,7 @@ from tasks.params.section import Finite, Section
 
 NOT_FOR_RANKS = frozenset({"epochs", "schedule_span", "watchdog_seconds", "emulated_bf16"})
 """Keys that the ranks are not told; of a schedule they are told where in it each segment stands."""
-NOT_CONTENT = NOT_FOR_RANKS | {"log_every_steps", "checkpoint_every_steps"}
+NOT_CONTENT = NOT_FOR_RANKS - {"schedule_span"} | {"log_every_steps", "checkpoint_every_steps"}
 """Keys that no segment's content depends on: how far the run goes, when it logs or saves, what is called a hang, and
 what is refused."""
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from tasks.process.failure import OutOfMemoryError, StageError
 from tasks.ranks.cell_ranks import run_ranks
-from tasks.strategies import count_shares
 from training.config import TrainingConfig
 from training.process.failure import is_out_of_memory
 from training.process.redaction import redact, shorten
@@ -24,26 +23,26 @@ _MAX_REASON_CHARACTERS = 300
 Found = TypeVar("Found")
 
 
-def run_within_memory(config: TrainingConfig, **options: Any) -> None:
+def run_within_memory(config: TrainingConfig, *, num_shares: int, **options: Any) -> None:
     """Run the ranks as `run_ranks` does; where one is out of memory all start again with half the micro-batch.
 
     They go on from the last checkpoint; see try_within_memory.
     """
-    try_within_memory(config, lambda told: run_ranks(told, **options))
+    try_within_memory(config, lambda told: run_ranks(told, **options), num_shares=num_shares)
 
 
-def try_within_memory(config: TrainingConfig, attempt: Callable[[TrainingConfig], Found]) -> Found:
+def try_within_memory(config: TrainingConfig, attempt: Callable[[TrainingConfig], Found], *, num_shares: int) -> Found:
     """Return what `attempt` gives for this config of ranks; where it is out of memory with half the micro-batch.
 
     A step's samples, tokens and learning rate stay what they were; its sum has other parts, so that weights differ by
     rounding. At most three times; OutOfMemoryError (exit code 4) after that, and at once in exact mode, whose bits
-    depend on the micro-batch.
+    depend on the micro-batch. `num_shares`: into how many a step's samples are dealt.
     """
     for _ in range(_MOST_HALVINGS):
         try:
             return attempt(config)
         except OutOfMemoryError as error:
-            config = _halve_micro_batch(config, error)
+            config = _halve_micro_batch(config, error, num_shares=num_shares)
     return attempt(config)
 
 
@@ -74,10 +73,9 @@ def _empty_device_cache() -> None:
         torch.cuda.empty_cache()
 
 
-def _halve_micro_batch(config: TrainingConfig, error: OutOfMemoryError) -> TrainingConfig:
+def _halve_micro_batch(config: TrainingConfig, error: OutOfMemoryError, *, num_shares: int) -> TrainingConfig:
     """Return the config with at most half the micro-batch; raises OutOfMemoryError where there is none."""
-    shares = count_shares(config.strategy, config.world_size, config.options)
-    size, per_rank = config.micro_batch_size, config.global_batch_size // shares
+    size, per_rank = config.micro_batch_size, config.global_batch_size // num_shares
     if config.exact:
         raise OutOfMemoryError(
             f"{error}; with exact: true the weights depend on micro_batch_size={size} to the bit, so that it was not "

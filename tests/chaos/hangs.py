@@ -109,8 +109,8 @@ def hang_trial(folder: Path, config: dict[str, Any], trial: HangTrial, *, watchd
 
     try:
         run_within_memory(
-            parse_config({**config, "work_dir": str(work)}), launcher="forked", stop=threading.Event(), follow=follow,
-            watchdog_seconds=watchdog_seconds,
+            parse_config({**config, "work_dir": str(work)}), num_shares=2, launcher="forked",
+            stop=threading.Event(), follow=follow, watchdog_seconds=watchdog_seconds,
         )  # fmt: skip
     except StageError as error:
         said = _SAID.search(str(error))

@@ -26,11 +26,14 @@ RUN_ELSEWHERE = {
     "prefect deployment run ddp-compare": "tests/integration/test_prefect_serve.py types it",
     "prefect deployment run rebench": "tests/integration/test_prefect_serve.py types it",
     "make rebench": "tests/integration/test_rebench.py runs its command",
+    'make rehearse GPU="4x 48GB,864GB/s,181TFLOP/s"': "tests/tasks/rehearsal/test_command.py runs one such",
+    'make rehearse GPU="2x 48GB,864GB/s,181TFLOP/s,link 32GB/s"': "tests/tasks/rehearsal/test_cards.py reads it",
 }
 COMMANDS_RUN_BELOW = [
     "make compare",
     "make use PRESET=embedded",
     "make params",
+    'make rehearse GPU="2x H100-80"',
     "make use PRESET=qwen2-arxiv",
     "make use PRESET=imdb",
     "make use PRESET=resnet18-imagefolder",
@@ -97,6 +100,9 @@ def test_the_commands_of_the_pages_do_what_they_say(with_make: Workspace) -> Non
     assert re.search(r"train\.learning_rate\s+0\.002\s+0\.003", run("dvc", "params", "diff").stdout)
     assert "yours was saved" in run("make", "use", "PRESET=embedded").stdout
     assert "is valid" in run("make", "params").stdout
+    said = run("make", "rehearse", "GPU=2x H100-80").stdout
+    assert "1proc fits." in said
+    assert "2proc fits." in said
     for preset in ("qwen2-arxiv", "imdb", "resnet18-imagefolder"):
         run("make", "use", f"PRESET={preset}")
         assert f"name: {preset}" in (with_make.folder / "params.yaml").read_text()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tasks.equivalence.reference.update import OneProcess, make_other_orders, make_rank_order
+from tasks.equivalence.orders import make_other_orders, make_rank_order
+from tasks.equivalence.reference.update import OneProcess
 from tests.tiny import make_config, make_tiny_model
 from tests.training.conftest import facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.equivalence.orders import make_rank_order
 from tasks.equivalence.reference import image_classification as reference
-from tasks.equivalence.reference.update import OneProcess, make_rank_order
+from tasks.equivalence.reference.update import OneProcess
 from tests.images import make_image_model, make_image_slice
 from tests.tiny import make_config
 from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end

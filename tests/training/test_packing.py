@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.equivalence.reference.update import OneProcess, make_rank_order
+from tasks.equivalence.orders import make_rank_order
+from tasks.equivalence.reference.update import OneProcess
 from tests.ledgers import read_ledger
 from tests.tiny import make_config, make_slice, make_tiny_model, write_slice
 from tests.training.conftest import events_in, facts_of, parsed, relative_l2, weights_at_end

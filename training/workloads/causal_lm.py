@@ -75,7 +75,7 @@ def outline_model(model_dir: Path) -> nn.Module:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         config.use_cache = False
         model: nn.Module = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
+            config, dtype=torch.float32, trust_remote_code=False, attn_implementation="sdpa"
         )
     return model
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tasks.equivalence.reference import find_reference
 from tasks.process.failure import DivergedError
-from tasks.strategies import count_shares
 from training.config import TrainingConfig
 from training.data.batches import IGNORED_LABEL, MicroBatch
 from training.data.plan import SegmentPlan, StepPlan, make_micro_batch, make_segment_plan
@@ -61,31 +60,6 @@ Part = list[Tensor | None]
 """Of one micro-batch, or of several: the gradient of every parameter."""
 
 
-def make_rank_order(config: TrainingConfig) -> Order:
-    """Return the order of the config's ranks: each adds up its share, then the shares are added, in rank order.
-
-    In exact mode there is one sum only. Each micro-batch is in the order exactly once, whatever the plan deals out.
-    """
-
-    num_shares = count_shares(config.strategy, config.world_size, config.options)
-
-    def order(step: StepPlan, number: int) -> list[list[int]]:
-        if config.exact:
-            return order_as_one_rank(step, number)
-        left = set(range(len(step.micro_batches)))
-        groups: list[list[int]] = []
-        for share in range(num_shares):
-            groups.append([])
-            for index in step.select_for_rank(share, num_shares):
-                if index in left:
-                    left.remove(index)
-                    groups[-1].append(index)
-        groups[-1] += sorted(left)
-        return [group for group in groups if group]
-
-    return order
-
-
 def order_as_one_rank(step: StepPlan, number: int) -> list[list[int]]:
     """Return one sum over all micro-batches from the last to the first, as one rank alone runs them."""
     return [list(reversed(range(len(step.micro_batches))))]
@@ -99,23 +73,6 @@ def shuffle(step: StepPlan, number: int) -> list[list[int]]:
 def shuffle_with_seed(seed: int, step: StepPlan, number: int) -> list[list[int]]:
     """Return the same for this seed."""
     return [np.random.default_rng([seed, number]).permutation(len(step.micro_batches)).tolist()]
-
-
-def make_other_orders(config: TrainingConfig) -> list[Order]:
-    """Return orders that are as right as the ranks'; what they give differs by rounding alone.
-
-    Where gradients are exchanged in 16 bit each rank's are rounded, so that what a rank adds up stays together.
-    """
-    if config.options.get("gradient_hook", "none") == "none":
-        return [order_as_one_rank, shuffle]
-    ranks = make_rank_order(config)
-    return [
-        lambda step, number: [group[::-1] for group in reversed(ranks(step, number))],
-        lambda step, number: [
-            np.random.default_rng([number, rank]).permutation(group).tolist()
-            for rank, group in enumerate(ranks(step, number))
-        ],
-    ]
 
 
 class OneProcess:

@@ -10,6 +10,7 @@ import torch
 
 from tasks.process.failure import ConfigurationError, OutOfMemoryError
 from tasks.ranks.memory import name_out_of_memory, try_within_memory
+from tasks.strategies import count_shares
 from tests.tiny import make_config
 from training.config import TrainingConfig, parse_config
 
@@ -32,7 +33,9 @@ def _try(room: int, **changes: Any) -> tuple[int, list[int]]:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.32 GiB")
         return tried[-1]
 
-    return try_within_memory(dataclasses.replace(CONFIG, **changes), attempt), tried
+    config = dataclasses.replace(CONFIG, **changes)
+    num_shares = count_shares(config.strategy, config.world_size, config.options)
+    return try_within_memory(config, attempt, num_shares=num_shares), tried
 
 
 def test_micro_batches_are_halved_until_they_fit() -> None:
@@ -76,4 +79,4 @@ def test_what_was_computed_until_then_is_free_when_it_is_tried_again() -> None:
             compute()
         return False
 
-    assert try_within_memory(CONFIG, attempt)
+    assert try_within_memory(CONFIG, attempt, num_shares=2)

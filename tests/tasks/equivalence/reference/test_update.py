@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.equivalence.reference.update import OneProcess, Updated, make_rank_order, order_as_one_rank, shuffle
+from tasks.equivalence.orders import make_rank_order
+from tasks.equivalence.reference.update import OneProcess, Updated, order_as_one_rank, shuffle
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.config import TrainingConfig, read_config
 from training.data.batches import open_slice
