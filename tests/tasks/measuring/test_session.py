@@ -365,7 +365,12 @@ def test_a_stop_is_heard_while_ranks_are_at_work(waiting: Workers, stop: threadi
 def test_ranks_use_no_processor_while_they_wait(tmp_path: Path, stop: threading.Event) -> None:
     with _waiting(tmp_path, stop) as waiting:
         waiting.ask("facts")
-        found = [one for one in psutil.Process().children(recursive=True) if "RANK" in _environment(one)]
+        # Ranks of a test before may not have ended yet.
+        found = [
+            one
+            for one in psutil.Process().children(recursive=True)
+            if "RANK" in _environment(one) and any(str(tmp_path) in word for word in _words(one))
+        ]
         # What a rank asks of the system it asks in a process of its own, which has its environment.
         ranks = [one for one in found if one.ppid() not in {other.pid for other in found}]
         assert len(ranks) == 2, [(one.pid, one.ppid(), one.cmdline()) for one in found]
@@ -382,6 +387,13 @@ def _knob(change: str, **options: float) -> advice.Knob:
 def _rank(number: int) -> psutil.Process:
     ranks = [one for one in psutil.Process().children(recursive=True) if "--serve" in one.cmdline()]
     return next(one for one in ranks if one.environ().get("RANK") == str(number))
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:
