@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.params.section import Finite, Section
 
@@ -97,3 +97,9 @@ class TrainParams(Section):
 
     Starting, warming up and large checkpoints get more. The run goes on from its last checkpoint the next time.
     """
+
+    @model_validator(mode="after")
+    def _require_decay(self) -> "TrainParams":
+        if self.schedule == "wsd" and not self.decay_steps:
+            raise ValueError("decay_steps: got 0 with schedule wsd; allowed: at least 1, or schedule constant")
+        return self

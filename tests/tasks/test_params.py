@@ -240,6 +240,7 @@ BAD_IMAGES = {
     "images for texts": ("image_classification", "causal_lm", ["workload", "image_size 16", "texts"]),
     "a model of texts": ("builtin:resnet18", "builtin:tiny-qwen2", ["model.source", "tiny-qwen2", "builtin:resnet18"]),
     "packing": ("epochs: 2", "epochs: 2, packing: true", ["train.packing", "true"]),
+    "a decay of no steps": ("epochs: 2", "epochs: 2, schedule: wsd", ["train", "decay_steps: got 0", "at least 1"]),
     "unknown augmentation": ("epochs: 2", "epochs: 2, augment: cutmix", ["train.augment", "cutmix", "flip_shift"]),
     "a label column": ("image_size: 16", "image_size: 16\n  label: package", ["dataset.label", "package", "folder"]),
     "more rows than digits": ("300-350", "1700-1800", ["ranges", "1800", "1797"]),
