@@ -6,13 +6,15 @@ the import of torch and transformers, which takes seconds.
 
 import os
 import runpy
+import shutil
 import signal
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+
+from tasks.ranks.one_machine import FileRendezvous
 
 _SECONDS_FOR_THE_OTHERS = 3.0
 """After the failure of one rank; torchrun also ends the others then."""
@@ -40,14 +42,14 @@ class Launch:
         self._codes: dict[int, int] = {}
         self._killed: int | None = None
         self._is_stopped = False
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            port = found.getsockname()[1]
+        # As under torchrun on one machine; a port that was found free may be somebody else's a moment later.
+        self._rendezvous = FileRendezvous(log_folder.resolve() / "rendezvous")
+        self._rendezvous.make()
         environment = {
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": str(threads_per_rank),
+            **self._rendezvous.environment(),
         }
         self._running: dict[int, int] = {}
         for rank in range(world_size):
@@ -81,6 +83,7 @@ class Launch:
         self._signal(signal.SIGKILL)
         while self._running:
             self._collect()
+        shutil.rmtree(self._rendezvous.folder, ignore_errors=True)
 
     def ask_for_stacks(self) -> None:
         """Do nothing: all ranks are on this machine."""
