@@ -24,7 +24,7 @@ from tasks.gates import (
     synchronisation,
     work_of_blocks,
 )
-from tasks.records.gate import CellFinding, Finding, Gate, Standing, make_unchecked_finding
+from tasks.records.gate import QUIET_TURNS, CellFinding, Finding, Gate, Standing, make_unchecked_finding
 from tasks.records.outputs import Outputs
 
 
@@ -152,7 +152,7 @@ CHECKS = [
 
 CHECKS_OF_BLOCKS = [
     Check(
-        name="Quiet enough to tell",
+        name=QUIET_TURNS,
         question="Were there turns enough in which nobody else used the machine?",
         find=quiet_turns.check_quiet_turns,
     ),

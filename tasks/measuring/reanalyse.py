@@ -21,11 +21,10 @@ from tasks.measuring.intervals import Interval
 from tasks.process import wording
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, BlockWork, read_blocks
+from tasks.records.gate import QUIET_TURNS
 from tasks.records.measurement import Measurement
 from tasks.records.stage_file import damaged
 
-_OF_QUIET_TURNS = "Quiet enough to tell"
-"""The gate that withholds for want of quiet turns."""
 _TRIMMED = 0.1
 """Share of the turns that a trimmed mean leaves out at each end."""
 
@@ -53,7 +52,7 @@ def _read_published(path: Path) -> tuple[Measurement | None, dict[str, str]]:
         withheld = {
             cell: ", ".join(one["gates"])
             for cell, one in standings.items()
-            if one["state"] == "withheld" and one["gates"] != [_OF_QUIET_TURNS]
+            if one["state"] == "withheld" and one["gates"] != [QUIET_TURNS]
         }
         return None if found is None else Measurement.model_validate(found), withheld
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -11,6 +11,8 @@ Verdict = Literal["passed", "failed", "not checked"]
 Number = int | float | None
 Numbers = Mapping[str, Number | list[Number]]
 
+QUIET_TURNS = "Quiet enough to tell"
+"""The gate that fails for want of turns in which nobody else used the machine: noise, and no defect."""
 _MOST_PROBLEMS = 3
 _CONFIG = ConfigDict(extra="forbid", frozen=True)
 

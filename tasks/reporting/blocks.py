@@ -3,7 +3,7 @@
 Every text in them is plain: none is read as markup, so that a name out of the data never becomes any.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
@@ -19,7 +19,11 @@ class Text:
     """A paragraph; of the plain ones only `role` is empty."""
 
     text: str
-    role: Literal["", "lead", "label", "answer", "refusal", "notice"] = ""
+    role: Literal["", "lead", "label", "answer", "unresolved", "refusal", "notice"] = ""
+
+
+STATES = {"answer": "Resolved", "unresolved": "Not resolved", "refusal": "Withheld"}
+"""Role of a verdict -> the word for it, which stands before its text."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,18 @@ class KeyFigures:
 
 
 @dataclass(frozen=True)
+class Answers:
+    """What a reader asks first: (question, answer, anchor of the section that says more)."""
+
+    answers: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
 class Facts:
-    """What is known: (name, value)."""
+    """What is known: (name, value); `anchor`: with the name behind it, where a link finds one of them."""
 
     facts: Sequence[tuple[str, str]]
+    anchor: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,16 +143,34 @@ class Quotes:
     texts: Sequence[tuple[str, str]]
 
 
-Block = Text | Heading | Items | KeyFigures | Facts | Terms | Table | Charts | Code | Quotes
+@dataclass(frozen=True)
+class Fold:
+    """What only some readers want: below its title, shut on a page until it is opened."""
+
+    title: str
+    blocks: Sequence["Block"]
+    is_open: bool = False
+
+
+Block = Text | Heading | Items | KeyFigures | Answers | Facts | Terms | Table | Charts | Code | Quotes | Fold
 
 
 @dataclass(frozen=True)
 class PageSection:
-    """A heading, where a link finds it, and what stands below."""
+    """A heading, where a link finds it, and what stands below; a folded one is shut on a page until it is opened."""
 
     anchor: str
     title: str
     blocks: Sequence[Block]
+    is_folded: bool = False
+
+
+def list_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Yield every block, and behind each fold what it holds."""
+    for block in blocks:
+        yield block
+        if isinstance(block, Fold):
+            yield from list_blocks(block.blocks)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tasks.reporting import drawing
-from tasks.reporting.blocks import Block, Charts, Document, PageSection, ShownChart, Text
+from tasks.reporting.blocks import (
+    Block,
+    Charts,
+    Document,
+    Fold,
+    PageSection,
+    ShownChart,
+    Table,
+    Terms,
+    Text,
+    list_blocks,
+)
 from tasks.reporting.results import Results
 from tasks.reporting.sections import (
     SectionFile,
@@ -22,14 +33,17 @@ from tasks.reporting.sections import (
     preflight,
     quality,
     speed,
+    trust,
     verdict,
 )
 
 SECTIONS: Sequence[SectionFile] = (
-    verdict, compared, gates, speed, losses, advice, prediction, quality, cost, history, preflight, measured, glossary,
-    not_claimed,
+    verdict, losses, advice, prediction, gates, trust, quality, cost, history, speed, compared, preflight, measured,
+    not_claimed, glossary,
 )  # fmt: skip
-"""In the order of the report."""
+"""In the order of the report: what was asked first, then what stands behind it."""
+_FOLDED = (speed, compared, preflight, measured, not_claimed, glossary)
+"""What stands behind the answers, for who wants to know."""
 
 _FILES = (
     "Machine-readable: results.json (everything), blocks.parquet, epochs.csv, losses.csv, metrics.json; the charts "
@@ -45,19 +59,31 @@ def make_document(results: Results) -> Document:
     ]
 
     def fill(block: Block) -> Block:
+        if isinstance(block, Fold):
+            return replace(block, blocks=[fill(one) for one in block.blocks])
         if not isinstance(block, Charts):
             return block
         return replace(block, charts=[chart for slot, chart in charts if slot == block.slot])
 
     def make(file: SectionFile) -> PageSection:
         section = make_section(file, results)
-        return replace(section, blocks=[fill(block) for block in section.blocks])
+        return replace(section, blocks=[fill(block) for block in section.blocks], is_folded=file in _FOLDED)
 
+    sections = [make(file) for file in SECTIONS]
+    blocks = [block for section in sections for block in list_blocks(section.blocks)]
+    words = {block.words.get(name, name) for block in blocks if isinstance(block, Table) for name in block.headings}
     return Document(
         title=results.name,
         tab="speedup withheld" if results.is_withheld else "is it faster, and is it the same training?",
         summary=results.verdict,
         lead=verdict.make_lead(results),
-        sections=[make(file) for file in SECTIONS],
+        sections=[replace(one, blocks=[_keep_words(block, words) for block in one.blocks]) for one in sections],
         end=[Text(_FILES)],
     )
+
+
+def _keep_words(block: Block, words: set[str]) -> Block:
+    """Return a glossary with the words that stand over a table of this report alone; any other block as it is."""
+    if not isinstance(block, Terms):
+        return block
+    return Terms({word: meaning for word, meaning in block.meanings.items() if word in words})

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tasks.process import wording
 from tasks.reporting import drawing
-from tasks.reporting.blocks import Block, Document, Terms
+from tasks.reporting.blocks import STATES, Block, Document, Terms, list_blocks
 
 _FOLDER = Path(__file__).parent
 _TONES = {
@@ -25,10 +25,14 @@ def render_html(document: Document, svgs: dict[str, str]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"anchor": _make_anchor, "kind": _name_kind, "tone": lambda word: _TONES.get(word, "")}
-    terms = [block for section in document.sections for block in section.blocks if isinstance(block, Terms)]
+    environment.filters |= {
+        "anchor": _make_anchor, "slug": _make_slug, "kind": _name_kind, "tone": lambda word: _TONES.get(word, "")
+    }  # fmt: skip
+    blocks = [block for section in document.sections for block in list_blocks(section.blocks)]
+    terms = [block for block in blocks if isinstance(block, Terms)]
     return environment.get_template("template.html.j2").render(
         document=document,
+        states=STATES,
         meanings={word: meaning for block in terms for word, meaning in block.meanings.items()},
         svgs={name: drawing.inline(svg) for name, svg in svgs.items()},
         style=(_FOLDER / "style.css").read_text(encoding="utf-8"),
@@ -46,4 +50,8 @@ def _list_variables(ground: int) -> str:
 
 
 def _make_anchor(word: str) -> str:
-    return "word-" + "".join(char if char.isalnum() else "-" for char in word.lower())
+    return f"word-{_make_slug(word)}"
+
+
+def _make_slug(word: str) -> str:
+    return "".join(char if char.isalnum() else "-" for char in word.lower())

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from tasks.reporting.blocks import (
+    STATES,
+    Answers,
     Block,
     Charts,
     Code,
     Document,
     Facts,
+    Fold,
     Heading,
     Items,
     KeyFigures,
@@ -38,18 +41,12 @@ def _render(block: Block) -> str:
     match block:
         case Text():
             return _render_text(block)
+        case Fold(title, blocks):
+            return "\n\n".join([f"### {escape(title)}", *_render_blocks(blocks)])
         case Heading(text):
             return f"### {escape(text)}"
-        case Items(texts):
-            return _render_list([_escape_line(text) for text in texts])
-        case KeyFigures(found):
-            return _render_list(
-                [f"**{escape(value)}** {escape(what)} ({escape(remark)})" for value, what, remark in found]
-            )
-        case Facts(pairs):
-            return _render_list([f"**{escape(name)}**: {escape(value)}" for name, value in pairs])
-        case Terms(meanings):
-            return _render_list([f"**{escape(word)}**: {escape(meaning)}" for word, meaning in meanings.items()])
+        case Items() | KeyFigures() | Answers() | Facts() | Terms():
+            return _render_list(_list_items(block))
         case Table():
             return _render_table(block)
         case Charts(_, charts):
@@ -79,12 +76,26 @@ def _escape_line(text: str) -> str:
 
 def _render_text(block: Text) -> str:
     match block.role:
-        case "answer" | "refusal":
-            return f"**{escape(block.text)}**"
+        case "answer" | "unresolved" | "refusal":
+            return f"**{'' if block.role != 'unresolved' else f'{STATES[block.role]}. '}{escape(block.text)}**"
         case "label" | "notice":
             return f"> {_escape_line(block.text)}"
         case _:
             return _escape_line(block.text)
+
+
+def _list_items(block: Items | KeyFigures | Answers | Facts | Terms) -> list[str]:
+    match block:
+        case Items(texts):
+            return [_escape_line(text) for text in texts]
+        case KeyFigures(found):
+            return [f"**{escape(value)}** {escape(what)} ({escape(remark)})" for value, what, remark in found]
+        case Answers(answers):
+            return [f"**{escape(question)}** {escape(answer)}" for question, answer, _ in answers]
+        case Facts(pairs):
+            return [f"**{escape(name)}**: {escape(value)}" for name, value in pairs]
+        case Terms(meanings):
+            return [f"**{escape(word)}**: {escape(meaning)}" for word, meaning in meanings.items()]
 
 
 def _render_list(items: Sequence[str]) -> str:

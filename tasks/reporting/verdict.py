@@ -4,34 +4,66 @@ from tasks.gates.measured import select_arm, select_cell_arms, select_imprecise_
 from tasks.gates.statistics import NOISE_OF_ONE_RUN, compute_parallel_efficiency
 from tasks.params.choices import read_unit
 from tasks.process import wording
-from tasks.records.measurement import ArmSpeed, Measurement
+from tasks.records.gate import QUIET_TURNS
+from tasks.records.measurement import ArmSpeed, Estimate, Measurement
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results
 
 _VAGUE = 0.10
 """Relative half-width beyond which an interval says more than the figure in its middle."""
+_NOTICED = 0.05
+"""A difference of speed that somebody may care about."""
 
 
 def make_verdict(results: Results) -> str:
     """Return the answer in one sentence: how much faster the best cell is, what is withheld, and which gate does it."""
+    return f"{'; '.join(list_clauses(results))}."
+
+
+def list_clauses(results: Results) -> list[str]:
+    """Return the clauses of that sentence; the first is the answer by itself."""
     if results.is_withheld:
-        return _explain_withheld(results)
+        return [_explain_withheld(results)]
     if not results.answers:
         only = results.baseline
-        return (
-            f"{only.cell} needs {wording.format_seconds(only.seconds_per_epoch)} per epoch; a speedup needs a second "
-            f"cell to compare with; {_count_passed_gates(results)}."
-        )
+        return [
+            f"{only.cell} needs {wording.format_seconds(only.seconds_per_epoch)} per epoch",
+            "a speedup needs a second cell to compare with",
+            count_passed_gates(results),
+        ]
     best, *others = sort_by_merit(results)
     spoilt = [*_warn_above_linear(results), *_warn_slow_ranks(results), *_explain_missing_speedups(results)]
     if results.measurement is not None and results.is_speedup_measured:
-        said = [*_describe_measured(results.measurement, best, others), *spoilt, _count_passed_gates(results)]
-        return f"{_prefix_unproven(best)}{'; '.join(said)}."
-    said = [_describe_cell(results, best), *_describe_others(others), *spoilt, _count_passed_gates(results)]
-    return (
-        f"{_prefix_unproven(best)}{'; '.join(said)}; one run of each cell{_describe_spread(best)}, so no interval yet."
-    )
+        said = [*_describe_measured(results.measurement, best, others), *spoilt, count_passed_gates(results)]
+    else:
+        said = [_describe_cell(results, best), *_describe_others(others), *spoilt, count_passed_gates(results)]
+        said.append(f"one run of each cell{_describe_spread(best)}, so no interval yet")
+    return [_prefix_unproven(best) + said[0], *said[1:]]
+
+
+def is_resolved(results: Results) -> bool:
+    """Return whether the best cell's speedup is given, proven and measured on a fit machine, and noise leaves no doubt.
+
+    None is left where the interval lies on one side of 1, or closely around it.
+    """
+    if results.is_withheld or not results.answers or results.measurement is None or not results.is_speedup_measured:
+        return False
+    best = sort_by_merit(results)[0]
+    if best.standing.state != "proven" or results.measurement.preflight.verdict != "fit to measure":
+        return False
+    speedup = best.measured_speedup
+    return speedup is not None and (not speedup.holds_one or is_about_one(speedup))
+
+
+def is_too_noisy(results: Results) -> bool:
+    """Return whether nothing but other programs on the machine stands against a speedup."""
+    return results.failed_gates == [QUIET_TURNS]
+
+
+def is_about_one(speedup: Estimate) -> bool:
+    """Return whether the whole interval lies so near 1 that nobody would notice the difference."""
+    return 1 - _NOTICED < speedup.low <= 1 <= speedup.high < 1 + _NOTICED
 
 
 def sort_by_merit(results: Results) -> list[CellResults]:
@@ -45,8 +77,10 @@ def _prefix_unproven(cell: CellResults) -> str:
 
 def _describe_measured(measurement: Measurement, best: CellResults, others: list[CellResults]) -> list[str]:
     """Return how much faster by measurement, and then whatever has to be known of it."""
-    first = select_cell_arms(measurement)[0]
-    said = [_describe_arm(measurement, first, select_arm(measurement, best.cell)), *_describe_others(others)]
+    first, arm = select_cell_arms(measurement)[0], select_arm(measurement, best.cell)
+    wrapped = arm.speedup_over_wrapped
+    beside = f"against the same process in a DDP wrapper {wording.format_ratio(wrapped.value)}" if wrapped else ""
+    said = [_describe_arm(measurement, first, arm), *[beside] * bool(beside), *_describe_others(others)]
     if select_imprecise_arms(measurement):
         asked = wording.format_small_percent(measurement.half_width_asked)
         said.append(f"the interval is wider than the +- {asked} asked for: see How far to trust it")
@@ -61,7 +95,9 @@ def _describe_others(others: list[CellResults]) -> list[str]:
     for cell in others:
         measured = cell.measured_speedup
         doubt = f"{wording.format_interval(measured)}, " if measured else ""
-        same = ", no measurable difference" if measured and measured.holds_one else ""
+        same = ""
+        if measured is not None and measured.holds_one:
+            same = ", no measurable difference" if is_about_one(measured) else ", which may be 1"
         figures.append(
             f"{cell.cell} {wording.format_ratio(cell.speedup)} "
             f"({doubt}{wording.format_percent(cell.parallel_efficiency)} of linear{same})"
@@ -132,9 +168,10 @@ def _describe_arm(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> s
         rates = [wording.format_three_digits(one.samples_per_second) for one in (arm, first)]
         times = f"{rates[0]} against {rates[1]} samples per second"
     if speedup.holds_one:
-        answer = (
-            f"No measurable difference between {arm.cell} and {first.cell} ({wording.format_ratio(speedup.value)}, "
-        )
+        ratio = wording.format_ratio(speedup.value)
+        answer = f"Whether {arm.cell} is faster than {first.cell} cannot be told ({ratio}, "
+        if is_about_one(speedup):
+            answer = f"No measurable difference between {arm.cell} and {first.cell} ({ratio}, "
     elif speedup.value < 1:
         answer = f"{arm.cell} trains slower than {first.cell} ({wording.format_ratio(speedup.value)}, "
     elif speedup.relative_half_width > _VAGUE:
@@ -144,9 +181,7 @@ def _describe_arm(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> s
         )
     else:
         answer = f"{arm.cell} trains {wording.format_ratio(speedup.value)} as fast as {first.cell} ("
-    wrapped = arm.speedup_over_wrapped
-    beside = f"; against the same process in a DDP wrapper {wording.format_ratio(wrapped.value)}" if wrapped else ""
-    return f"{answer}{doubt}): {times}{beside}"
+    return f"{answer}{doubt}): {times}"
 
 
 def _format_linear_share(arm: ArmSpeed, first: ArmSpeed) -> str:
@@ -190,14 +225,14 @@ def _explain_withheld(results: Results) -> str:
     numbers = f": {failed[0].compared}" if len(failed) == 1 else ""
     true_figures = [one.true_figure for gate in failed for one in gate.findings if one.true_figure]
     remedy = f" ({'; '.join(dict.fromkeys(true_figures))})" if true_figures else ""
-    return f"Speedup withheld: {_name_gates(len(failed))} {named} failed{numbers}{remedy}."
+    return f"Speedup withheld: {_name_gates(len(failed))} {named} failed{numbers}{remedy}"
 
 
 def _name_gates(number: int) -> str:
     return "the gate" if number == 1 else f"the {number} gates"
 
 
-def _count_passed_gates(results: Results) -> str:
+def count_passed_gates(results: Results) -> str:
     verdicts = [gate.verdict for gate in results.gates]
     if verdicts.count("passed") == len(verdicts):
         return f"all {len(verdicts)} gates passed"

@@ -17,9 +17,12 @@ from tests.tasks.reporting.measured import write_measurement
 
 pytestmark = pytest.mark.slow
 
-SECTIONS = ["verdict", "compared", "gates", "speed", "losses", "advice", "prediction", "quality", "cost"]
-SECTIONS += ["history", "preflight", "measured", "glossary", "not-claimed"]
+SECTIONS = ["verdict", "losses", "advice", "prediction", "gates", "trust", "quality", "cost", "history"]
+FOLDED = ["speed", "compared", "preflight", "measured", "not-claimed", "glossary"]
 NUM_CHARTS = {"given": 8, "withheld": 8, "unmeasured": 5}
+QUESTIONS = ["Is it worth the ranks?", "Can I trust it?", "Why not 2x?", "What next?", "What does it cost?"]
+SCREEN = 900
+"""Pixels from top to bottom of a laptop's window."""
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +72,11 @@ def test_the_page_is_whole_at_every_width_and_colour_scheme(
     page.screenshot(path=artifacts / f"report-{view}.png", full_page=True)
     assert [event for event in events if not event.startswith(("request: file://", "request: data:"))] == []
     assert len([event for event in events if event.startswith("request: file://")]) == 1
-    for name in SECTIONS:
+    for name in (*SECTIONS, *FOLDED):
         box = page.locator(f"#{name}").bounding_box()
         assert box is not None, name
         assert box["height"] > 50, name
+    page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
     sizes: list[Any] = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert sizes[0] <= sizes[1], "the page hangs over the right edge"
     columns_of_letters: list[str] = page.evaluate(
@@ -88,6 +92,59 @@ def test_the_page_is_whole_at_every_width_and_colour_scheme(
         assert box["width"] > 200
         assert box["height"] > 120
         assert charts.nth(place).locator("path").count() > 1 or "Withheld" in charts.nth(place).inner_text()
+
+
+@pytest.mark.parametrize("opened", [(name, 1280, "light") for name in NUM_CHARTS], indirect=True, ids=str)
+def test_the_first_screen_of_a_laptop_has_the_verdict_and_a_chart_and_the_page_is_short(
+    opened: tuple[Page, list[str]],
+) -> None:
+    page, _ = opened
+    tops = [page.locator(place).first.bounding_box() for place in (".state", "figure svg")]
+    assert all(box is not None and box["y"] < SCREEN for box in tops)
+    assert page.evaluate("document.documentElement.scrollHeight") < 8000
+    order: list[str] = page.evaluate("[...document.querySelectorAll('main > section')].map(section => section.id)")
+    assert order == [*SECTIONS, *FOLDED]
+
+
+@pytest.mark.parametrize("opened", [("given", 1280, "light")], indirect=True, ids=str)
+def test_what_a_reader_asks_first_is_answered_on_the_first_screen(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    answers = page.locator(".answers > div")
+    assert [answers.nth(place).locator("dt").inner_text() for place in range(answers.count())] == QUESTIONS
+    for place in range(answers.count()):
+        box = answers.nth(place).bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] < SCREEN
+    assert "2 jobs of 1proc side by side give 16.8 % more results per hour" in answers.nth(0).inner_text()
+    assert "All 21 gates passed" in answers.nth(1).inner_text()
+    assert "exposed communication" in answers.nth(2).inner_text()
+    assert "Micro-batches of 2 samples instead of 1." in answers.nth(3).inner_text()
+    assert "of device time per epoch" in answers.nth(4).inner_text()
+    answers.nth(1).get_by_role("link").click()
+    assert page.url.endswith("#gates")
+
+
+@pytest.mark.parametrize("opened", [("given", 1280, "light")], indirect=True, ids=str)
+def test_what_is_folded_opens_by_keyboard_by_a_link_to_it_and_in_print(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    hidden = page.locator("#gate-update-equivalence")
+    assert not hidden.is_visible()
+    page.emulate_media(media="print")
+    assert hidden.is_visible()
+    page.emulate_media(media="screen")
+    page.goto(f"{page.url}#gate-update-equivalence")
+    assert hidden.is_visible()
+    summary = page.locator("#glossary summary")
+    summary.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#glossary dl").is_visible()
+
+
+@pytest.mark.parametrize("opened", [("withheld", 1280, "light")], indirect=True, ids=str)
+def test_the_gates_are_open_where_one_failed(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    assert page.locator("#gates table").first.is_visible()
+    assert page.locator(".refusal .state").inner_text().endswith("Withheld")
 
 
 @pytest.mark.parametrize("opened", [("given", 1280, "light"), ("given", 1280, "dark")], indirect=True, ids=str)
@@ -123,7 +180,7 @@ def test_text_stands_out_from_its_ground(opened: tuple[Page, list[str]]) -> None
 @pytest.mark.parametrize("opened", [("given", 375, "light")], indirect=True, ids=str)
 def test_a_wide_table_scrolls_inside_itself_and_is_reached_by_keyboard(opened: tuple[Page, list[str]]) -> None:
     page, _ = opened
-    table = page.locator(".scroll").first
+    table = page.locator("#prediction .scroll").first
     assert table.evaluate("element => element.scrollWidth > element.clientWidth")
     table.focus()
     page.keyboard.press("ArrowRight")
@@ -152,6 +209,7 @@ def test_the_figures_of_every_arm_fit_a_wide_page(opened: tuple[Page, list[str]]
 @pytest.mark.parametrize("opened", [("given", 1280, "dark")], indirect=True, ids=str)
 def test_a_word_of_a_table_leads_to_its_meaning(opened: tuple[Page, list[str]]) -> None:
     page, _ = opened
+    page.locator("#speed summary").first.click()
     page.get_by_role("link", name="Karp-Flatt").first.click()
     assert page.url.endswith("#word-karp-flatt")
     assert "Serial fraction" in page.locator("#word-karp-flatt").inner_text()
@@ -163,7 +221,7 @@ def test_the_page_prints_dark_on_white(opened: tuple[Page, list[str]]) -> None:
     page.emulate_media(media="print", color_scheme="dark")
     colors = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
     assert colors == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"]
-    text = page.locator("#chart-speedup svg text").first
+    text = page.locator("#chart-measured_speedup svg text").first
     light, _ = drawing.list_colors()["chart-muted"]
     printed = tuple(int(light[place : place + 2], 16) for place in (1, 3, 5))
     assert text.evaluate("element => getComputedStyle(element).fill") == f"rgb{printed}"

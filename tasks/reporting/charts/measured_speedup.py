@@ -9,7 +9,7 @@ from tasks.reporting.results import Results
 TITLE = "Measured speedup"
 POSITION = 5
 NEEDS_SPEEDUP = True
-SECTION = "speed"
+SECTION = "verdict"
 
 
 def is_shown(results: Results) -> bool:

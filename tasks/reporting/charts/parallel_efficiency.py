@@ -7,7 +7,7 @@ from tasks.reporting.results import Results
 TITLE = "Parallel efficiency"
 POSITION = 6
 NEEDS_SPEEDUP = True
-SECTION = "speed"
+SECTION = "training"
 is_shown = is_always_shown
 
 

@@ -1,14 +1,18 @@
 """Speedup over the number of ranks, with the ideal line."""
 
 from tasks.process import wording
-from tasks.reporting.drawing import MUTED, Axes, is_always_shown, select_color, shorten
+from tasks.reporting.drawing import MUTED, Axes, select_color, shorten
 from tasks.reporting.results import Results
 
 TITLE = "Speedup of the whole training"
 POSITION = 30
 NEEDS_SPEEDUP = True
-SECTION = "training"
-is_shown = is_always_shown
+SECTION = "verdict"
+
+
+def is_shown(results: Results) -> bool:
+    """Return whether it is the only speedup that there is."""
+    return not results.is_speedup_measured
 
 
 def describe_chart(results: Results) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tasks.process import wording
-from tasks.reporting.blocks import Block, Items, Table, Text, tabulate
+from tasks.reporting.blocks import Block, Fold, Items, Table, Text, tabulate
 from tasks.reporting.cost import CellCost, Cost
 from tasks.reporting.results import Results
 
@@ -17,8 +17,8 @@ def make_blocks(results: Results) -> list[Block]:
         return [Text(wording.FOLLOWS)]
     if cost is None:
         return [Text("Not worked out: these results are of an earlier version.")]
-    jobs = _tabulate_jobs(cost)
-    return [_tabulate_cells(cost).replace_unit(results.unit), *[jobs] * bool(jobs.rows), Items(_tell(results, cost))]
+    jobs, how = _tabulate_jobs(cost), Fold("How this was worked out", [Items(_tell(results, cost))])
+    return [_tabulate_cells(cost).replace_unit(results.unit), *[jobs] * bool(jobs.rows), how]
 
 
 def _tell(results: Results, cost: Cost) -> list[str]:

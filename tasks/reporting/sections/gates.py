@@ -5,24 +5,26 @@ from functools import partial
 from tasks.gates.equivalence import Equivalence
 from tasks.process import wording
 from tasks.records.gate import Gate
-from tasks.reporting.blocks import Block, Facts, Heading, Table, Text, tabulate
+from tasks.reporting.blocks import Block, Facts, Fold, Table, Text, tabulate
 from tasks.reporting.results import Results
+from tasks.reporting.verdict import count_passed_gates
 
 TITLE = "Gates"
 
 
 def make_blocks(results: Results) -> list[Block]:
-    """Return the verdict of every gate, which of them decided, and what each compared."""
-    tables = [tabulate_gates(results), tabulate_standings(results), tabulate_equivalence(results)]
+    """Return how many gates passed and which decided, and folded what each compared."""
     compared = [(wording.replace_unit(gate.name, results.unit), _tell_compared(gate)) for gate in results.gates]
+    standings, equivalence = tabulate_standings(results), tabulate_equivalence(results)
+    told = count_passed_gates(results)
     return [
         Text(
-            "Is it the same training, and is the comparison fair? A cell has a speedup if none of its gates failed, "
-            "and none of the baseline's."
+            f"{told[0].upper()}{told[1:]}. A gate asks whether it is the same training and a fair comparison; a cell "
+            "has a speedup if none of its gates failed, and none of the baseline's."
         ),
-        *[table for table in tables if table.rows],
-        Heading("What each gate compared"),
-        Facts(compared),
+        *[standings] * bool(standings.rows),
+        Fold("Every gate, cell by cell", [tabulate_gates(results)], is_open=bool(results.failed_gates)),
+        Fold("What each gate compared", [*[equivalence] * bool(equivalence.rows), Facts(compared, anchor="gate")]),
     ]
 
 

@@ -3,7 +3,7 @@
 from tasks.gates.measured import explain_omission, find_largest_part
 from tasks.process import wording
 from tasks.records.measurement import Waterfall
-from tasks.reporting.blocks import Block, Charts, Items, Table, Text
+from tasks.reporting.blocks import Block, Charts, Fold, Items, Table, Text
 from tasks.reporting.results import Results
 
 TITLE = "Why not more?"
@@ -19,7 +19,7 @@ def make_blocks(results: Results) -> list[Block]:
         why = explain_omission(results.measurement, "waterfall: not available") or none
         return [Text(why), *[Items(waits)] * bool(waits)]
     told = [sentence for one in waterfalls for sentence in _tell(one)] + waits
-    return [Items(told), Charts("losses"), *[_tabulate(one) for one in waterfalls]]
+    return [Items(told), Charts("losses"), Fold("Part by part", [_tabulate(one) for one in waterfalls])]
 
 
 def _tell(one: Waterfall) -> list[str]:

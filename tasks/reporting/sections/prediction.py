@@ -3,10 +3,10 @@
 from tasks.gates.measured import compute_efficiency, explain_omission, select_cell_arms
 from tasks.process import wording
 from tasks.records.measurement import Measurement, PredictedPoint, Prediction
-from tasks.reporting.blocks import Block, Charts, Heading, Items, Table, Text, tabulate
+from tasks.reporting.blocks import Block, Charts, Fold, Items, Table, Text, tabulate
 from tasks.reporting.results import Results
 
-TITLE = "What at 4, 8, 64?"
+TITLE = "What would more ranks give?"
 
 
 def make_blocks(results: Results) -> list[Block]:
@@ -26,7 +26,7 @@ def make_blocks(results: Results) -> list[Block]:
     if len(prediction.curves) > 1:
         blocks.append(_tabulate_changes(prediction))
     if prediction.assumptions:
-        blocks += [Heading("What the prediction takes for granted"), Items(prediction.assumptions)]
+        blocks.append(Fold("What the prediction takes for granted", [Items(prediction.assumptions)]))
     return blocks
 
 

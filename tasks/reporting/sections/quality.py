@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from tasks.process import wording
 from tasks.records.evaluation import EvaluatedSample
 from tasks.reporting.accuracy import NEAR, TimeToAccuracy
-from tasks.reporting.blocks import Block, Charts, Heading, Quotes, Table, Text, tabulate
+from tasks.reporting.blocks import Block, Charts, Fold, Quotes, Table, Text, tabulate
 from tasks.reporting.quality import ModelQuality
 from tasks.reporting.results import Results
 from tasks.reporting.time_to_loss import NEAR_SHARE, TimeToLoss
@@ -21,9 +21,8 @@ def make_blocks(results: Results) -> list[Block]:
         blocks += _tell_time_to_loss(results, quality.time_to_loss)
     if quality.time_to_accuracy is not None:
         blocks += [_tabulate_best_and_last(results), *_tell_time_to_accuracy(results, quality.time_to_accuracy)]
-    if quality.samples:
-        blocks.append(Heading("Samples side by side"))
-    return [*blocks, *[_quote(sample) for sample in quality.samples]]
+    samples = [_quote(sample) for sample in quality.samples]
+    return [*blocks, *[Fold("Samples side by side", samples)] * bool(samples)]
 
 
 def show_models(results: Results) -> list[Block]:

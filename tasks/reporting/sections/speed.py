@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from tasks.gates.measured import compute_efficiency
 from tasks.process import wording
-from tasks.records.measurement import ArmSpeed, Estimate, Measurement
-from tasks.reporting.blocks import Block, Charts, Heading, Items, Table, Text, tabulate
+from tasks.records.measurement import ArmSpeed, Measurement
+from tasks.reporting.blocks import Block, Charts, Heading, Table, Text, tabulate
 from tasks.reporting.cell_results import CellResults, Figures
 from tasks.reporting.results import Results
 
@@ -18,18 +18,15 @@ _Parts = list[tuple[str, Callable[[tuple[CellResults, Figures]], str]]]
 
 
 def make_blocks(results: Results) -> list[Block]:
-    """Return what is withheld, the measured speedups with their noise, and the seconds of the whole training."""
+    """Return what is withheld, the measured speedups, and the seconds of the whole training."""
     blocks: list[Block] = _tell_withheld(results)
     measurement = results.measurement
     if measurement is None:
-        return [*blocks, *_tabulate_training(results), Charts("speed"), Charts("training")]
+        return [*blocks, *_tabulate_training(results), Charts("training")]
     return [
         *blocks,
         _tabulate_speedups(results, measurement),
         _tabulate_rates(measurement, results.unit),
-        Charts("speed"),
-        Heading("How far to trust it"),
-        Items(_tell_trust(results, measurement)),
         Heading("Of the whole training, one run"),
         *_tabulate_training(results),
         Charts("training"),
@@ -135,75 +132,6 @@ def _format_arm_karp_flatt(results: Results, arm: ArmSpeed) -> str:
 def _format_mfu(arm: ArmSpeed) -> str:
     palm = "" if arm.mfu_palm is None else f" (PaLM {wording.format_small_percent(arm.mfu_palm)})"
     return wording.format_optional(arm.mfu, lambda mfu: wording.format_small_percent(mfu) + palm)
-
-
-def _tell_trust(results: Results, measurement: Measurement) -> list[str]:
-    """Return what the machine did meanwhile, what noise does to a ratio here and why measuring ended."""
-    return [
-        *_tell_quiet(results, measurement),
-        *_tell_noise(measurement),
-        f"The speedups took {measurement.stopped_because.rstrip('.')}.",
-    ]
-
-
-def _tell_quiet(results: Results, measurement: Measurement) -> list[str]:
-    """Return how quiet the machine was, and what the speedup would be by another figure or of all turns."""
-    if measurement.others_share is None:
-        said = ["This machine does not tell what others used of its CPUs, so that every turn counts."]
-    else:
-        said = [
-            f"Others used {wording.format_small_percent(measurement.others_share)} of the CPUs in the mean. Of "
-            f"{wording.format_plural(measurement.num_turns, 'turn')}, {measurement.num_quiet_turns} had no block with "
-            f"more than {wording.format_small_percent(measurement.most_others_share)} and count."
-        ]
-    for arm in measurement.arms:
-        if arm.speedup is None or arm.speedup_of_all_turns is None or results.is_hidden(arm.cell):
-            continue
-        said.append(_compare_figures(arm, arm.speedup, arm.speedup_of_all_turns))
-        if arm.launch_effect is not None:
-            said.append(
-                f"From start to start of the ranks the speedup of {arm.cell} differs by "
-                f"{wording.format_small_percent(arm.launch_effect)} (standard deviation) beyond what turns explain."
-            )
-    if measurement.gpu_slowed_share:
-        said.append(
-            "Heat or hardware held the clocks of GPUs down in "
-            f"{wording.format_percent(measurement.gpu_slowed_share)} of the blocks."
-        )
-    if measurement.alikeness is not None:
-        said.append(
-            f"Neighbouring turns are alike (autocorrelation {measurement.alikeness:.2f}): the machine changes more "
-            "slowly than was measured, so that intervals over the starts are half as wide again."
-        )
-    return said
-
-
-def _compare_figures(arm: ArmSpeed, quiet: Estimate, every: Estimate) -> str:
-    """Return the speedup by all turns and by medians, and whether they disagree with the one that is given."""
-    shown = wording.format_ratio
-    told = (
-        f"{arm.cell}: {shown(quiet.value)} by means of quiet turns, {wording.format_ratio_with_interval(every)} of all"
-    )
-    median = arm.speedup_of_medians
-    if median is not None:
-        told += f", {shown(median)} by medians"
-        if not quiet.low <= median <= quiet.high:
-            told += ", which disagree: stalls that users pay for are in the means alone"
-    return f"{told}."
-
-
-def _tell_noise(measurement: Measurement) -> list[str]:
-    """Return what nothing but noise makes of 1."""
-    floor = measurement.noise
-    if floor is None:
-        return ["Noise floor: too few turns to hold a cell against itself."]
-    low, high = f"{floor.ratio.low:.3f}x", f"{floor.ratio.high:.3f}x"
-    met = "contains 1, as it should" if floor.ratio.holds_one else "does not contain 1, though nothing differed"
-    return [
-        f"Noise floor: every cell against itself, {wording.format_plural(floor.num_pairs, 'pair')} of neighbouring "
-        f"turns, came out as {floor.ratio.value:.3f}x ({low} to {high}): the interval {met}. The seconds of a block "
-        f"scatter by {wording.format_small_percent(floor.coefficient_of_variation)} (standard deviation / mean)."
-    ]
 
 
 def _tabulate_training(results: Results) -> list[Table]:

@@ -1,14 +1,19 @@
-"""The answer, and the few figures that it rests on."""
+"""The answer, the few figures that it rests on, and what is asked next."""
 
-from tasks.gates.measured import select_arm, select_cell_arms
+from tasks.gates.measured import find_largest_part, select_arm, select_cell_arms
 from tasks.process import wording
 from tasks.records.measurement import Measurement
-from tasks.reporting.blocks import Block, KeyFigures, Text
+from tasks.reporting.blocks import Answers, Block, Charts, KeyFigures, Text
 from tasks.reporting.cell_results import CellResults
+from tasks.reporting.cost import CellCost, Cost
 from tasks.reporting.results import Results
-from tasks.reporting.verdict import sort_by_merit
+from tasks.reporting.verdict import count_passed_gates, is_resolved, is_too_noisy, list_clauses, sort_by_merit
 
 TITLE = "Verdict"
+_NEARLY_LINEAR = 0.97
+_SECONDS_PER_HOUR = 3600.0
+_AS_MANY = 0.02
+"""Two numbers of results per hour that are no further apart are called the same."""
 
 _Figures = list[tuple[str, str, str]]
 
@@ -20,17 +25,129 @@ def make_lead(results: Results) -> list[Block]:
 
 
 def make_answer(results: Results) -> Text:
-    """Return the verdict."""
-    return Text(results.verdict, "refusal" if results.is_withheld else "answer")
+    """Return the whole verdict."""
+    return _say(results, results.verdict)
+
+
+def _say(results: Results, text: str) -> Text:
+    if results.is_withheld:
+        return Text(text, "unresolved" if is_too_noisy(results) else "refusal")
+    return Text(text, "answer" if is_resolved(results) else "unresolved")
 
 
 def make_blocks(results: Results) -> list[Block]:
-    """Return the verdict, and below it speedup, efficiency, speed and gates of the cell that it is about."""
+    """Return the verdict, the figures of the cell that it is about, its chart, and answers to what is asked next."""
     measurement = results.measurement if results.is_speedup_measured else None
     figures = _tell_trained(results) if measurement is None else _tell_measured(results, measurement)
     passed = sum(gate.verdict == "passed" for gate in results.gates)
     gates = (f"{passed} of {len(results.gates)}", "gates passed", _tell_gates(results))
-    return [make_answer(results), KeyFigures([*figures, gates])]
+    answer, *more = list_clauses(results)
+    said = [Text(_make_sentence("; ".join(more)))] * bool(more)
+    return [_say(results, f"{answer}."), *said, KeyFigures([*figures, gates]), _answer(results), Charts("verdict")]
+
+
+def _make_sentence(clause: str) -> str:
+    return f"{clause[:1].upper()}{clause[1:]}."
+
+
+def _answer(results: Results) -> Answers:
+    """Return what a reader with a minute asks of the best cell, in one sentence each."""
+    if not results.answers:
+        asked = [("What next?", _tell_next(results), "gates")]
+        return Answers([("Can I trust it?", _tell_trust(results), "gates"), *asked])
+    best = sort_by_merit(results)[0]
+    times = best.world_size / results.baseline.world_size
+    return Answers(
+        [
+            ("Is it worth the ranks?", _tell_worth(results, best), "cost"),
+            ("Can I trust it?", _tell_trust(results), "gates"),
+            (f"Why not {times:g}x?", _tell_losses(results, best), "losses"),
+            ("What next?", _tell_next(results), "advice"),
+            ("What does it cost?", _tell_cost(results, best), "cost"),
+        ]
+    )
+
+
+def _tell_worth(results: Results, best: CellResults) -> str:
+    """Return how much sooner, for how much device time, and how many results others would make of the same devices."""
+    found = _find_cost(results.cost, best)
+    if found is None or found.cost_of_speedup is None:
+        return "That takes a measured speedup."
+    base = results.baseline.cell
+    sooner = wording.format_ratio(best.speedup)
+    told = f"{best.cell} is {sooner} as fast as {base} for {found.cost_of_speedup:.2f} times the device time"
+    if found.num_baseline_jobs is None or found.baseline_results_per_hour is None:
+        return f"{told}."
+    gain = found.baseline_results_per_hour / found.results_per_hour - 1
+    jobs = f"{wording.format_plural(found.num_baseline_jobs, 'job')} of {base} side by side give"
+    if abs(gain) <= _AS_MANY:
+        return f"{told}; {jobs} as many results per hour."
+    more = f"{wording.format_small_percent(abs(gain))} {'more' if gain > 0 else 'fewer'}"
+    return f"{told}; {jobs} {more} results per hour."
+
+
+def _find_cost(cost: Cost | None, cell: CellResults) -> CellCost | None:
+    return next((one for one in (cost.cells if cost else []) if one.cell == cell.cell), None)
+
+
+def _tell_trust(results: Results) -> str:
+    """Return what the gates say, and how quiet the machine was."""
+    gates = _make_sentence(count_passed_gates(results))
+    measurement = results.measurement
+    if measurement is None:
+        return f"{gates} Speed was not measured in turns: there is one run of each cell."
+    turns = f"{measurement.num_quiet_turns} of {wording.format_plural(measurement.num_turns, 'turn')} were quiet"
+    return f"{gates} {turns}; before measuring, the machine was {measurement.preflight.verdict}."
+
+
+def _tell_losses(results: Results, best: CellResults) -> str:
+    """Return the largest part of the step that one process does not have."""
+    if (best.parallel_efficiency or 0) >= _NEARLY_LINEAR:
+        return "It nearly is."
+    measurement = results.measurement
+    waterfall = next((one for one in (measurement.waterfalls if measurement else []) if one.cell == best.cell), None)
+    if waterfall is None:
+        return "The step of this cell was not taken apart."
+    largest = find_largest_part(waterfall)
+    if largest is None:
+        return "No part of the step stands out."
+    share = wording.format_small_percent(largest.seconds.value / waterfall.measured_seconds)
+    return f"Most of what is lost is {largest.name}: {share} of the step."
+
+
+def _tell_next(results: Results) -> str:
+    """Return the change that gained most, or what to type where there is no answer yet."""
+    if results.is_withheld and not is_too_noisy(results):
+        return "Mend what the failed gate names, and run the comparison again: docs/gates.md."
+    measurement = results.measurement
+    if len(results.cells) < 2:
+        return "Write a second cell into params.yaml."
+    if measurement is None:
+        return "Write measure: {speed: true} into params.yaml, and run the comparison again."
+    if not is_resolved(results):
+        took = wording.format_seconds(measurement.seconds)
+        return f"Type `make rebench` while nothing else runs on the machine; measuring took {took} this time."
+    advice = measurement.advice
+    gains = [one for one in (advice.tried if advice else []) if one.verdict == "recommended"]
+    if gains:
+        best = max(gains, key=lambda one: one.gain.value)
+        return (
+            f"{_make_sentence(best.change)} On {best.cell} it gained {wording.format_ratio_with_interval(best.gain)}."
+        )
+    return "No change that was tried gave a clear gain." if advice and advice.tried else "No change was tried."
+
+
+def _tell_cost(results: Results, best: CellResults) -> str:
+    """Return the device time, and money where a price is known, of one pass over the data."""
+    cost, found = results.cost, _find_cost(results.cost, best)
+    if cost is None or found is None:
+        return "That takes a measured speedup."
+    first = cost.cells[0]
+    took = [wording.format_seconds(_SECONDS_PER_HOUR * one.device_hours_per_epoch) for one in (found, first)]
+    told = f"{took[0]} of device time per epoch against {took[1]}"
+    if found.usd_per_epoch is None or first.usd_per_epoch is None:
+        return f"{told}; no price is stated."
+    return f"{told}: {wording.format_usd(found.usd_per_epoch)} against {wording.format_usd(first.usd_per_epoch)}."
 
 
 def _tell_trained(results: Results) -> _Figures:

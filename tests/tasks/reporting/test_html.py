@@ -16,14 +16,14 @@ def page(clean_results: Results) -> Page:
 
 
 def test_the_sections_stand_in_the_order_in_which_the_report_answers(page: Page, clean_results: Results) -> None:
-    order = ["label", "verdict", "compared", "gates", "speed", "losses", "advice", "prediction", "quality"]
-    order += ["preflight", "measured", "glossary", "not-claimed"]
+    order = ["label", "verdict", "losses", "advice", "prediction", "gates", "trust", "quality", "cost", "history"]
+    order += ["speed", "compared", "preflight", "measured", "not-claimed", "glossary"]
     ids = [element.attributes["id"] for element in page.elements if "id" in element.attributes]
     assert [name for name in ids if name in order] == order
     assert clean_results.label is not None
     assert clean_results.label in page.text
-    assert clean_results.verdict in page.text
-    assert page.text.index(clean_results.label) < page.text.index(clean_results.verdict)
+    answer, more = (f"{part}." for part in clean_results.verdict.rstrip(".").split("; ", 1))
+    assert page.text.index(clean_results.label) < page.text.index(answer) < page.text.index(more[1:])
 
 
 def test_the_page_refers_to_nothing_outside_itself(page: Page) -> None:
@@ -51,8 +51,8 @@ def test_ids_are_unique_and_headings_leave_no_level_out(page: Page) -> None:
 def test_every_chart_says_in_words_what_it_shows(page: Page, clean_results: Results) -> None:
     named = [element.attributes["aria-label"] for element in page.all("div") if element.attributes.get("role") == "img"]
     assert len(named) == len(page.all("figure")) == 5
-    for (name, chart), label in zip(drawing.select_charts(clean_results).items(), named, strict=True):
-        assert chart.describe_chart(clean_results) in label, name
+    for name, chart in drawing.select_charts(clean_results).items():
+        assert [label for label in named if chart.describe_chart(clean_results) in label], name
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_a_section_with_nothing_says_why(measured_results: Results, clean_result
         assert "No cell has a step that could be taken apart: that takes several ranks inside DDP." in text
         assert "No change was tried: none can be here, or measure.advice in params.yaml is off." in text
         assert "There was nothing to predict from." in text
-        assert render(clean_results).count("Not measured: the stage measure left no speed.json") == 4
+        assert render(clean_results).count("Not measured: the stage measure left no speed.json") == 5
 
 
 @pytest.mark.parametrize("changes", [{}, {"waterfalls": []}], ids=["beside a waterfall", "alone"])
@@ -183,7 +183,9 @@ def test_the_markdown_holds_the_same_rows(measured_results: Results) -> None:
     assert "| 64 | 8.88x (6.34 to 11.42) | 14 % | predicted, 90 % interval, extrapolated |" in text
     assert "```yaml\ntrain:\n  micro_batch_size: 2\ncells:\n  2proc:\n    options: {bucket_mib: 5.0}\n```" in text
     assert "[Where the step goes](charts/waterfall.svg)" in text
-    assert escape(measured_results.verdict) in text
+    answer, _, more = measured_results.verdict.partition("; ")
+    assert f"**{escape(answer)}.**\n\n{escape(more[0].upper() + more[1:])}\n" in text
+    assert "- **Why not 2x?** Most of what is lost is exposed communication: 8.3 % of the step." in text
 
 
 def test_hostile_names_are_shown_and_never_run(measured_results: Results) -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from tasks.records.measurement import Measurement
 from tasks.reporting.collect import collect_results
-from tests.tasks.reporting.comparison import PARAMS, outputs_of, write_comparison
+from tasks.reporting.verdict import is_resolved
+from tests.tasks.reporting.comparison import PARAMS, edit_segment, outputs_of, write_comparison
 from tests.tasks.reporting.measured import (
     arm,
     estimate,
@@ -14,6 +15,7 @@ from tests.tasks.reporting.measured import (
     with_speedup,
     write_measurement,
 )
+from tests.tasks.reporting.rendered import html_of
 
 GATES = "all 21 gates passed"
 WITHHELD = "Speedup withheld: the gate “Not data-bound” failed: "
@@ -40,6 +42,52 @@ def test_an_interval_that_holds_one_is_no_measurable_difference(tmp_path: Path) 
         "No measurable difference between 2proc and 1proc (1.01x, 95 % interval 0.98x to 1.04x, 50 % of linear, strong "
         "scaling): 67.3 ms against 68.0 ms per step; all 21"
     )
+
+
+def test_a_wide_interval_around_one_tells_nothing(tmp_path: Path) -> None:
+    verdict = verdict_of(tmp_path, with_speedup(1.01, 0.2))
+    assert verdict.startswith("Whether 2proc is faster than 1proc cannot be told (1.01x, 95 % interval 0.81x to 1.21x")
+
+
+@pytest.mark.parametrize(
+    ("found", "is_told"),
+    [
+        (measurement(), True),
+        # Slower beyond doubt, and no difference beyond doubt, are answers too.
+        (with_speedup(0.8), True),
+        (with_speedup(1.01), True),
+        # Surely faster, though nobody knows exactly by how much.
+        (with_speedup(1.6, 0.2), True),
+        (with_speedup(1.01, 0.2), False),
+        (with_speedup(1.6, preflight=preflight("others use 1.4 of 2 cores")), False),
+    ],
+    ids=["faster", "slower", "alike", "vague", "noise", "unfit machine"],
+)
+def test_a_speedup_is_resolved_when_noise_and_machine_leave_no_doubt(
+    tmp_path: Path, found: Measurement, is_told: bool
+) -> None:
+    params = write_comparison(tmp_path)
+    write_measurement(tmp_path, found)
+    results = collect_results(outputs_of(tmp_path, params))
+    assert is_resolved(results) == is_told
+    page = html_of(results)
+    state, other = ("Resolved", "Not resolved") if is_told else ("Not resolved", "Resolved")
+    assert f'<span class="state">{state}</span>' in page
+    assert f'<span class="state">{other}</span>' not in page
+    assert ("Type `make rebench`" in page) != is_told
+
+
+def test_a_speedup_that_only_noise_withholds_is_not_resolved_and_one_of_another_training_is_withheld(
+    tmp_path: Path,
+) -> None:
+    params = write_comparison(tmp_path)
+    write_measurement(tmp_path, measurement(arms=[arm("1proc", 1), arm("2proc", 2, speedup=None)], num_quiet_turns=1))
+    noisy = collect_results(outputs_of(tmp_path, params))
+    assert noisy.failed_gates == ["Quiet enough to tell"]
+    assert '<span class="state">Not resolved</span>' in html_of(noisy)
+    write_measurement(tmp_path, measurement())
+    edit_segment(tmp_path, "2proc", data_wait_seconds=1.0)
+    assert '<span class="state">Withheld</span>' in html_of(collect_results(outputs_of(tmp_path, params)))
 
 
 def test_an_interval_below_one_is_slower(tmp_path: Path) -> None:

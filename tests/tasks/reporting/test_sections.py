@@ -9,11 +9,13 @@ from markdown_it import MarkdownIt
 
 from tasks.reporting import document as report
 from tasks.reporting.blocks import (
+    Answers,
     Block,
     Charts,
     Code,
     Document,
     Facts,
+    Fold,
     Heading,
     Items,
     KeyFigures,
@@ -23,6 +25,7 @@ from tasks.reporting.blocks import (
     Table,
     Terms,
     Text,
+    list_blocks,
 )
 from tasks.reporting.document import SECTIONS, make_document
 from tasks.reporting.drawing import select_charts
@@ -53,7 +56,10 @@ def make_every_kind(attack: str) -> list[Block]:
         Heading(attack),
         Items([attack]),
         KeyFigures([(attack, attack, attack)]),
+        Answers([(attack, attack, "only")]),
         Facts([(attack, attack)]),
+        Facts([(attack, attack)], anchor="one"),
+        Fold(attack, [Text(attack)]),
         Terms({attack: attack}),
         Table(attack, [attack, "other"], [[attack, attack]], num_prose=1, words={"other": attack}),
         Charts("place", [ShownChart("drawn", "A chart", attack)]),
@@ -119,7 +125,7 @@ def test_a_new_section_is_one_file_and_its_name_in_the_list(
 @pytest.mark.parametrize("name", ["clean", "withheld", "measured", "withheld_measured"])
 def test_every_chart_that_has_something_to_show_has_its_place(name: str, request: pytest.FixtureRequest) -> None:
     results = request.getfixturevalue(f"{name}_results")
-    blocks = [block for section in make_document(results).sections for block in section.blocks]
+    blocks = [block for section in make_document(results).sections for block in list_blocks(section.blocks)]
     placed = [chart.name for block in blocks if isinstance(block, Charts) for chart in block.charts]
     assert sorted(placed) == sorted(select_charts(results))
 
