@@ -73,7 +73,7 @@ def draw(results: Results, axes: Axes) -> None:
                 [point.world_size], [measured.value], yerr=errors, color=INK, marker="o", markersize=5, capsize=4,
                 linestyle="none", label="measured" if point is _find_first_measured(points) else None,
             )  # fmt: skip
-    _label_axes(axes, sorted({base, *sizes}), results)
+    _label_axes(axes, sorted({base, *sizes}), min(low), results)
 
 
 def _draw_line(axes: Axes, points: list[PredictedPoint], color: str) -> None:
@@ -90,12 +90,14 @@ def _draw_line(axes: Axes, points: list[PredictedPoint], color: str) -> None:
             )  # fmt: skip
 
 
-def _label_axes(axes: Axes, ticks: list[int], results: Results) -> None:
+def _label_axes(axes: Axes, ticks: list[int], lowest: float, results: Results) -> None:
     base = results.baseline.world_size
+    below = [speedup for speedup in (0.125, 0.25, 0.5) if speedup > lowest / 2 and lowest < 1]
+    speedups = [*below, *(tick / base for tick in ticks)]
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.set_yticks([tick / base for tick in ticks], [f"{tick / base:g}" for tick in ticks])
+    axes.set_yticks(speedups, [f"{speedup:g}" for speedup in speedups])
     axes.set_xticks([], minor=True)
     axes.set_yticks([], minor=True)
     axes.set_xlabel("number of ranks (log scale)")

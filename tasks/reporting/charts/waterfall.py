@@ -1,7 +1,9 @@
 """From the ideal step of each cell to the measured one: what is lost on the way."""
 
+from dataclasses import dataclass
+
 from tasks.process import wording
-from tasks.records.measurement import Waterfall
+from tasks.records.measurement import Estimate, Waterfall
 from tasks.reporting.drawing import INK, MUTED, Axes, select_color, set_height, shorten
 from tasks.reporting.results import Results
 
@@ -14,6 +16,16 @@ _COLORS = {"data wait": 4, "host-to-device copy": 4, "contention": 3, "straggler
 _COLORS |= {"exposed communication": 1, "optimizer": 2, "fixed": 2}
 """Part -> colour of the palette: what belongs together looks alike; the labels tell the parts apart."""
 _INCHES_PER_ROW, _INCHES_AROUND = 0.25, 0.95
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    seconds: float
+    interval: Estimate | None = None
+    """Of the seconds, where they were measured by themselves."""
+    is_whole: bool = False
+    """Whether its bar begins at 0, and not where the one above ends."""
 
 
 def is_shown(results: Results) -> bool:
@@ -42,7 +54,7 @@ def _describe_waterfall(waterfall: Waterfall) -> str:
 
 
 def draw(results: Results, axes: Axes) -> None:
-    """Draw a row per part, each beginning where the one above ends; the cells below each other."""
+    """Draw a row per part, each beginning where the one above ends, with its interval; the cells below each other."""
     assert results.measurement is not None
     waterfalls = results.measurement.waterfalls
     factor, unit = (1000, "ms") if max(one.measured_seconds for one in waterfalls) < 1 else (1, "s")
@@ -52,11 +64,11 @@ def draw(results: Results, axes: Axes) -> None:
             axes.text(0, len(names), shorten(waterfall.cell), va="center", fontweight="bold")
             names.append("")
         start = 0.0
-        for name, seconds, is_whole in _list_rows(waterfall):
-            begin = 0.0 if is_whole else start
-            _draw_row(axes, len(names), name, factor * begin, factor * seconds)
-            start = begin + seconds
-            names.append(name)
+        for row in _list_rows(waterfall):
+            begin = 0.0 if row.is_whole else start
+            _draw_row(axes, len(names), row, begin, factor)
+            start = begin + row.seconds
+            names.append(row.name)
     set_height(axes, _INCHES_AROUND + _INCHES_PER_ROW * len(names))
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
@@ -67,33 +79,39 @@ def draw(results: Results, axes: Axes) -> None:
     axes.grid(axis="x")
 
 
-def _draw_row(axes: Axes, place: int, name: str, begin: float, length: float) -> None:
-    """Draw one bar with its figure at its right end."""
-    if name == "unexplained":
-        axes.barh(place, length, 0.7, left=begin, facecolor="none", edgecolor=MUTED, hatch="////")
+def _draw_row(axes: Axes, place: int, row: _Row, begin: float, factor: float) -> None:
+    """Draw one bar with its 95 % interval, and its figure at the right end of both."""
+    left, length = factor * begin, factor * row.seconds
+    end = max(left, left + length)
+    if row.name == "unexplained":
+        axes.barh(place, length, 0.7, left=left, facecolor="none", edgecolor=MUTED, hatch="////")
     else:
-        color = select_color(0 if name in ("ideal", "measured") else _COLORS.get(name, 3))
-        axes.barh(place, length, 0.7, left=begin, color=color)
-    end = max(begin, begin + length)
+        color = select_color(0 if row.is_whole else _COLORS.get(row.name, 3))
+        axes.barh(place, length, 0.7, left=left, color=color)
+    if row.interval is not None:
+        ends = [factor * (begin + seconds) for seconds in (row.interval.low, row.interval.high)]
+        axes.plot(ends, [place, place], color=INK, linewidth=1, marker="|", markersize=5)
+        end = max(end, *ends)
     shown = wording.format_three_digits(length)
     axes.annotate(shown, (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
 
 
-def _list_rows(waterfall: Waterfall) -> list[tuple[str, float, bool]]:
-    """Return (name, seconds, whether the bar begins at 0) from top to bottom."""
-    rows = [] if waterfall.ideal_seconds is None else [("ideal", waterfall.ideal_seconds, True)]
-    rows += [(part.name, part.seconds.value, False) for part in waterfall.parts]
+def _list_rows(waterfall: Waterfall) -> list[_Row]:
+    """Return what a bar is drawn of, from top to bottom."""
+    rows = [] if waterfall.ideal_seconds is None else [_Row("ideal", waterfall.ideal_seconds, is_whole=True)]
+    rows += [_Row(part.name, part.seconds.value, part.seconds) for part in waterfall.parts]
     if waterfall.unexplained_seconds is not None:
-        rows.append(("unexplained", waterfall.unexplained_seconds, False))
-    return [*rows, ("measured", waterfall.measured_seconds, True)]
+        rows.append(_Row("unexplained", waterfall.unexplained_seconds))
+    return [*rows, _Row("measured", waterfall.measured_seconds, is_whole=True)]
 
 
 def _goes_below_zero(waterfalls: list[Waterfall]) -> bool:
-    """Return whether a bar reaches below 0, as negative parts without the ideal step before them do."""
+    """Return whether a bar or its interval reaches below 0, as small parts without the ideal step before them do."""
     for waterfall in waterfalls:
-        reached = 0.0
-        for _, seconds, is_whole in _list_rows(waterfall):
-            reached = seconds if is_whole else reached + seconds
-            if reached < 0:
+        start = 0.0
+        for row in _list_rows(waterfall):
+            begin = 0.0 if row.is_whole else start
+            if begin + min(row.seconds, row.interval.low if row.interval else 0.0) < 0:
                 return True
+            start = begin + row.seconds
     return False

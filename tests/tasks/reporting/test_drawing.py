@@ -20,7 +20,8 @@ def texts(svg: str) -> list[str]:
 
 def test_the_charts_are_found_by_their_files_in_the_order_of_the_report() -> None:
     first, *others = MEASURED_CHARTS
-    assert list(drawing.find_charts()) == [first, *NAMES_OF_CHARTS, "accuracy_curves", *others, "history"]
+    found = [first, *NAMES_OF_CHARTS, "loss_difference", "accuracy_curves", *others, "history"]
+    assert list(drawing.find_charts()) == found
 
 
 def test_a_chart_that_has_nothing_to_show_is_left_out(clean_results: Results, measured_results: Results) -> None:
@@ -136,6 +137,20 @@ def test_the_same_results_give_the_same_bytes(measured_results: Results, name: s
     assert svg == drawing.draw_svg(name, chart, measured_results)
     assert svg.isascii() or svg.encode()
     assert not re.search(r"\b20\d\d-\d\d-\d\d", svg)
+
+
+def test_losses_that_differ_are_drawn_apart_with_plain_powers_of_ten_and_equal_ones_are_not(
+    measured_results: Results,
+) -> None:
+    assert "loss_difference" not in drawing.select_charts(measured_results)
+    first, other = measured_results.loss_curves
+    losses = [other.losses[0], *(loss * (1 + 10.0**-number) for number, loss in enumerate(first.losses[1:], start=4))]
+    changed = measured_results.model_copy(update={"loss_curves": [first, other.model_copy(update={"losses": losses})]})
+    chart = drawing.select_charts(changed)["loss_difference"]
+    assert "2proc at most 1.0e-04 at step 2." in chart.describe_chart(changed)
+    shown = texts(drawing.draw_svg("loss_difference", chart, changed))
+    assert "1e-05" in shown
+    assert not [text for text in shown if "$" in text]
 
 
 @pytest.mark.parametrize("name", ["estimates", "parallel_efficiency", "measured_speedup", "prediction"])

@@ -1,0 +1,63 @@
+"""How far the training losses of the cells are apart, step by step, on a logarithmic axis."""
+
+from tasks.process import wording
+from tasks.reporting.drawing import Axes, add_legend, select_color, select_dashes, shorten
+from tasks.reporting.results import LossCurve, Results
+
+TITLE = "Training losses apart"
+POSITION = 52
+NEEDS_SPEEDUP = False
+SECTION = "quality"
+
+
+def is_shown(results: Results) -> bool:
+    """Return whether two curves have the same steps and differ in one."""
+    return any(max(_compute_differences(results, curve)) > 0 for curve in _list_others(results))
+
+
+def describe_chart(results: Results) -> str:
+    """Return the largest difference of every cell from the baseline, and at which step."""
+    told = []
+    for curve in _list_others(results):
+        apart = _compute_differences(results, curve)
+        largest = max(apart)
+        step = curve.steps[apart.index(largest)]
+        told.append(f"{curve.cell} at most {wording.format_difference(largest)} at step {wording.format_count(step)}")
+    return (
+        f"How far a loss is from that of {results.baseline.cell}, relative to it, on a logarithmic axis. Rounding "
+        f"grows with the steps; a defect is there at once. {'; '.join(told)}."
+    )
+
+
+def draw(results: Results, axes: Axes) -> None:
+    """Draw a line per cell but the baseline; steps of equal losses have no place on the axis."""
+    numbers = {cell.cell: number for number, cell in enumerate(results.cells)}
+    for curve in _list_others(results):
+        points = list(zip(curve.steps, _compute_differences(results, curve), strict=True))
+        number = numbers[curve.cell]
+        axes.plot(
+            [step for step, apart in points if apart],
+            [apart for _, apart in points if apart],
+            color=select_color(number), linestyle=select_dashes(number), marker="o", markersize=2,
+            label=shorten(curve.cell),
+        )  # fmt: skip
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
+    axes.yaxis.set_minor_formatter(lambda *_: "")
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel(f"apart from {shorten(results.baseline.cell)} (relative, log scale)")
+    axes.margins(x=0.02)
+    axes.grid()
+    add_legend(axes)
+
+
+def _list_others(results: Results) -> list[LossCurve]:
+    first, *others = results.loss_curves
+    return [curve for curve in others if curve.steps == first.steps]
+
+
+def _compute_differences(results: Results, curve: LossCurve) -> list[float]:
+    first = results.loss_curves[0].losses
+    return [
+        abs(one - other) / abs(other) if other else abs(one) for one, other in zip(curve.losses, first, strict=True)
+    ]
