@@ -86,6 +86,7 @@ def test_first_run_runs_every_stage_and_the_second_none(finished: ToyProject, ap
     assert second == {"fingerprint": "Unchanged", **dict.fromkeys(STAGES[1:], "Cached")}
     assert finished.executed() == ["fingerprint"]
     assert ran.stderr.count(": cached, nothing has changed") == len(STAGES) - 1
+    assert api.last_flow_run()["state"]["message"] == "2proc is faster, says the toy"
 
 
 def test_report_is_an_artifact_of_the_cached_run_too(finished: ToyProject, api: Api) -> None:
