@@ -17,7 +17,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup compare rebench report use params rehearse mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
+.PHONY: help setup compare rebench report diff use params rehearse mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
@@ -48,6 +48,9 @@ rehearse: $(READY)  ## Will it fit, how fast will it be, without a GPU: make reh
 
 report: $(READY)  ## Render the report again from reports/results.json, without training
 	@python -m tasks.report --from-results reports/results.json --reports reports
+
+diff: $(READY)  ## Two results.json side by side, also as reports/diff.html: make diff A=... B=...
+	@python -m tasks.reporting.diff "$${A-}" "$${B-}" --page reports/diff.html
 
 reanalyse: $(READY)  ## Work the speedups out again from the raw blocks of reports/, by several figures
 	@python -m tasks.measuring.reanalyse

@@ -59,25 +59,25 @@ def _is_comparable(record: HistoryRecord, now: HistoryRecord) -> bool:
 
 def _list_changes(before: Sequence[HistoryRecord], now: HistoryRecord) -> list[Change]:
     """Return how step time and speedup changed since the last of the comparable records."""
-    steps = [_take_logarithm(record.step_time) for record in (*before, now)]
-    speedups = [_take_logarithm(record.measured_speedup) for record in (*before, now)]
+    steps = [take_logarithm(record.step_time) for record in (*before, now)]
+    speedups = [take_logarithm(record.measured_speedup) for record in (*before, now)]
     found = []
     # A step time counts the other way round: shorter is better.
-    if (ratio := _compute_ratio(steps, sign=-1)) is not None:
+    if (ratio := compute_ratio(steps, sign=-1)) is not None:
         found.append(_make_change("step time", before[-1], now, ratio))
-    if (ratio := _compute_ratio(speedups, sign=1)) is not None:
+    if (ratio := compute_ratio(speedups, sign=1)) is not None:
         found.append(_make_change("speedup", before[-1], now, ratio))
     return found
 
 
-def _take_logarithm(estimate: Estimate | None) -> tuple[float, float] | None:
+def take_logarithm(estimate: Estimate | None) -> tuple[float, float] | None:
     """Return the logarithm and its standard deviation."""
     if estimate is None:
         return None
     return math.log(estimate.value), math.log(estimate.high / estimate.low) / 2 / _NORMAL
 
 
-def _compute_ratio(figures: Sequence[tuple[float, float] | None], *, sign: Literal[-1, 1]) -> Estimate | None:
+def compute_ratio(figures: Sequence[tuple[float, float] | None], *, sign: Literal[-1, 1]) -> Estimate | None:
     """Return the last figure / the one before it (sign -1: the other way round); None if one of them is not known."""
     (*earlier, before, now) = figures
     if before is None or now is None:

@@ -33,6 +33,7 @@ COMMANDS_RUN_BELOW = [
     "make compare",
     "make use PRESET=embedded",
     "make params",
+    "make diff A=old/results.json B=reports/results.json",
     'make rehearse GPU="2x H100-80"',
     "make use PRESET=qwen2-arxiv",
     "make use PRESET=imdb",
@@ -81,6 +82,10 @@ def test_the_commands_of_the_pages_do_what_they_say(with_make: Workspace) -> Non
     said = run("make", "compare").stdout
     assert said.count(": cached, ") == len(STAGES) - 1  # fingerprint runs every time
     assert said.rstrip().endswith("Report: reports/index.html")
+    shutil.copytree(with_make.folder / "reports", with_make.folder / "old")
+    said = run("make", "diff", "A=old/results.json", "B=reports/results.json").stdout
+    assert "The same work on the same machine" in said
+    assert "What differs" in (with_make.folder / "reports" / "diff.html").read_text()
     said = run("dvc", "repro").stdout
     assert "Running stage 'train" not in said
     assert "train@2proc" in run("dvc", "dag").stdout

@@ -1,0 +1,151 @@
+"""`python -m tasks.reporting.diff A B`: two results.json side by side, of other days, machines or strategies.
+
+Prints tables on a terminal and Markdown, as for a pull request, into a file; `--page` also writes a page.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.process import wording
+from tasks.process.failure import ConfigurationError, exit_with_one_line
+from tasks.records.measurement import Estimate
+from tasks.reporting.blocks import Block, Document, Items, PageSection, Table, Text
+from tasks.reporting.cell_results import CellResults
+from tasks.reporting.changes import compute_ratio, take_logarithm
+from tasks.reporting.data_files import write_text
+from tasks.reporting.html import render_html
+from tasks.reporting.markdown import render_markdown
+from tasks.reporting.results import Results, read_results
+
+
+def make_diff(before: Results, now: Results) -> Document:
+    """Return both verdicts, what is recorded otherwise, and every figure of either with what became of it."""
+    told = [f"Before ({_name(before)}): {before.verdict}", f"Now ({_name(now)}): {now.verdict}"]
+    rows = list(_list_differences(before, now))
+    differs: list[Block] = [Text("The same work on the same machine, as far as it is recorded.")]
+    if rows:
+        differs = [Table("Recorded otherwise", ["What", "Before", "Now"], rows, num_prose=2)]
+    headings = ["Cell", "Figure", "Before", "Now", "Now / before"]
+    figures = Table("Figures, 95 % intervals", headings, list(_list_figures(before, now)), num_row_headings=2)
+    return Document(
+        title=f"{before.name} and {now.name}",
+        tab="two comparisons",
+        summary=now.verdict,
+        lead=[],
+        sections=[
+            PageSection("verdicts", "Verdicts", [Items(told)]),
+            PageSection("figures", "Figures", [figures, Text(_warn(before, now))]),
+            PageSection("differs", "What differs", differs),
+        ],
+    )
+
+
+def _name(results: Results) -> str:
+    return f"{results.name}, {results.created_at[:16].replace('T', ' ')} UTC"
+
+
+def _warn(before: Results, now: Results) -> str:
+    """Return how a ratio is to be read."""
+    told = "Two sessions are compared, not two arms of one: what the machine did in either is in the ratio."
+    if before.comparison.train != now.comparison.train or before.comparison.model != now.comparison.model:
+        return f"{told} The work is not the same, so that a ratio is no speedup."
+    return told
+
+
+def _list_differences(before: Results, now: Results) -> Iterator[list[str]]:
+    """Yield (what, before, now) of every fact that is not the same."""
+    facts = [_collect_facts(results) for results in (before, now)]
+    for name in dict.fromkeys([*facts[0], *facts[1]]):
+        pair = [str(one.get(name, "none")) for one in facts]
+        if pair[0] != pair[1]:
+            yield [name, *pair]
+
+
+def _collect_facts(results: Results) -> dict[str, Any]:
+    found, machine = results.comparison, results.comparison.machine
+    gpus = wording.join_names([gpu.name for gpu in machine.gpus]) or "none"
+    return {
+        "model": found.model.source,
+        "data": found.dataset.source,
+        "ranges": wording.join_names([part.range for part in found.ranges]),
+        "CPU": f"{machine.cpu}, {machine.num_cpus} CPUs",
+        "GPUs": gpus,
+        **machine.versions,
+        **{f"train.{name}": value for name, value in found.train.items()},
+        **{
+            f"cell {cell.cell}": f"{cell.strategy}, {wording.format_plural(cell.world_size, 'rank')}"
+            for cell in results.cells
+        },
+    }
+
+
+def _list_figures(before: Results, now: Results) -> Iterator[list[str]]:
+    """Yield a row per cell and figure that one of the two has."""
+    cells = [{cell.cell: cell for cell in results.cells} for results in (before, now)]
+    for name in dict.fromkeys([*cells[0], *cells[1]]):
+        pair = [one.get(name) for one in cells]
+        gates = [cell.standing.state if cell else "no such cell" for cell in pair]
+        yield [name, "standing", *gates, ""]
+        steps = [_find_step_time(results, name) for results in (before, now)]
+        speedups = [cell.measured_speedup if cell else None for cell in pair]
+        yield [name, "step time", *_show(steps, wording.format_duration_with_interval), _divide(steps)]
+        shown = _show(speedups, wording.format_ratio_with_interval)
+        shown = [wording.WITHHELD if cell and cell.is_withheld else one for cell, one in zip(pair, shown, strict=True)]
+        yield [name, "speedup", *shown, _divide(speedups)]
+        for figure, read, show in _PLAIN:
+            values = [read(cell) if cell else None for cell in pair]
+            ratio = f"{values[1] / values[0]:.2f}" if values[0] and values[1] is not None else ""
+            if any(value is not None for value in values):
+                yield [name, figure, *_show(values, show), ratio]
+
+
+_PLAIN: list[tuple[str, Callable[[CellResults], float | None], Callable[[Any], str]]] = [
+    ("efficiency", lambda cell: cell.parallel_efficiency, wording.format_percent),
+    ("tokens/s, whole training", lambda cell: cell.whole.tokens_per_second, wording.format_three_digits),
+    ("seconds per epoch", lambda cell: cell.seconds_per_epoch, wording.format_seconds),
+    ("training loss", lambda cell: cell.whole.loss, wording.format_loss),
+    ("peak memory", lambda cell: cell.peak_memory_gib, wording.format_gib),
+]
+
+
+def _find_step_time(results: Results, cell: str) -> Estimate | None:
+    arms = results.measurement.arms if results.measurement else []
+    return next((arm.step_seconds for arm in arms if arm.cell == cell and not arm.is_wrapped_baseline), None)
+
+
+def _show(values: list[Any], show: Callable[[Any], str]) -> list[str]:
+    return [wording.NOT_AVAILABLE if value is None else show(value) for value in values]
+
+
+def _divide(pair: list[Estimate | None]) -> str:
+    """Return the second / the first, with the interval of both sessions' noise."""
+    ratio = compute_ratio([take_logarithm(one) for one in pair], sign=1)
+    return "" if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="tasks.reporting.diff", description=__doc__)
+    parser.add_argument("before", help="a results.json")
+    parser.add_argument("now", help="another one")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write a page as well")
+    arguments = parser.parse_args()
+    if not arguments.before or not arguments.now:
+        raise ConfigurationError("two results.json are needed: make diff A=old/results.json B=reports/results.json")
+    document = make_diff(read_results(Path(arguments.before)), read_results(Path(arguments.now)))
+    markdown = render_markdown(document)
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        Console().print(Markdown(markdown))
+    else:
+        sys.stdout.write(markdown)
+    if arguments.page is not None:
+        write_text(arguments.page, render_html(document, {}))
+
+
+if __name__ == "__main__":
+    exit_with_one_line(_main, name="diff")

@@ -1,0 +1,58 @@
+"""`make diff`: two results.json side by side."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tasks.reporting.diff import make_diff
+from tasks.reporting.markdown import render_markdown
+from tasks.reporting.results import Results, write_results
+from tests.conftest import PROJECT
+from tests.tasks.reporting.measured import arm, estimate
+from tests.tasks.reporting.test_measured_page import with_measurement
+
+
+def run_diff(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "tasks.reporting.diff", *words]
+    return subprocess.run(command, cwd=PROJECT, text=True, capture_output=True)
+
+
+def test_a_faster_session_is_told_with_the_noise_of_both(measured_results: Results) -> None:
+    two = arm("2proc", 2, seconds=0.040, speedup=estimate(68 / 40))
+    faster = with_measurement(measured_results, arms=[arm("1proc", 1), two])
+    text = render_markdown(make_diff(measured_results, faster))
+    # 40 / 42 = 0.952; two intervals of 1 % each way give one of 1.4 %.
+    assert "| 2proc | step time | 42.0 ms (41.6 to 42.4) | 40.0 ms (39.6 to 40.4) | 0.95 (0.94 to 0.97) |" in text
+    assert "| 1proc | standing | proven | proven |  |" in text
+    assert "The same work on the same machine, as far as it is recorded." in text
+    assert "is no speedup" not in text
+
+
+def test_what_is_recorded_otherwise_is_named_and_another_work_gives_no_speedup(measured_results: Results) -> None:
+    work = measured_results.comparison.train | {"learning_rate": 0.5}
+    machine = measured_results.comparison.machine.model_copy(update={"cpu": "another CPU"})
+    facts = measured_results.comparison.model_copy(update={"train": work, "machine": machine})
+    text = render_markdown(make_diff(measured_results, measured_results.model_copy(update={"comparison": facts})))
+    assert "The work is not the same, so that a ratio is no speedup." in text
+    assert "| train.learning_rate | 0.002 | 0.5 |" in text
+    assert "another CPU" in text
+
+
+def test_the_command_writes_markdown_and_a_page_and_names_what_is_missing(
+    measured_results: Results, withheld_measured_results: Results, tmp_path: Path
+) -> None:
+    files = [tmp_path / "before.json", tmp_path / "now.json"]
+    write_results(files[0], measured_results)
+    write_results(files[1], withheld_measured_results)
+    page = tmp_path / "diff.html"
+    ran = run_diff(*map(str, files), "--page", str(page))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("# by-hand and by-hand\n")
+    assert "| 2proc | speedup | 1.62x (1.58 to 1.66) | withheld |  |" in ran.stdout
+    assert "<h1>by-hand and by-hand</h1>" in page.read_text()
+    missing = "two results.json are needed"
+    for words, code, said in (((str(files[0]), ""), 2, missing), ((str(files[0]), "gone"), 3, "gone: No such file")):
+        ran = run_diff(*words)
+        assert ran.returncode == code, ran.stderr
+        assert said in ran.stderr
+        assert len(ran.stderr.splitlines()) == 1
