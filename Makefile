@@ -57,12 +57,12 @@ prune: $(READY)  ## List what no comparison of the last KEEP=10 has used; make p
 	@python -m tasks.store.prune --keep "$${KEEP-10}" --go "$${GO-}"
 
 clean:  ## Remove everything that a comparison made; asks first
-	@read -r -p "Remove what is in data/ and reports/ (the history, too), .work/, mlflow.db, mlruns/, dvc.lock and DVC's cache? [y/N] " answer
+	@read -r -p "Remove what is in data/ and reports/ (the history, too), .work/, mlflow.db, mlruns/, tensorboard/, wandb/, dvc.lock and DVC's cache? [y/N] " answer
 	[ "$$answer" = y ]
 	mkdir -p data reports
 	# README.md says in a fresh clone what will stand there.
 	find data reports -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
-	rm -rf .work mlflow.db mlruns .dvc/cache dvc.lock
+	rm -rf .work mlflow.db mlruns tensorboard wandb .dvc/cache dvc.lock
 
 ##@ Look: at runs, at schedules, and at what scaling looks like
 

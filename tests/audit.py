@@ -1,8 +1,9 @@
 """`make audit`: the licence of every package of requirements.lock, and whether one has a known vulnerability.
 
-Those of requirements-extras.lock count too, their licences where they are installed (`make extras`). Licences come from the installed packages' own metadata and have to be on the list in pyproject.toml ([tool.audit]).
-Vulnerabilities come from osv.dev, all packages in one question; where it cannot be reached nothing is checked, and that
-is said. (pip-audit asks once per package, `uv audit` wants a lock of its own kind.)
+Those of requirements-extras.lock count too, their licences where they are installed (`make extras`). Licences come from
+the installed packages' own metadata and have to be on the list in pyproject.toml ([tool.audit]). Vulnerabilities come
+from osv.dev, all packages in one question; where it cannot be reached nothing is checked, and that is said. (pip-audit
+asks once per package, `uv audit` wants a lock of its own kind.)
 """
 
 import fnmatch

@@ -14,7 +14,7 @@ from typing import NoReturn
 import uvicorn
 
 from tasks.params import Params, load_params
-from tasks.process.failure import ConfigurationError, ExitCode, ResourceError, exit_with_one_line
+from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
 from tasks.process.logs import configure_logging
 from tasks.records.run import RunFile
 from tasks.services.own_site import OwnSite, make_credentials, write_private
@@ -50,13 +50,11 @@ def send_pending(params: Params) -> bool:
 def serve(params: Params, *, port: int) -> None:
     """Serve MLflow's UI of the store, on loopback and to this user alone, until Ctrl-C.
 
-    A tracking server has its own UI. Raises ResourceError if the port is somebody else's, ConfigurationError where runs
-    are not kept in MLflow.
+    A tracking server has its own UI. Raises ResourceError if the port is somebody else's.
     """
     if "mlflow" not in params.tracking.kinds:
-        raise ConfigurationError(
-            "tracking.kind: has no mlflow, so there is no page of it; see docs/results.md for others'"
-        )
+        _log.info("tracking.kind has no mlflow, so there is no page of it to open")
+        return
     uri = mlflow.choose_uri(params.tracking.uri)
     make_site = mlflow.find_site(uri)
     if make_site is None:
