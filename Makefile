@@ -140,7 +140,7 @@ extras: $(EXTRAS)  ## Add W&B and TensorBoard, by the hashes of requirements-ext
 
 # An environment that was made anew has lost them.
 $(EXTRAS): requirements-extras.lock $(READY)
-	uv pip install --python $(VENV)/bin/python --quiet --compile-bytecode --require-hashes -r requirements-extras.lock
+	@uv pip install --python $(VENV)/bin/python --quiet --compile-bytecode --require-hashes -r requirements-extras.lock
 	touch $@
 
 test-fast: $(READY)  ## The quick answer: tests that take seconds

@@ -43,16 +43,6 @@ from tests.tracked_run import (
 ALL_STEPS = list(range(1, 2 * NUM_STEPS + 1))
 
 
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with its tables: making them takes over a second, each time."""
-    from mlflow import MlflowClient
-
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
-    return path
-
-
 class Place:
     """A project folder with a finished comparison and a store of its own."""
 
