@@ -9,6 +9,7 @@ MAKEFLAGS += --no-print-directory
 export PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
+EXTRAS := $(VENV)/.extras
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # Where it is set, every process would compile its imports again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -17,7 +18,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup compare rebench report diff use params rehearse mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
+.PHONY: help setup extras compare rebench report diff use params rehearse mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
@@ -59,12 +60,12 @@ prune: $(READY)  ## List what no comparison of the last KEEP=10 has used; make p
 	@python -m tasks.store.prune --keep "$${KEEP-10}" --go "$${GO-}"
 
 clean:  ## Remove everything that a comparison made; asks first
-	@read -r -p "Remove what is in data/ and reports/ (the history, too), .work/, mlflow.db, mlruns/, dvc.lock and DVC's cache? [y/N] " answer
+	@read -r -p "Remove what is in data/ and reports/ (the history, too), .work/, mlflow.db, mlruns/, tensorboard/, wandb/, dvc.lock and DVC's cache? [y/N] " answer
 	[ "$$answer" = y ]
 	mkdir -p data reports
 	# README.md says in a fresh clone what will stand there.
 	find data reports -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
-	rm -rf .work mlflow.db mlruns .dvc/cache dvc.lock
+	rm -rf .work mlflow.db mlruns tensorboard wandb .dvc/cache dvc.lock
 
 ##@ Look: at runs, at schedules, and at what scaling looks like
 
@@ -138,6 +139,13 @@ $(READY): requirements.lock pyproject.toml
 	[ -e .git ] || dvc config --local core.no_scm true
 	touch $@
 
+extras: $(EXTRAS)  ## Add W&B and TensorBoard, by the hashes of requirements-extras.lock
+
+# An environment that was made anew has lost them.
+$(EXTRAS): requirements-extras.lock $(READY)
+	@uv pip install --python $(VENV)/bin/python --quiet --compile-bytecode --require-hashes -r requirements-extras.lock
+	touch $@
+
 test-fast: $(READY)  ## The quick answer: tests that take seconds
 	@pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
 
@@ -155,5 +163,7 @@ imports: $(READY)
 audit: $(READY)  ## Licences of requirements.lock, and known vulnerabilities where the network allows
 	@python -m tests.audit
 
-lock: $(READY)  ## Resolve requirements.lock anew from pyproject.toml
+lock: $(READY)  ## Resolve requirements.lock and requirements-extras.lock anew from pyproject.toml
 	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock
+	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["tensorboard"], *extras["wandb"], sep="\n")' |
+	  uv pip compile --quiet --universal --generate-hashes --no-header -c requirements.lock - -o requirements-extras.lock

@@ -55,7 +55,7 @@ class Training:
 
     def __init__(self, run: CellTraining, config: TrainingConfig) -> None:
         self.run = run
-        self.follower: following.Follower | None = None
+        self.follower: following.Followers | None = None
         """Whom the steps are told."""
         self._seconds: list[float] = []
         self._stop, options = threading.Event(), {"launcher": "torchrun", "follow": self._follow}

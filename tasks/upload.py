@@ -19,7 +19,7 @@ from tasks.params.choices import has_labels, read_unit
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.records.publication import PublicationManifest, UploadFile
 from tasks.records.run import RunFile, SegmentReceipt
-from tasks.reporting.model_card import collect_metrics, render_model_card
+from tasks.reporting.model_card import Revision, collect_metrics, render_model_card
 from tasks.reporting.results import Results, read_results
 from tasks.services import hub
 from tasks.store.links import link_file
@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 # What is taken from the base model as it is; weights and config come from the trained model.
 _TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".txt")
 _NOT_TOKENIZER = (PublicationManifest.NAME, "config.json", "model.safetensors.index.json")
+
+_REVISIONS = "revisions"
+"""Folder of the staged branches, beside what main gets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +49,12 @@ class Sources:
 
 
 def select_published_cell(params: Params, runs: Path) -> str:
-    """Return the cell whose weights are published: the last one of params.yaml that has been trained."""
-    for cell in reversed(params.cells):
+    """Return the cell whose weights are published: upload.cell, else the last one of params.yaml that was trained."""
+    cells = list(params.cells) if params.upload.cell is None else [params.upload.cell]
+    for cell in reversed(cells):
         if RunFile.path_in(runs / cell).is_file():
             return cell
-    raise DataError(f"{runs}: no finished run of the cells {', '.join(params.cells)}; run `dvc repro` first")
+    raise DataError(f"{runs}: no finished run of the cells {', '.join(cells)}; run `dvc repro` first")
 
 
 def stage_publication(params: Params, sources: Sources, staged: Path) -> PublicationManifest:
@@ -58,22 +62,55 @@ def stage_publication(params: Params, sources: Sources, staged: Path) -> Publica
 
     Raises DataError if a part is missing or is not what its receipt says.
     """
+    shutil.rmtree(staged, ignore_errors=True)
+    cell = select_published_cell(params, sources.runs)
+    facts = RunFile.read(sources.runs / cell)
+    return _stage(params, sources, staged, checkpoint=facts.final_checkpoint, wanted=_select_checkpoints(params, facts))
+
+
+def stage_revisions(params: Params, sources: Sources, staged: Path) -> dict[str, PublicationManifest]:
+    """Fill a folder below `staged` for each branch that is published, in the order of training; return the manifests.
+
+    Raises as stage_publication does.
+    """
+    if params.upload.revisions == "none":
+        return {}
+    facts = RunFile.read(sources.runs / select_published_cell(params, sources.runs))
+    manifests = {}
+    for segment in facts.segments:
+        branch = f"epoch-{segment.epoch}" if len(params.ranges) == 1 else f"{segment.range}-epoch-{segment.epoch}"
+        name = f"{facts.model_name}_{segment.range}-epoch-{segment.epoch}.pt"
+        manifests[branch] = _stage(
+            params, sources, staged / _REVISIONS / branch, checkpoint=f"{segment.folder}/{name}", wanted=[name],
+            revision=Revision(branch, segment.range, segment.epoch),
+        )  # fmt: skip
+    return manifests
+
+
+def _stage(
+    params: Params,
+    sources: Sources,
+    staged: Path,
+    *,
+    checkpoint: str,
+    wanted: list[str],
+    revision: Revision | None = None,
+) -> PublicationManifest:
+    """Fill the folder with the weights of a checkpoint, the `wanted` ones beside them, report and card."""
     cell = select_published_cell(params, sources.runs)
     run = sources.runs / cell
-    facts = RunFile.read(run)
     results = read_results(sources.reports / "results.json")
     if cell not in {found.cell for found in results.cells}:
         raise DataError(f"{sources.reports / 'results.json'}: does not know cell {cell}; run `dvc repro report`")
-    _log.info("cell %s: publishing %s", cell, facts.final_checkpoint)
-    shutil.rmtree(staged, ignore_errors=True)
+    _log.info("cell %s: publishing %s", cell, checkpoint)
     staged.mkdir(parents=True)
-    receipts = _link_checkpoints(run, facts, _select_checkpoints(params, facts), staged)
-    _write_model(params.workload, sources.base_model, run / facts.final_checkpoint, staged)
+    receipts = _link_checkpoints(run, checkpoint, wanted, staged)
+    _write_model(params.workload, sources.base_model, run / checkpoint, staged)
     _link_tokenizer(sources.base_model, staged)
     _link_report(sources.reports, staged)
-    card = _make_card(params, results, cell, [Path(path).name for path in receipts])
+    card = _make_card(params, results, cell, [Path(path).name for path in receipts], revision)
     (staged / "README.md").write_text(card, encoding="utf-8")
-    manifest = PublicationManifest.describe(staged, comparison=params.name, cell=cell, final=facts.final_checkpoint)
+    manifest = PublicationManifest.describe(staged, comparison=params.name, cell=cell, final=checkpoint)
     manifest.write(staged)
     for path, sha256 in receipts.items():
         _require_equal(path, manifest.files[path].sha256, sha256)
@@ -87,16 +124,16 @@ def _select_checkpoints(params: Params, facts: RunFile) -> list[str]:
     return params.checkpoint_names if params.upload.checkpoints == "all" else list(params.upload.checkpoints)
 
 
-def _link_checkpoints(run: Path, facts: RunFile, wanted: list[str], staged: Path) -> dict[str, str]:
+def _link_checkpoints(run: Path, checkpoint: str, wanted: list[str], staged: Path) -> dict[str, str]:
     """Link the wanted semantic checkpoints and return path -> sha256, as their receipts say.
 
-    Raises DataError if one of them is missing, or if the last one, of which the final weights are made, is or differs.
+    Raises DataError if one of them is missing, or if the one of which the published weights are made is or differs.
     """
     receipts = {}
-    final = run / facts.final_checkpoint
+    final = run / checkpoint
     if not final.is_file():
-        raise DataError(f"{run / 'run.json'}: no file {facts.final_checkpoint}; run `dvc repro` to restore it")
-    for segment in facts.segments:
+        raise DataError(f"{run / 'run.json'}: no file {checkpoint}; run `dvc repro` to restore it")
+    for segment in RunFile.read(run).segments:
         folder = run / segment.folder
         receipt = SegmentReceipt.read(folder).files
         for file in sorted(folder.glob("*-epoch-*.pt")):
@@ -156,16 +193,19 @@ def _link_report(reports: Path, staged: Path) -> None:
         link_file(file, staged / "report" / file.relative_to(reports))
 
 
-def _make_card(params: Params, results: Results, cell: str, checkpoints: list[str]) -> str:
+def _make_card(params: Params, results: Results, cell: str, checkpoints: list[str], revision: Revision | None) -> str:
     model, dataset = results.comparison.model, results.comparison.dataset
+    body = render_model_card(
+        results, cell=cell, repo_id=params.upload.repo_id, checkpoints=checkpoints, revision=revision
+    )
     return hub.make_model_card(
-        render_model_card(results, cell=cell, repo_id=params.upload.repo_id, checkpoints=checkpoints),
+        body,
         name=f"{params.name}-{cell}",
         base_model=_find_hub_id(model.source),
         dataset=_find_hub_id(dataset.source),
         dataset_name=f"{dataset.label}, held-out rows {results.quality.heldout}",
         license_id=model.license if _find_hub_id(model.source) else None,
-        metrics=collect_metrics(results, cell),
+        metrics=collect_metrics(results, cell, revision),
         task=_name_task(params.workload),
         tags=["ddp-compare", params.workload],
     )
@@ -182,29 +222,45 @@ def _find_hub_id(source: str) -> str | None:
     return source.removeprefix("hub:") if source.startswith("hub:") else None
 
 
-def _publish(params: Params, staged: Path, manifest: PublicationManifest) -> UploadFile:
-    """Return the receipt of the publication, or of the staging if none was asked for."""
+def _publish(
+    params: Params, staged: Path, manifest: PublicationManifest, revisions: dict[str, PublicationManifest]
+) -> UploadFile:
+    """Return the receipt of the publication, or of the staging if none was asked for.
+
+    The final weights come last: a branch that is new begins before them, with what the repository held.
+    """
     repo_id, cell, num_files = params.upload.repo_id, manifest.cell, len(manifest.files)
     if repo_id is None:
-        sys.stdout.write(f"nothing published; {manifest.extent} staged in {staged}\n")
-        return UploadFile(status="staged", cell=cell, num_files=num_files)
-    message = f"{params.name}: cell {cell}"
-    published = hub.publish(staged, repo_id, is_private=params.upload.private, message=message)
+        beside = f", and {len(revisions)} revisions" if revisions else ""
+        sys.stdout.write(f"nothing published; {manifest.extent} staged in {staged}{beside}\n")
+        return UploadFile(status="staged", cell=cell, num_files=num_files, revisions=dict.fromkeys(revisions))
+    commits = {
+        branch: _send(params, staged / _REVISIONS / branch, f"{params.name}: cell {cell}, {branch}", branch).commit
+        for branch in revisions
+    }
+    published = _send(params, staged, f"{params.name}: cell {cell}", hub.MAIN_BRANCH)
+    return UploadFile(
+        status="published", repo_id=published.repo_id, commit=published.commit, url=published.url, cell=cell,
+        num_files=num_files, revisions=commits,
+    )  # fmt: skip
+
+
+def _send(params: Params, staged: Path, message: str, branch: str) -> hub.Publication:
+    repo_id, is_private = str(params.upload.repo_id), params.upload.private
+    published = hub.publish(staged, repo_id, is_private=is_private, message=message, branch=branch)
     if published.num_sent:
         _log.info("published %d files as %s", published.num_sent, published.url)
     else:
         _log.info("nothing changed, nothing sent: %s", published.url)
-    return UploadFile(
-        status="published", repo_id=published.repo_id, commit=published.commit, url=published.url, cell=cell,
-        num_files=num_files,
-    )  # fmt: skip
+    return published
 
 
-def _list_files(params: Params, manifest: PublicationManifest) -> None:
+def _list_files(params: Params, manifest: PublicationManifest, revisions: dict[str, PublicationManifest]) -> None:
     """Print what would be published, one line per file."""
     lines = [f"{file.num_bytes:>14,}  {path}" for path, file in manifest.files.items()]
     target = params.upload.repo_id or "the Hub, if upload.repo_id were set"
     lines.append(f"dry run: {manifest.extent} would be published to {target}")
+    lines += [f"dry run: {found.extent} would be its branch {branch}" for branch, found in revisions.items()]
     sys.stdout.write("\n".join(lines) + "\n")
 
 
@@ -223,7 +279,9 @@ def _main() -> None:
     sources = Sources(base_model=arguments.base_model, runs=arguments.runs, reports=arguments.reports)
     if arguments.dry_run:
         with tempfile.TemporaryDirectory(prefix=".dry-run-", dir=arguments.reports) as folder:
-            _list_files(params, stage_publication(params, sources, Path(folder) / "hub"))
+            hub_folder = Path(folder) / "hub"
+            manifest = stage_publication(params, sources, hub_folder)
+            _list_files(params, manifest, stage_revisions(params, sources, hub_folder))
         return
     if params.upload.repo_id is not None and not hub.has_token():
         raise ConfigurationError(
@@ -231,8 +289,9 @@ def _main() -> None:
             "or set upload.repo_id: null to publish nothing. The comparison itself is finished: see reports/"
         )
     manifest = stage_publication(params, sources, arguments.staged)
+    revisions = stage_revisions(params, sources, arguments.staged)
     snapshot.require_unchanged()
-    _publish(params, arguments.staged, manifest).write(arguments.receipt)
+    _publish(params, arguments.staged, manifest, revisions).write(arguments.receipt)
 
 
 if __name__ == "__main__":

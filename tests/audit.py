@@ -1,8 +1,9 @@
 """`make audit`: the licence of every package of requirements.lock, and whether one has a known vulnerability.
 
-Licences come from the installed packages' own metadata and have to be on the list in pyproject.toml ([tool.audit]).
-Vulnerabilities come from osv.dev, all packages in one question; where it cannot be reached nothing is checked, and that
-is said. (pip-audit asks once per package, `uv audit` wants a lock of its own kind.)
+Those of requirements-extras.lock count too, their licences where they are installed (`make extras`). Licences come from
+the installed packages' own metadata and have to be on the list in pyproject.toml ([tool.audit]). Vulnerabilities come
+from osv.dev, all packages in one question; where it cannot be reached nothing is checked, and that is said. (pip-audit
+asks once per package, `uv audit` wants a lock of its own kind.)
 """
 
 import fnmatch
@@ -109,6 +110,11 @@ def licence_faults(names: Iterable[str], rules: Mapping[str, Any]) -> Iterator[s
         yield f"[tool.audit.exceptions] {pattern}: no package of requirements.lock is meant; remove it"
 
 
+def is_installed(name: str) -> bool:
+    """Return whether the package is in this environment."""
+    return bool(list(importlib.metadata.distributions(name=name)))
+
+
 def known_vulnerabilities(packages: list[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
     """Return (name, version) -> ids of its known vulnerabilities; OSError or ValueError where none was learned."""
     queries = [{"package": {"ecosystem": "PyPI", "name": name}, "version": version} for name, version in packages]
@@ -130,9 +136,13 @@ def known_vulnerabilities(packages: list[tuple[str, str]]) -> dict[tuple[str, st
 
 def main(root: Path) -> int:
     rules = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["audit"]
-    packages = locked_packages(root / "requirements.lock")
-    faults = list(licence_faults((name for name, _ in packages), rules))
-    print(f"licences: {len(packages)} packages, {len(rules['exceptions'])} exceptions named, {len(faults)} faults")
+    packages, extras = locked_packages(root / "requirements.lock"), root / "requirements-extras.lock"
+    names = [name for name, _ in packages]
+    if extras.is_file():
+        packages = list(dict.fromkeys([*packages, *locked_packages(extras)]))
+        names += [name for name, _ in packages if name not in names and is_installed(name)]
+    faults = list(licence_faults(names, rules))
+    print(f"licences: {len(names)} packages, {len(rules['exceptions'])} exceptions named, {len(faults)} faults")
     try:
         found = known_vulnerabilities(packages)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -48,6 +48,8 @@ class Repo:
     is_gated: bool = False
     commits: list[tuple[str, str, dict[str, Blob]]] = field(default_factory=list)
     """(sha, message, files by path)"""
+    branches: dict[str, list[tuple[str, str, dict[str, Blob]]]] = field(default_factory=dict)
+    """The commits of every branch beside main, newest last, from where it began."""
     lfs_objects: dict[str, bytes] = field(default_factory=dict)
     """Uploaded content by sha256, whether a commit names it or not."""
 
@@ -62,15 +64,25 @@ class Repo:
 
     def files_at(self, revision: str) -> tuple[str, dict[str, Blob]] | None:
         """Return the commit and its files that a branch or commit stands for; None if there is none."""
-        if revision == "main":
-            return self.head, self.files
-        return next(((sha, files) for sha, _, files in self.commits if sha == revision), None)
+        commits = self._commits_of(revision)
+        if commits:
+            return commits[-1][0], commits[-1][2]
+        every = [commit for branch in (self.commits, *self.branches.values()) for commit in branch]
+        return next(((sha, files) for sha, _, files in every if sha == revision), None)
 
-    def add_commit(self, files: dict[str, Blob], message: str) -> str:
+    def _commits_of(self, branch: str) -> list[tuple[str, str, dict[str, Blob]]]:
+        return self.commits if branch == "main" else self.branches.get(branch, [])
+
+    def add_branch(self, branch: str) -> None:
+        """Begin a branch where main stands."""
+        self.branches[branch] = self.commits[-1:]
+
+    def add_commit(self, files: dict[str, Blob], message: str, branch: str = "main") -> str:
+        commits = self._commits_of(branch)
         tree = {path: blob.git_oid for path, blob in files.items()}
-        text = json.dumps([self.kind, self.repo_id, len(self.commits), message, tree], sort_keys=True)
+        text = json.dumps([self.kind, self.repo_id, branch, len(commits), message, tree], sort_keys=True)
         sha = hashlib.sha1(text.encode()).hexdigest()
-        self.commits.append((sha, message, dict(files)))
+        commits.append((sha, message, dict(files)))
         return sha
 
     def add_first_commit(self) -> str:
@@ -84,19 +96,22 @@ class Repo:
         blobs = {path: Blob(content, is_lfs(path, len(content))) for path, content in files.items()}
         return self.add_commit(blobs, "add files")
 
-    def apply(self, lines: bytes) -> str:
-        """Apply the body of a commit request (NDJSON) and return the new commit.
+    def apply(self, lines: bytes, branch: str = "main") -> str:
+        """Apply the body of a commit request (NDJSON) to a branch and return the new commit.
 
         Raises KeyError if it names content that was never uploaded, ValueError if its parent is not the head.
         """
-        files = dict(self.files)
+        found = self.files_at(branch)
+        if found is None:
+            raise KeyError(branch)
+        head, files = found[0], dict(found[1])
         message = ""
         for line in lines.splitlines():
             operation = json.loads(line)
             value = operation["value"]
             if operation["key"] == "header":
                 message = value["summary"]
-                if value.get("parentCommit", self.head) != self.head:
+                if value.get("parentCommit", head) != head:
                     raise ValueError("the parent commit is not the head")
             elif operation["key"] == "file":
                 files[value["path"]] = Blob(base64.b64decode(value["content"]), is_lfs=False)
@@ -106,7 +121,7 @@ class Repo:
                 del files[value["path"]]
             else:
                 raise ValueError(f"unknown operation {operation['key']}")
-        return self.add_commit(files, message)
+        return self.add_commit(files, message, branch)
 
 
 def is_lfs(path: str, num_bytes: int) -> bool:

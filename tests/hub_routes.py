@@ -141,7 +141,7 @@ def _post_validate_yaml(call: Call) -> Answer:
 
 
 def _post_preupload(call: Call, *, repo: str, revision: str) -> Answer:
-    known = call.writable(repo).files
+    _, known = _files_at(call.writable(repo), revision)
     modes = []
     for file in json.loads(call.body)["files"]:
         path = file["path"]
@@ -176,9 +176,17 @@ def _post_verify(call: Call, *, repo: str) -> Answer:
     return as_json({}, 200 if is_there else 404)
 
 
+def _post_branch(call: Call, *, repo: str, branch: str) -> Answer:
+    found = call.writable(repo)
+    if found.files_at(branch) is not None:
+        return as_json({"error": "Reference already exists"}, 409)
+    found.add_branch(branch)
+    return as_json({})
+
+
 def _post_commit(call: Call, *, repo: str, revision: str) -> Answer:
     try:
-        sha = call.writable(repo).apply(call.body)
+        sha = call.writable(repo).apply(call.body, revision)
     except (KeyError, ValueError) as error:
         raise RefusalError(412, "", str(error)) from None
     url = f"{call.base_url}/{repo}/commit/{sha}"
@@ -200,6 +208,7 @@ ROUTES: tuple[tuple[str, Callable[..., Answer]], ...] = (
     (rf"POST /{_REPO}\.git/info/lfs/objects/batch", _post_lfs_batch),
     (rf"POST /{_REPO}\.git/info/lfs/objects/verify", _post_verify),
     (rf"PUT /lfs/{_REPO}/(?P<oid>[0-9a-f]{{64}})", _put_lfs_object),
+    (rf"POST /api/models/{_REPO}/branch/(?P<branch>.+)", _post_branch),
     (rf"POST /api/models/{_REPO}/commit/{_REVISION}", _post_commit),
 )
 """`METHOD /path` -> the function that answers; named groups are its arguments."""

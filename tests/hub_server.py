@@ -6,7 +6,8 @@
         subprocess.run(command, env={**os.environ, **hub.environment(cache=tmp_path, token="hf_...")})
 
 huggingface_hub reads HF_ENDPOINT when it is imported: give the environment to a child process.
-Spoken: repository info, tree, paths-info, resolve (with ranges), create, preupload, LFS batch and upload, commit.
+Spoken: repository info, tree, paths-info, resolve (with ranges), create, branch, preupload, LFS batch and upload,
+commit.
 """
 
 import dataclasses

@@ -36,7 +36,7 @@ PARAMS: dict[str, Any] = {
 """A params.yaml."""
 
 
-def tracked_params(**tracking: str) -> Params:
+def tracked_params(**tracking: Any) -> Params:
     """Return a comparison of two cells, tracked where `uri` says."""
     return Params.model_validate({**PARAMS, "tracking": tracking})
 

@@ -4,9 +4,9 @@
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tasks.params.cells import CellParams, NodesParams
 from tasks.params.choices import (
@@ -20,20 +20,19 @@ from tasks.params.choices import (
 from tasks.params.complaint import describe_first_complaint
 from tasks.params.options import explain_unfit, require_exact
 from tasks.params.section import Day, Finite, Section
+from tasks.params.services import TrackingParams, UploadParams
 from tasks.params.sources import (
     DatasetParams,
     ModelParams,
     Range,
     check_paths,
     count_rows_needed,
-    is_hub_id,
     require_model_for,
 )
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.params.train import TrainParams
 from tasks.process.failure import ConfigurationError
 from tasks.strategies import count_shares
-from training.process.redaction import redact
 
 
 class MeasureParams(Section):
@@ -87,55 +86,6 @@ class CostParams(Section):
     def _check(self) -> Self:
         if self.price_per_gpu_hour is not None and self.price_date is None:
             raise ValueError("price_date: missing; allowed: the day of the price, such as '2026-11-21'")
-        return self
-
-
-class TrackingParams(Section):
-    """Where runs are shown."""
-
-    tracker: str = "mlflow"
-    """The name of a file in tasks/services/trackers/."""
-    uri: str | None = None
-    """Tracking server; null: $MLFLOW_TRACKING_URI, else the SQLite file mlflow.db beside params.yaml."""
-    experiment: str = "ddp-compare"
-    """MLflow experiment that the comparison's runs belong to."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        require_one_of("tracker", self.tracker, list_file_names("tasks/services/trackers"))
-        if not self.experiment.strip() or not self.experiment.isprintable() or len(self.experiment) > 200:
-            raise ValueError(
-                f"experiment: got {self.experiment[:80]!r}; allowed: a name of 1 to 200 printable characters, such as "
-                "ddp-compare"
-            )
-        if self.uri is not None and redact(self.uri) != self.uri:
-            raise ValueError(
-                "uri: holds a password or a query; allowed: an address without, and MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD in the environment"
-            )
-        return self
-
-
-def _check_checkpoints(value: Any) -> Any:
-    if value in ("last", "all") or (isinstance(value, list) and all(isinstance(name, str) for name in value)):
-        return value
-    raise ValueError("must be last, all, or a list of file names of checkpoints")
-
-
-class UploadParams(Section):
-    """Publication on the Hugging Face Hub."""
-
-    repo_id: str | None = None
-    """OWNER/NAME of the model repository; null: stage the files in reports/hub/ and publish nothing."""
-    private: bool = True
-    """Whether a repository that has to be created is private."""
-    checkpoints: Annotated[str | list[str], BeforeValidator(_check_checkpoints)] = "last"
-    """Which checkpoints go with the final weights: `last`, `all`, or names such as [qwen2_0.5B_0-5000-epoch-1.pt]."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.repo_id is not None and not is_hub_id(self.repo_id):
-            raise ValueError(f"repo_id: got {self.repo_id!r}; allowed: OWNER/NAME, at most 96 characters, or null")
         return self
 
 
@@ -223,6 +173,8 @@ class Params(Section):
             self._require_even_split(name)
             if self.train.exact:
                 require_exact(f"cells.{name}", cell.strategy, cell.options)
+        if self.upload.cell is not None:
+            require_one_of("upload.cell", self.upload.cell, list(self.cells))
         if isinstance(self.upload.checkpoints, list):
             for checkpoint in self.upload.checkpoints:
                 require_one_of("upload.checkpoints", checkpoint, self.checkpoint_names)

@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,14 @@ def require_one_of(key: str, value: str, allowed: list[str]) -> None:
         near = difflib.get_close_matches(value, allowed, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"{key}: got {value[:80]!r}{hint}; allowed: {join_choices('', allowed)}")
+
+
+def require_installed(key: str, name: str, folder: str) -> None:
+    """Raise ValueError unless the folder has a file of that name whose PACKAGE can be imported."""
+    require_one_of(key, name, [*list_file_names(folder), "none"])
+    package = read_constant(f"{folder}/{name}.py", "PACKAGE")
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"{key}: got {name}, and the package {package} is not installed; `make extras` installs it")
 
 
 def join_choices(prefix: str, names: tuple[str, ...] | list[str]) -> str:

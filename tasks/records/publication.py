@@ -1,7 +1,10 @@
 """reports/hub/ and data/upload.json: what is published of a comparison, and what became of it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, Self
+
+from pydantic import Field
 
 from tasks.records.run import SealedFile
 from tasks.records.stage_file import StageFile
@@ -17,7 +20,7 @@ class PublicationManifest(StageFile):
     cell: str
     """Name of the cell whose weights are published."""
     final: str
-    """Path of its last checkpoint below the folder of its run."""
+    """Path of the checkpoint of the weights, below the folder of its run."""
     files: dict[str, SealedFile]
     """Path below the folder -> what is there, of all files but this one."""
 
@@ -49,3 +52,5 @@ class UploadFile(StageFile):
     """Name of the cell whose weights are published."""
     num_files: int
     """Files, without the manifest."""
+    revisions: Mapping[str, str | None] = Field(default_factory=dict)
+    """Branch with the weights after an epoch -> its commit; null where it is staged only."""

@@ -4,25 +4,47 @@ Its metadata is added in tasks/services/hub.py.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from tasks.reporting.accuracy import EpochAccuracy
 from tasks.reporting.blocks import Block, Code, Document, Facts, PageSection, Table
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.markdown import render_markdown
+from tasks.reporting.quality import ModelQuality
 from tasks.reporting.results import Results
 from tasks.reporting.sections import compared, gates, make_section, quality, speed, verdict
 
 
-def render_model_card(results: Results, *, cell: str, repo_id: str | None, checkpoints: Sequence[str]) -> str:
+@dataclass(frozen=True)
+class Revision:
+    """The weights after one segment, where they stand in a branch of their own."""
+
+    branch: str
+    range: str
+    epoch: int
+
+
+def render_model_card(
+    results: Results,
+    *,
+    cell: str,
+    repo_id: str | None,
+    checkpoints: Sequence[str],
+    revision: Revision | None = None,
+) -> str:
     """Return the card's Markdown: verdict, what was trained, quality, gates, speed and files of the published cell.
 
-    `checkpoints` are the file names of the published ones. No speedup or efficiency is in it that is withheld.
+    `checkpoints` are the file names of the published ones; `revision` is what is published, if not the final weights.
+    No speedup or efficiency is in it that is withheld.
     """
     published = next(found for found in results.cells if found.cell == cell)
     sections = [
         PageSection("verdict", verdict.TITLE, [verdict.make_answer(results)]),
-        PageSection("use", "How to load it", [_tell_loading(repo_id, is_classifier=results.quality.is_classified)]),
+        PageSection("use", "How to load it", [_tell_loading(results, repo_id, revision)]),
         PageSection(
-            "published", "What is published", [_tell_published(results, published), _tabulate_files(checkpoints)]
+            "published",
+            "What is published",
+            [_tell_published(results, published, revision), _tabulate_files(checkpoints, revision)],
         ),
         make_section(compared, results),
         PageSection("quality", quality.TITLE, quality.show_models(results)),
@@ -32,29 +54,43 @@ def render_model_card(results: Results, *, cell: str, repo_id: str | None, check
     return render_markdown(Document(results.name, "", results.verdict, verdict.make_lead(results), sections))
 
 
-def collect_metrics(results: Results, cell: str) -> dict[str, float]:
-    """Return the published cell's loss on the held-out rows and, where there are such, perplexity or accuracy."""
-    found = next((model for model in results.quality.models if model.model == cell), None)
-    if found is None:
+def collect_metrics(results: Results, cell: str, revision: Revision | None = None) -> dict[str, float]:
+    """Return what the published weights come to on the held-out rows: loss and, where there are such, the others.
+
+    Those of a revision are there where every epoch was evaluated.
+    """
+    evaluated: list[EpochAccuracy | ModelQuality]
+    if revision is None:
+        evaluated = [model for model in results.quality.models if model.model == cell]
+    else:
+        place = (cell, revision.range, revision.epoch)
+        evaluated = [one for one in results.quality.epochs if (one.cell, one.range, one.epoch) == place]
+    if not evaluated:
         return {}
-    more = {name: getattr(found, name) for name in ("perplexity", "accuracy", "accuracy_top5")}
-    return {"loss": found.loss, **{name: value for name, value in more.items() if value is not None}}
+    found = {name: getattr(evaluated[0], name, None) for name in ("loss", "perplexity", "accuracy", "accuracy_top5")}
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def _tell_loading(repo_id: str | None, *, is_classifier: bool) -> Block:
-    name = repo_id or "OWNER/NAME"
-    kind = "AutoModelForSequenceClassification" if is_classifier else "AutoModelForCausalLM"
+def _tell_loading(results: Results, repo_id: str | None, revision: Revision | None) -> Block:
+    kind = "AutoModelForSequenceClassification" if results.quality.is_classified else "AutoModelForCausalLM"
+    name = f'"{repo_id or "OWNER/NAME"}"' + (f', revision="{revision.branch}"' if revision else "")
     code = (
         f"from transformers import {kind}, AutoTokenizer\n\n"
-        f'model = {kind}.from_pretrained("{name}")\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("{name}")'
+        f"model = {kind}.from_pretrained({name})\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({name})"
     )
     return Code(code, "python", "How to load it")
 
 
-def _tell_published(results: Results, cell: CellResults) -> Block:
+def _tell_published(results: Results, cell: CellResults, revision: Revision | None) -> Block:
     """Return what the report does not say of one cell alone."""
     settings = ", ".join(f"{name} {value}" for name, value in results.comparison.train.items())
+    if revision is not None:
+        weights = f"after epoch {revision.epoch} of {cell.num_epochs} on rows {revision.range}"
+        whole = "verdict, quality, gates and speed are those of the whole training, whose last weights stand in main"
+        return Facts(
+            [("Cell", cell.cell), ("Weights", weights), ("Not of these weights", whole), ("Settings", settings)]
+        )
     return Facts(
         [
             ("Cell", cell.cell),
@@ -65,10 +101,14 @@ def _tell_published(results: Results, cell: CellResults) -> Block:
     )
 
 
-def _tabulate_files(checkpoints: Sequence[str]) -> Table:
+def _tabulate_files(checkpoints: Sequence[str], revision: Revision | None) -> Table:
+    which = "final" if revision is None else "same"
     weights = "the weights after that range and epoch, for torch.load(file, weights_only=True)"
     rows = [
-        ["model.safetensors, config.json, tokenizer", "the final weights, for from_pretrained"],
+        [
+            "model.safetensors, config.json, tokenizer",
+            f"the {which} weights, for from_pretrained",
+        ],
         *([f"checkpoints/{name}", weights] for name in checkpoints),
         ["report/", "the whole report: index.html, report.md, and results.json for machines"],
         ["manifest.json", "size and sha256 of every file"],

@@ -32,7 +32,8 @@ _MAX_WAITING_STEPS = 20_000
 class Follower:
     """Forwards a running cell's steps from a thread of its own: no call blocks, fails or waits."""
 
-    def __init__(self, open_run: Callable[[], TrackedRun]) -> None:
+    def __init__(self, tracker: str, open_run: Callable[[], TrackedRun]) -> None:
+        self._tracker = tracker
         self._open_run = open_run
         self._run: TrackedRun | None = None
         self._steps: collections.deque[tuple[int, dict[str, Any]]] = collections.deque(maxlen=_MAX_WAITING_STEPS)
@@ -52,16 +53,22 @@ class Follower:
         """Take finished segments; what the store lacks of them is sent when the ranks are gone."""
         self._folders += folders
 
-    def open(self) -> None:
-        """Open the run now, before the ranks need the CPU; waits OPEN_SECONDS at most."""
+    def begin_open(self) -> None:
+        """Open the run now, before the ranks need the CPU."""
         self._thread.start()
-        self._is_open.wait(OPEN_SECONDS)
 
-    def close(self, status: str) -> None:
-        """Send what is still missing and set the run's status; waits CLOSE_SECONDS at most, STOP_SECONDS if KILLED."""
+    def wait_open(self, seconds: float) -> None:
+        """Return when the run is open, or after so long."""
+        self._is_open.wait(seconds)
+
+    def begin_close(self, status: str) -> None:
+        """Send what is still missing and set the run's status."""
         self._status = status
         self._is_closing.set()
-        self._thread.join(STOP_SECONDS if status == "KILLED" else CLOSE_SECONDS)
+
+    def wait_closed(self, seconds: float) -> None:
+        """Return when all that was missing is sent, or with a warning after so long."""
+        self._thread.join(seconds)
         if self._thread.is_alive():
             self._warn("no answer in time")
 
@@ -83,7 +90,7 @@ class Follower:
 
     def _warn(self, reason: str) -> None:
         if not self._is_warned:
-            _log.warning("tracker: %s; nothing is lost, the report sends what is missing", reason)
+            _log.warning("%s: %s; nothing is lost, the report sends what is missing", self._tracker, reason)
         self._is_warned = True
 
     def _start(self, run: TrackedRun) -> None:
@@ -92,15 +99,50 @@ class Follower:
     def _flush(self, run: TrackedRun) -> None:
         steps = [self._steps.popleft() for _ in range(min(len(self._steps), _STEPS_PER_FLUSH))]
         try:
-            run.send_steps(make_step_point(event, timestamp_ms=at) for at, event in steps)
+            run.send(make_step_point(event, timestamp_ms=at) for at, event in steps)
         except Exception:
             self._steps.extendleft(reversed(steps))
             raise
 
     def _finish(self, run: TrackedRun) -> None:
-        run.send_steps(make_step_point(event, timestamp_ms=at) for at, event in self._steps)
+        run.send(make_step_point(event, timestamp_ms=at) for at, event in self._steps)
         send_segments(run, self._folders)
         run.set_status(self._status)
+
+
+class Followers:
+    """One follower per tracker, each with a thread of its own: none waits for another's."""
+
+    def __init__(self, *followers: Follower) -> None:
+        self._followers = followers
+
+    def send(self, events: list[dict[str, Any]]) -> None:
+        """Hand the newest events of the live stream to all."""
+        for follower in self._followers:
+            follower.send(events)
+
+    def replay(self, folders: Iterable[Path]) -> None:
+        """Hand finished segments to all."""
+        finished = list(folders)
+        for follower in self._followers:
+            follower.replay(finished)
+
+    def open(self) -> None:
+        """Open all runs at the same time; waits OPEN_SECONDS at most."""
+        for follower in self._followers:
+            follower.begin_open()
+        self._wait(OPEN_SECONDS, Follower.wait_open)
+
+    def close(self, status: str) -> None:
+        """Have all runs completed; waits CLOSE_SECONDS at most, STOP_SECONDS if KILLED."""
+        for follower in self._followers:
+            follower.begin_close(status)
+        self._wait(STOP_SECONDS if status == "KILLED" else CLOSE_SECONDS, Follower.wait_closed)
+
+    def _wait(self, seconds: float, wait: Callable[[Follower, float], None]) -> None:
+        ends_at = time.perf_counter() + seconds
+        for follower in self._followers:
+            wait(follower, max(0.0, ends_at - time.perf_counter()))
 
 
 def send_segments(run: TrackedRun, folders: Iterable[Path]) -> int:
@@ -108,7 +150,7 @@ def send_segments(run: TrackedRun, folders: Iterable[Path]) -> int:
     sent = 0
     for folder in folders:
         points, epoch = read_segment_points(folder)
-        sent += run.send_steps(points) + run.send_epoch(epoch)
+        sent += run.send([*points, epoch])
     return sent
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # importing the library takes half a second, which most stage
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _MAX_CARD_BYTES = 2**20
+MAIN_BRANCH = "main"
 _patience = network.Patience()
 
 
@@ -136,9 +137,10 @@ class Publication:
     """Files that were not there before; 0: nothing had changed and no commit was made."""
 
 
-def publish(folder: Path, repo_id: str, *, is_private: bool, message: str) -> Publication:
-    """Make the model repository hold the files of `folder`, as its manifest.json names them, in one commit at most.
+def publish(folder: Path, repo_id: str, *, is_private: bool, message: str, branch: str = MAIN_BRANCH) -> Publication:
+    """Make a branch of the model repository hold the files of `folder`, as its manifest.json names them.
 
+    In one commit at most. A branch that is not there begins where `main` stands.
     Only what differs is sent: a second call sends nothing, a call after an interruption what is missing. Files of
     an earlier manifest that are in this one no more are removed; others in the repository are left alone. Ends only
     when the hashes on the Hub equal the manifest's. Raises ConfigurationError if the token may not do this,
@@ -152,8 +154,10 @@ def publish(folder: Path, repo_id: str, *, is_private: bool, message: str) -> Pu
     def send() -> Publication:
         api = HfApi()
         name = api.create_repo(repo_id, private=is_private, exist_ok=True).repo_id
-        _send_differences(api, name, folder, digests, message=message, sent=sent)
-        commit, remote = _list_remote_files(api, name)
+        if branch != MAIN_BRANCH:
+            api.create_branch(name, branch=branch, exist_ok=True)
+        _send_differences(api, name, folder, digests, message=message, branch=branch, sent=sent)
+        commit, remote = _list_remote_files(api, name, branch)
         different = list_differences(remote, folder, digests)
         if different:
             raise ResourceError(
@@ -167,15 +171,15 @@ def publish(folder: Path, repo_id: str, *, is_private: bool, message: str) -> Pu
 
 
 def _send_differences(
-    api: "HfApi", repo_id: str, folder: Path, digests: dict[str, str], *, message: str, sent: set[str]
+    api: "HfApi", repo_id: str, folder: Path, digests: dict[str, str], *, message: str, branch: str, sent: set[str]
 ) -> None:
-    """Commit what the repository lacks, all at once, and note it in `sent`.
+    """Commit what the branch lacks, all at once, and note it in `sent`.
 
     Not `upload_folder`: that one splits large folders over several commits, and a reader would see half of one.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    head, remote = _list_remote_files(api, repo_id)
+    head, remote = _list_remote_files(api, repo_id, branch)
     changed = list_differences(remote, folder, digests)
     removed: list[str] = []
     manifest = PublicationManifest.NAME
@@ -188,14 +192,14 @@ def _send_differences(
     operations += [CommitOperationDelete(path) for path in removed]
     _log.info("%s: sending %d of %d files, removing %d", repo_id, len(changed), len(digests), len(removed))
     sent.update(changed)
-    api.create_commit(repo_id, operations, commit_message=message, parent_commit=head)
+    api.create_commit(repo_id, operations, commit_message=message, revision=branch, parent_commit=head)
 
 
-def _list_remote_files(api: "HfApi", repo_id: str) -> tuple[str, dict[str, str]]:
-    """Return the newest commit and its files: path -> sha256 of large files, git hash (sha1) of the others."""
+def _list_remote_files(api: "HfApi", repo_id: str, branch: str) -> tuple[str, dict[str, str]]:
+    """Return the branch's newest commit and its files: path -> sha256 of large files, git hash (sha1) of the others."""
     from huggingface_hub.hf_api import RepoFile
 
-    head = str(api.repo_info(repo_id).sha)
+    head = str(api.repo_info(repo_id, revision=branch).sha)
     entries = api.list_repo_tree(repo_id, recursive=True, revision=head)
     files = [entry for entry in entries if isinstance(entry, RepoFile)]
     return head, {file.path: file.lfs.sha256 if file.lfs else file.blob_id for file in files}

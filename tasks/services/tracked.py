@@ -14,7 +14,7 @@ from tasks.records.facts import Record
 from tasks.records.fingerprint import MachineFile
 from tasks.records.run import CellFacts, read_segment
 from tasks.records.slices import SlicesManifest
-from training.process.files import digest_json
+from training.process.files import digest_file, digest_json
 
 _MAX_CHARACTERS = 6_000
 """MLflow cuts or refuses longer values of parameters and tags."""
@@ -33,6 +33,11 @@ Rows = list[dict[str, Any]]
 """A table: every row has the same columns."""
 Tags = dict[str | None, dict[str, str]]
 """The tags of each cell's run and, under None, of the comparison's."""
+Figures = dict[str | None, dict[str, float]]
+"""The final figures of each cell's run, by name, and under None of the comparison's."""
+
+STEP_ANCHOR, EPOCH_ANCHOR = "num_tokens", "epoch/num_tokens"
+"""Every point has one of these metrics and is stored whole or not at all: it tells which points a store has."""
 
 
 class TrackedComparison(Record):
@@ -51,6 +56,25 @@ class TrackedComparison(Record):
 
 
 @dataclass(frozen=True)
+class Report:
+    """What a finished comparison came to."""
+
+    files: dict[str, Path]
+    """Path inside the report -> file."""
+    figures: Figures
+    """The final figures; a withheld one is absent."""
+    tables: dict[str, Rows]
+    """Name -> rows; a withheld figure is None."""
+    tags: Tags
+    """Gates and what they leave of the speedups."""
+
+    @property
+    def digest(self) -> str:
+        """Of the files' content."""
+        return digest_json({name: digest_file(path) for name, path in self.files.items()})
+
+
+@dataclass(frozen=True)
 class Point:
     """The metrics of one optimizer step, or of one segment at its last step."""
 
@@ -59,6 +83,16 @@ class Point:
     timestamp_ms: int
     """UTC, milliseconds since 1970."""
     values: dict[str, float]
+
+    @property
+    def is_epoch(self) -> bool:
+        """Whether it is what a whole segment came to."""
+        return EPOCH_ANCHOR in self.values
+
+    @property
+    def place(self) -> tuple[bool, int]:
+        """Its place in a run: no two points of a run have the same; steps come before what segments came to."""
+        return self.is_epoch, self.step
 
 
 def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine: Path) -> TrackedComparison:
@@ -119,13 +153,22 @@ def read_segment_points(folder: Path) -> tuple[list[Point], Point]:
     return points, Point(facts.last_step, int(now * 1000), epoch)
 
 
-def collect_final_figures(results: Mapping[str, Any]) -> dict[str | None, dict[str, float]]:
+def collect_report(results: Mapping[str, Any], folder: Path) -> Report:
+    """Return the report that stands in `folder`, without what the next stage publishes."""
+    # reports/hub/ is that: checkpoints. README.md says what the folder is for.
+    found = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {str(name): path for name, path in found.items() if name.parts[0] not in ("hub", ".gitignore", "README.md")}
+    figures, tables, tags = collect_final_figures(results), make_tables(results), make_gate_tags(results)
+    return Report(files=files, figures=figures, tables=tables, tags=tags)
+
+
+def collect_final_figures(results: Mapping[str, Any]) -> Figures:
     """Return what results.json found: cell -> figures, and under None those of the base model.
 
     Figures are the measured numbers, counts and settings are not; a withheld one is null there and absent here. Where
     the stage `measure` ran, speedup and efficiency are what it found.
     """
-    figures: dict[str | None, dict[str, float]] = {None: {}}
+    figures: Figures = {None: {}}
     for cell in results["cells"]:
         found = {**cell, **cell.get("whole", {}), **_collect_measured_figures(results, cell)}
         figures[cell["cell"]] = {f"final/{key}": value for key, value in found.items() if isinstance(value, float)}

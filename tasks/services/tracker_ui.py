@@ -1,4 +1,4 @@
-"""`make mlflow`: send what the tracker missed, then open MLflow's UI on this machine."""
+"""`make mlflow`: send what any tracker missed, then open MLflow's UI on this machine."""
 
 import argparse
 import json
@@ -18,8 +18,8 @@ from tasks.process.failure import ExitCode, ResourceError, exit_with_one_line
 from tasks.process.logs import configure_logging
 from tasks.records.run import RunFile
 from tasks.services.own_site import OwnSite, make_credentials, write_private
-from tasks.services.tracker import PENDING, PendingReport, choose_uri, send_report
-from tasks.services.trackers import load_tracker
+from tasks.services.tracker import PENDING, PendingReport, send_report
+from tasks.services.trackers import mlflow
 from training.process.files import digest_file
 from training.process.redaction import redact
 
@@ -30,7 +30,7 @@ _ACCESS = Path(".work/mlflow.env")
 
 
 def send_pending(params: Params) -> bool:
-    """Send the report that the tracker missed; return False if it still cannot be reached."""
+    """Send the report that trackers missed; return False if one still cannot be reached."""
     if not PENDING.is_file():
         return True
     pending = PendingReport.read(PENDING)
@@ -41,16 +41,22 @@ def send_pending(params: Params) -> bool:
             PENDING.unlink()
             return True
     results = json.loads((pending.reports / "results.json").read_bytes())
-    return send_report(params, pending.comparison, results, reports=pending.reports, cells=list(pending.cells))
+    return send_report(
+        params, pending.comparison, results, reports=pending.reports, cells=list(pending.cells),
+        trackers=pending.trackers,
+    )  # fmt: skip
 
 
 def serve(params: Params, *, port: int) -> None:
-    """Serve the tracker's UI of the store, on loopback and to this user alone, until Ctrl-C.
+    """Serve MLflow's UI of the store, on loopback and to this user alone, until Ctrl-C.
 
     A tracking server has its own UI. Raises ResourceError if the port is somebody else's.
     """
-    uri = choose_uri(params)
-    make_site = load_tracker(params.tracking.tracker).find_site(uri)
+    if "mlflow" not in params.tracking.kinds:
+        _log.info("tracking.kind has no mlflow, so there is no page of it to open")
+        return
+    uri = mlflow.choose_uri(params.tracking.uri)
+    make_site = mlflow.find_site(uri)
     if make_site is None:
         _log.info("the runs are in the tracking server %s", redact(uri))
         return
@@ -83,7 +89,7 @@ def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="tasks.services.tracker_ui", description=__doc__)
     parser.add_argument("--port", type=int, default=os.environ.get("MLFLOW_PORT", "5000"))
-    parser.add_argument("--only-send", action="store_true", help="send what the tracker missed and open no UI")
+    parser.add_argument("--only-send", action="store_true", help="send what any tracker missed and open no UI")
     arguments = parser.parse_args()
     configure_logging()
     params = load_params()

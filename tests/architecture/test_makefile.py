@@ -47,7 +47,7 @@ def odd(tmp_path: Path, project: Path) -> Path:
     folder = tmp_path / ODD
     bin_folder = folder / ".venv" / "bin"
     bin_folder.mkdir(parents=True)
-    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+    for name in ("Makefile", "requirements.lock", "requirements-extras.lock", "pyproject.toml"):
         shutil.copy(project / name, folder)
     for name in ("python", "uv", "dvc"):
         (bin_folder / name).write_text(_TOOL)
@@ -79,6 +79,17 @@ def test_set_up_runs_in_an_odd_folder_and_tells_dvc_where_there_is_no_git(odd: P
     assert _make(odd, "compare")[-2:] == ["-m", "flows"]
 
 
+def test_the_extras_are_added_by_hash_once_and_again_where_the_environment_was_made_anew(odd: Path) -> None:
+    (odd / ".venv" / ".ready").touch()
+    said = _make(odd, "extras")
+    assert said[-1] == "requirements-extras.lock"
+    assert {"pip", "install", "--require-hashes"} < set(said)
+    calls = len(said)
+    assert (odd / ".venv" / ".extras").exists()
+    os.utime(odd / ".venv" / ".ready", (2**31, 2**31))
+    assert len(_make(odd, "extras")) == calls
+
+
 def test_a_preset_or_a_python_with_odd_signs_is_one_word(odd: Path) -> None:
     (odd / ".venv" / ".ready").touch()
     assert _make(odd, "use", f"PRESET={ODD}".replace("$", "$$"))[-1] == ODD
@@ -108,7 +119,15 @@ def test_clean_removes_what_a_comparison_made_if_told_to_and_keeps_what_says_wha
     odd: Path, answer: str
 ) -> None:
     kept = ("data/README.md", "reports/README.md")
-    made = ("data/.gitignore", "data/runs/a/run.json", "reports/index.html", ".work/a", "mlflow.db", "dvc.lock")
+    made = (
+        "data/.gitignore",
+        "data/runs/a/run.json",
+        "reports/index.html",
+        ".work/a",
+        "mlflow.db",
+        "dvc.lock",
+        "wandb/a",
+    )
     for name in (*kept, *made):
         (odd / name).parent.mkdir(parents=True, exist_ok=True)
         (odd / name).write_text(name)

@@ -86,7 +86,7 @@ def test_every_file_that_a_page_names_is_there(project: Path) -> None:
 
 def test_every_file_of_the_list_of_files_is_there(project: Path) -> None:
     tree = (project / "docs" / "files.md").read_text()
-    named = re.findall(r"[a-z_]+\.(?:py|yaml|toml|lock|md)\b", tree)
+    named = re.findall(r"[a-z_-]+\.(?:py|yaml|toml|lock|md)\b", tree)
     assert len(named) > 20
     for name in set(named):
         tops = [project / top for top in ("flows", "tasks", "training", "docs")]

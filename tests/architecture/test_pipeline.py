@@ -63,12 +63,23 @@ def test_code_that_only_measures_is_measured_anew_and_retrains_nothing(project: 
     assert "training.loop" in loaded
 
 
-def test_the_lock_pins_every_package_by_hash_and_names_no_host(project: Path) -> None:
-    lock = (project / "requirements.lock").read_text()
+@pytest.mark.parametrize(("name", "fewest"), [("requirements.lock", 200), ("requirements-extras.lock", 10)])
+def test_a_lock_pins_every_package_by_hash_and_names_no_host(project: Path, name: str, fewest: int) -> None:
+    lock = (project / name).read_text()
     packages = re.findall(r"^[A-Za-z0-9_.\-]+==", lock, flags=re.MULTILINE)
-    assert len(packages) > 200
+    assert len(packages) > fewest
     assert len(re.findall(r"==.*\\\n    --hash=sha256:", lock)) == len(packages)
     assert "://" not in lock
+
+
+def test_the_set_up_installs_no_extra_and_the_extras_change_no_version_of_it(project: Path) -> None:
+    pinned, extra = (
+        set(re.findall(r"^([a-z0-9.\-]+)==([^ ;\\]+)", (project / name).read_text(), flags=re.MULTILINE))
+        for name in ("requirements.lock", "requirements-extras.lock")
+    )
+    assert not {"wandb", "tensorboard"} & {name for name, _ in pinned}
+    assert {"wandb", "tensorboard"} <= {name for name, _ in extra}
+    assert {pair for pair in extra if pair[0] in dict(pinned)} <= pinned
 
 
 def test_the_lock_keeps_the_pins_without_which_prefect_dies_or_never_fires(project: Path) -> None:

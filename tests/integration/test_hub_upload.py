@@ -144,6 +144,7 @@ def test_stage_is_done_only_once_published_and_a_second_run_sends_nothing(publis
         "url": f"{publisher.hub.url}/owner/tiny/tree/{publisher.repo.head}",
         "cell": "2proc",
         "num_files": 11,
+        "revisions": {},
     }
 
     assert "didn't change" in work.repro("--single-item", "upload", **without_token).stdout
@@ -212,6 +213,88 @@ def test_killed_in_mid_upload_nothing_is_visible_and_the_next_run_sends_what_is_
     assert ended.code == 0, ended.err
     assert publisher.hub.count("PUT") == 1
     publisher.requires_equal("published")
+
+
+@dataclass
+class Stage:
+    """The stage `upload` of a finished comparison, with a branch for each epoch."""
+
+    publisher: Publisher
+    work: Workspace
+
+    @property
+    def arguments(self) -> list[str]:
+        return [*STAGE.split(), "--inputs=data/fingerprint/stages/upload.json"]
+
+    def run(self) -> str:
+        ended = self.publisher.run(*self.arguments)
+        assert ended.code == 0, ended.err
+        return ended.err
+
+    def list_messages(self, branch: str) -> list[str]:
+        commits = self.publisher.repo.commits if branch == "main" else self.publisher.repo.branches[branch]
+        return [message for _, message, _ in commits]
+
+
+@pytest.fixture
+def stage(publisher: Publisher) -> Stage:
+    work = Workspace.create(publisher.folder / "work", project=publisher.project, changes={})
+    make_finished_comparison(work.folder, repo_id="owner/tiny, revisions: per_epoch")
+    work.repro("--single-item", "fingerprint")
+    publisher.folder = work.folder
+    return Stage(publisher, work)
+
+
+BRANCHES = ("0-8-epoch-1", "8-16-epoch-1")
+
+
+def test_each_epoch_has_a_branch_of_one_commit_with_weights_card_gates_and_report(stage: Stage) -> None:
+    stage.run()
+    repo, runs = stage.publisher.repo, stage.work.folder / "data/runs/2proc/segments"
+    assert set(repo.branches) == set(BRANCHES)
+    for branch in BRANCHES:
+        assert stage.list_messages(branch) == ["initial commit", f"tiny: cell 2proc, {branch}"]
+        _, files = repo.files_at(branch) or ("", {})
+        staged = stage.work.folder / "reports/hub/revisions" / branch
+        local = {str(file.relative_to(staged)): file.read_bytes() for file in staged.rglob("*") if file.is_file()}
+        assert {path: blob.content for path, blob in files.items() if path != ".gitattributes"} == local
+        name = f"tiny_qwen2_{branch}.pt"
+        assert files[f"checkpoints/{name}"].content == (runs / branch / name).read_bytes()
+        card = files["README.md"].content.decode()
+        assert f'from_pretrained("owner/tiny", revision="{branch}")' in card
+        assert "equal tokens" in card, "the gates"
+        assert "report/results.json" in files
+    weights = [(repo.files_at(branch) or ("", {}))[1]["model.safetensors"].sha256 for branch in (*BRANCHES, "main")]
+    assert weights[0] != weights[1] == weights[2], "the last epoch's are the final weights"
+    assert stage.list_messages("main") == ["initial commit", "tiny: cell 2proc"]
+    receipt = read_json(stage.work.folder / "data/upload.json")
+    assert receipt["revisions"] == {branch: repo.branches[branch][-1][0] for branch in BRANCHES}
+
+    stage.publisher.hub.requests.clear()
+    assert stage.run().count("nothing changed, nothing sent") == 3
+    assert stage.publisher.hub.count("PUT|commit/|preupload") == 0
+    assert read_json(stage.work.folder / "data/upload.json") == receipt
+
+
+def test_killed_between_two_epochs_the_next_run_sends_what_is_missing_in_one_commit_each(stage: Stage) -> None:
+    hub = stage.publisher.hub
+    hub.fail("500", f"POST .*/commit/{BRANCHES[1]}", times=1000)
+    process = stage.publisher.start(*stage.arguments)
+    while hub.count(f"POST .*/commit/{BRANCHES[1]}") == 0:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    assert stage.list_messages(BRANCHES[0]) == ["initial commit", f"tiny: cell 2proc, {BRANCHES[0]}"]
+    assert stage.list_messages(BRANCHES[1]) == stage.list_messages("main") == ["initial commit"]
+    assert not (stage.work.folder / "data/upload.json").exists()
+    hub.faults.clear()
+    hub.requests.clear()
+    stage.run()
+    assert hub.count(f"POST .*/commit/{BRANCHES[0]}") == 0
+    for branch in BRANCHES:
+        assert stage.list_messages(branch) == ["initial commit", f"tiny: cell 2proc, {branch}"]
+    assert stage.list_messages("main") == ["initial commit", "tiny: cell 2proc"]
 
 
 def test_hub_down_ends_with_upload_pending_and_exit_code_4_in_bounded_tries(publisher: Publisher) -> None:

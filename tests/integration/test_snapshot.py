@@ -266,6 +266,7 @@ _IMPORTED_BY_THOSE = {
     "tasks.store.kept",
     "tasks.params.options",
     "tasks.params.section",
+    "tasks.params.services",
     "tasks.params.source_digest",
     "tasks.params.sources",
     "tasks.params.strict_yaml",

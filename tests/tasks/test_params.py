@@ -1,5 +1,6 @@
 """params.yaml: what is refused, in one line, before anything heavy is imported or written."""
 
+import os
 import re
 import subprocess
 import sys
@@ -202,7 +203,29 @@ def test_what_has_a_default_may_be_left_out_and_means_its_defaults(tmp_path: Pat
     sections = load_params(left_out).optional_sections
     assert sections == load_params(empty).optional_sections
     assert set(sections) == {"description", "measure", "quality", "cost", "nodes", "tracking", "upload"}
-    assert sections["tracking"] == {"tracker": "mlflow", "uri": None, "experiment": "ddp-compare"}
+    assert sections["tracking"] == {"kind": "mlflow", "uri": None, "experiment": "ddp-compare"}
+
+
+def test_several_trackers_are_a_list_and_none_is_no_tracker(tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    for written, kinds in (("mlflow", ["mlflow"]), ("[mlflow]", ["mlflow"]), ("none", []), ("[none]", [])):
+        file.write_text(GOOD + f"tracking: {{kind: {written}}}\n")
+        assert load_params(file).tracking.kinds == kinds
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "tensorboard"])
+def test_a_tracker_that_is_not_installed_is_refused_in_one_line_with_the_command(
+    tmp_path: Path, project: Path, tracker: str
+) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text(GOOD + f"tracking: {{kind: [mlflow, {tracker}]}}\n")
+    # As where it is not installed: nothing of that name is found.
+    code = f"import runpy, sys; sys.modules[{tracker!r}] = None; runpy.run_module('tasks.params', run_name='__main__')"
+    environment = {**os.environ, "PYTHONPATH": str(project)}
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert f"tracking.kind: got {tracker}, and the package {tracker} is not installed; `make extras` installs" in line
 
 
 def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_path: Path) -> None:

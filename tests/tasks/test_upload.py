@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tasks import upload
 from tasks.params import load_params
-from tasks.process.failure import DataError
+from tasks.process.failure import ConfigurationError, DataError
 from tasks.reporting.model_card import render_model_card
 from tasks.services.manifest import compute_git_hash
 from tests.finished_comparison import SPEEDUP, make_finished_comparison, make_results, read_json
@@ -116,6 +116,50 @@ def test_dry_run_lists_files_and_sizes_and_leaves_nothing(comparison: Path, run_
         "results.json",
     ]
     assert not (comparison / "data/upload.json").exists()
+
+
+def test_every_epoch_is_staged_as_its_branch_will_be_and_loads(comparison: Path, run_stage) -> None:
+    file = comparison / "params.yaml"
+    file.write_text(file.read_text().replace("repo_id: null", "repo_id: null, revisions: per_epoch"))
+    assert "staged in reports/hub, and 2 revisions" in run_stage()
+    assert not [path for path in read_json(comparison / "reports/hub/manifest.json")["files"] if "revisions" in path]
+    for branch, checkpoint in (("0-8-epoch-1", FIRST), ("8-16-epoch-1", FINAL)):
+        staged = comparison / "reports/hub/revisions" / branch
+        found = AutoModelForCausalLM.from_pretrained(staged).state_dict()
+        wanted = torch.load(comparison / checkpoint, weights_only=True)
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+        rows = branch.removesuffix("-epoch-1")
+        assert f"after epoch 1 of 1 on rows {rows}" in (staged / "README.md").read_text()
+    receipt = read_json(comparison / "data/upload.json")
+    assert receipt["revisions"] == {"0-8-epoch-1": None, "8-16-epoch-1": None}
+    assert "dry run: 11 files" in (said := run_stage("--dry-run"))
+    assert "would be its branch 8-16-epoch-1" in said
+
+
+def test_with_one_range_a_branch_is_called_by_its_epoch_alone(comparison: Path) -> None:
+    run = comparison / "data/runs/2proc"
+    second = run / "segments/8-16-epoch-1"
+    (second / "tiny_qwen2_8-16-epoch-1.pt").rename(second / "tiny_qwen2_0-8-epoch-2.pt")
+    second.rename(run / "segments/0-8-epoch-2")
+    for file in (run / "run.json", run / "segments/0-8-epoch-2/receipt.json"):
+        file.write_text(file.read_text().replace("8-16-epoch-1", "0-8-epoch-2"))
+    facts = read_json(run / "run.json")
+    facts["segments"][1] |= {"range": "0-8", "epoch": 2}
+    write_json(run / "run.json", facts)
+    text = (comparison / "params.yaml").read_text().replace("ranges: [0-8, 8-16]", "ranges: [0-8]")
+    text = text.replace("repo_id: null", "repo_id: null, revisions: per_epoch").replace("epochs: 1", "epochs: 2")
+    (comparison / "params.yaml").write_text(text)
+    assert list(upload.stage_revisions(load_params(), sources(), comparison / "reports/hub")) == ["epoch-1", "epoch-2"]
+
+
+def test_the_cell_that_is_named_is_published_and_one_that_is_not_there_is_refused(comparison: Path) -> None:
+    params = load_params()
+    named = params.model_copy(update={"upload": params.upload.model_copy(update={"cell": "1proc"})})
+    assert upload.select_published_cell(named, Path("data/runs")) == "1proc"
+    file = comparison / "params.yaml"
+    file.write_text(file.read_text().replace("repo_id: null", "repo_id: null, cell: 3proc"))
+    with pytest.raises(ConfigurationError, match=r"upload\.cell: got '3proc'.*allowed: 1proc, 2proc"):
+        load_params()
 
 
 def test_the_last_trained_cell_of_params_is_published(comparison: Path) -> None:

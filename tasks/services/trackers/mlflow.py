@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.services.tracked import Point, Rows, Tags, TrackedComparison
-from training.process.files import digest_file, digest_json
+from tasks.services.tracked import EPOCH_ANCHOR, STEP_ANCHOR, Figures, Point, Report, Rows, TrackedComparison
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _log = logging.getLogger(__name__)
 
+PACKAGE = "mlflow"
+
 _MAX_METRICS_PER_CALL = 1_000
 _MAX_PARAMS_PER_CALL = 100
-_STEP_ANCHOR, _EPOCH_ANCHOR = "num_tokens", "epoch/num_tokens"
-"""Every point has this metric and is stored whole or not at all: it tells which points the store has."""
 
 
 def choose_uri(asked: str | None) -> str:
@@ -61,11 +60,8 @@ class _CellRun:
     def set_status(self, status: str) -> None:
         self.store.set_status(self.run, status)
 
-    def send_steps(self, points: Iterable[Point]) -> int:
-        return self.store.send_points(self.run, points, anchor=_STEP_ANCHOR)
-
-    def send_epoch(self, point: Point) -> int:
-        return self.store.send_points(self.run, [point], anchor=_EPOCH_ANCHOR)
+    def send(self, points: Iterable[Point]) -> int:
+        return self.store.send_points(self.run, points)
 
 
 class _Runs:
@@ -84,7 +80,7 @@ class _Runs:
         # MLflow writes this path into its SQL as it is, where quotation marks end it; a URI has none.
         os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = (Path.cwd() / "mlruns").as_uri()
         self._client = MlflowClient(tracking_uri=uri)
-        self._known: dict[tuple[str, str], set[int]] = {}
+        self._known: dict[str, set[tuple[bool, int]]] = {}
         found = self._client.get_experiment_by_name(comparison.experiment)
         self._experiment_id = found.experiment_id if found else self._client.create_experiment(comparison.experiment)
         self._read_runs()
@@ -99,24 +95,24 @@ class _Runs:
         tags = {"mlflow.parentRunId": self.open_parent().info.run_id, "ddp_compare.cell": cell}
         return _CellRun(self, self._open(cell, name=cell, facts=facts, tags=tags))
 
-    def send_points(self, run: Any, points: Iterable[Point], *, anchor: str) -> int:
+    def send_points(self, run: Any, points: Iterable[Point]) -> int:
         """Send the points that the run does not have yet; return the number of values sent."""
         from mlflow.entities import Metric
 
-        known = self._read_known_steps(run.info.run_id, anchor)
-        missing = {point.step: point for point in points if point.step not in known}
+        known = self._read_known(run.info.run_id)
+        missing = {point.place: point for point in points if point.place not in known}
         sent = 0
         batch: list[Any] = []
-        steps: list[int] = []
+        places: list[tuple[bool, int]] = []
         for point in [*missing.values(), None]:
             # A point is never split over two calls, and each call is one transaction.
             if batch and (point is None or len(batch) + len(point.values) > _MAX_METRICS_PER_CALL):
                 self._client.log_batch(run.info.run_id, metrics=batch)
-                known.update(steps)
-                sent, batch, steps = sent + len(batch), [], []
+                known.update(places)
+                sent, batch, places = sent + len(batch), [], []
             if point is not None:
                 batch += [Metric(key, value, point.timestamp_ms, point.step) for key, value in point.values.items()]
-                steps.append(point.step)
+                places.append(point.place)
         return sent
 
     def set_status(self, run: Any, status: str) -> None:
@@ -128,20 +124,7 @@ class _Runs:
         else:
             self._client.set_terminated(run.info.run_id, status)
 
-    def send_figures(self, figures: Mapping[str | None, Mapping[str, float]]) -> int:
-        """Set the final figures of the runs that are open; return the number of values sent."""
-        from mlflow.entities import Metric
-
-        now, sent = int(time.time() * 1000), 0
-        for cell, values in figures.items():
-            run = self._runs[cell]
-            changed = {key: value for key, value in values.items() if run.data.metrics.get(key) != value}
-            if changed:
-                self._client.log_batch(run.info.run_id, metrics=[Metric(key, changed[key], now, 0) for key in changed])
-                sent += len(changed)
-        return sent
-
-    def delete_stale_runs(self, figures: Mapping[str | None, Mapping[str, float]]) -> None:
+    def withdraw(self, figures: Figures) -> None:
         """Delete the comparison's runs if one shows a final figure that is not among `figures`.
 
         MLflow cannot delete a metric, and a withheld speedup must not stay visible.
@@ -156,26 +139,37 @@ class _Runs:
         self._known.clear()
         self._read_runs()
 
-    def send_report(self, folder: Path, *, tables: Mapping[str, Rows], tags: Tags) -> None:
-        """Keep the report's files and tables in the comparison's run, unless it has these very files; set all tags."""
+    def send_report(self, report: Report) -> int:
+        """Set figures and tags, and keep files and tables in the comparison's run, unless it has these very files."""
         from mlflow.entities import RunTag
 
-        # reports/hub/ is what the next stage publishes: checkpoints. README.md says what the folder is for.
-        files = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        files = {name: path for name, path in files.items() if name.parts[0] not in ("hub", ".gitignore", "README.md")}
-        digest = digest_json({name.as_posix(): digest_file(path) for name, path in files.items()})
-        run = self.open_parent()
+        run, digest = self.open_parent(), report.digest
+        sent = self._send_figures(report.figures)
         if run.data.tags.get("ddp_compare.report") != digest:
-            for name, path in files.items():
-                inside = name.parent.as_posix()
+            for name, path in report.files.items():
+                inside = Path(name).parent.as_posix()
                 self._client.log_artifact(run.info.run_id, str(path), None if inside == "." else inside)
-            self._send_tables(run, tables)
+            self._send_tables(run, report.tables)
         own = {"ddp_compare.report": digest, "mlflow.note.content": self._comparison.description}
-        for cell, wanted in {**tags, None: {**tags[None], **own}}.items():
+        for cell, wanted in {**report.tags, None: {**report.tags[None], **own}}.items():
             has = self._runs[cell].data.tags
             changed = [RunTag(key, value) for key, value in wanted.items() if has.get(key) != value]
             self._client.log_batch(self._runs[cell].info.run_id, tags=changed)
         self.set_status(run, "FINISHED")
+        return sent
+
+    def _send_figures(self, figures: Figures) -> int:
+        """Set the final figures of the runs that are open; return the number of values sent."""
+        from mlflow.entities import Metric
+
+        now, sent = int(time.time() * 1000), 0
+        for cell, values in figures.items():
+            run = self._runs[cell]
+            changed = {key: value for key, value in values.items() if run.data.metrics.get(key) != value}
+            if changed:
+                self._client.log_batch(run.info.run_id, metrics=[Metric(key, changed[key], now, 0) for key in changed])
+                sent += len(changed)
+        return sent
 
     def _send_tables(self, run: Any, tables: Mapping[str, Rows]) -> None:
         """Keep the tables where MLflow's UI shows them as such, in place of those of an earlier report."""
@@ -213,8 +207,11 @@ class _Runs:
             self._runs[cell] = self._client.get_run(run.info.run_id)
         return self._runs[cell]
 
-    def _read_known_steps(self, run_id: str, anchor: str) -> set[int]:
-        if (run_id, anchor) not in self._known:
-            history = self._client.get_metric_history(run_id, anchor)
-            self._known[run_id, anchor] = {metric.step for metric in history}
-        return self._known[run_id, anchor]
+    def _read_known(self, run_id: str) -> set[tuple[bool, int]]:
+        if run_id not in self._known:
+            self._known[run_id] = {
+                (anchor == EPOCH_ANCHOR, metric.step)
+                for anchor in (STEP_ANCHOR, EPOCH_ANCHOR)
+                for metric in self._client.get_metric_history(run_id, anchor)
+            }
+        return self._known[run_id]

@@ -15,7 +15,7 @@ from tasks.services.tracked import (
     make_step_point,
     read_segment_points,
 )
-from tasks.services.tracker import choose_uri
+from tasks.services.trackers.mlflow import choose_uri
 from tests.tracked_run import (
     NUM_STEPS,
     cell_facts,
@@ -116,10 +116,10 @@ def test_params_yaml_then_the_environment_then_a_file_here_say_where_runs_are_ke
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert choose_uri(tracked_params()) == f"sqlite:///{tmp_path}/mlflow.db"
+    assert choose_uri(tracked_params().tracking.uri) == f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://from-environment")
-    assert choose_uri(tracked_params()) == "http://from-environment"
-    assert choose_uri(tracked_params(uri="http://from-params")) == "http://from-params"
+    assert choose_uri(tracked_params().tracking.uri) == "http://from-environment"
+    assert choose_uri(tracked_params(uri="http://from-params").tracking.uri) == "http://from-params"
 
 
 def test_no_secret_reaches_a_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,305 @@
+"""What every tracker holds to, each with its real store; what is MLflow's own stands in test_mlflow.py."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasks.process.failure import PreemptedError
+from tasks.services import follower as following
+from tasks.services.tracker import PENDING, PendingReport, follow_cell, log_report
+from tasks.services.tracker_ui import send_pending
+from tests.tracked_run import (
+    NUM_STEPS,
+    cell_facts,
+    report_results,
+    step_event,
+    tracked_params,
+    write_comparison,
+    write_report,
+)
+from tests.tracker_stores import STORES, TRACKERS, read_all_bytes, require_tracker
+
+pytestmark = pytest.mark.slow
+
+ALL_STEPS = list(range(1, 2 * NUM_STEPS + 1))
+WITHIN = 1e-6
+"""Of a value, relatively: TensorBoard keeps 32 bits."""
+
+FOLLOW = """
+import sys, time
+from pathlib import Path
+from tasks.services import follower as following
+from tests.integration.test_trackers import Place
+following.FLUSH_SECONDS = 0.05
+kind, first, last, waits = sys.argv[1], *map(int, sys.argv[2:])
+place = Place(Path.cwd(), [kind])
+with place.follow() as follower:
+    for step in range(first, last + 1):
+        follower.send(place.events(step))
+        time.sleep(0.1)
+    Path("is-sent").touch()
+    time.sleep(waits)
+"""
+REPORT = """
+import sys
+from pathlib import Path
+from tests.integration.test_trackers import Place
+place = Place(Path.cwd(), [sys.argv[1]])
+Path("is-reporting").touch()
+place.report(speedup=1.5)
+"""
+
+
+class Place:
+    """A project folder with a finished comparison."""
+
+    def __init__(self, folder: Path, kinds: list[str]) -> None:
+        self.folder = folder
+        self.params = tracked_params(kind=kinds)
+        write_comparison(folder, self.params)
+        self.where = {"slices": folder / "slices", "machine": folder / "machine.json"}
+
+    def follow(self):
+        return follow_cell(self.params, cell_facts("2proc", self.params), **self.where)
+
+    def report(self, *, speedup: float | None) -> None:
+        results = report_results(self.params, speedup=speedup)
+        write_report(self.folder / "reports", results)
+        (self.folder / "reports" / "report.md").write_text(f"# Speedup {speedup}\n")
+        (self.folder / "reports" / "index.html").write_text(f"<p># Speedup {speedup}</p>")
+        log_report(self.params, results, reports=self.folder / "reports", runs=self.folder / "runs", **self.where)
+
+    @staticmethod
+    def events(*steps: int) -> list:
+        return [{"event": "launch_started"}, *map(step_event, steps)]
+
+    def start(self, code: str, *arguments: object) -> subprocess.Popen:
+        """Start a stage's part as a process of its own, which can be killed."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)], cwd=self.folder, env=environment, start_new_session=True
+        )
+
+
+@pytest.fixture(params=TRACKERS)
+def tracker(request: pytest.FixtureRequest) -> str:
+    require_tracker(request.param)
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_TRACKING"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(following, "FLUSH_SECONDS", 0.1)
+
+
+@pytest.fixture
+def place(tmp_path: Path, tracker: str, empty_store: Path) -> Place:
+    if tracker == "mlflow":
+        shutil.copy(empty_store, tmp_path)
+    return Place(tmp_path, [tracker])
+
+
+def _wait_until(is_true: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if is_true():
+            return
+        time.sleep(0.05)
+    raise AssertionError("did not happen within a minute")
+
+
+def _kill(process: subprocess.Popen) -> None:
+    """Kill it, and whatever it has started."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _require_every_value_once(tracker: str, folder: Path) -> None:
+    found = STORES[tracker].read_values(folder)
+    assert set(found) <= {"1proc", "2proc", "small"}
+    for cell in ("1proc", "2proc"):
+        for key in ("loss", "learning_rate", "grad_norm", "data_wait_seconds", "num_tokens"):
+            written = [(step, step_event(step)[key]) for step in ALL_STEPS if step_event(step)[key] is not None]
+            assert [step for step, _ in found[cell][key]] == [step for step, _ in written], (cell, key)
+            assert [value for _, value in found[cell][key]] == pytest.approx(
+                [value for _, value in written], rel=WITHIN
+            )
+        assert [step for step, _ in found[cell]["epoch/loss"]] == [NUM_STEPS, 2 * NUM_STEPS]
+
+
+def test_a_report_leaves_every_value_once_with_figures_gates_facts_and_the_report(place: Place, tracker: str) -> None:
+    place.report(speedup=1.5)
+    _require_every_value_once(tracker, place.folder)
+    found = STORES[tracker].read_values(place.folder)
+    assert [value for _, value in found["2proc"]["final/speedup"]] == [1.5]
+    assert [value for _, value in found["small"]["final/base_heldout_loss"]] == [3.25]
+    said = STORES[tracker].read_texts(place.folder)
+    assert "passed: 1,600 rows and 1,600 rows" in said
+    assert "this machine" in said
+    assert "# Speedup 1.5" in said
+
+
+def test_a_second_report_sends_nothing(place: Place, tracker: str, caplog: pytest.LogCaptureFixture) -> None:
+    place.report(speedup=1.5)
+    before = STORES[tracker].read_values(place.folder)
+    with caplog.at_level(logging.INFO):
+        place.report(speedup=1.5)
+    assert f"{tracker}: 0 values sent" in caplog.text
+    assert STORES[tracker].read_values(place.folder) == before
+
+
+def test_a_cell_that_was_killed_twice_and_resumed_has_no_gap_and_no_duplicate(place: Place, tracker: str) -> None:
+    for first, last in ((1, 4), (3, 7)):
+        process = place.start(FOLLOW, tracker, first, last, 60)
+        _wait_until((place.folder / "is-sent").exists)
+        time.sleep(0.3)
+        assert process.poll() is None
+        _kill(process)
+        (place.folder / "is-sent").unlink()
+    # The checkpoint was that of step 5: steps 6 and 7 are trained, and streamed, again.
+    process = place.start(FOLLOW, tracker, 6, 10, 0)
+    assert process.wait(120) == 0
+    place.report(speedup=1.5)
+    _require_every_value_once(tracker, place.folder)
+
+
+@pytest.mark.parametrize("tracker", ["mlflow", "tensorboard"])
+def test_steps_appear_while_the_cell_trains_where_a_run_can_grow(place: Place, tracker: str) -> None:
+    require_tracker(tracker)
+    with place.follow() as follower:
+        follower.send(place.events(1, 2))
+        _wait_until(lambda: len(STORES[tracker].read_values(place.folder).get("2proc", {}).get("loss", [])) == 2)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 3.0])
+def test_a_report_that_was_killed_while_it_was_sent_is_whole_after_the_next(
+    place: Place, tracker: str, seconds: float
+) -> None:
+    process = place.start(REPORT, tracker)
+    _wait_until((place.folder / "is-reporting").exists)
+    time.sleep(seconds)
+    _kill(process)
+    place.report(speedup=1.5)
+    _require_every_value_once(tracker, place.folder)
+
+
+def test_a_file_of_events_that_a_kill_left_half_written_is_mended(tmp_path: Path) -> None:
+    require_tracker("tensorboard")
+    place = Place(tmp_path, ["tensorboard"])
+    with place.follow() as follower:
+        follower.send(place.events(1, 2, 3))
+    (file,) = place.folder.glob("tensorboard/*/2proc/*tfevents*")
+    file.write_bytes(file.read_bytes()[:-5])
+    place.report(speedup=1.5)
+    _require_every_value_once("tensorboard", place.folder)
+
+
+def test_a_tracker_that_is_away_costs_one_warning_each_time_and_gets_all_when_it_is_back(
+    place: Place, tracker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        STORES[tracker].take_away(place.folder, patch)
+        with place.follow() as follower:
+            follower.send(place.events(*ALL_STEPS))
+        caplog.clear()
+        place.report(speedup=1.5)
+        (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert warning.startswith(f"{tracker}: ")
+        assert "\n" not in warning
+        assert PendingReport.read(PENDING).trackers == [tracker]
+        assert send_pending(place.params) is False
+    assert send_pending(place.params) is True
+    assert not PENDING.exists()
+    _require_every_value_once(tracker, place.folder)
+
+
+def test_no_secret_of_the_environment_is_kept_or_said(
+    place: Place, tracker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "Canary0" * 5)
+    with monkeypatch.context() as patch:
+        STORES[tracker].take_away(place.folder, patch)
+        place.report(speedup=1.5)
+    place.report(speedup=1.5)
+    assert "canary" not in caplog.text.lower()
+    assert b"canary" not in read_all_bytes(place.folder).lower()
+
+
+def test_a_figure_that_is_withheld_later_vanishes_with_all_that_showed_it(place: Place, tracker: str) -> None:
+    place.report(speedup=1.5)
+    place.report(speedup=None)
+    _require_every_value_once(tracker, place.folder)
+    found = STORES[tracker].read_values(place.folder)
+    assert not [key for values in found.values() for key in values if "speedup" in key]
+    said = STORES[tracker].read_texts(place.folder)
+    assert "# Speedup None" in said
+    assert "withheld: Same rows, same work" in said
+    if tracker != "mlflow":  # which keeps the files of deleted runs until `mlflow gc`
+        assert "# Speedup 1.5" not in said
+        assert "passed: 1,600 rows" not in said
+
+
+def test_two_at_once_are_each_whole_and_one_that_is_away_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_store: Path
+) -> None:
+    require_tracker("tensorboard")
+    shutil.copy(empty_store, tmp_path)
+    place = Place(tmp_path, ["mlflow", "tensorboard"])
+    with monkeypatch.context() as patch:
+        STORES["mlflow"].take_away(tmp_path, patch)
+        with place.follow() as follower:
+            follower.send(place.events(1, 2))
+        place.report(speedup=1.5)
+        _require_every_value_once("tensorboard", tmp_path)
+        assert PendingReport.read(PENDING).trackers == ["mlflow"]
+    assert send_pending(place.params) is True
+    for tracker in ("mlflow", "tensorboard"):
+        _require_every_value_once(tracker, tmp_path)
+
+
+def test_none_keeps_nothing(tmp_path: Path) -> None:
+    place = Place(tmp_path, ["none"])
+    before = set(tmp_path.iterdir())
+    with place.follow() as follower:
+        follower.send(place.events(1, 2))
+        follower.replay([])
+    place.report(speedup=1.5)
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "reports"}
+
+
+def test_a_training_that_was_stopped_leaves_what_it_sent(place: Place, tracker: str) -> None:
+    def train_until_stopped() -> None:
+        with place.follow() as follower:
+            follower.send(place.events(1, 2, 3))
+            raise PreemptedError("stopped")
+
+    with pytest.raises(PreemptedError):
+        train_until_stopped()
+    place.report(speedup=None)
+    _require_every_value_once(tracker, place.folder)
+
+
+def test_the_default_imports_neither_of_the_extras(project: Path, tmp_path: Path) -> None:
+    code = REPORT + "import json; print(json.dumps([m for m in ('wandb', 'tensorboard') if m in sys.modules]))"
+    environment = {**os.environ, "PYTHONPATH": str(project)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "mlflow"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(ended.stdout.splitlines()[-1]) == []

@@ -1,0 +1,172 @@
+"""What each tracker has of a comparison, read back by its own means: what the contract is held to."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import socket
+import sqlite3
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from tasks.params.choices import list_file_names, read_constant
+
+TRACKERS = list_file_names("tasks/services/trackers")
+
+Values = dict[str, list[tuple[int, float]]]
+"""Metric -> (step, value) of every stored value, in the order of steps."""
+
+
+class Store(Protocol):
+    """Where one tracker keeps the runs of a project folder."""
+
+    def read_values(self, folder: Path) -> dict[str, Values]:
+        """Return run -> all its values, those of withdrawn runs left out."""
+        ...
+
+    def read_texts(self, folder: Path) -> str:
+        """Return all words of the runs that are shown: gates, parameters, report."""
+        ...
+
+    def take_away(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        """Have nothing answer where the runs are kept."""
+
+
+def require_tracker(name: str) -> None:
+    """Skip the test where the tracker is not installed."""
+    package = read_constant(f"tasks/services/trackers/{name}.py", "PACKAGE")
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: make extras")
+
+
+def find_closed_port() -> int:
+    """Return a port at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Mlflow:
+    """MLflow's store in mlflow.db."""
+
+    def read_values(self, folder: Path) -> dict[str, Values]:
+        found: dict[str, Values] = {}
+        query = (
+            "select runs.name, metrics.key, step, value from metrics join runs using (run_uuid) "
+            "where lifecycle_stage = 'active' order by step"
+        )
+        with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database:
+            for run, key, step, value in database.execute(query):
+                found.setdefault(run, {}).setdefault(key, []).append((step, value))
+        return found
+
+    def read_texts(self, folder: Path) -> str:
+        query = (
+            "select {0}.key || ' ' || {0}.value from {0} join runs using (run_uuid) where lifecycle_stage = 'active'"
+        )
+        with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database:
+            words = [row[0] for table in ("tags", "params") for row in database.execute(query.format(table))]
+        pages = (file.read_text() for file in (folder / "mlruns").rglob("index.html"))
+        return "\n".join([*words, *pages])
+
+    def take_away(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        patch.setenv("MLFLOW_TRACKING_URI", f"http://me:canary-url@127.0.0.1:{find_closed_port()}")
+
+
+class Tensorboard:
+    """Files of events in tensorboard/, read as TensorBoard does."""
+
+    def read_values(self, folder: Path) -> dict[str, Values]:
+        return {run: values for run, values, _ in self._read(folder)}
+
+    def read_texts(self, folder: Path) -> str:
+        return "\n".join(text for _, _, text in self._read(folder))
+
+    def take_away(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr("tasks.services.trackers.tensorboard.choose_uri", lambda _: "/proc/no-such-place")
+
+    def _read(self, folder: Path) -> Iterator[tuple[str, Values, str]]:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        files = sorted((folder / "tensorboard").rglob("*tfevents*"))
+        for file in files:
+            # 0: every value, not a sample of them.
+            seen = EventAccumulator(str(file), size_guidance={"scalars": 0}).Reload()
+            tags = seen.Tags()
+            values = {tag: [(event.step, event.value) for event in seen.Scalars(tag)] for tag in tags["scalars"]}
+            texts = [seen.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in tags["tensors"]]
+            is_cell = file.parent.parent != folder / "tensorboard"
+            yield file.parent.name if is_cell else "small", values, "\n".join(texts)
+
+
+class Wandb:
+    """Runs in wandb/, as `wandb sync` sends them: records in the log format of LevelDB."""
+
+    def read_values(self, folder: Path) -> dict[str, Values]:
+        found: dict[str, Values] = {}
+        for run, records in self._read(folder):
+            assert run not in found, "two folders of one run"
+            values = found[run] = {}
+            for record in records:
+                row = {_read_key(item): json.loads(item.value_json) for item in record.history.item}
+                for key, value in row.items():
+                    if not key.startswith("_") and isinstance(value, int | float):
+                        values.setdefault(key, []).append((row["_step"], value))
+                for item in record.summary.update:
+                    value = json.loads(item.value_json)
+                    if _read_key(item).startswith("final/"):
+                        values[_read_key(item)] = [(0, value)]
+        return found
+
+    def read_texts(self, folder: Path) -> str:
+        words = [str(record) for _, records in self._read(folder) for record in records]
+        pages = (file.read_text() for file in (folder / "wandb").glob("*/files/media/html/*"))
+        return "\n".join([*words, *pages])
+
+    def take_away(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        patch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{find_closed_port()}")
+        patch.setenv("WANDB_API_KEY", "canary-key".ljust(40, "0"))
+
+    def _read(self, folder: Path) -> Iterator[tuple[str, list[Any]]]:
+        from wandb.proto import wandb_internal_pb2
+
+        for file in sorted((folder / "wandb").glob("*/*.wandb")):
+            records = [wandb_internal_pb2.Record.FromString(content) for content in _read_leveldb_log(file)]
+            (started,) = (record.run for record in records if record.HasField("run"))
+            yield started.display_name, records
+
+
+def _read_key(item: Any) -> str:
+    return item.key or ".".join(item.nested_key)
+
+
+def _read_leveldb_log(file: Path) -> Iterator[bytes]:
+    """Yield the records: blocks of 32 KiB, in them parts that are whole (1) or first, middle, last (2, 3, 4)."""
+    content, at, parts = file.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+        room = 32_768 - at % 32_768
+        if room < 7:
+            at += room
+            continue
+        _, length, kind = struct.unpack("<IHB", content[at : at + 7])
+        if kind == 0:
+            at += room
+            continue
+        parts += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield parts
+            parts = b""
+
+
+STORES: dict[str, Store] = {"mlflow": Mlflow(), "tensorboard": Tensorboard(), "wandb": Wandb()}
+
+
+def read_all_bytes(folder: Path) -> bytes:
+    """Return the content of every file below the folder."""
+    files = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
+    return b"\n".join(file.read_bytes() for file in files if file.is_file())
