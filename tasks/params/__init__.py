@@ -16,15 +16,16 @@ from tasks.params.choices import (
     require_cell_name,
     require_label,
     require_one_of,
+    require_template_for,
 )
 from tasks.params.complaint import describe_first_complaint
+from tasks.params.local_files import check_paths
 from tasks.params.options import explain_unfit, require_exact
 from tasks.params.section import Day, Finite, Section
 from tasks.params.sources import (
     DatasetParams,
     ModelParams,
     Range,
-    check_paths,
     count_rows_needed,
     is_hub_id,
     require_model_for,
@@ -166,9 +167,13 @@ class Params(Section):
 
     @property
     def optional_sections(self) -> dict[str, Any]:
-        """What params.yaml may leave out, with every default: DVC, which asks for each, reads it here."""
+        """What params.yaml may leave out, with every default: DVC, which asks for each, reads it here.
+
+        Of `train` that is what images have no use for.
+        """
         optional = {name for name, field in Params.model_fields.items() if not field.is_required()}
-        return self.model_dump(mode="json", include=optional)
+        sections = self.model_dump(mode="json", include=optional)
+        return {**sections, "train": {"seq_len": self.train.seq_len}}
 
     @property
     def baseline(self) -> str:
@@ -242,6 +247,7 @@ class Params(Section):
             )
         if not needs_images:
             require_label(self.workload, self.dataset.label)
+        require_template_for(self.workload, self.dataset.template)
         require_model_for(self.workload, self.model)
         if needs_images and (train.packing or train.compile):
             raise ValueError("train.packing, train.compile: got true; allowed: false, images have neither")

@@ -37,7 +37,7 @@ def collect_metrics(results: Results, cell: str) -> dict[str, float]:
     found = next((model for model in results.quality.models if model.model == cell), None)
     if found is None:
         return {}
-    more = {name: getattr(found, name) for name in ("perplexity", "accuracy", "accuracy_top5")}
+    more = {name: getattr(found, name) for name in ("perplexity", "accuracy", "accuracy_top5", "accuracy_tokens")}
     return {"loss": found.loss, **{name: value for name, value in more.items() if value is not None}}
 
 
