@@ -17,11 +17,11 @@ _CONTINUATION_TOKENS = 40
 def select_rows(lengths: np.ndarray, num_given: np.ndarray | None = None) -> list[tuple[int, int]]:
     """Return (row, tokens of its prompt) of the first rows that are long enough to show a continuation of.
 
-    Where rows begin with prompts: of the first rows whose prompt is no longer than is read at a glance.
+    Where rows begin with prompts: of the first whose prompt is read at a glance, else of the shortest.
     """
     if num_given is not None:
-        glanced = sorted(range(len(num_given)), key=lambda row: (bool(num_given[row] > _PROMPT_TOKENS_AT_MOST), row))
-        return [(row, int(num_given[row])) for row in glanced[:_NUM_SAMPLES]]
+        order = np.argsort(np.maximum(num_given, _PROMPT_TOKENS_AT_MOST), kind="stable")[:_NUM_SAMPLES]
+        return [(row, int(num_given[row])) for row in order.tolist()]
     wanted = _PROMPT_TOKENS + _CONTINUATION_TOKENS // 2
     order = sorted(np.flatnonzero(lengths >= 2).tolist(), key=lambda row: (bool(lengths[row] < wanted), row))
     return [(row, min(_PROMPT_TOKENS, int(lengths[row]) // 2)) for row in order[:_NUM_SAMPLES]]

@@ -103,9 +103,7 @@ def _describe_rows(facts: ComparisonFacts) -> str:
         f"{wording.format_count(dataset.num_heldout_rows_seen)} held-out rows also stand elsewhere"
     )
     num_cut = sum(part.num_cut_responses for part in parts)
-    cut = (
-        f"; the end of {wording.format_plural(num_cut, 'response')} is beyond train.seq_len and cut" if num_cut else ""
-    )
+    cut = f"; {wording.format_plural(num_cut, 'response')} cut at train.seq_len" if num_cut else ""
     if facts.unit == "image":
         return f"{wording.format_count(left_out.total())} left out as no good image{why}; {repeated}"
     return (
