@@ -46,7 +46,7 @@ def read(workspace: Workspace, path: str) -> Any:
 def count_by_hand(workspace: Workspace, part: str) -> tuple[int, int]:
     """Return the tokens behind a first one, and those of them that are no prompt, of rows cut to 160."""
     offsets, prompts = (np.load(workspace.folder / f"data/slices/{part}/{name}.npy") for name in ("offsets", "prompts"))
-    lengths = [min(int(end - start), 160) for start, end in zip(offsets, offsets[1:], strict=False)]
+    lengths = [min(int(length), 160) for length in np.diff(offsets)]
     return sum(lengths) - len(lengths), sum(lengths) - int(prompts.sum())
 
 

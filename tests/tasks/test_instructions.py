@@ -260,6 +260,7 @@ def test_params_that_do_not_fit_instructions_are_refused_before_anything_starts(
         asked(project, {"source": "builtin:instructions"}, workload="causal_lm")
 
 
+@pytest.mark.slow
 def test_the_built_in_instructions_are_enough_and_none_is_told_twice(project: Path) -> None:
     rows = [row for row, _ in zip(read_instructions(), range(4_000), strict=False)]
     assert len(rows) == asked(project, {"source": "builtin:instructions"}).dataset.max_rows == 4_000
