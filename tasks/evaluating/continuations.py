@@ -20,8 +20,8 @@ def select_rows(lengths: np.ndarray, num_given: np.ndarray | None = None) -> lis
     Where rows begin with prompts: of the first whose prompt is read at a glance, else of the shortest.
     """
     if num_given is not None:
-        order = np.argsort(np.maximum(num_given, _PROMPT_TOKENS_AT_MOST), kind="stable")[:_NUM_SAMPLES]
-        return [(row, int(num_given[row])) for row in order.tolist()]
+        shortest = np.argsort(np.maximum(num_given, _PROMPT_TOKENS_AT_MOST), kind="stable")[:_NUM_SAMPLES]
+        return [(row, int(num_given[row])) for row in shortest.tolist()]
     wanted = _PROMPT_TOKENS + _CONTINUATION_TOKENS // 2
     order = sorted(np.flatnonzero(lengths >= 2).tolist(), key=lambda row: (bool(lengths[row] < wanted), row))
     return [(row, min(_PROMPT_TOKENS, int(lengths[row]) // 2)) for row in order[:_NUM_SAMPLES]]
