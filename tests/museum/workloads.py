@@ -56,8 +56,8 @@ def write_rows(workload: str, folder: Path, *, num_rows: int, first_row: int, mi
         return
     num_classes, has_prompts = _NUM_CLASSES if workload == "sequence_classification" else 0, workload == "instruction"
     make_slice(
-        folder, num_rows=num_rows, vocab_size=VOCAB_SIZE, min_len=max(min_len, 2) if has_prompts else min_len, max_len=64,
-        first_row=first_row, seed=seed, num_classes=num_classes, has_prompts=has_prompts,
+        folder, num_rows=num_rows, vocab_size=VOCAB_SIZE, min_len=max(min_len, 2) if has_prompts else min_len,
+        max_len=64, first_row=first_row, seed=seed, num_classes=num_classes, has_prompts=has_prompts,
     )  # fmt: skip
 
 
