@@ -107,3 +107,18 @@ def test_other_prompts_are_other_rows_and_need_no_other_data_set(instructions: W
     assert after["num_rows"] >= before["num_rows"]
     assert after["num_tokens"] < before["num_tokens"]
     assert len(list((instructions.folder / ".work/download/rows").iterdir())) == 2
+
+
+def test_a_template_of_ones_own_is_watched_as_any_local_file_is(instructions: Workspace) -> None:
+    def count_tokens() -> int:
+        instructions.repro("slice")
+        return int(read(instructions, "data/slices/manifest.json")["slices"]["0-160"]["num_tokens"])
+
+    file = instructions.folder / "prompt.txt"
+    file.write_text("{instruction}\nWhy?\n")
+    instructions.change({"dataset.template": "path:prompt.txt"})
+    before = count_tokens()
+    assert count_tokens() == before
+    file.write_text("{instruction}\nWhy, and what for, and since when?\n")
+    assert count_tokens() > before
+    assert read(instructions, "data/raw/manifest.json")["template"] == file.read_text()
