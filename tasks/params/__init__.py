@@ -167,13 +167,9 @@ class Params(Section):
 
     @property
     def optional_sections(self) -> dict[str, Any]:
-        """What params.yaml may leave out, with every default: DVC, which asks for each, reads it here.
-
-        Of `train` that is what images have no use for.
-        """
+        """What params.yaml may leave out (of `train`: for images), with every default: DVC asks for each of it here."""
         optional = {name for name, field in Params.model_fields.items() if not field.is_required()}
-        sections = self.model_dump(mode="json", include=optional)
-        return {**sections, "train": {"seq_len": self.train.seq_len}}
+        return {**self.model_dump(mode="json", include=optional), "train": {"seq_len": self.train.seq_len}}
 
     @property
     def baseline(self) -> str:

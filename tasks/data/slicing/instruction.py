@@ -8,16 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.data.slicing.tokens import (
-    CUT_RESPONSE,
-    SPECIAL,
-    Encoded,
-    RowTokenizer,
-    Texts,
-    digest_rows,
-    load_tokenizer,
-    write_tokens,
-)
+from tasks.data.row_tokenizer import RowTokenizer, load_tokenizer
+from tasks.data.slicing.tokens import CUT_RESPONSE, SPECIAL, Encoded, Texts, digest_rows, write_tokens
 from tasks.data.sources.row_policy import Row
 from tasks.params import Params
 from tasks.params.prompts import fill_template
