@@ -18,6 +18,7 @@ from tasks.data.sources.row_policy import describe_faults
 from tasks.data.sources.row_store import place_rows, store_rows
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
+from tasks.params.prompts import FILE, read_template
 from tasks.params.source_digest import digest_source
 from tasks.params.sources import DatasetParams, Source
 from tasks.process.failure import DataError, exit_with_one_line
@@ -47,7 +48,8 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> No
         revision=dataset.revision,
         commit=commit,
         split=dataset.split if dataset.kind == "hub" else None,
-        text_column=dataset.text_column,
+        text_column=None if dataset.holds_instructions else dataset.text_column,
+        template=_read_template(dataset),
         **facts,
         license="the open-source licence of each package" if is_builtin else stored.license,
         label=_make_label(dataset, facts.get("class_names", [])),
@@ -122,9 +124,19 @@ def _find_commit(source: Any, kind: Any) -> str | None:
 def _make_label(dataset: DatasetParams, class_names: Sequence[str]) -> str:
     classes = f", {len(class_names)} classes of column {dataset.label}" if class_names else ""
     if dataset.kind == "builtin":
-        return f"docstrings of the installed packages (built-in){classes}"
+        what = "instructions made of docstrings" if dataset.holds_instructions else "docstrings"
+        return f"{what} of the installed packages (built-in){classes}"
     name = Path(dataset.location).name if dataset.kind == "path" else dataset.location
+    if dataset.holds_instructions:
+        return f"{name}, instructions with responses, as prompts of the template {dataset.template}"
     return f"{name}, column {dataset.text_column}{classes}"
+
+
+def _read_template(dataset: DatasetParams) -> str | None:
+    try:
+        return None if dataset.template is None else read_template(dataset.template)
+    except ValueError as error:
+        raise DataError(str(error)) from None
 
 
 def _clear(folder: Path) -> None:
@@ -138,6 +150,9 @@ def _main() -> None:
     begun = SourcesFile.read(arguments.sources)
     download_rows(params, arguments.raw, source_digest=begun.dataset.digest if begun.dataset else None)
     download_model(params, arguments.base_model, class_names=RawManifest.read(arguments.raw).class_names)
+    template = params.dataset.template or ""
+    if begun.template is not None and digest_source(Path(template.removeprefix(FILE))) != begun.template.digest:
+        raise DataError(f"dataset.template {template}: changed since this run began; run again")
     for source, was in ((params.dataset, begun.dataset), (params.model, begun.model)):
         if was is not None:
             _require_unchanged(source, was.digest, digest_source(Path(source.location)) or "")

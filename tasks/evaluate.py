@@ -152,7 +152,8 @@ def evaluate(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile:
     _log.info("%s on %d %ss, in fp32 on %s, %.1f s", what, counts["num_tokens"], workload.UNIT, device, seconds)
     more: dict[str, Any] = {**accuracies, **counts}
     if not workload.HAS_LABELS:
-        more = {"perplexity": compute_perplexity(loss), "num_tokens": counts["num_tokens"], "samples": samples}
+        more |= {"perplexity": compute_perplexity(loss), "samples": samples}
+        more["num_targets"] = counts["num_targets"] if workload.HAS_PROMPTS else None
     return FoundFile(loss=loss, parameter_checksum=checksum, **more)
 
 

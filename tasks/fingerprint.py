@@ -15,6 +15,7 @@ from tasks.inputs.snapshot import read_stages, select_values
 from tasks.machine.facts import collect_machine_facts
 from tasks.machine.usable_gpus import require_usable_gpus
 from tasks.params import Params, load_params
+from tasks.params.prompts import FILE
 from tasks.params.source_digest import digest_source
 from tasks.params.sources import Source
 from tasks.process.failure import exit_with_one_line
@@ -73,6 +74,13 @@ def _source_digest(source: Source) -> SourceDigest | None:
     return SourceDigest(digest=digest_source(Path(source.location))) if source.kind == "path" else None
 
 
+def _template_digest(params: Params) -> SourceDigest | None:
+    template = params.dataset.template
+    if template is None or not template.startswith(FILE):
+        return None
+    return SourceDigest(digest=digest_source(Path(template.removeprefix(FILE))))
+
+
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="tasks.fingerprint", description=__doc__)
     parser.add_argument("--code", type=Path, required=True)
@@ -87,7 +95,9 @@ def _main() -> None:
     require_usable_gpus(params, machine)
     CodeFile(digest=digest_code(_TRAINING)).write(arguments.code)
     machine.write(arguments.machine)
-    SourcesFile(model=_source_digest(params.model), dataset=_source_digest(params.dataset)).write(arguments.sources)
+    SourcesFile(
+        model=_source_digest(params.model), dataset=_source_digest(params.dataset), template=_template_digest(params)
+    ).write(arguments.sources)
     note_comparison(params)
     write_json(arguments.optional, params.optional_sections)
     TrialFile(trial=read_trial(arguments.trial)).write(arguments.trial)

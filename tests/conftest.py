@@ -49,6 +49,7 @@ LONGEST = (
     "integration/test_odd_folder.py",
     "integration/test_images.py",
     "integration/test_sequence_classification.py",
+    "integration/test_instruction.py",
     "integration/test_one_bad_cell.py",
     "integration/test_real_data.py",
     "chaos/test_comparison.py",

@@ -78,6 +78,10 @@ def make_tiny_workload(workload: str, root: Path) -> tuple[Path, list[Path]]:
         parts = [(45, 0), (27, 45)]
         images = [make_image_slice(root / f"slice_{first}", num_rows=size, first_row=first) for size, first in parts]
         return make_image_model(root / "model"), images
+    if workload == "instruction":
+        return make_tiny_model(root / "model"), [
+            make_slice(root / f"slice_{index}", min_len=2, has_prompts=True, **size) for index, size in enumerate(sizes)
+        ]
     slices = [make_slice(root / f"slice_{index}", **size) for index, size in enumerate(sizes)]
     if workload == WORKLOAD:
         device = EmulatedDevice(num_layers=2, parameters_per_layer=64, forward_ms=0.1, backward_ms=0.2)
@@ -118,11 +122,13 @@ def make_slice(
     first_row: int = 0,
     seed: int = 0,
     num_classes: int = 0,
+    has_prompts: bool = False,
 ) -> Path:
     """Write rows of random tokens and ragged lengths in the layout of data/slices/<start>-<end>; return the folder.
 
     Tokens follow one another by a fixed rule with some noise, so that there is something to learn. Token
     `vocab_size - 1` ends every row and stands nowhere else. With classes, that of a row follows from its first token.
+    With prompts, each row of two tokens or more begins with one of any length.
     """
     random = np.random.default_rng(seed)
     lengths = random.integers(min_len, max_len + 1, size=num_rows)
@@ -132,11 +138,19 @@ def make_slice(
         tokens[-1] = vocab_size - 1
         rows.append(tokens)
     labels = [int(row[0]) % num_classes for row in rows] if num_classes else None
-    return write_slice(folder, rows, first_row=first_row, labels=labels)
+    prompts = [int(random.integers(1, len(row))) for row in rows] if has_prompts else None
+    return write_slice(folder, rows, first_row=first_row, labels=labels, prompts=prompts)
 
 
-def write_slice(folder: Path, rows: list[Any], *, first_row: int = 0, labels: list[int] | None = None) -> Path:
-    """Write these rows of tokens, and the class of each if there are classes, as a slice; return the folder."""
+def write_slice(
+    folder: Path,
+    rows: list[Any],
+    *,
+    first_row: int = 0,
+    labels: list[int] | None = None,
+    prompts: list[int] | None = None,
+) -> Path:
+    """Write these rows of tokens, and the class or the length of the prompt of each, as a slice; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     offsets = np.cumsum([0, *(len(row) for row in rows)]).astype(np.int64)
     arrays = {
@@ -146,6 +160,8 @@ def write_slice(folder: Path, rows: list[Any], *, first_row: int = 0, labels: li
     }
     if labels is not None:
         arrays["labels"] = np.array(labels, dtype=np.int64)
+    if prompts is not None:
+        arrays["prompts"] = np.array(prompts, dtype=np.int64)
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     files = {f"{name}.npy": digest_file(folder / f"{name}.npy") for name in sorted(arrays)}

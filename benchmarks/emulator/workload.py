@@ -35,13 +35,14 @@ __all__ = [
 
 UNIT = "token"
 HAS_LABELS = False
+HAS_PROMPTS = False
 
 hardware: Hardware = EmulatedHardware()
 
 _NUM_TARGETS = 97
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _LoadedRows(Slice):
     """Rows that take a loader's time."""
 

@@ -37,7 +37,8 @@ def _download(work: Path, num_rows: int) -> Callable[[], object]:
 
 def _slice(work: Path, num_rows: int) -> Callable[[], object]:
     """Tokenise the placed rows: the stage `slice`."""
-    from tasks.data.slicing.tokens import Texts, load_tokenizer
+    from tasks.data.row_tokenizer import load_tokenizer
+    from tasks.data.slicing.tokens import Texts
     from tasks.params.sources import RowRange
     from tasks.slice import store_slice
 

@@ -10,11 +10,18 @@ if TYPE_CHECKING:
 
 _NUM_SAMPLES = 3
 _PROMPT_TOKENS = 24
+_PROMPT_TOKENS_AT_MOST = 160
 _CONTINUATION_TOKENS = 40
 
 
-def select_rows(lengths: np.ndarray) -> list[tuple[int, int]]:
-    """Return (row, tokens of its prompt) of the first rows that are long enough to show a continuation of."""
+def select_rows(lengths: np.ndarray, num_given: np.ndarray | None = None) -> list[tuple[int, int]]:
+    """Return (row, tokens of its prompt) of the first rows that are long enough to show a continuation of.
+
+    Where rows begin with prompts: of the first whose prompt is read at a glance, else of the shortest.
+    """
+    if num_given is not None:
+        shortest = np.argsort(np.maximum(num_given, _PROMPT_TOKENS_AT_MOST), kind="stable")[:_NUM_SAMPLES]
+        return [(row, int(num_given[row])) for row in shortest.tolist()]
     wanted = _PROMPT_TOKENS + _CONTINUATION_TOKENS // 2
     order = sorted(np.flatnonzero(lengths >= 2).tolist(), key=lambda row: (bool(lengths[row] < wanted), row))
     return [(row, min(_PROMPT_TOKENS, int(lengths[row]) // 2)) for row in order[:_NUM_SAMPLES]]
@@ -36,7 +43,7 @@ def continue_rows(model: Any, source: "Slice", *, base_model: Path, eos_token_id
         pad_token_id=eos_token_id,
     )
     samples = []
-    for row, num_prompt in select_rows(np.diff(source.offsets)):
+    for row, num_prompt in select_rows(np.diff(source.offsets), source.num_given):
         tokens = source.row(row, num_prompt + _CONTINUATION_TOKENS).tolist()
         prompt = torch.tensor([tokens[:num_prompt]], device=model.device)
         written = model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt))[0, num_prompt:].tolist()

@@ -16,8 +16,10 @@ from tasks.params.choices import (
     require_cell_name,
     require_label,
     require_one_of,
+    require_template_for,
 )
 from tasks.params.complaint import describe_first_complaint
+from tasks.params.local_files import check_paths
 from tasks.params.options import explain_unfit, require_exact
 from tasks.params.section import Day, Finite, Section
 from tasks.params.services import TrackingParams, UploadParams
@@ -25,7 +27,6 @@ from tasks.params.sources import (
     DatasetParams,
     ModelParams,
     Range,
-    check_paths,
     count_rows_needed,
     require_model_for,
 )
@@ -116,9 +117,9 @@ class Params(Section):
 
     @property
     def optional_sections(self) -> dict[str, Any]:
-        """What params.yaml may leave out, with every default: DVC, which asks for each, reads it here."""
+        """What params.yaml may leave out (of `train`: for images), with every default: DVC asks for each of it here."""
         optional = {name for name, field in Params.model_fields.items() if not field.is_required()}
-        return self.model_dump(mode="json", include=optional)
+        return {**self.model_dump(mode="json", include=optional), "train": {"seq_len": self.train.seq_len}}
 
     @property
     def baseline(self) -> str:
@@ -194,6 +195,7 @@ class Params(Section):
             )
         if not needs_images:
             require_label(self.workload, self.dataset.label)
+        require_template_for(self.workload, self.dataset.template)
         require_model_for(self.workload, self.model)
         if needs_images and (train.packing or train.compile):
             raise ValueError("train.packing, train.compile: got true; allowed: false, images have neither")

@@ -73,6 +73,19 @@ def require_label(workload: str, label: str | None) -> None:
         )
 
 
+def require_template_for(workload: str, template: str | None) -> None:
+    """Raise ValueError unless the workload learns to answer and it is said how prompts are made, or neither."""
+    if has_prompts(workload) == (template is not None):
+        return
+    allowed = "none, it learns no responses" if template else "how instructions become prompts, such as dolly"
+    raise ValueError(f"dataset.template: got {template} with workload {workload}; allowed: {allowed}")
+
+
+def has_prompts(workload: str) -> bool:
+    """Return whether every row of the workload is a prompt with a response: HAS_PROMPTS in its file."""
+    return bool(read_constant(f"training/workloads/{workload}.py", "HAS_PROMPTS"))
+
+
 def has_labels(workload: str) -> bool:
     """Return whether every row of the workload has a class: HAS_LABELS in its file."""
     return bool(read_constant(f"training/workloads/{workload}.py", "HAS_LABELS"))

@@ -1,33 +1,31 @@
 """The sections `model` and `dataset` of params.yaml, and ranges of rows: where everything comes from."""
 
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from tasks.params.choices import has_labels, join_choices, read_unit, require_name
-from tasks.params.image_files import list_image_files
+from tasks.params.prompts import COLUMNS, require_template
 from tasks.params.section import Section
 
 # validate_repo_id of huggingface_hub, without importing it: 1-96 characters, no "--", no "..".
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
-_MAX_LINE_BYTES = 16 * 2**20
-_MAX_TAR_BYTES_TO_COUNT = 2**30
 
 BUILTIN_CLASSIFIERS = ("tiny-modernbert",)
 BUILTIN_IMAGE_MODELS = ("resnet18",)
 BUILTIN_MODELS = ("tiny-qwen2", *BUILTIN_CLASSIFIERS, *BUILTIN_IMAGE_MODELS)
 BUILTIN_IMAGES = ("digits",)
-BUILTIN_DATASETS = ("docstrings", *BUILTIN_IMAGES)
+BUILTIN_INSTRUCTIONS = ("instructions",)
+BUILTIN_DATASETS = ("docstrings", *BUILTIN_INSTRUCTIONS, *BUILTIN_IMAGES)
 BUILTIN_LABELS = ("package",)
 BUILTIN_MAX_ROWS = 6_000
 """Rows that the built-in texts can give at most, on any install of the pinned packages."""
 _MOST_ROWS = 2**31 - 1
 """What the work ledger can number (training/record/segment.py)."""
-_BUILTIN_ROWS = {"docstrings": BUILTIN_MAX_ROWS, "digits": 1_797}
+_BUILTIN_ROWS = {"docstrings": BUILTIN_MAX_ROWS, "instructions": 4_000, "digits": 1_797}
 
 
 def is_hub_id(name: str) -> bool:
@@ -147,6 +145,16 @@ class DatasetParams(Source):
     """The column that holds the text of a row."""
     label: str | None = None
     """The column that holds the class of a row, a text or a whole number, for a workload that learns classes."""
+    template: str | None = None
+    """Rows are instructions with responses: how they become prompts, as `dolly`, `plain`, `chat` (the tokenizer's own
+    template) or `path:FILE`, a text with {instruction} and perhaps {context}; null: rows are texts."""
+    instruction_column: str | None = None
+    """Instructions only: the column that says what to do; null: `instruction`."""
+    context_column: str | None = None
+    """Instructions only: the column of what it is about, empty where there is nothing; null: `context` or `input`, if
+    there is such a column."""
+    response_column: str | None = None
+    """Instructions only: the column that is to be learned; null: `response` or `output`."""
     image_size: int | None = Field(default=None, ge=8, le=1024)
     """Rows are images, and their middle square is resized to so many pixels a side, once; null: rows are texts."""
 
@@ -154,6 +162,16 @@ class DatasetParams(Source):
     def holds_images(self) -> bool:
         """Whether its rows are images: a folder of class folders, a tar of such, or built-in ones."""
         return self.image_size is not None
+
+    @property
+    def holds_instructions(self) -> bool:
+        """Whether its rows are instructions, each with a response."""
+        return self.template is not None
+
+    @property
+    def named_columns(self) -> dict[str, str | None]:
+        """Part of an instruction -> the column that is named for it; None where it is looked for."""
+        return {part: getattr(self, f"{part}_column") for part in COLUMNS}
 
     @property
     def max_rows(self) -> int | None:
@@ -171,6 +189,7 @@ class DatasetParams(Source):
             raise ValueError(f"label: got {self.label!r}; allowed: the name of another column than text_column")
         if self.kind == "builtin" and self.label not in (None, *BUILTIN_LABELS):
             raise ValueError(f"label: got {self.label[:80]!r}; allowed: {join_choices('', BUILTIN_LABELS)}")
+        self._check_instructions()
         if self.kind == "hub" or (self.kind == "builtin" and self.location not in BUILTIN_IMAGES):
             if self.holds_images:
                 raise ValueError(f"image_size: got {self.image_size} for texts; allowed: null")
@@ -178,69 +197,27 @@ class DatasetParams(Source):
             raise ValueError("image_size: got null for images; allowed: pixels of a side, such as 32")
         return self
 
-
-def check_paths(
-    model: ModelParams, dataset: DatasetParams, *, ranges: list[RowRange], heldout: RowRange, base: Path
-) -> None:
-    """Raise ValueError if a local source is not there below `base` or has fewer rows than are asked for."""
-    if model.kind == "path" and not (base / model.location / "config.json").is_file():
-        raise ValueError(f"model.source: no file {model.location}/config.json; allowed: a model folder")
-    if dataset.kind != "path":
-        return
-    file = base / dataset.location
-    needed = count_rows_needed(ranges, heldout)
-    num_rows = _count_images(file, dataset) if dataset.holds_images else _count_texts(file, dataset, enough=needed)
-    if num_rows is not None and needed > num_rows:
-        key = "heldout" if heldout.end > num_rows else "ranges"
-        raise ValueError(
-            f"{key}: row {needed} is beyond the {num_rows} rows of {dataset.location}; allowed: 0-{num_rows}"
-        )
-
-
-def _count_images(source: Path, dataset: DatasetParams) -> int | None:
-    """Return the number of images; None where counting takes long."""
-    if not source.is_dir() and source.suffix != ".tar":
-        raise ValueError(
-            f"dataset.source: got {dataset.location!r} with image_size; allowed: a folder of class folders of images, "
-            "or an uncompressed .tar of such"
-        )
-    if not source.exists():
-        raise ValueError(f"dataset.source: no file {dataset.location}; allowed: a folder or .tar of images")
-    if source.is_file() and source.stat().st_size > _MAX_TAR_BYTES_TO_COUNT:
-        return None
-    try:
-        return len(list_image_files(source))
-    except ValueError as error:
-        raise ValueError(f"dataset.source: {dataset.location}: {error}") from None
-
-
-def _count_texts(file: Path, dataset: DatasetParams, *, enough: int) -> int | None:
-    if file.is_dir() or file.suffix == ".tar":
-        raise ValueError(
-            f"dataset.source: got {dataset.location!r} without image_size; allowed: a .parquet or .jsonl file of "
-            "texts, or images with dataset.image_size"
-        )
-    if file.suffix not in (".parquet", ".jsonl"):
-        raise ValueError(f"dataset.source: got {dataset.location!r}; allowed: a .parquet or .jsonl file")
-    if not file.is_file():
-        raise ValueError(f"dataset.source: no file {dataset.location}; allowed: a .parquet or .jsonl file")
-    return _count_rows(file, enough=enough)
-
-
-def _count_rows(file: Path, *, enough: int) -> int | None:
-    """Return the number of rows, of lines no more than `enough`; None where the download stage will refuse the file."""
-    if file.suffix == ".jsonl":
-        num_rows = 0
-        with file.open("rb") as lines:
-            while num_rows < enough and (line := lines.readline(_MAX_LINE_BYTES)):
-                if len(line) == _MAX_LINE_BYTES and not line.endswith(b"\n"):
-                    return None
-                num_rows += bool(line.strip())
-        return num_rows
-    import pyarrow as pa  # here, not above: half a second that only local parquet files need
-    import pyarrow.parquet as pq
-
-    try:
-        return int(pq.read_metadata(file).num_rows)
-    except (pa.ArrowException, OSError):
-        return None
+    def _check_instructions(self) -> None:
+        """Raise ValueError unless what is said of prompts fits the rows."""
+        named = {f"{part}_column": column for part, column in self.named_columns.items() if column is not None}
+        if self.template is None:
+            for key, column in named.items():
+                raise ValueError(
+                    f"{key}: got {column[:80]!r} without template; allowed: null, rows are no instructions"
+                )
+            if self.kind == "builtin" and self.location in BUILTIN_INSTRUCTIONS:
+                raise ValueError("template: got null for instructions; allowed: dolly, plain, chat or path:FILE")
+            return
+        require_template("template", self.template)
+        if self.kind == "builtin" and (self.location not in BUILTIN_INSTRUCTIONS or named):
+            raise ValueError(
+                f"template: got {self.template[:80]!r} for {self.source}; allowed: builtin:instructions without names "
+                "of columns, or a hub: or path: data set"
+            )
+        if "text_column" in self.model_fields_set and self.text_column != "text":
+            raise ValueError(
+                f"text_column: got {self.text_column[:80]!r} with template; allowed: instruction_column, "
+                "context_column and response_column"
+            )
+        if len(set(named.values())) < len(named) or "" in named.values():
+            raise ValueError(f"{', '.join(named)}: got {list(named.values())}; allowed: a column for each part")

@@ -19,10 +19,12 @@ class Figures(Record):
     """Share of the rows whose class is its first choice; null where rows have none."""
     accuracy_top5: float | None = None
     """Share of those whose class is among its first five; null where that says nothing."""
+    accuracy_tokens: float | None = None
+    """Share of the responses' tokens that are its first choice after those before; null where rows have none."""
     num_tokens: int
     """What was evaluated, in the workload's unit."""
     num_targets: int | None = None
-    """Labels of it, where rows have classes."""
+    """Labels of it, where rows have classes or responses."""
     parameter_checksum: str
     """Checksum of the weights that were evaluated."""
 

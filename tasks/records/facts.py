@@ -73,11 +73,13 @@ class SliceFacts(Record):
     num_tokens: int
     """Tokens in it, before rows are cut to seq_len."""
     quarantined: dict[str, int] = {}
-    """Rows of the range that were left out, by their fault: null, blank, nul or surrogate."""
+    """Rows of the range that were left out, by their fault: null, blank, nul and so on."""
     num_cut_rows: int = 0
     """Rows that were cut to 1,000,000 characters."""
     num_special_token_rows: int = 0
     """Rows whose text names a special token of the tokenizer; it was encoded as text."""
+    num_cut_responses: int = 0
+    """Instructions only: rows whose response is cut in training, since prompt and response are longer than seq_len."""
     digest: str
     """sha256 of its tokens."""
 

@@ -42,6 +42,8 @@ class SourcesFile(StageFile):
     """The base model's."""
     dataset: SourceDigest | None
     """The data set's."""
+    template: SourceDigest | None = None
+    """The file's that says how instructions become prompts."""
 
 
 class TrialFile(StageFile):

@@ -26,6 +26,8 @@ class RawManifest(DatasetFacts, StageFile):
     """The classes of the rows, in the order of their numbers; empty where rows have none."""
     image_size: int | None = None
     """Images only: pixels of a side."""
+    template: str | None = None
+    """Instructions only: the text that makes a prompt of each; null for the tokenizer's own."""
     source_digest: str | None = None
     """sha256 of the local source; null for any other."""
     rows_sha256: str = ""

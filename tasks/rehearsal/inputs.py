@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tasks.params import Params
-from tasks.params.choices import has_labels, read_unit
+from tasks.params.choices import has_labels, has_prompts, read_unit
 from tasks.process.failure import ConfigurationError
 from tasks.ranks.cell_ranks import make_ranks_config
 from tasks.records.slices import SlicesManifest
@@ -89,6 +89,8 @@ def _write_longest_rows(folder: Path, params: Params) -> Path:
         arrays["offsets"] = np.arange(number + 1, dtype=np.int64) * length
     if has_labels(params.workload):
         arrays["labels"] = np.zeros(number, dtype=np.int64)
+    if has_prompts(params.workload):
+        arrays["prompts"] = np.ones(number, dtype=np.int64)
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     return folder

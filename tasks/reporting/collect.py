@@ -204,6 +204,7 @@ def _collect_quality(outputs: Outputs) -> Quality:
                 perplexity=statistics.compute_perplexity(found.loss) if found.accuracy is None else None,
                 accuracy=found.accuracy,
                 accuracy_top5=found.accuracy_top5,
+                accuracy_tokens=found.accuracy_tokens,
                 num_tokens=found.num_tokens,
                 checkpoint=found.checkpoint,
             )

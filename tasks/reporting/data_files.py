@@ -33,6 +33,8 @@ def collect_metrics(results: Results) -> dict[str, Any]:
         cells.setdefault(name, {})["heldout_loss"] = model.loss
         if model.accuracy is not None:
             cells[name]["heldout_accuracy"] = model.accuracy
+        if model.accuracy_tokens is not None:
+            cells[name]["heldout_accuracy_tokens"] = model.accuracy_tokens
     gates = {
         "passed": verdicts.count("passed"),
         "failed": verdicts.count("failed"),

@@ -67,7 +67,8 @@ def collect_metrics(results: Results, cell: str, revision: Revision | None = Non
         evaluated = [one for one in results.quality.epochs if (one.cell, one.range, one.epoch) == place]
     if not evaluated:
         return {}
-    found = {name: getattr(evaluated[0], name, None) for name in ("loss", "perplexity", "accuracy", "accuracy_top5")}
+    names = ("loss", "perplexity", "accuracy", "accuracy_top5", "accuracy_tokens")
+    found = {name: getattr(evaluated[0], name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -21,6 +21,8 @@ class ModelQuality(Record):
     """Share of the rows that it puts into the right class; null where rows have none."""
     accuracy_top5: float | None = None
     """Share of the rows whose class is among the five that it takes for likeliest; null where that is not counted."""
+    accuracy_tokens: float | None = None
+    """Share of the responses' tokens that it takes for likeliest after those before; null where rows have none."""
     num_tokens: int
     """Tokens (or images) counted, each once."""
     checkpoint: str | None
@@ -51,3 +53,8 @@ class Quality(Record):
     def is_classified(self) -> bool:
         """Whether the rows have classes."""
         return any(model.accuracy is not None for model in self.models)
+
+    @property
+    def has_responses(self) -> bool:
+        """Whether the rows are prompts with responses, of which alone the loss is."""
+        return any(model.accuracy_tokens is not None for model in self.models)

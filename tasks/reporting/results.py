@@ -102,7 +102,9 @@ class Results(Record):
     @property
     def loss_unit(self) -> str:
         """What a loss is counted in."""
-        return "nats per sample" if self.quality.is_classified else "nats per token"
+        if self.quality.is_classified:
+            return "nats per sample"
+        return "nats per token of the response" if self.quality.has_responses else "nats per token"
 
     @property
     def baseline(self) -> CellResults:

@@ -10,13 +10,13 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 BODY = """
 import sys
 from tokenizers import Tokenizer
-from tasks.data.slicing import tokens
+from tasks.data import row_tokenizer
 from tasks.process.failure import exit_with_one_line
 
-tokens._SECONDS_OF_A_BATCH = float(sys.argv[3])
+row_tokenizer._SECONDS_OF_A_BATCH = float(sys.argv[3])
 def command():
     backend = Tokenizer.from_file(sys.argv[1])
-    tokenizer = tokens.RowTokenizer(backend, 0, 9, frozenset(), (), "")
+    tokenizer = row_tokenizer.RowTokenizer(backend, 0, 9, frozenset(), (), "")
     print(len(tokenizer.rows([sys.argv[2]] * 4, row_ids=[5, 6, 7, 8])))
 exit_with_one_line(command, name="slice")
 """

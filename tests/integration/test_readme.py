@@ -37,6 +37,7 @@ COMMANDS_RUN_BELOW = [
     'make rehearse GPU="2x H100-80"',
     "make use PRESET=qwen2-arxiv",
     "make use PRESET=imdb",
+    "make use PRESET=opt-dolly",
     "make use PRESET=resnet18-imagefolder",
     "dvc repro",
     "dvc dag",
@@ -108,7 +109,7 @@ def test_the_commands_of_the_pages_do_what_they_say(with_make: Workspace) -> Non
     said = run("make", "rehearse", "GPU=2x H100-80").stdout
     assert "1proc fits." in said
     assert "2proc fits." in said
-    for preset in ("qwen2-arxiv", "imdb", "resnet18-imagefolder"):
+    for preset in ("qwen2-arxiv", "imdb", "opt-dolly", "resnet18-imagefolder"):
         run("make", "use", f"PRESET={preset}")
         assert f"name: {preset}" in (with_make.folder / "params.yaml").read_text()
 

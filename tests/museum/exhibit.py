@@ -82,7 +82,7 @@ class Exhibit:
     def applies_to(self, workload: str) -> bool:
         """Return whether the lines are ones that this workload runs."""
         is_of_text = self.has_dropout or any(part.file in _OF_TEXT for part in self.mutations)
-        return workload == "causal_lm" or not is_of_text
+        return workload in ("causal_lm", "instruction") or not is_of_text
 
     @property
     def mutations(self) -> list[Mutation]:

@@ -10,6 +10,7 @@ BEGIN = "<!-- written by make museum: begin -->"
 _HEADINGS = ("trained", "mutants caught by any gate", "without a defect", "alarms in those", "on")
 _NAMES = {
     "causal_lm": "language model",
+    "instruction": "instruction tuning",
     "sequence_classification": "text classifier",
     "image_classification": "ResNet18",
 }

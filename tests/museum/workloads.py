@@ -19,6 +19,11 @@ PARAMS: dict[str, dict[str, Any]] = {
         "dataset": {"source": "builtin:docstrings"},
         "train": {"seq_len": 64},
     },
+    "instruction": {
+        "model": {"source": "builtin:tiny-qwen2", "name": "tiny"},
+        "dataset": {"source": "builtin:instructions", "template": "dolly"},
+        "train": {"seq_len": 64},
+    },
     "sequence_classification": {
         "model": {"source": "builtin:tiny-modernbert", "name": "tiny"},
         "dataset": {"source": "builtin:docstrings", "label": "package"},
@@ -36,7 +41,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 
 def write_model(workload: str, folder: Path, *, hidden_size: int, seed: int, dropout: float) -> None:
     """Write a base model of random weights."""
-    if workload == "causal_lm":
+    if workload in ("causal_lm", "instruction"):
         make_tiny_model(folder, vocab_size=VOCAB_SIZE, hidden_size=hidden_size, seed=seed, dropout=dropout)
     elif workload == "sequence_classification":
         make_tiny_classifier(folder, vocab_size=VOCAB_SIZE, num_classes=_NUM_CLASSES, seed=seed)
@@ -49,10 +54,10 @@ def write_rows(workload: str, folder: Path, *, num_rows: int, first_row: int, mi
     if workload == "image_classification":
         _write_images(folder, num_rows=num_rows, first_row=first_row, seed=seed)
         return
-    num_classes = _NUM_CLASSES if workload == "sequence_classification" else 0
+    num_classes, has_prompts = _NUM_CLASSES if workload == "sequence_classification" else 0, workload == "instruction"
     make_slice(
-        folder, num_rows=num_rows, vocab_size=VOCAB_SIZE, min_len=min_len, max_len=64, first_row=first_row, seed=seed,
-        num_classes=num_classes,
+        folder, num_rows=num_rows, vocab_size=VOCAB_SIZE, min_len=max(min_len, 2) if has_prompts else min_len,
+        max_len=64, first_row=first_row, seed=seed, num_classes=num_classes, has_prompts=has_prompts,
     )  # fmt: skip
 
 

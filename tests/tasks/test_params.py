@@ -202,7 +202,7 @@ def test_what_has_a_default_may_be_left_out_and_means_its_defaults(tmp_path: Pat
     assert load_params(left_out) == load_params(empty)
     sections = load_params(left_out).optional_sections
     assert sections == load_params(empty).optional_sections
-    assert set(sections) == {"description", "measure", "quality", "cost", "nodes", "tracking", "upload"}
+    assert set(sections) == {"description", "train", "measure", "quality", "cost", "nodes", "tracking", "upload"}
     assert sections["tracking"] == {"kind": "mlflow", "uri": None, "experiment": "ddp-compare"}
 
 
@@ -236,7 +236,7 @@ def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_p
         load_params(file)
 
 
-@pytest.mark.parametrize("name", ["embedded", "qwen2-arxiv"])
+@pytest.mark.parametrize("name", ["embedded", "opt-dolly", "qwen2-arxiv"])
 def test_every_preset_is_valid(name: str, project: Path) -> None:
     assert load_params(project / "presets" / f"{name}.yaml").name == name
 

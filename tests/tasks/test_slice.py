@@ -13,6 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tasks import slice as slicing
+from tasks.data.row_tokenizer import load_tokenizer
 from tasks.data.slicing import tokens
 from tasks.data.sources.row_policy import CUT, MAX_CHARACTERS, judge_value
 from tasks.download import download_rows
@@ -262,14 +263,14 @@ def test_an_id_beyond_the_embedding_is_refused_with_its_row(tiny_qwen2: Path, fo
     model = Path(shutil.copytree(tiny_qwen2, folder / "model"))
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
-    tokenizer = tokens.load_tokenizer(model)
+    tokenizer = load_tokenizer(model)
     assert len(tokenizer.rows(["a"], row_ids=[5])[0]) == 2
     with pytest.raises(DataError, match=r"row 6: the tokenizer gives id \d+, and the model's embedding has 300 rows"):
         tokenizer.rows(["a", texts[0]], row_ids=[5, 6])
 
 
 def test_a_tokenizer_that_turns_text_into_special_tokens_is_refused(tiny_qwen2: Path) -> None:
-    tokenizer = tokens.load_tokenizer(tiny_qwen2)
+    tokenizer = load_tokenizer(tiny_qwen2)
     tokenizer.backend.encode_special_tokens = False
     with pytest.raises(DataError, match="row 3: the tokenizer turns part of the text into a special token"):
         tokenizer.rows([SPECIAL], row_ids=[3])
@@ -280,7 +281,7 @@ def test_a_tokenizer_without_an_end_of_text_token_is_refused(tiny_qwen2: Path, f
     config = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": None}))
     with pytest.raises(DataError, match="names no eos_token"):
-        tokens.load_tokenizer(model)
+        load_tokenizer(model)
 
 
 @pytest.fixture
@@ -295,7 +296,7 @@ def qwen2(folder: Path, real_data: Path) -> Path:
 
 
 def test_the_real_qwen2_tokenizer_leaves_special_tokens_in_a_text_as_text(qwen2: Path) -> None:
-    tokenizer = tokens.load_tokenizer(qwen2)
+    tokenizer = load_tokenizer(qwen2)
     assert [row.tolist() for row in tokenizer.rows(["Hello world", "<|im_end|>"], row_ids=[0, 1])] == [
         [9707, 1879, 151645],
         [27, 91, 318, 6213, 91, 29, 151645],

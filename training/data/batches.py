@@ -26,6 +26,8 @@ class Slice:
     """(num_rows + 1,) int64: row i is tokens[offsets[i]:offsets[i + 1]]."""
     row_ids: np.ndarray
     """(num_rows,) int64: position of each row in the data set."""
+    num_given: np.ndarray | None = None
+    """(num_rows,) int64: how many tokens at the start of each row are given and not learned; None: 1 of every row."""
 
     def __len__(self) -> int:
         return len(self.row_ids)
@@ -40,12 +42,13 @@ class Slice:
         return self.tokens[start : min(end, start + seq_len)]
 
     def num_tokens(self, seq_len: int) -> np.ndarray:
-        """Return the label tokens of every row: (num_rows,) int64."""
+        """Return the tokens of every row that have one before them: (num_rows,) int64."""
         return count_label_tokens(self.lengths(seq_len))
 
     def num_targets(self, seq_len: int) -> np.ndarray:
-        """Return the same: every label token is a target."""
-        return self.num_tokens(seq_len)
+        """Return those of them that are learned: (num_rows,) int64; the same where none but the first is given."""
+        given = 1 if self.num_given is None else self.num_given
+        return count_label_tokens(self.lengths(seq_len), given)
 
     def collate(
         self,
@@ -63,6 +66,7 @@ class Slice:
         """
         texts = [self.row(index, seq_len) for index in rows]
         lengths = [len(text) for text in texts]
+        given = [1] * len(texts) if self.num_given is None else self.num_given[list(rows)].tolist()
         if is_packed:
             shape, starts = _compute_packed_shape(lengths, seq_len)
         else:
@@ -72,17 +76,17 @@ class Slice:
         input_ids = np.zeros(shape, dtype=np.int64)
         labels = np.full(shape, IGNORED_LABEL, dtype=np.int64)
         flat_ids, flat_labels = input_ids.reshape(-1), labels.reshape(-1)
-        for start, text in zip(starts.tolist(), texts, strict=True):
+        for start, text, first in zip(starts.tolist(), texts, given, strict=True):
             flat_ids[start : start + len(text)] = text
-            flat_labels[start : start + max(len(text) - 1, 0)] = text[1:]
-        num_labels = count_label_tokens(np.array(lengths, dtype=np.int64))
+            flat_labels[start + first - 1 : start + max(len(text), first) - 1] = text[first:]
+        of_rows = np.array(lengths, dtype=np.int64)
         return MicroBatch(
             input_ids=torch.from_numpy(input_ids),
             labels=torch.from_numpy(labels),
             label_places=torch.from_numpy(np.flatnonzero(flat_labels != IGNORED_LABEL)),
             row_ids=np.asarray(self.row_ids[list(rows)], dtype=np.int64),
-            sample_num_tokens=num_labels,
-            sample_num_targets=num_labels,
+            sample_num_tokens=count_label_tokens(of_rows),
+            sample_num_targets=count_label_tokens(of_rows, np.array(given, dtype=np.int64)),
             num_padding_tokens=input_ids.size - sum(lengths),
             dropout_seed=dropout_seed,
             place=place,
@@ -98,9 +102,9 @@ class Slice:
         return np.unique(np.concatenate([[0], *(self.row(row, seq_len) for row in rows)])).astype(np.int64)
 
 
-def count_label_tokens(lengths: np.ndarray) -> np.ndarray:
-    """Return the label tokens of rows of these lengths: all but each row's first."""
-    return np.maximum(lengths - 1, 0)
+def count_label_tokens(lengths: np.ndarray, given: np.ndarray | int = 1) -> np.ndarray:
+    """Return the label tokens of rows of these lengths: all but those that are given, by default each row's first."""
+    return np.maximum(lengths - given, 0)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ class Workload(Protocol):
     HAS_LABELS: bool
     """Whether every row has a class (labels.npy of a slice), whose names stand in its manifest."""
 
+    HAS_PROMPTS: bool
+    """Whether every row begins with a prompt, which is read and not learned (prompts.npy of a slice)."""
+
     def open_slice(self, folder: Path) -> Rows:
         """Return the rows of a folder that the slice stage wrote."""
         ...

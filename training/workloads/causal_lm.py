@@ -27,6 +27,7 @@ from training.process.failure import UnfitModelError
 
 UNIT = "token"
 HAS_LABELS = False
+HAS_PROMPTS = False
 
 
 def _cache_per_model(ask: Callable[[nn.Module], bool]) -> Callable[[nn.Module], bool]:
@@ -153,21 +154,28 @@ def loss_sum(
     as in linear_cross_entropy. `head_weight` stands in for the head's own weight.
     """
     whole: Any = getattr(model, "module", model)
-    inputs = {"input_ids": micro_batch.input_ids, "use_cache": False, **_make_attention_inputs(whole, micro_batch)}
-    targets = micro_batch.labels.flatten().index_select(0, micro_batch.label_places)
+    targets = select_targets(micro_batch)
     if not _has_plain_head(whole):
-        logits = _compute_logits(model, inputs).flatten(0, 1).index_select(0, micro_batch.label_places)
-        return F.cross_entropy(logits.float(), targets, reduction="sum")
+        return F.cross_entropy(compute_logits(model, micro_batch).float(), targets, reduction="sum")
     with _bypass_head(whole) as head:
-        hidden = _compute_logits(model, inputs).flatten(0, 1).index_select(0, micro_batch.label_places)
+        hidden = compute_logits(model, micro_batch)
     weight = head.weight if head_weight is None else head_weight
     return linear_cross_entropy(hidden, weight, targets, chunk_rows=chunk_rows, scale=scale)
 
 
-def _compute_logits(model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+def select_targets(micro_batch: MicroBatch) -> Tensor:
+    """Return the tokens that are to be predicted: (num_targets,) int64."""
+    return micro_batch.labels.flatten().index_select(0, micro_batch.label_places)
+
+
+def compute_logits(model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+    """Return what the model says at every position with a label: (num_targets, vocab_size)."""
+    whole: Any = getattr(model, "module", model)
     with attention_masks.skip_mask_checks(is_padded=False):
-        logits: Tensor = model(**inputs).logits
-    return logits
+        logits: Tensor = model(
+            input_ids=micro_batch.input_ids, use_cache=False, **_make_attention_inputs(whole, micro_batch)
+        ).logits
+    return logits.flatten(0, 1).index_select(0, micro_batch.label_places)
 
 
 def find_tied_weight(model: nn.Module) -> nn.Parameter | None:

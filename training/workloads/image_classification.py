@@ -25,6 +25,7 @@ from training.process.failure import BadCheckpointError, UnfitModelError
 
 UNIT = "image"
 HAS_LABELS = True
+HAS_PROMPTS = False
 TOP = 5
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

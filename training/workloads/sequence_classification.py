@@ -23,6 +23,7 @@ from training.process.failure import UnfitModelError
 
 UNIT = "token"
 HAS_LABELS = True
+HAS_PROMPTS = False
 
 
 @dataclass(frozen=True)

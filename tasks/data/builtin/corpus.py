@@ -10,6 +10,7 @@ import importlib.metadata
 import warnings
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from tasks.data.builtin.prose import MIN_PARAGRAPH, extract_paragraphs, split_sentences
 from tasks.process.failure import ConfigurationError
@@ -33,6 +34,7 @@ PACKAGES = (
 MIN_CHARACTERS = 200
 MAX_CHARACTERS = 1500
 
+Row = TypeVar("Row")
 _SHINGLE_WORDS = 4
 _MAX_SEEN_SHARE = 0.3
 """Share of a paragraph's word sequences that earlier rows may have, before it counts as a near-duplicate."""
@@ -49,7 +51,11 @@ def read_corpus() -> Iterator[str]:
 def read_corpus_by_package() -> Iterator[tuple[str, str]]:
     """Yield the package of each row, and the row."""
     seen: set[int] = set()
-    sources = {name: _read_rows(name, seen) for name in PACKAGES}
+    return take_turns({name: _read_rows(name, seen) for name in PACKAGES})
+
+
+def take_turns(sources: dict[str, Iterator[Row]]) -> Iterator[tuple[str, Row]]:
+    """Yield the first row of each source with its name, then the second of each, and so on until all are at an end."""
     while sources:
         for name, source in list(sources.items()):
             row = next(source, None)
@@ -69,10 +75,10 @@ def _read_rows(package: str, seen: set[int]) -> Iterator[str]:
 
     A paragraph that mostly repeats word sequences in `seen` is left out; what is used is added to `seen`.
     """
-    for file in _read_files(package):
+    for file in read_files(package):
         row = ""
         for docstring in _parse_docstrings(file):
-            for part in _select_new_parts(docstring, seen):
+            for part in select_new_parts(docstring, seen):
                 if row and len(row) + len(part) + 2 > MAX_CHARACTERS:
                     if len(row) >= MIN_CHARACTERS:
                         yield row
@@ -83,7 +89,7 @@ def _read_rows(package: str, seen: set[int]) -> Iterator[str]:
                 row = ""
 
 
-def _read_files(package: str) -> Iterator[bytes]:
+def read_files(package: str) -> Iterator[bytes]:
     """Yield the contents of the package's Python files, in an order that mixes its subjects."""
     files = importlib.metadata.files(package)
     if files is None:
@@ -102,7 +108,12 @@ def _make_sort_key(file: PurePosixPath) -> bytes:
 
 
 def _parse_docstrings(source: bytes) -> list[str]:
-    """Return the docstrings of a Python file in the order of its lines, without running it."""
+    """Return the docstrings of a Python file in the order of its lines."""
+    return [docstring for _, docstring in parse_documented(source)]
+
+
+def parse_documented(source: bytes) -> list[tuple[ast.AST, str]]:
+    """Return what has a docstring in a Python file, and that docstring, line by line, without running it."""
     if b'"""' not in source and b"'''" not in source:
         return []
     with warnings.catch_warnings():
@@ -111,24 +122,24 @@ def _parse_docstrings(source: bytes) -> list[str]:
             tree = ast.parse(source)
         except (SyntaxError, ValueError):  # templates, or files for another version of Python
             return []
-    found: list[str] = []
+    found: list[tuple[ast.AST, str]] = []
     _collect_docstrings(tree, found)
     return found
 
 
-def _collect_docstrings(node: ast.AST, found: list[str]) -> None:
-    """Append the docstrings at and below `node`; only statements are visited, as expressions hold none."""
+def _collect_docstrings(node: ast.AST, found: list[tuple[ast.AST, str]]) -> None:
+    """Append what has docstrings at and below `node`; only statements are visited, as expressions hold none."""
     if isinstance(node, _DOCUMENTED):
         docstring = ast.get_docstring(node, clean=False)
         if docstring and len(docstring) >= MIN_PARAGRAPH:
-            found.append(docstring)
+            found.append((node, docstring))
     for block in ("body", "orelse", "finalbody"):
         for statement in getattr(node, block, ()):
             if isinstance(statement, _HOLDERS):
                 _collect_docstrings(statement, found)
 
 
-def _select_new_parts(docstring: str, seen: set[int]) -> Iterator[str]:
+def select_new_parts(docstring: str, seen: set[int]) -> Iterator[str]:
     """Yield the docstring's paragraphs, long ones as sentences, that do not repeat what stands in `seen`."""
     for paragraph in extract_paragraphs(docstring):
         for part in split_sentences(paragraph) if len(paragraph) > MAX_CHARACTERS else [paragraph]:

@@ -3,129 +3,29 @@
 import hashlib
 import importlib.metadata
 from array import array
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
+from tasks.data.row_tokenizer import RowTokenizer, load_tokenizer
 from tasks.data.sources.parquet import read_groups
-from tasks.data.sources.row_policy import CUT, QUARANTINED, Row
+from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, describe_faults, make_rows
 from tasks.params import Params
 from tasks.params.choices import has_labels
 from tasks.params.sources import RowRange
 from tasks.process.failure import DataError
-from tasks.process.foreign import bound_native_code
 from tasks.process.progress import show_progress
-from tasks.records.sources import ROWS, BaseModelManifest, RawManifest
-from training.process.files import digest_json
+from tasks.records.sources import ROWS, RawManifest
 
 _FORMAT = 2
 """Counts up when the same rows and tokenizer would give another array than before."""
 _BATCH_ROWS = 1_000
-_SPECIAL = "special"
-_SECONDS_OF_A_BATCH = 120.0
-_CHARACTERS_PER_SECOND = 50_000
-"""Tokenizers do a million."""
-_NOT_TOKENIZER = ("config.json", "generation_config.json")
-
-
-@dataclass(frozen=True)
-class RowTokenizer:
-    """Turns texts into the token ids of rows, each closed by `eos_token_id`.
-
-    To be classified, a text has what the tokenizer puts around it ([CLS] and [SEP] or the like); that closes it then.
-    """
-
-    backend: Any
-    eos_token_id: int
-    vocab_size: int
-    """Rows of the model's embedding: every id is below."""
-    special_ids: frozenset[int]
-    """Ids that no text may turn into."""
-    special_tokens: tuple[str, ...]
-    """How those look as text."""
-    digest: str
-    """sha256 over the tokenizer's files."""
-    has_labels: bool = False
-    """Whether the texts are to be classified."""
-
-    def has_special_token(self, text: str) -> bool:
-        """Return whether the text holds what looks like a special token; it stays text."""
-        return any(token in text for token in self.special_tokens)
-
-    def rows(self, texts: list[str], *, row_ids: Sequence[int]) -> list[np.ndarray]:
-        """Return one int32 array per text. What looks like a special token in a text is encoded as plain text.
-
-        Raises DataError where an id does not exist in the model, naming the row, and where the tokenizer panics; ends
-        the process in one line where it takes minutes.
-        """
-        rows = []
-        seconds = _SECONDS_OF_A_BATCH + sum(map(len, texts)) / _CHARACTERS_PER_SECOND
-        what = f"tokenizer of the base model, rows {row_ids[0]} to {row_ids[-1]}" if row_ids else "tokenizer"
-        remedy = (
-            "its tokenizer.json has a pattern that these texts are too much for: use another tokenizer or other rows"
-        )
-        with bound_native_code(what, seconds=seconds, remedy=remedy):
-            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=self.has_labels)
-        for row_id, encoding in zip(row_ids, encodings, strict=True):
-            own, is_closed = encoding.ids, False
-            if self.has_labels:
-                is_added = encoding.special_tokens_mask
-                own = [token for token, added in zip(encoding.ids, is_added, strict=True) if not added]
-                is_closed = bool(is_added) and is_added[-1] == 1
-            ids = np.array([*encoding.ids, *([] if is_closed else [self.eos_token_id])], dtype=np.int64)
-            if ids.max() >= self.vocab_size:
-                raise DataError(
-                    f"row {row_id}: the tokenizer gives id {ids.max()}, and the model's embedding has "
-                    f"{self.vocab_size} rows; use the tokenizer that belongs to the model"
-                )
-            if not self.special_ids.isdisjoint(own):
-                raise DataError(
-                    f"row {row_id}: the tokenizer turns part of the text into a special token; "
-                    "use a tokenizer that encodes special tokens as text when asked to"
-                )
-            rows.append(ids.astype(np.int32))
-        return rows
-
-
-def load_tokenizer(base_model: Path, *, has_labels: bool = False) -> RowTokenizer:
-    """Return the tokenizer of a model folder. Raises DataError if it has no fast one or no end-of-text token.
-
-    To classify texts, a separator will do for that token.
-    """
-    from transformers import AutoConfig, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(base_model, trust_remote_code=False)
-    if not tokenizer.is_fast:
-        raise DataError(f"{base_model}: has no fast tokenizer; save one with a tokenizer.json beside the model")
-    end = tokenizer.eos_token_id
-    if end is None and has_labels:
-        end = tokenizer.sep_token_id
-    if end is None:
-        raise DataError(f"{base_model}: the tokenizer names no eos_token, which ends every row; set it")
-    backend = tokenizer.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = True
-    config = AutoConfig.from_pretrained(base_model, trust_remote_code=False)
-    files = BaseModelManifest.read(base_model).files
-    return RowTokenizer(
-        backend=backend,
-        eos_token_id=end,
-        vocab_size=config.get_text_config().vocab_size,
-        special_ids=frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | {end},
-        special_tokens=tuple(tokenizer.all_special_tokens),
-        digest=digest_json({name: digest for name, digest in files.items() if _is_of_tokenizer(name)}),
-        has_labels=has_labels,
-    )
-
-
-def _is_of_tokenizer(name: str) -> bool:
-    return name not in _NOT_TOKENIZER and not name.endswith((".safetensors", ".index.json"))
+SPECIAL, CUT_RESPONSE = "special", "cut_response"
 
 
 def open_rows(params: Params, *, raw: Path, base_model: Path) -> "Texts":
@@ -171,58 +71,96 @@ class Texts:
 
     def digest_rows(self, part: RowRange) -> str:
         """Return the sha256 of the slice's texts, their faults and classes."""
-        digest = hashlib.sha256()
-        for _, batch in _read_rows(self.rows, part):
-            for row in batch:
-                digest.update(row.text.encode() + b"\0" + (row.fault or "").encode() + b"\0")
-                if row.label is not None:
-                    digest.update(row.label.encode() + b"\0")
-        return digest.hexdigest()
+        return digest_rows(self.rows, part)
 
     def write(self, part: RowRange, folder: Path) -> dict[str, Any]:
-        """Write tokens.npy, offsets.npy and row_ids.npy, with classes labels.npy; return what the manifest says.
+        """Write tokens.npy, offsets.npy and row_ids.npy, with classes labels.npy; return what the manifest says."""
+        facts = write_tokens(self.rows, part, folder, encode=self._encode)
+        return {**facts, "class_names": list(self.class_names)}
 
-        Memory holds one batch of rows at a time.
-        """
-        # Not lists, which take several times as much per row.
-        lengths, row_ids, labels = array("q"), array("q"), array("q")
+    def _encode(self, rows: Mapping[int, Row]) -> "Encoded":
+        texts = [row.text for row in rows.values()]
         numbers = {name: number for number, name in enumerate(self.class_names)}
-        counts: Counter[str] = Counter()
-        with (
-            (folder / "tokens.npy").open("wb") as file,
-            show_progress(f"slice {part}: rows", part.end - part.start) as advance,
-        ):
-            _write_header(file, 0)
-            for first, batch in _read_rows(self.rows, part):
-                kept = {row_id: row for row_id, row in enumerate(batch, start=first) if row.fault not in QUARANTINED}
-                texts = [row.text for row in kept.values()]
-                arrays = self.tokenizer.rows(texts, row_ids=list(kept))
-                file.write(b"".join(array.tobytes() for array in arrays))
-                lengths.extend(len(array) for array in arrays)
-                row_ids.extend(kept)
-                labels.extend(numbers[row.label] for row in kept.values() if row.label is not None)
-                counts.update(row.fault for row in batch if row.fault is not None)
-                counts[_SPECIAL] += sum(map(self.tokenizer.has_special_token, texts))
-                advance(len(batch))
-            # numpy pads the header so that a longer length fits in the same place.
-            file.seek(0)
-            _write_header(file, sum(lengths))
-        if not row_ids:
-            raise DataError(f"slice {part}: every row of it is left out as no good text; choose other rows")
-        offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        np.save(folder / "offsets.npy", offsets)
-        np.save(folder / "row_ids.npy", np.frombuffer(row_ids, dtype=np.int64))
-        if self.class_names:
-            np.save(folder / "labels.npy", np.frombuffer(labels, dtype=np.int64))
-        return {
-            "num_rows": len(lengths),
-            "num_tokens": sum(lengths),
-            "quarantined": {fault: counts[fault] for fault in QUARANTINED if counts[fault]},
-            "num_cut_rows": counts[CUT],
-            "num_special_token_rows": counts[_SPECIAL],
-            "class_names": list(self.class_names),
-        }
+        more = {"labels": [numbers[row.label] for row in rows.values() if row.label is not None]} if numbers else {}
+        special = sum(map(self.tokenizer.has_special_token, texts))
+        return Encoded(
+            dict(zip(rows, self.tokenizer.rows(texts, row_ids=list(rows)), strict=True)),
+            more,
+            Counter({SPECIAL: special}),
+        )
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows as they are written."""
+
+    tokens: Mapping[int, np.ndarray]
+    """Row id -> (length,) int32, in the order of the data set."""
+    more: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Name of an array -> one number for each of them."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How many rows name a special token, or are left out, by their fault."""
+
+
+def digest_rows(rows: Path, part: RowRange) -> str:
+    """Return the sha256 of what the rows of a slice say, their faults and classes."""
+    digest = hashlib.sha256()
+    for _, batch in _read_rows(rows, part):
+        for row in batch:
+            digest.update(row.content + b"\0" + (row.fault or "").encode() + b"\0")
+            if row.label is not None:
+                digest.update(row.label.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def write_tokens(
+    rows: Path, part: RowRange, folder: Path, *, encode: Callable[[Mapping[int, Row]], Encoded]
+) -> dict[str, Any]:
+    """Write tokens.npy, offsets.npy, row_ids.npy and what else rows have; return what the manifest says.
+
+    Memory holds one batch of rows at a time.
+    """
+    # Not lists, which take several times as much per row.
+    lengths, row_ids, more = array("q"), array("q"), defaultdict[str, "array[int]"](lambda: array("q"))
+    counts: Counter[str] = Counter()
+    with (
+        (folder / "tokens.npy").open("wb") as file,
+        show_progress(f"slice {part}: rows", part.end - part.start) as advance,
+    ):
+        _write_header(file, 0)
+        for first, batch in _read_rows(rows, part):
+            kept = {row_id: row for row_id, row in enumerate(batch, start=first) if row.fault not in QUARANTINED}
+            encoded = encode(kept)
+            file.write(b"".join(tokens.tobytes() for tokens in encoded.tokens.values()))
+            lengths.extend(map(len, encoded.tokens.values()))
+            row_ids.extend(encoded.tokens)
+            for name, numbers in encoded.more.items():
+                more[name].extend(numbers)
+            counts.update(row.fault for row in batch if row.fault is not None)
+            counts.update(encoded.counts)
+            advance(len(batch))
+        # numpy pads the header so that a longer length fits in the same place.
+        file.seek(0)
+        _write_header(file, sum(lengths))
+    quarantined = {fault: counts[fault] for fault in QUARANTINED if counts[fault]}
+    if not row_ids:
+        raise DataError(
+            f"slice {part}: every row of it is left out as no good text ({describe_faults(quarantined)}); choose other "
+            "rows"
+        )
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    np.save(folder / "offsets.npy", offsets)
+    for name, column in {"row_ids": row_ids, **more}.items():
+        np.save(folder / f"{name}.npy", np.frombuffer(column, dtype=np.int64))
+    return {
+        "num_rows": len(lengths),
+        "num_tokens": sum(lengths),
+        "quarantined": quarantined,
+        "num_cut_rows": counts[CUT],
+        "num_special_token_rows": counts[SPECIAL],
+        "num_cut_responses": counts[CUT_RESPONSE],
+    }
 
 
 def _write_header(file: Any, num_tokens: int) -> None:
@@ -235,6 +173,6 @@ def _read_rows(rows: Path, part: RowRange) -> Iterator[tuple[int, list[Row]]]:
     with pq.ParquetFile(rows) as file:
         columns = [name for name in Row._fields if name in file.schema_arrow.names]
         for first, table in read_groups(file, part.start, part.end, columns=columns):
-            found = [Row(*values) for values in zip(*(column.to_pylist() for column in table.columns), strict=True)]
+            found = make_rows(table)
             for offset in range(0, len(found), _BATCH_ROWS):
                 yield first + offset, found[offset : offset + _BATCH_ROWS]

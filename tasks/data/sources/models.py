@@ -117,9 +117,10 @@ def _select_files(folder: Path, source: str) -> list[Path]:
     if not weights:
         pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl") for file in folder.glob(pattern))
         found = f"only {pickles[0]}, and pickled weights are refused" if pickles else "none"
+        remedy = f", or once: python -m tasks.data.sources.converted {folder} {folder}-safe" if pickles else ""
         raise DataError(
             f"model.source {source}: needs model.safetensors, or model-*.safetensors with an index; found {found}; "
-            "save the model with save_pretrained()"
+            f"save the model with save_pretrained(){remedy}"
         )
     small = [file for name in SMALL_FILES if (file := folder / name).is_file()]
     _check_sizes(small, source)

@@ -19,11 +19,11 @@ _SHARED_BYTES = 16 * 2**20
 """Of a column's largest part: beyond that pyarrow would keep all other values too, to know which are shared."""
 
 
-def read_values(path: Path, columns: list[str], *, place: str) -> Iterator[Any]:
-    """Yield each row's text, or the values of all columns as a tuple if there are several; the first is the text.
+def read_values(path: Path, columns: list[str], *, place: str, num_texts: int = 1) -> Iterator[Any]:
+    """Yield each row's text, or the values of all columns as a tuple if there are several; the first ones are texts.
 
     A text of more characters than are kept is cut to one more than that. Raises DataError, naming `place`, if the file
-    cannot be read, the first column holds no text, or the rows are far larger than the file.
+    cannot be read, one of the first columns holds no text, or the rows are far larger than the file.
     """
     import pyarrow as pa
 
@@ -31,7 +31,8 @@ def read_values(path: Path, columns: list[str], *, place: str) -> Iterator[Any]:
         with open_parquet(path) as file:
             metadata = file.metadata
             for column in columns:
-                _require_kind(file.schema_arrow.field(column).type, column, place, is_text=column == columns[0])
+                is_text = column in columns[:num_texts]
+                _require_kind(file.schema_arrow.field(column).type, column, place, is_text=is_text)
         sizes = {column: _read_column_sizes(metadata, column, place) for column in columns}
         largest = max(largest for _, largest in sizes.values())
         # As a dictionary, a value that many rows share is decoded once. In a larger part the limit below ends a file
@@ -41,7 +42,8 @@ def read_values(path: Path, columns: list[str], *, place: str) -> Iterator[Any]:
             open_parquet(path, read_dictionary=shared, metadata=metadata) as file,
             bound_decoding(min(MOST_BYTES, _SPARE_BYTES + 4 * largest), place=place),
         ):
-            yield from _read_rows(file, columns, packed=sizes[columns[0]][0], largest=largest, place=place)
+            packed = sum(sizes[column][0] for column in columns[:num_texts])
+            yield from _read_rows(file, columns, num_texts=num_texts, packed=packed, largest=largest, place=place)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{place}: no readable parquet file ({error}); write it anew") from None
 
@@ -57,18 +59,19 @@ def read_column_names(path: Path, *, place: str) -> list[str]:
         raise DataError(f"{place}: no readable parquet file ({error}); write it anew") from None
 
 
-def _read_rows(file: Any, columns: list[str], *, packed: int, largest: int, place: str) -> Iterator[Any]:
+def _read_rows(
+    file: Any, columns: list[str], *, num_texts: int, packed: int, largest: int, place: str
+) -> Iterator[Any]:
     rows_of_group = max((file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)), default=1)
     batch_rows = max(1, min(_BATCH_ROWS, rows_of_group * _BATCH_BYTES // max(largest, 1)))
     first = num_characters = 0
     for batch in file.iter_batches(batch_rows, columns=columns, use_threads=False):
         parts = [_decode_values(batch.column(name), first, place) for name in columns]
         for values in zip(*parts, strict=True):
-            if isinstance(text := values[0], str):
-                num_characters += len(text)
+            num_characters += sum(len(text) for text in values[:num_texts] if isinstance(text, str))
             if num_characters > max(_MAX_UNPACKED_BYTES, _MAX_RATIO * packed):
                 raise _make_size_error(columns[0], packed, f"over {num_characters:,} characters of text", place)
-            yield values if len(columns) > 1 else text
+            yield values if len(columns) > 1 else values[0]
         first += batch.num_rows
 
 

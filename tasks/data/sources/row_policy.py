@@ -18,6 +18,7 @@ QUARANTINED = {
     "nul": "text with a NUL character",
     "surrogate": "text with a lone surrogate, which UTF-8 cannot hold",
     "unlabelled": "without a class",
+    "long_prompt": "a prompt that leaves no token of the response within train.seq_len",
 }
 """Fault of a row that is left out of every slice -> in words."""
 QUARANTINED_IMAGES = {
@@ -38,14 +39,30 @@ class Row(NamedTuple):
     """A key of QUARANTINED, CUT, or None for a good row."""
     label: str | None = None
     """Its class, as text; None where classes are not asked for, or the row is quarantined."""
+    context: str | None = None
+    """What an instruction is about, empty if it is about nothing more; None where rows are no instructions."""
+    response: str | None = None
+    """What is to be answered; None where rows are no instructions."""
+
+    @property
+    def content(self) -> bytes:
+        """All that it says but for its class."""
+        return "\0".join([self.text, *(part for part in self[3:] if part is not None)]).encode()
+
+
+def make_rows(table: Any) -> list[Row]:
+    """Return the rows of a table of rows.parquet, whichever of their fields it has."""
+    names = table.column_names
+    columns = [table.column(name).to_pylist() if name in names else itertools.repeat(None) for name in Row._fields]
+    return list(map(Row, *columns))
 
 
 class RowCheck:
     """Judges rows in the order of the data set, and counts."""
 
-    def __init__(self, place: str) -> None:
-        """`place` names source and column in a refusal."""
-        self._place = place
+    def __init__(self, place: str, *, key: str = "text_column") -> None:
+        """`place` names source and column in a refusal, `key` what of `dataset` could mend it."""
+        self._place, self._key = place, key
         self._num_rows = 0
         self._faults: dict[str, tuple[int, int]] = {}
 
@@ -57,17 +74,40 @@ class RowCheck:
         rows = []
         values = zip(batch, itertools.repeat(None)) if labels is None else zip(batch, labels, strict=True)
         for value, label in values:
-            if value is not None and not isinstance(value, str):
-                raise DataError(f"{self._place}: row {self._num_rows} is {type(value).__name__}; allowed: text")
-            row = judge_value(value)
-            if labels is not None:
-                row = self._set_label(row, label)
-            if row.fault is not None:
-                first, count = self._faults.get(row.fault, (self._num_rows, 0))
-                self._faults[row.fault] = (first, count + 1)
-            rows.append(row)
-            self._num_rows += 1
+            row = self._judge(value)
+            rows.append(self._count(row if labels is None else self._set_label(row, label)))
         return rows
+
+    def take_instructions(self, batch: Iterable[tuple[Any, Any, Any]]) -> list[Row]:
+        """Return the next rows of instruction, context and response; raises DataError as `take` does.
+
+        A row without instruction or response is left out, one without a context is not.
+        """
+        rows = []
+        for values in batch:
+            instruction, context, response = (self._judge(value) for value in values)
+            faults = [part.fault for part in (instruction, response, context) if part.fault is not None]
+            left_out = [fault for fault in faults if fault in QUARANTINED]
+            if context.fault in ("null", "blank"):
+                left_out.remove(context.fault)
+            if left_out:
+                row = Row("", left_out[0], context="", response="")
+            else:
+                row = Row(instruction.text, CUT if CUT in faults else None, None, context.text, response.text)
+            rows.append(self._count(row))
+        return rows
+
+    def _judge(self, value: Any) -> Row:
+        if value is not None and not isinstance(value, str):
+            raise DataError(f"{self._place}: row {self._num_rows} is {type(value).__name__}; allowed: text")
+        return judge_value(value)
+
+    def _count(self, row: Row) -> Row:
+        if row.fault is not None:
+            first, count = self._faults.get(row.fault, (self._num_rows, 0))
+            self._faults[row.fault] = (first, count + 1)
+        self._num_rows += 1
+        return row
 
     def _set_label(self, row: Row, label: Any) -> Row:
         if row.fault in QUARANTINED:
@@ -95,7 +135,7 @@ class RowCheck:
             raise DataError(
                 f"{self._place}: {found} (counting from 0, of {self._num_rows} rows read); allowed: at most "
                 f"{MAX_QUARANTINED_SHARE:.0%} of such rows, which are left out; drop or mend them in the source, or "
-                "set dataset.text_column"
+                f"set dataset.{self._key}"
             )
 
 

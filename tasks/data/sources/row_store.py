@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from tasks.data.builtin import corpus
 from tasks.data.sources.parquet import open_parquet, read_groups
 from tasks.data.sources.repeated_rows import RepeatedRows
-from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, list_class_names
+from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, list_class_names, make_rows
 from tasks.data.sources.rows import read_source_values
 from tasks.params.sources import DatasetParams, RowRange
 from tasks.process.failure import ConfigurationError, DataError
@@ -39,7 +39,9 @@ _SCHEMA = pa.schema(
         pa.field("fault", pa.string()),
     ]
 )
-"""A quarantined row keeps its place, with an empty text and its fault; where classes are asked for, `label` follows."""
+"""A quarantined row keeps its place, with an empty text and its fault; where classes are asked for, `label` follows, of
+instructions `context` and `response`."""
+_OF_INSTRUCTIONS = ("context", "response")
 _MAX_CLASSES = 10_000
 
 
@@ -60,7 +62,7 @@ class StoredRows:
             names = [name for name in Row._fields if name in file.schema_arrow.names]
             # Each was written as one batch, of bounded size; a batch of several would be as large as all of them.
             for _, table in read_groups(file, 0, num_rows, columns=names):
-                yield [Row(*row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]
+                yield make_rows(table)
 
 
 def store_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = None) -> StoredRows:
@@ -90,9 +92,10 @@ def store_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = No
 def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: Path) -> dict[str, Any]:
     """Have exactly the first `num_rows` rows at `target`, by a hard link if those are all, and return facts on them.
 
-    The facts: `num_rows`, `digest` (sha256 of texts and classes), `num_duplicate_rows` (rows whose text stands in an
-    earlier row), `num_heldout_rows_seen` (held-out rows whose text also stands in a row outside), `quarantined` (how
-    many rows of each fault are left out) and `num_cut_rows`; where rows have classes, `class_names` in their order.
+    The facts: `num_rows`, `digest` (sha256 of what the rows say, and of their classes), `num_duplicate_rows` (rows that
+    say what an earlier row says), `num_heldout_rows_seen` (held-out rows that say what a row outside says),
+    `quarantined` (how many rows of each fault are left out) and `num_cut_rows`; where rows have classes, `class_names`
+    in their order.
     Raises DataError unless there are 2 to 10,000 of them.
     """
     digest = hashlib.sha256()
@@ -107,15 +110,15 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
         for rows in stored.batches(num_rows):
             if writer is not None:
                 writer.write_table(_make_table(first, rows, schema))
-            for index, (text, fault, label) in enumerate(rows, start=first):
-                raw = text.encode()
+            for index, row in enumerate(rows, start=first):
+                raw = row.content
                 digest.update(raw + b"\0")
-                if label is not None:
-                    digest.update(label.encode() + b"\0")
-                    classes[label] += 1
-                if fault is not None:
-                    faults[fault] += 1
-                if fault not in QUARANTINED:
+                if row.label is not None:
+                    digest.update(row.label.encode() + b"\0")
+                    classes[row.label] += 1
+                if row.fault is not None:
+                    faults[row.fault] += 1
+                if row.fault not in QUARANTINED:
                     repeated.add(index, raw)
             first += len(rows)
     if num_rows == stored.num_rows:
@@ -140,8 +143,16 @@ def _require_classes(classes: Counter[str]) -> list[str]:
 
 
 def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Path) -> None:
-    check = RowCheck(f"dataset.source {dataset.source}: column {dataset.text_column!r}")
-    schema = _SCHEMA if dataset.label is None else _SCHEMA.append(pa.field("label", pa.string()))
+    what, key = f"column {dataset.text_column!r}", "text_column"
+    more = [] if dataset.label is None else ["label"]
+    if dataset.holds_instructions:
+        what, key, more = (
+            "instruction or response",
+            "instruction_column and dataset.response_column",
+            list(_OF_INSTRUCTIONS),
+        )
+    check = RowCheck(f"dataset.source {dataset.source}: {what}", key=key)
+    schema = pa.schema([*_SCHEMA, *(pa.field(name, pa.string()) for name in more)])
     first = 0
     with (
         pq.ParquetWriter(target, schema, compression="zstd") as writer,
@@ -149,8 +160,12 @@ def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Pat
         contextlib.closing(read_source_values(dataset, num_rows, commit=commit)) as batches,
     ):
         for values in batches:
-            texts, labels = (values, None) if dataset.label is None else zip(*values, strict=True)
-            writer.write_table(_make_table(first, check.take(texts, labels), schema))
+            if dataset.holds_instructions:
+                rows = check.take_instructions(values)
+            else:
+                texts, labels = (values, None) if dataset.label is None else zip(*values, strict=True)
+                rows = check.take(texts, labels)
+            writer.write_table(_make_table(first, rows, schema))
             first += len(values)
             advance(len(values))
     check.finish()
@@ -162,13 +177,9 @@ def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Pat
 
 
 def _make_table(first: int, rows: list[Row], schema: pa.Schema) -> pa.Table:
-    columns = {
-        "row_id": np.arange(first, first + len(rows), dtype=np.int64),
-        "text": pa.array([row.text for row in rows], pa.string()),
-        "fault": pa.array([row.fault for row in rows], pa.string()),
-    }
-    if "label" in schema.names:
-        columns["label"] = pa.array([row.label for row in rows], pa.string())
+    columns: dict[str, Any] = {"row_id": np.arange(first, first + len(rows), dtype=np.int64)}
+    for name in schema.names[1:]:
+        columns[name] = pa.array([getattr(row, name) for row in rows], pa.string())
     return pa.table(columns, schema=schema)
 
 
@@ -177,6 +188,8 @@ def _make_identity(dataset: DatasetParams, commit: str | None) -> dict[str, Any]
     identity: dict[str, Any] = {"format": _FORMAT, "source": dataset.source, "column": dataset.text_column}
     if dataset.label is not None:
         identity["label"] = dataset.label
+    if dataset.holds_instructions:
+        identity["column"] = dataset.named_columns
     if dataset.kind == "builtin":
         files = sorted(Path(corpus.__file__).parent.glob("*.py"))
         identity["packages"] = corpus.read_package_versions()

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tasks.data.builtin.corpus import read_corpus, read_corpus_by_package
+from tasks.data.builtin.instructions import read_instructions
 from tasks.data.sources.decoding import MOST_BYTES, bound_decoding
 from tasks.data.sources.parquet_rows import read_column_names, read_values
+from tasks.params.prompts import choose_columns
 from tasks.params.sources import DatasetParams
 from tasks.process.failure import ConfigurationError, DataError, ResourceError, StageError
 from tasks.services import hub
@@ -25,14 +27,15 @@ def read_source_values(
 ) -> Generator[list[Any], None, None]:
     """Yield batches of the text column's first `num_rows` values, unchecked, in the order of the source.
 
-    With a label column: pairs of text and label. Fewer come if the source has fewer. What stands behind the last one is
-    not looked at.
+    With a label column: pairs of text and label; of instructions: instruction, context and response. Fewer come if the
+    source has fewer. What stands behind the last one is not looked at.
 
     Raises DataError if the source cannot be read or has no such column, ResourceError if the Hub is away.
     """
     if dataset.kind == "builtin":
         labelled = ((text, package) for package, text in read_corpus_by_package())
-        return _make_batches(itertools.islice(read_corpus() if dataset.label is None else labelled, num_rows))
+        rows: Iterator[Any] = read_corpus() if dataset.label is None else labelled
+        return _make_batches(itertools.islice(read_instructions() if dataset.holds_instructions else rows, num_rows))
     if dataset.kind == "hub":
         assert commit is not None
         return _read_hub(dataset, num_rows, commit)
@@ -47,8 +50,9 @@ def _make_batches(values: Iterable[Any]) -> Generator[list[Any], None, None]:
     num_characters = 0
     for value in values:
         batch.append(value)
-        text = value[0] if isinstance(value, tuple) else value
-        num_characters += len(text) if isinstance(text, str) else 0
+        num_characters += sum(
+            len(part) for part in (value if isinstance(value, tuple) else (value,)) if isinstance(part, str)
+        )
         if len(batch) == BATCH_ROWS or num_characters > _MAX_BATCH_CHARACTERS:
             yield batch
             batch, num_characters = [], 0
@@ -56,24 +60,34 @@ def _make_batches(values: Iterable[Any]) -> Generator[list[Any], None, None]:
         yield batch
 
 
-def _make_column_error(dataset: DatasetParams, columns: Iterable[str], where: str = "") -> DataError:
+def _choose_columns(dataset: DatasetParams, columns: Iterable[str], where: str = "") -> list[str | None]:
+    """Return which of the columns are read: text and class, or instruction, context (None: there is none) and response.
+
+    Raises DataError if one is not there.
+    """
     there = sorted(columns)
-    key = "text_column" if dataset.text_column not in there else "label"
-    return DataError(
-        f"dataset.source {dataset.source}: {where}no column {getattr(dataset, key)!r}; the columns there are: "
-        f"{', '.join(there) or 'none'}; set dataset.{key}"
-    )
-
-
-def _list_columns(dataset: DatasetParams) -> list[str]:
+    try:
+        if dataset.holds_instructions:
+            return list(choose_columns(dataset.named_columns, there).values())
+        for key in ("text_column", "label"):
+            if (column := getattr(dataset, key)) is not None and column not in there:
+                listed = ", ".join(there) or "none"
+                raise ValueError(f"no column {column!r}; the columns there are: {listed}; set dataset.{key}")
+    except ValueError as error:
+        raise DataError(f"dataset.source {dataset.source}: {where}{error}") from None
     return [dataset.text_column, *([] if dataset.label is None else [dataset.label])]
 
 
 def _read_parquet(path: Path, dataset: DatasetParams) -> Iterator[Any]:
-    place, columns = f"dataset.source {dataset.source}", _list_columns(dataset)
-    if not set(columns) <= set(names := read_column_names(path, place=place)):
-        raise _make_column_error(dataset, names)
-    yield from read_values(path, columns, place=place)
+    place = f"dataset.source {dataset.source}"
+    columns = _choose_columns(dataset, read_column_names(path, place=place))
+    present = [column for column in columns if column is not None]
+    values = read_values(path, present, place=place, num_texts=len(present) if dataset.holds_instructions else 1)
+    if None not in columns:
+        yield from values
+        return
+    for instruction, response in values:
+        yield instruction, None, response
 
 
 def _read_jsonl(path: Path, dataset: DatasetParams) -> Iterator[Any]:
@@ -99,10 +113,9 @@ def _parse_line(line: bytes, where: str, dataset: DatasetParams) -> Any:
         raise DataError(f"{place} is not valid JSON ({error}); allowed: one JSON object a line") from None
     if not isinstance(row, dict):
         raise DataError(f"{place} holds {type(row).__name__}; allowed: one JSON object a line")
-    columns = _list_columns(dataset)
-    if not set(columns) <= set(row):
-        raise _make_column_error(dataset, row, f"{where} has ")
-    return row[dataset.text_column] if dataset.label is None else tuple(row[column] for column in columns)
+    columns = _choose_columns(dataset, row, f"{where} has ")
+    values = tuple(None if column is None else row[column] for column in columns)
+    return values if len(values) > 1 else values[0]
 
 
 def _read_hub(dataset: DatasetParams, num_rows: int, commit: str) -> Generator[list[Any], None, None]:
@@ -116,15 +129,14 @@ def _read_hub(dataset: DatasetParams, num_rows: int, commit: str) -> Generator[l
     place = f"dataset.source {dataset.source} at {commit}"
     try:
         with bound_decoding(MOST_BYTES, place=place):
-            left, columns = num_rows, _list_columns(dataset)
+            left = num_rows
             for split in dataset.split.split("+"):
                 rows = datasets.load_dataset(dataset.location, revision=commit, split=split, streaming=True)
                 for batch in rows.iter(batch_size=BATCH_ROWS):
-                    if not set(columns) <= set(batch):
-                        raise _make_column_error(dataset, batch)
-                    values = batch[dataset.text_column]
-                    if dataset.label is not None:
-                        values = list(zip(*(batch[column] for column in columns), strict=True))
+                    columns = _choose_columns(dataset, batch)
+                    empty = [None] * len(batch[columns[0]])
+                    parts = [empty if column is None else batch[column] for column in columns]
+                    values = list(zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
                     yield values[:left]
                     left -= len(values)
                     if left <= 0:

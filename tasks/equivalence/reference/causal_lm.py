@@ -27,7 +27,15 @@ def read_rows(folder: Path, rows: Iterable[int], *, seq_len: int) -> Iterator[np
 def compute_rows_loss(model_dir: Path, rows: Iterable[np.ndarray], *, device: str) -> tuple[float, int]:
     """Return the sum of -log p(token | tokens before it) in nats, and the number of tokens predicted.
 
-    The model runs in fp32 without dropout; the logarithm and the sum are fp64. A row of one token predicts nothing.
+    A row of one token predicts nothing.
+    """
+    return compute_loss_behind(model_dir, ((row, 1) for row in rows), device=device)
+
+
+def compute_loss_behind(model_dir: Path, rows: Iterable[tuple[np.ndarray, int]], *, device: str) -> tuple[float, int]:
+    """Return the same for the tokens of each row behind its first ones, of which it has so many, at least 1.
+
+    The model runs in fp32 without dropout; the logarithm and the sum are fp64.
     """
     model: Any = AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=torch.float32, local_files_only=True, trust_remote_code=False
@@ -35,12 +43,12 @@ def compute_rows_loss(model_dir: Path, rows: Iterable[np.ndarray], *, device: st
     model = model.to(device).eval()
     loss_sum, num_tokens = 0.0, 0
     with torch.inference_mode():
-        for row in rows:
+        for row, num_first in rows:
             tokens = torch.from_numpy(row.astype(np.int64)).to(device)
-            if len(tokens) < 2:
+            if len(tokens) <= num_first:
                 continue
-            logits = model(input_ids=tokens[None, :-1], use_cache=False).logits[0].double()
-            predicted = logits.gather(1, tokens[1:, None])[:, 0]
+            logits = model(input_ids=tokens[None, :-1], use_cache=False).logits[0, num_first - 1 :].double()
+            predicted = logits.gather(1, tokens[num_first:, None])[:, 0]
             loss_sum += float((logits.logsumexp(1) - predicted).sum())
             num_tokens += len(predicted)
     return loss_sum, num_tokens

@@ -102,6 +102,8 @@ def _describe_rows(facts: ComparisonFacts) -> str:
         f"of the rows read {wording.format_count(dataset.num_duplicate_rows)} repeat an earlier one, and "
         f"{wording.format_count(dataset.num_heldout_rows_seen)} held-out rows also stand elsewhere"
     )
+    num_cut = sum(part.num_cut_responses for part in parts)
+    cut = f"; {wording.format_plural(num_cut, 'response')} cut at train.seq_len" if num_cut else ""
     if facts.unit == "image":
         return f"{wording.format_count(left_out.total())} left out as no good image{why}; {repeated}"
     return (
@@ -109,7 +111,7 @@ def _describe_rows(facts: ComparisonFacts) -> str:
         f"{wording.format_count(sum(part.num_cut_rows for part in parts))} cut to "
         f"{wording.format_count(row_policy.MAX_CHARACTERS)} characters, "
         f"{wording.format_count(sum(part.num_special_token_rows for part in parts))} name a special token, which "
-        f"stayed text; {repeated}"
+        f"stayed text; {repeated}{cut}"
     )
 
 

@@ -105,6 +105,7 @@ GLOSSARY: dict[str, str] = {
     "N ranks": "Speedup on that number of ranks: predicted, with its 90 % interval, or measured, with its 95 % one.",
     "Accuracy": "Share of the held-out rows that are put into the right class, each row counted once.",
     "Top-5 accuracy": "Share of the held-out rows whose class is among the five that are taken for likeliest.",
+    "Token accuracy": "Share of the responses' tokens that are taken for likeliest after those before.",
     "Best accuracy": "The highest accuracy of the cell's checkpoints, one per epoch.",
     "Best epoch": "The epoch after which it was; the first of several.",
     "Last accuracy": "The accuracy of the cell's last checkpoint.",
@@ -136,11 +137,13 @@ _OF_CLASSES = (
     "Reached after epoch", "Seconds to accuracy",
 )  # fmt: skip
 _OF_TEXTS = ("Perplexity",)
+_OF_RESPONSES: tuple[str, ...] = ("Token accuracy",)
 
 
 def make_blocks(results: Results) -> list[Block]:
     """Return the words of a report on classes, or of one on texts, in what the comparison counts."""
-    foreign = _OF_TEXTS if results.quality.is_classified else _OF_CLASSES
+    foreign: tuple[str, ...] = _OF_TEXTS if results.quality.is_classified else _OF_CLASSES
+    foreign += () if results.quality.has_responses else _OF_RESPONSES
     known = {word: meaning for word, meaning in GLOSSARY.items() if word not in foreign}
     return [
         Terms(

@@ -1,6 +1,7 @@
 """Whether the model is as good: on rows that none was trained on, and when each cell came there."""
 
 from collections.abc import Iterable
+from functools import partial
 
 from tasks.process import wording
 from tasks.records.evaluation import EvaluatedSample
@@ -11,6 +12,8 @@ from tasks.reporting.results import Results
 from tasks.reporting.time_to_loss import NEAR_SHARE, TimeToLoss
 
 TITLE = "Is the model as good?"
+_SHARES = {"accuracy": "Accuracy", "accuracy_top5": "Top-5 accuracy", "accuracy_tokens": "Token accuracy"}
+"""Field of ModelQuality -> its column, where any model has it."""
 
 
 def make_blocks(results: Results) -> list[Block]:
@@ -34,10 +37,9 @@ def show_models(results: Results) -> list[Block]:
 
 
 def _tabulate_models(results: Results) -> Table:
-    """Return loss and perplexity, or accuracy, of the base model and of each cell's last checkpoint."""
-    models, is_classified = results.quality.models, results.quality.is_classified
+    """Return loss and what else is known of the base model and of each cell's last checkpoint."""
+    models = results.quality.models
     base = next((model for model in models if model.model == "base"), None)
-    has_top5 = any(model.accuracy_top5 is not None for model in models)
 
     def compare_with_base(model: ModelQuality) -> str:
         known = None if base is None or model is base else model.loss - base.loss
@@ -49,21 +51,21 @@ def _tabulate_models(results: Results) -> Table:
             ("Model", lambda model: _name_model(model.model)),
             ("Loss", lambda model: wording.format_loss(model.loss)),
             *[("Perplexity", lambda model: wording.format_optional(model.perplexity, wording.format_three_digits))]
-            * (not is_classified),
-            *[("Accuracy", lambda model: wording.format_optional(model.accuracy, wording.format_small_percent))]
-            * is_classified,
+            * (not results.quality.is_classified),
             *[
-                (
-                    "Top-5 accuracy",
-                    lambda model: wording.format_optional(model.accuracy_top5, wording.format_small_percent),
-                )
-            ]
-            * (is_classified and has_top5),
+                (title, partial(_show_share, name=name))
+                for name, title in _SHARES.items()
+                if any(getattr(model, name) is not None for model in models)
+            ],
             ("Against base", compare_with_base),
             ("Tokens", lambda model: wording.format_count(model.num_tokens)),
         ],
         models,
     ).replace_unit(results.unit)
+
+
+def _show_share(model: ModelQuality, *, name: str) -> str:
+    return wording.format_optional(getattr(model, name), wording.format_small_percent)
 
 
 def _name_model(model: str) -> str:

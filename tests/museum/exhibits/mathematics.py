@@ -15,7 +15,7 @@ _REPLICA = "training/step/replica.py"
 _FORWARD_BACKWARD = "self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)"
 _SPLIT = "*earlier, last = micro_batches"
 _WEIGHT = "weight = self._world_size / max(num_targets, 1)"
-_LABELS = "flat_labels[start : start + max(len(text) - 1, 0)] = text[1:]"
+_LABELS = "flat_labels[start + first - 1 : start + max(len(text), first) - 1] = text[first:]"
 _CLIP = "return nn.utils.clip_grad_norm_(parameters, self._max_grad_norm, foreach=True)"
 
 EXHIBITS = [
@@ -90,7 +90,7 @@ EXHIBITS = [
         key="labels from the wrong column in every cell",
         defect="All cells, and the evaluation, take the attention mask for the labels.",
         claim=SHARDED_VARIANTS,
-        mutation=Mutation(_DATA, _LABELS, "flat_labels[start : start + max(len(text) - 1, 0)] = 1"),
+        mutation=Mutation(_DATA, _LABELS, "flat_labels[start + first - 1 : start + max(len(text), first) - 1] = 1"),
         caught_by="Starts from the base model",
     ),
     Exhibit(

@@ -110,7 +110,7 @@ def test_half_the_rows_and_recomputed_layers_leave_less_in_memory_and_a_step_of_
     assert alone.total_bytes < whole.total_bytes - 2 * whole.num_parameters
 
 
-@pytest.mark.parametrize("workload", ["sequence_classification", "image_classification"])
+@pytest.mark.parametrize("workload", ["instruction", "sequence_classification", "image_classification"])
 def test_every_workload_is_rehearsed(workload: str, tmp_path: Path) -> None:
     step = _rehearse(tmp_path, workload=workload, global_batch_size=8, micro_batch_size=4)
     assert step.peak_bytes["moments"] >= 8 * step.num_parameters

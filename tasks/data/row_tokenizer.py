@@ -1,0 +1,139 @@
+"""The tokenizer of a base model, as rows need it: no text becomes a control token, and none takes it for ever."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.process.failure import DataError
+from tasks.process.foreign import bound_native_code
+from tasks.records.sources import BaseModelManifest
+from training.process.files import digest_json
+
+_SECONDS_OF_A_BATCH = 120.0
+_CHARACTERS_PER_SECOND = 50_000
+"""Tokenizers do a million."""
+_NOT_TOKENIZER = ("config.json", "generation_config.json")
+
+
+@dataclass(frozen=True)
+class RowTokenizer:
+    """Turns texts into the token ids of rows, each closed by `eos_token_id`.
+
+    To be classified, a text has what the tokenizer puts around it ([CLS] and [SEP] or the like); that closes it then.
+    """
+
+    backend: Any
+    eos_token_id: int
+    vocab_size: int
+    """Rows of the model's embedding: every id is below."""
+    special_ids: frozenset[int]
+    """Ids that no text may turn into."""
+    special_tokens: tuple[str, ...]
+    """How those look as text."""
+    digest: str
+    """sha256 over the tokenizer's files."""
+    has_labels: bool = False
+    """Whether the texts are to be classified."""
+
+    def has_special_token(self, text: str) -> bool:
+        """Return whether the text holds what looks like a special token; it stays text."""
+        return any(token in text for token in self.special_tokens)
+
+    def rows(self, texts: Sequence[str], *, row_ids: Sequence[int]) -> list[np.ndarray]:
+        """Return one int32 array per text. What looks like a special token in a text is encoded as plain text.
+
+        Raises DataError where an id does not exist in the model, naming the row, and where the tokenizer panics; ends
+        the process in one line where it takes minutes.
+        """
+        rows = []
+        for encoding in self._encode(texts, row_ids=row_ids, is_framed=self.has_labels):
+            is_closed = self.has_labels and bool(encoding.special_tokens_mask) and encoding.special_tokens_mask[-1] == 1
+            rows.append(np.array([*encoding.ids, *([] if is_closed else [self.eos_token_id])], dtype=np.int32))
+        return rows
+
+    def prompts(self, texts: Sequence[str], *, row_ids: Sequence[int], is_framed: bool = True) -> list[list[int]]:
+        """Return the ids of texts that something follows; raises as `rows` does.
+
+        `is_framed`: behind what the tokenizer puts before a text.
+        """
+        found = []
+        for encoding in self._encode(texts, row_ids=row_ids, is_framed=is_framed):
+            ids, is_added = list(encoding.ids), list(encoding.special_tokens_mask) if is_framed else []
+            while is_added and is_added[-1]:
+                ids.pop()
+                is_added.pop()
+            found.append(ids)
+        return found
+
+    def encode_markup(self, text: str) -> list[int]:
+        """Return the ids of a text of the tokenizer's own, whose special tokens are such."""
+        self.backend.encode_special_tokens = False
+        try:
+            return list(self.backend.encode(text, add_special_tokens=False).ids)
+        finally:
+            self.backend.encode_special_tokens = True
+
+    def _encode(self, texts: Sequence[str], *, row_ids: Sequence[int], is_framed: bool) -> list[Any]:
+        """Return what the tokenizer makes of each; `is_framed`: with what it puts around a text."""
+        seconds = _SECONDS_OF_A_BATCH + sum(map(len, texts)) / _CHARACTERS_PER_SECOND
+        what = f"tokenizer of the base model, rows {row_ids[0]} to {row_ids[-1]}" if row_ids else "tokenizer"
+        remedy = (
+            "its tokenizer.json has a pattern that these texts are too much for: use another tokenizer or other rows"
+        )
+        with bound_native_code(what, seconds=seconds, remedy=remedy):
+            encodings: list[Any] = self.backend.encode_batch_fast(texts, add_special_tokens=is_framed)
+        for row_id, encoding in zip(row_ids, encodings, strict=True):
+            own = encoding.ids
+            if is_framed:
+                is_added = encoding.special_tokens_mask
+                own = [token for token, added in zip(encoding.ids, is_added, strict=True) if not added]
+            if (highest := max([self.eos_token_id, *encoding.ids])) >= self.vocab_size:
+                raise DataError(
+                    f"row {row_id}: the tokenizer gives id {highest}, and the model's embedding has "
+                    f"{self.vocab_size} rows; use the tokenizer that belongs to the model"
+                )
+            if not self.special_ids.isdisjoint(own):
+                raise DataError(
+                    f"row {row_id}: the tokenizer turns part of the text into a special token; "
+                    "use a tokenizer that encodes special tokens as text when asked to"
+                )
+        return encodings
+
+
+def load_tokenizer(base_model: Path, *, has_labels: bool = False) -> RowTokenizer:
+    """Return the tokenizer of a model folder. Raises DataError if it has no fast one or no end-of-text token.
+
+    To classify texts, a separator will do for that token.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base_model, trust_remote_code=False)
+    if not tokenizer.is_fast:
+        raise DataError(f"{base_model}: has no fast tokenizer; save one with a tokenizer.json beside the model")
+    end = tokenizer.eos_token_id
+    if end is None and has_labels:
+        end = tokenizer.sep_token_id
+    if end is None:
+        raise DataError(f"{base_model}: the tokenizer names no eos_token, which ends every row; set it")
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    config = AutoConfig.from_pretrained(base_model, trust_remote_code=False)
+    files = BaseModelManifest.read(base_model).files
+    return RowTokenizer(
+        backend=backend,
+        eos_token_id=end,
+        vocab_size=config.get_text_config().vocab_size,
+        special_ids=frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id} | {end},
+        special_tokens=tuple(tokenizer.all_special_tokens),
+        digest=digest_json({name: digest for name, digest in files.items() if _is_of_tokenizer(name)}),
+        has_labels=has_labels,
+    )
+
+
+def _is_of_tokenizer(name: str) -> bool:
+    return name not in _NOT_TOKENIZER and not name.endswith((".safetensors", ".index.json"))

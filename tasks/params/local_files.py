@@ -1,0 +1,79 @@
+"""Whether the model and the rows that params.yaml names on this machine are there, before anything starts."""
+
+from pathlib import Path
+
+from tasks.params.image_files import list_image_files
+from tasks.params.prompts import read_template
+from tasks.params.sources import DatasetParams, ModelParams, RowRange, count_rows_needed
+
+_MAX_LINE_BYTES = 16 * 2**20
+_MAX_TAR_BYTES_TO_COUNT = 2**30
+
+
+def check_paths(
+    model: ModelParams, dataset: DatasetParams, *, ranges: list[RowRange], heldout: RowRange, base: Path
+) -> None:
+    """Raise ValueError if a local source is not there below `base` or has fewer rows than are asked for."""
+    if model.kind == "path" and not (base / model.location / "config.json").is_file():
+        raise ValueError(f"model.source: no file {model.location}/config.json; allowed: a model folder")
+    if dataset.template is not None:
+        read_template(dataset.template, base=base)
+    if dataset.kind != "path":
+        return
+    file = base / dataset.location
+    needed = count_rows_needed(ranges, heldout)
+    num_rows = _count_images(file, dataset) if dataset.holds_images else _count_texts(file, dataset, enough=needed)
+    if num_rows is not None and needed > num_rows:
+        key = "heldout" if heldout.end > num_rows else "ranges"
+        raise ValueError(
+            f"{key}: row {needed} is beyond the {num_rows} rows of {dataset.location}; allowed: 0-{num_rows}"
+        )
+
+
+def _count_images(source: Path, dataset: DatasetParams) -> int | None:
+    """Return the number of images; None where counting takes long."""
+    if not source.is_dir() and source.suffix != ".tar":
+        raise ValueError(
+            f"dataset.source: got {dataset.location!r} with image_size; allowed: a folder of class folders of images, "
+            "or an uncompressed .tar of such"
+        )
+    if not source.exists():
+        raise ValueError(f"dataset.source: no file {dataset.location}; allowed: a folder or .tar of images")
+    if source.is_file() and source.stat().st_size > _MAX_TAR_BYTES_TO_COUNT:
+        return None
+    try:
+        return len(list_image_files(source))
+    except ValueError as error:
+        raise ValueError(f"dataset.source: {dataset.location}: {error}") from None
+
+
+def _count_texts(file: Path, dataset: DatasetParams, *, enough: int) -> int | None:
+    if file.is_dir() or file.suffix == ".tar":
+        raise ValueError(
+            f"dataset.source: got {dataset.location!r} without image_size; allowed: a .parquet or .jsonl file of "
+            "texts, or images with dataset.image_size"
+        )
+    if file.suffix not in (".parquet", ".jsonl"):
+        raise ValueError(f"dataset.source: got {dataset.location!r}; allowed: a .parquet or .jsonl file")
+    if not file.is_file():
+        raise ValueError(f"dataset.source: no file {dataset.location}; allowed: a .parquet or .jsonl file")
+    return _count_rows(file, enough=enough)
+
+
+def _count_rows(file: Path, *, enough: int) -> int | None:
+    """Return the number of rows, of lines no more than `enough`; None where the download stage will refuse the file."""
+    if file.suffix == ".jsonl":
+        num_rows = 0
+        with file.open("rb") as lines:
+            while num_rows < enough and (line := lines.readline(_MAX_LINE_BYTES)):
+                if len(line) == _MAX_LINE_BYTES and not line.endswith(b"\n"):
+                    return None
+                num_rows += bool(line.strip())
+        return num_rows
+    import pyarrow as pa  # here, not above: half a second that only local parquet files need
+    import pyarrow.parquet as pq
+
+    try:
+        return int(pq.read_metadata(file).num_rows)
+    except (pa.ArrowException, OSError):
+        return None

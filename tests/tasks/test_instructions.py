@@ -1,0 +1,284 @@
+"""Instructions: from columns of a data set to prompts, and to tokens of which the response alone is learned."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoTokenizer
+
+from tasks.data.builtin.instructions import read_instructions
+from tasks.data.slicing import find_slicing
+from tasks.data.sources.row_policy import QUARANTINED
+from tasks.download import download_rows
+from tasks.evaluating.continuations import select_rows
+from tasks.params import Params, load_params
+from tasks.params.prompts import TEMPLATES, fill_template, read_template
+from tasks.params.sources import RowRange
+from tasks.process.failure import DataError
+from tests.tiny import with_manifest
+from training.workloads import instruction as workload
+
+NUM_ROWS = 30
+DOLLY = TEMPLATES["dolly"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty project folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def make_row(number: int) -> dict[str, Any]:
+    """Return a row with Databricks' names; every other one has a context."""
+    context = f"About the number {number}." if number % 2 else ""
+    return {"instruction": f"Say {number}.", "context": context, "response": f"It is {number}.", "category": "qa"}
+
+
+ROWS = [make_row(number) for number in range(NUM_ROWS)]
+
+
+def write_source(rows: list[dict[str, Any]], kind: str = "jsonl") -> str:
+    """Write the rows as a local data set; return its source."""
+    if kind == "jsonl":
+        Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), "rows.parquet", row_group_size=7)
+    return f"path:rows.{kind}"
+
+
+def asked(project: Path, dataset: dict[str, Any], **changes: Any) -> Params:
+    """Return a comparison on rows 0-20 and 20-30."""
+    defaults = load_params(project / "presets" / "embedded.yaml").model_dump(mode="json")
+    more = {"workload": "instruction", "ranges": ["0-20"], "heldout": "20-30"}
+    return Params.model_validate({**defaults, **more, "dataset": {"template": "dolly", **dataset}, **changes})
+
+
+def downloaded(params: Params) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows and the manifest that the stage writes."""
+    download_rows(params, Path("data/raw"), source_digest=None)
+    manifest = json.loads(Path("data/raw/manifest.json").read_text())
+    return pq.read_table("data/raw/rows.parquet").to_pylist(), manifest
+
+
+def sliced(params: Params, base_model: Path, part: str = "0-20") -> tuple[Any, dict[str, Any]]:
+    """Return the rows of a slice as training opens them, and what its manifest says."""
+    downloaded(params)
+    start, end = map(int, part.split("-"))
+    into = Path("slices") / part
+    into.mkdir(parents=True, exist_ok=True)
+    rows = find_slicing("instruction").open_rows(params, raw=Path("data/raw"), base_model=base_model)
+    facts = rows.write(RowRange(start=start, end=end), into)
+    return workload.open_slice(into), facts
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("names", [("context", "response"), ("input", "output")])
+def test_columns_are_found_by_the_names_that_databricks_and_huggingface_gave_them(
+    project: Path, kind: str, names: tuple[str, str]
+) -> None:
+    context, response = names
+    rows = [{"instruction": row["instruction"], context: row["context"], response: row["response"]} for row in ROWS]
+    found, manifest = downloaded(asked(project, {"source": write_source(rows, kind)}))
+    assert [{name: row[name] for name in ("text", "context", "response")} for row in found] == [
+        {"text": row["instruction"], "context": row["context"], "response": row["response"]} for row in ROWS
+    ]
+    assert manifest["template"] == DOLLY
+    assert (manifest["text_column"], manifest["num_duplicate_rows"]) == (None, 0)
+
+
+def test_columns_of_other_names_are_named_and_a_context_may_be_missing(project: Path) -> None:
+    rows = [{"question": row["instruction"], "answer": row["response"]} for row in ROWS]
+    dataset = {"source": write_source(rows, "parquet"), "instruction_column": "question", "response_column": "answer"}
+    found, _ = downloaded(asked(project, dataset))
+    assert [(row["text"], row["context"], row["response"]) for row in found] == [
+        (row["instruction"], "", row["response"]) for row in ROWS
+    ]
+    with pytest.raises(DataError, match=r"no column 'instruction'; the columns there are: answer, question; set"):
+        downloaded(asked(project, {"source": "path:rows.parquet"}))
+    with pytest.raises(DataError, match=r"no column 'about'; .* set dataset.context_column"):
+        downloaded(asked(project, {**dataset, "context_column": "about"}))
+
+
+def test_a_row_without_instruction_or_response_is_left_out_and_one_without_context_is_not(project: Path) -> None:
+    rows = [dict(row) for row in ROWS]
+    rows[3]["response"], rows[5]["context"] = " ", None
+    found, manifest = downloaded(asked(project, {"source": write_source(rows)}))
+    assert manifest["quarantined"] == {"blank": 1}
+    assert (found[3]["fault"], found[5]["fault"], found[5]["context"]) == ("blank", None, "")
+    rows[4]["instruction"], rows[6]["response"] = None, None
+    with pytest.raises(DataError, match=r"2 rows are null, the first is row 4.*set dataset\.instruction_column"):
+        downloaded(asked(project, {"source": write_source(rows)}))
+
+
+def test_prompt_and_response_are_tokenised_apart_and_the_response_is_closed(project: Path, tiny_qwen2: Path) -> None:
+    rows, facts = sliced(asked(project, {"source": write_source(ROWS)}), tiny_qwen2)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
+    for number, row in enumerate(ROWS[:20]):
+        about = f"{row['instruction']}\n{row['context']}".rstrip("\n")
+        prompt = DOLLY.replace("{instruction}", about)
+        tokens, given = rows.row(number, 10_000), int(rows.num_given[number])
+        assert tokens[:given].tolist() == tokenizer(prompt).input_ids
+        assert tokens[given:].tolist() == [*tokenizer(row["response"]).input_ids, tokenizer.eos_token_id]
+    assert (facts["num_rows"], facts["quarantined"]) == (20, {})
+    assert facts["num_tokens"] == len(rows.tokens)
+    assert rows.num_targets(10_000).sum() == len(rows.tokens) - rows.num_given.sum()
+
+
+def test_a_response_is_cut_and_counted_and_a_row_without_one_is_left_out(project: Path, tiny_qwen2: Path) -> None:
+    rows = [dict(row) for row in ROWS]
+    rows[2]["context"], rows[7]["response"] = "word " * 300, "word " * 300
+    dataset = {"source": write_source(rows)}
+    defaults = asked(project, dataset).train.model_dump(mode="json")
+    found, facts = sliced(asked(project, dataset, train={**defaults, "seq_len": 128}), tiny_qwen2)
+    assert facts["quarantined"] == {"long_prompt": 1}
+    assert facts["num_cut_responses"] == 1
+    assert "seq_len" in QUARANTINED["long_prompt"]
+    assert found.row_ids.tolist() == [row for row in range(20) if row != 2]
+    assert (found.num_targets(128) > 0).all()
+    assert found.num_targets(128)[6] == 128 - found.num_given[6]
+
+
+def test_what_looks_like_a_special_token_in_an_instruction_stays_text(project: Path, tiny_qwen2: Path) -> None:
+    rows = [dict(row) for row in ROWS]
+    rows[1]["instruction"], rows[2]["response"] = "Say <|endoftext|>.", "<|endoftext|> it is."
+    found, facts = sliced(asked(project, {"source": write_source(rows)}), tiny_qwen2)
+    end = AutoTokenizer.from_pretrained(tiny_qwen2).eos_token_id
+    assert facts["num_special_token_rows"] == 2
+    assert [(found.row(row, 10_000) == end).sum() for row in range(20)] == [1] * 20
+
+
+def with_chat_template(model: Path, template: str, into: Path) -> Path:
+    """Copy a model folder, whose tokenizer then has this template for conversations."""
+    shutil.copytree(model, into)
+    (into / "chat_template.jinja").write_text(template)
+    return with_manifest(into, num_parameters=0, model_type="qwen2")
+
+
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_the_tokenizers_own_template_has_its_special_tokens_and_the_text_in_it_has_none(
+    project: Path, tiny_qwen2: Path
+) -> None:
+    model = with_chat_template(tiny_qwen2, CHAT, Path("chat"))
+    rows = [dict(row) for row in ROWS]
+    rows[1]["instruction"], rows[1]["context"] = "Say <|im_end|>", ""
+    found, _ = sliced(asked(project, {"source": write_source(rows), "template": "chat"}), model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    said = [{"role": "user", "content": "Say 0."}]
+    whole = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+    assert found.row(0, 10_000)[: found.num_given[0]].tolist() == whole
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    if end != tokenizer.unk_token_id:
+        assert (found.row(1, 10_000) == end).sum() == (found.row(0, 10_000) == end).sum()
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (None, "got chat, and the base model's tokenizer has no such template; use dolly"),
+        ("{{ raise_exception('no') }}", "cannot be used"),
+        ("always the same", "does not put what a user says before what is answered"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_used_is_refused(
+    project: Path, tiny_qwen2: Path, template: str | None, says: str
+) -> None:
+    model = tiny_qwen2 if template is None else with_chat_template(tiny_qwen2, template, Path("chat"))
+    with pytest.raises(DataError, match=says):
+        sliced(asked(project, {"source": write_source(ROWS), "template": "chat"}), model)
+
+
+def test_a_template_of_ones_own_places_the_context(project: Path, tiny_qwen2: Path) -> None:
+    Path("mine.txt").write_text("About: {context}\nQ: {instruction}\nA:\n")
+    found, _ = sliced(asked(project, {"source": write_source(ROWS), "template": "path:mine.txt"}), tiny_qwen2)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_qwen2)
+    prompts = [tokenizer.decode(found.row(row, 10_000)[: found.num_given[row]]) for row in (0, 1)]
+    assert prompts == ["About: \nQ: Say 0.\nA:\n", "About: About the number 1.\nQ: Say 1.\nA:\n"]
+
+
+def test_braces_in_a_text_stay_what_they_are() -> None:
+    filled = fill_template("{instruction}|{context}\n", instruction="{context} {x}", context="{instruction}")
+    assert filled == "{context} {x}|{instruction}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("Q: {question}\n", r"has \{question\}; allowed: \{instruction\} and \{context\}"),
+        ("{instruction} {response}\n", r"has \{response\}; .* the response follows the prompt"),
+        ("Q:\n", r"needs \{instruction\} once"),
+        ("{instruction}{instruction}\n", r"needs \{instruction\} once"),
+        ("{instruction}\nA: ", "ends in a space"),
+    ],
+)
+def test_a_file_that_is_no_template_is_refused_in_one_line(text: str, says: str) -> None:
+    Path("mine.txt").write_text(text)
+    with pytest.raises(ValueError, match=says):
+        read_template("path:mine.txt")
+    with pytest.raises(ValueError, match="no text file"):
+        read_template("path:nowhere.txt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"template": "dolly2"},
+            r"got 'dolly2' \(did you mean dolly\?\); allowed: dolly, plain, chat, or path:",
+        ),
+        ({"template": None}, "template: got null for instructions"),
+        (
+            {"source": "builtin:docstrings"},
+            "got 'dolly' for builtin:docstrings; allowed: builtin:instructions",
+        ),
+        ({"response_column": "answer"}, "for builtin:instructions; allowed: builtin:instructions without names"),
+        (
+            {"source": "path:a.jsonl", "template": None, "response_column": "a"},
+            "got 'a' without template",
+        ),
+        ({"source": "path:a.jsonl", "template": None}, "dataset.template: got None with workload instruction"),
+        ({"source": "path:a.jsonl", "text_column": "body"}, "text_column: got 'body' with template"),
+        ({"source": "path:a.jsonl", "response_column": "a", "context_column": "a"}, "allowed: a column for each part"),
+    ],
+)
+def test_params_that_do_not_fit_instructions_are_refused_before_anything_starts(
+    project: Path, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        asked(project, {"source": "builtin:instructions", **changes})
+    with pytest.raises(ValueError, match=r"dataset\.template: got dolly with workload causal_lm; allowed: none"):
+        asked(project, {"source": "builtin:instructions"}, workload="causal_lm")
+
+
+@pytest.mark.slow
+def test_the_built_in_instructions_are_enough_and_none_is_told_twice(project: Path) -> None:
+    rows = [row for row, _ in zip(read_instructions(), range(4_000), strict=False)]
+    assert len(rows) == asked(project, {"source": "builtin:instructions"}).dataset.max_rows == 4_000
+    assert len({response for _, _, response in rows}) == 4_000
+    for instruction, context, response in rows:
+        assert instruction.startswith("Explain this function of ")
+        assert context.startswith("def ")
+        assert len(response) >= 60
+
+
+def test_a_slice_whose_prompts_do_not_fit_its_rows_is_refused(project: Path, tiny_qwen2: Path) -> None:
+    rows, _ = sliced(asked(project, {"source": write_source(ROWS)}), tiny_qwen2)
+    for wrong in (rows.num_given[:-1], np.zeros(20, dtype=np.int64), np.diff(rows.offsets)):
+        np.save("slices/0-20/prompts.npy", wrong)
+        with pytest.raises(ValueError, match="the slice stage makes them anew"):
+            workload.open_slice(Path("slices/0-20"))
+
+
+def test_samples_are_of_prompts_that_are_read_at_a_glance() -> None:
+    assert select_rows(np.array([9, 9, 9, 9, 9]), np.array([500, 40, 300, 100, 8])) == [(1, 40), (3, 100), (4, 8)]
+    assert select_rows(np.array([9, 9, 9, 9]), np.array([500, 40, 300, 400])) == [(1, 40), (2, 300), (3, 400)]
