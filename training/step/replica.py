@@ -20,6 +20,8 @@ from training.model.weights import (
 )
 from training.plug import select_hardware
 from training.process.heartbeat import StepSection
+from training.step.clipping import clip_by_rows
+from training.step.local_update import LocalUpdate
 from training.step.optimizer import build_optimizer, group_parameters, list_moments, list_state_differences
 from training.step.strategy import STATE, WEIGHTS, MisfitError, Part
 from training.workloads import Workload
@@ -44,18 +46,20 @@ class Replica:
         shard: Callable[[nn.Module], None] = lambda _: None,
         clip: Callable[[Sequence[nn.Parameter]], Tensor] | None = None,
         deal: Callable[[Sequence[nn.Parameter]], Sequence[nn.Parameter]] = lambda parameters: parameters,
+        stays: bool = False,
     ) -> None:
         """`shard` is given the prepared model before the optimizer has its parameters; `clip`, where a rank has a part
         of the gradient only, scales it down by the norm of the whole and returns that; `deal` returns which parameters
-        this rank updates, all of them unless somebody else updates the others.
+        this rank updates, all of them unless somebody else updates the others; `stays`: weights are where `shard` left
+        them.
         """
         choose_attention_kernels(device)
         workload.prepare(model, config)
         if config.activation_checkpointing == "layers":
             recompute_layers(model)
         shard(model)
-        self.module = model.to(device).train()
-        self._clip = clip or self._clip_whole
+        self.module = (model if stays else model.to(device)).train()
+        self._clip, self._is_exact = clip or self._clip_whole, config.exact
         self.device = device
         self._workload = workload
         self._chunk_rows = config.loss_chunk_rows
@@ -80,6 +84,8 @@ class Replica:
             ],
             config,
         )
+        if config.exact or any(hasattr(part, "to_local") for part in own):
+            LocalUpdate(self._optimizer, pads=config.exact)
         self._moments = list_moments(config)
         before_update = select_hardware(workload).make_update_hook(model)
         if before_update is not None:
@@ -191,7 +197,8 @@ class Replica:
             group["lr"] = learning_rate
         if not self._scaler.is_enabled():
             # What GradScaler.step sets under fp16, for the same purpose.
-            self._optimizer.found_inf = (~grad_norm.isfinite()).float()  # type: ignore[attr-defined]
+            place = self._parameters[0].device
+            self._optimizer.found_inf = (~grad_norm.isfinite()).float().to(place)  # type: ignore[attr-defined]
         self._scaler.step(self._optimizer)
         self._scaler.update()
         loss_sum = self._loss_sum
@@ -200,6 +207,10 @@ class Replica:
 
     def _clip_whole(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Scale the gradient down to the largest norm allowed; return the norm that it had."""
+        if self._is_exact:
+            # As ranks do that have some rows each.
+            gradient = [part.grad for part in parameters if part.grad is not None]
+            return clip_by_rows(gradient, most=self._max_grad_norm)
         return nn.utils.clip_grad_norm_(parameters, self._max_grad_norm, foreach=True)
 
     @property
@@ -218,7 +229,7 @@ class Replica:
         if len(gradient) < len(self._parameters):
             unused = [name for name, part in self.module.named_parameters() if part.requires_grad and part.grad is None]
             raise ValueError(f"the loss does not depend on {', '.join(unused[:5])}; allowed: parameters that are used")
-        self._drop_gradient()
+        self.drop_gradient()
         return gradient
 
     def put_gradient(self, gradient: Sequence[Tensor]) -> None:
@@ -228,12 +239,13 @@ class Replica:
 
     def forget_gradient(self) -> None:
         """Drop what was added up."""
-        self._drop_gradient()
+        self.drop_gradient()
         if self.head_weight is not None:
             self.head_weight.grad = None
         self._loss_sum = torch.zeros_like(self._loss_sum)
 
-    def _drop_gradient(self) -> None:
+    def drop_gradient(self) -> None:
+        """Drop what was added up, but not the losses."""
         for parameter in self._parameters:
             parameter.grad = None
 
