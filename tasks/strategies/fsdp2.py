@@ -2,7 +2,7 @@
 
 The root's weights stay gathered from forward to backward, and a layer's where the option says so; the norm of the whole
 gradient is one more sum. With several replicas each rank adds its part of the gradient up over them. In exact mode a
-gradient goes to its owners after every micro-batch, and the norm is made of those of all rows.
+gradient goes to its owners after every micro-batch, and is gathered once, weight by weight, for its norm.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,12 +59,12 @@ def compute_expected_traffic(work: Work) -> dict[str, Expected]:
         return {_ALL_GATHER: gathered}
     units, steps, shards = _list_unit_bytes(work), work.num_steps, _count_shards(work)
     if work.is_exact:
-        rows = _BYTES_OF_A_NORM * int(work.exchange.get("num_rows", 0)) * steps
+        norms, whole = int(work.exchange.get("num_parameters", 0)) * steps, sum(units) // shards * steps
         least, most = work.num_rounds
         return {
             _ALL_GATHER: Expected(
-                Bounds(*(number + steps for number in gathered.number)),
-                Bounds(*(num_bytes + rows for num_bytes in gathered.num_bytes)),
+                Bounds(*(number + norms for number in gathered.number)),
+                Bounds(*(num_bytes + whole for num_bytes in gathered.num_bytes)),
             ),
             _ALL_TO_ALL: Expected(
                 Bounds(len(units) * least, len(units) * most), Bounds(sum(units) * least, sum(units) * most)

@@ -1,26 +1,38 @@
-"""The optimizer's step on this rank's rows as plain tensors and, in exact mode, of lengths that no kernel treats apart.
+"""The optimizer's step on this rank's rows as plain tensors, which stand in the same places of vectors as in the whole.
 
 torch's fused kernels know no sharded SGD. And on a CPU they round the last elements of a tensor, those that fill no
-vector, otherwise than the rest: which ones these are depends on the number of ranks.
+vector, otherwise than the rest: of a shard, those would be others than of the whole.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 _VECTOR = 16
-"""Elements: the largest that a CPU takes at once, 64 bytes."""
+"""Elements: the most that a CPU takes at once, 64 bytes."""
+
+
+class Room(NamedTuple):
+    """Elements before and after a shard while it is updated."""
+
+    before: int
+    after: int
+
+
+def find_room(start: int, end: int, *, num_elements: int) -> Room:
+    """Return what a shard of a tensor from element `start` to `end` lacks to whole vectors of that tensor."""
+    return Room(start % _VECTOR, min(-end % _VECTOR, num_elements - end))
 
 
 class LocalUpdate:
-    """Has an optimizer update stand-ins in every step, which share their memory with what they stand for or are copied
-    back."""
+    """Has an optimizer of DTensors update stand-ins in every step, which share their memory or are copied back."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, pads: bool) -> None:
-        """`pads`: whether tensors that fill no whole number of vectors are filled up while they are updated."""
-        self._pads = pads
+    def __init__(self, optimizer: torch.optim.Optimizer, *, find_room: Callable[[Tensor], Room]) -> None:
+        """`find_room`: how much room a parameter's shard is to have around it; none: it is updated where it is."""
+        self._find_room = find_room
         self._real: list[list[nn.Parameter]] = []
         optimizer.register_step_pre_hook(self._replace)
         optimizer.register_step_post_hook(self._restore)
@@ -31,59 +43,51 @@ class LocalUpdate:
             group["params"] = [self._stand_in(part, optimizer) for part in parts]
 
     def _stand_in(self, part: nn.Parameter, optimizer: torch.optim.Optimizer) -> nn.Parameter:
-        if part.grad is None or not (_is_sharded(part) or self._needs_room(part)):
-            return part
-        other = nn.Parameter(self._make_plain(part.data))
-        other.grad = self._make_plain(part.grad)
+        room = self._find_room(part)
+        other = nn.Parameter(_give_room(part.data, room))
+        if part.grad is not None:
+            other.grad = _give_room(part.grad, room)
         if part in optimizer.state:
-            kept = optimizer.state[part]
             optimizer.state[other] = {
-                name: self._make_plain(value) if _is_like(value, part) else value for name, value in kept.items()
+                name: _give_room(value, room) if _is_like(value, part) else value
+                for name, value in optimizer.state[part].items()
             }
         return other
-
-    def _needs_room(self, tensor: Tensor) -> bool:
-        return self._pads and get_local_rows(tensor).numel() % _VECTOR != 0
-
-    def _make_plain(self, tensor: Tensor) -> Tensor:
-        mine = get_local_rows(tensor)
-        if not self._needs_room(tensor):
-            return mine
-        return F.pad(mine.reshape(-1), (0, -mine.numel() % _VECTOR))
 
     def _restore(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group, parts in zip(optimizer.param_groups, self._real, strict=True):
             for part, other in zip(parts, group["params"], strict=True):
-                if part is not other:
-                    self._take_back(part, other, optimizer)
+                self._take_back(part, other, optimizer)
             group["params"] = parts
         self._real = []
 
     def _take_back(self, part: nn.Parameter, other: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
-        self._copy(other, part.data)
+        room = self._find_room(part)
+        _copy(other, part.data, room)
         for name, value in optimizer.state.pop(other, {}).items():
-            if not isinstance(value, Tensor) or value.shape != other.shape:
+            if not _is_like(value, other):
                 optimizer.state[part][name] = value
                 continue
             if name not in optimizer.state[part]:
                 optimizer.state[part][name] = torch.zeros_like(part, memory_format=torch.preserve_format)
-            self._copy(value, optimizer.state[part][name])
-
-    def _copy(self, updated: Tensor, real: Tensor) -> None:
-        mine = get_local_rows(real)
-        if mine.data_ptr() != updated.data_ptr():
-            mine.copy_(updated.detach().reshape(-1)[: mine.numel()].view_as(mine))
+            _copy(value, optimizer.state[part][name], room)
 
 
 def get_local_rows(tensor: Any) -> Tensor:
     """Return this rank's rows of it, in place."""
-    local: Tensor = tensor.to_local() if _is_sharded(tensor) else tensor
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.detach()
 
 
-def _is_sharded(tensor: Any) -> bool:
-    # A DTensor, without importing them where there are none.
-    return hasattr(tensor, "to_local")
+def _give_room(tensor: Tensor, room: Room) -> Tensor:
+    mine = get_local_rows(tensor)
+    return F.pad(mine.reshape(-1), room) if any(room) else mine
+
+
+def _copy(updated: Tensor, real: Tensor, room: Room) -> None:
+    mine = get_local_rows(real)
+    if mine.data_ptr() != updated.data_ptr():
+        mine.copy_(updated.detach().reshape(-1)[room.before :][: mine.numel()].view_as(mine))
 
 
 def _is_like(value: Any, part: Tensor) -> bool:

@@ -20,8 +20,6 @@ from training.model.weights import (
 )
 from training.plug import select_hardware
 from training.process.heartbeat import StepSection
-from training.step.clipping import clip_by_rows
-from training.step.local_update import LocalUpdate
 from training.step.optimizer import build_optimizer, group_parameters, list_moments, list_state_differences
 from training.step.strategy import STATE, WEIGHTS, MisfitError, Part
 from training.workloads import Workload
@@ -59,7 +57,7 @@ class Replica:
             recompute_layers(model)
         shard(model)
         self.module = (model if stays else model.to(device)).train()
-        self._clip, self._is_exact = clip or self._clip_whole, config.exact
+        self._clip = clip or self._clip_whole
         self.device = device
         self._workload = workload
         self._chunk_rows = config.loss_chunk_rows
@@ -84,8 +82,6 @@ class Replica:
             ],
             config,
         )
-        if config.exact or any(hasattr(part, "to_local") for part in own):
-            LocalUpdate(self._optimizer, pads=config.exact)
         self._moments = list_moments(config)
         before_update = select_hardware(workload).make_update_hook(model)
         if before_update is not None:
@@ -207,10 +203,6 @@ class Replica:
 
     def _clip_whole(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Scale the gradient down to the largest norm allowed; return the norm that it had."""
-        if self._is_exact:
-            # As ranks do that have some rows each.
-            gradient = [part.grad for part in parameters if part.grad is not None]
-            return clip_by_rows(gradient, most=self._max_grad_norm)
         return nn.utils.clip_grad_norm_(parameters, self._max_grad_norm, foreach=True)
 
     @property

@@ -1,5 +1,6 @@
-"""Tensors of which every rank has some rows: the whole of one, a rank's rows of a whole, and what follows from both."""
+"""Tensors of which every rank has some rows: the whole of one, a rank's rows of a whole, and what lies around them."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from training.process.distributed import Ranks
-from training.step.clipping import compute_row_norms, sum_squares
+from training.step.local_update import Room, find_room
 
 
 class Shards:
@@ -45,21 +46,11 @@ class Shards:
         """Return how many rows of it a rank has, the last ones of which may be none."""
         return -(-tensor.shape[0] // self.number)
 
-    def collect_row_norms(self, parts: Sequence[DTensor]) -> Tensor:
-        """Return the norms of this rank's rows of these, as many of each as any rank has."""
-        found = []
-        for part in parts:
-            norms = compute_row_norms(part.to_local())
-            found.append(torch.nn.functional.pad(norms, (0, self.count_rows(part) - len(norms))))
-        return torch.cat(found)
-
-    def sum_squares(self, everyones: Tensor, parts: Sequence[Tensor]) -> Tensor:
-        """Return the sum of the squares of the whole, the same bits for any number of ranks: () float64.
-
-        `everyones`: what `collect_row_norms` gave on all ranks of this copy, one after another.
-        """
-        pieces = everyones.view(self.number, -1).split([self.count_rows(part) for part in parts], dim=1)
-        return sum_squares([piece.reshape(-1)[: len(part)] for piece, part in zip(pieces, parts, strict=True)])
+    def find_room(self, tensor: Tensor) -> Room:
+        """Return what this rank's rows of it lack to whole vectors of the whole."""
+        rows = math.prod(tensor.shape[1:])
+        start, end = (min(place * self.count_rows(tensor), len(tensor)) for place in (self.place, self.place + 1))
+        return find_room(start * rows, end * rows, num_elements=tensor.numel())
 
     def list_copies(self, texts: Sequence[str]) -> list[str]:
         """Return one of every rank's texts for each copy; as many as there are where those that hold it differ."""

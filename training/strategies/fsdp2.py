@@ -23,8 +23,8 @@ from training.model.weights import TensorDigest, map_tied_names
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
 from training.process.heartbeat import StepSection
-from training.step.clipping import clip_part
-from training.step.local_update import get_local_rows
+from training.step.clipping import clip_part, scale_down
+from training.step.local_update import LocalUpdate, Room, get_local_rows
 from training.step.ordered_sum import order_ranks
 from training.step.replica import Replica
 from training.step.sharded_exchange import Gather, Scatter, ScatterInOrder, Sent, Turn
@@ -97,6 +97,8 @@ class Fsdp2:
         self._replica = Replica(
             model, workload, config, ranks.device, shard=self._shard, clip=self._clip, stays=self._is_offloaded
         )
+        none = Room(0, 0)
+        LocalUpdate(self._replica.optimizer, find_room=self._shards.find_room if config.exact else lambda _: none)
         self._units = [part for part in model.modules() if isinstance(part, FSDPModule)]
         self._root: Any = model
 
@@ -205,26 +207,32 @@ class Fsdp2:
         """Scale every rank's rows of the gradient by the norm of the whole."""
         gradient: list[Any] = [part.grad for part in parameters if part.grad is not None]
         mine = [get_local_rows(part) for part in gradient]
-        squares = self._sum_rows(gradient) if self._is_exact else self._sum_parts(mine)
-        norm = clip_part(mine, squares.to(mine[0].device), most=self._max_grad_norm)
-        return norm.to(self._ranks.device)
-
-    def _sum_parts(self, mine: list[Tensor]) -> Tensor:
+        if self._is_exact:
+            norm = self._compute_norm_as_one(gradient)
+            scale_down(mine, norm.to(mine[0].device), most=self._max_grad_norm)
+            return norm
         squares = torch.stack(torch._foreach_norm(mine)).double().square().sum().to(self._ranks.device)
         if self._shards.number > 1:
             self._sent.count(ALL_REDUCE, squares)
             dist.all_reduce(squares, group=self._group)
-        return squares
+        return clip_part(mine, squares.to(mine[0].device), most=self._max_grad_norm).to(self._ranks.device)
 
-    def _sum_rows(self, gradient: Sequence[DTensor]) -> Tensor:
-        """Return the sum of squares in an order that no number of ranks changes: a row is on one of them."""
-        mine = self._shards.collect_row_norms(gradient).to(self._ranks.device)
-        everyones = mine
-        if self._shards.number > 1:
-            self._sent.count(ALL_GATHER, mine)
-            everyones = mine.new_empty(self._shards.number * len(mine))
-            dist.all_gather_into_tensor(everyones, mine, group=self._group)
-        return self._shards.sum_squares(everyones, gradient)
+    def _compute_norm_as_one(self, gradient: Sequence[DTensor]) -> Tensor:
+        """Return the norm as one rank computes it, of whole tensors, each of which is there for as long as it takes."""
+        norms = []
+        for part in gradient:
+            mine = get_local_rows(part).to(self._ranks.device)
+            num_rows = self._shards.count_rows(part)
+            whole = mine.new_zeros(num_rows * self._shards.number, *part.shape[1:])
+            if self._shards.number > 1:
+                padded = mine.new_zeros(num_rows, *part.shape[1:])
+                padded[: len(mine)] = mine
+                self._sent.count(ALL_GATHER, padded)
+                dist.all_gather_into_tensor(whole, padded, group=self._group)
+            else:
+                whole.copy_(mine)
+            norms += torch._foreach_norm([whole[: len(part)].clone()])
+        return torch.linalg.vector_norm(torch.stack(norms))
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing."""
@@ -332,7 +340,7 @@ class Fsdp2:
 
     def describe(self) -> dict[str, Any]:
         """Return `unit_bytes`: what the weights of each unit take on all ranks of a copy, the root's first, and
-        `gathered_bytes`, as they are gathered; `num_rows` of each rank, of all weights together.
+        `gathered_bytes`, as they are gathered; `num_parameters` in all.
         """
         own = [self._list_own(unit) for unit in self._units]
         casts = [4] + [2 if self._is_mixed else 4] * (len(own) - 1)
@@ -342,7 +350,7 @@ class Fsdp2:
                 sum(self._count_bytes(part) * (size if part.ndim > 1 else 4) // 4 for part in parts)
                 for parts, size in zip(own, casts, strict=True)
             ],
-            "num_rows": sum(self._shards.count_rows(part) for parts in own for part in parts),
+            "num_parameters": sum(map(len, own)),
         }
 
     def _list_own(self, unit: nn.Module) -> list[nn.Parameter]:

@@ -69,17 +69,17 @@ def test_a_sharded_step_that_reduces_otherwise_is_told(
     assert says in problem
 
 
-IN_ORDER = {"all_gather": Counted(16, 1350 + 8 * 40), "all_to_all": Counted(9, 1500)}
+IN_ORDER = {"all_gather": Counted(15 + 7, 1350 + 250), "all_to_all": Counted(9, 1500)}
 
 
-def test_in_exact_mode_every_unit_goes_to_its_owners_per_micro_batch_and_the_norms_of_rows_once_per_step() -> None:
-    work = _work(is_exact=True, exchange={"unit_bytes": [100, 200, 200], "num_rows": 40})
+def test_in_exact_mode_every_unit_goes_to_its_owners_per_micro_batch_and_is_gathered_once_for_its_norm() -> None:
+    work = _work(is_exact=True, exchange={"unit_bytes": [100, 200, 200], "num_parameters": 7})
     expected = sharded.compute_expected_traffic(work)
     assert set(expected) == set(IN_ORDER)
     for kind, counted in IN_ORDER.items():
         assert expected[kind] == ((counted.number,) * 2, (counted.num_bytes,) * 2)
     assert sharded.problem_with(IN_ORDER, work) is None
-    assert sharded.told(IN_ORDER, work) == "16 all-gathers and 9 all-to-alls in one order of 3 units"
+    assert sharded.told(IN_ORDER, work) == "22 all-gathers and 9 all-to-alls in one order of 3 units"
     for number, says in (
         (0, "gradients were never reduced"),
         (3, "3 all-to-alls where 9 are needed: gradients were not all reduced in every round"),
