@@ -193,13 +193,13 @@ class Replica:
             group["lr"] = learning_rate
         if not self._scaler.is_enabled():
             # What GradScaler.step sets under fp16, for the same purpose.
-            place = self._parameters[0].device
-            self._optimizer.found_inf = (~grad_norm.isfinite()).float().to(place)  # type: ignore[attr-defined]
+            self._optimizer.found_inf = (~grad_norm.isfinite()).float()  # type: ignore[attr-defined]
         self._scaler.step(self._optimizer)
         self._scaler.update()
         loss_sum = self._loss_sum
         self.forget_gradient()
-        return loss_sum, grad_norm
+        # Of weights that stay on the host it is there.
+        return loss_sum, grad_norm.to(self.device)
 
     def _clip_whole(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Scale the gradient down to the largest norm allowed; return the norm that it had."""

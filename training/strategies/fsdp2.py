@@ -208,18 +208,18 @@ class Fsdp2:
         gradient: list[Any] = [part.grad for part in parameters if part.grad is not None]
         mine = [get_local_rows(part) for part in gradient]
         if self._is_exact:
-            norm = self._compute_norm_as_one(gradient)
-            scale_down(mine, norm.to(mine[0].device), most=self._max_grad_norm)
+            norm = self._compute_norm_as_one(gradient).to(mine[0].device)
+            scale_down(mine, norm, most=self._max_grad_norm)
             return norm
         squares = torch.stack(torch._foreach_norm(mine)).double().square().sum().to(self._ranks.device)
         if self._shards.number > 1:
             self._sent.count(ALL_REDUCE, squares)
             dist.all_reduce(squares, group=self._group)
-        return clip_part(mine, squares.to(mine[0].device), most=self._max_grad_norm).to(self._ranks.device)
+        return clip_part(mine, squares.to(mine[0].device), most=self._max_grad_norm)
 
     def _compute_norm_as_one(self, gradient: Sequence[DTensor]) -> Tensor:
         """Return the norm as one rank computes it, of whole tensors, each of which is there for as long as it takes."""
-        norms = []
+        norms: list[Tensor] = []
         for part in gradient:
             mine = get_local_rows(part).to(self._ranks.device)
             num_rows = self._shards.count_rows(part)
