@@ -1,7 +1,8 @@
 """Fully sharded: every unit's weights are gathered before it runs, forward and backward, its gradient reduced once.
 
 The root's weights stay gathered from forward to backward, and a layer's where the option says so; the norm of the whole
-gradient is one more sum.
+gradient is one more sum. With several replicas each rank adds its part of the gradient up over them. In exact mode a
+gradient goes to its owners after every micro-batch, and is gathered once, weight by weight, for its norm.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from tasks.process import wording
 from tasks.strategies import Bounds, Copies, Exchanged, Expected, Knob, Work
 
 _ALL_GATHER, _REDUCE_SCATTER, _ALL_REDUCE = "all_gather", "reduce_scatter", "all_reduce"
+_ALL_TO_ALL = "all_to_all"
 _RESHARDS = "reshard_after_forward"
 _BYTES_OF_A_NORM = 8
 _MOST_PADDING = 0.05
@@ -18,18 +20,23 @@ _MOST_PADDING = 0.05
 
 
 def require(options: Mapping[str, Any], *, is_exact: bool) -> None:
-    """Raise ValueError in exact mode: a reduction adds in whatever order it likes."""
-    if is_exact:
-        raise ValueError("strategy: got fsdp2 with train.exact; allowed: exact: false, or strategy ddp")
+    """Raise ValueError for several replicas in exact mode, whose sums are added up in whatever order."""
+    if is_exact and options.get("replicas", 1) != 1:
+        raise ValueError(f"options.replicas: got {options['replicas']} with train.exact; allowed: 1, or exact: false")
 
 
 def explain_unfit(options: Mapping[str, Any], *, world_size: int, unit: str) -> str | None:
-    """Return None: it is for any."""
+    """Return that the ranks cannot be shared out over the replicas, or that a replica would be one rank."""
+    replicas = options.get("replicas", 1)
+    if replicas != int(replicas) or world_size % replicas:
+        return f"options.replicas: got {replicas} with world_size {world_size}; allowed: a divisor of it"
+    if replicas > 1 and replicas == world_size:
+        return f"options.replicas: got {replicas} with as many ranks, which shards nothing; allowed: fewer, or ddp"
     return None
 
 
 def get_exchange_dtype(options: Mapping[str, Any]) -> str:
-    """Return none: fp32."""
+    """Return none: gradients are reduced in fp32, whatever weights are gathered in."""
     return "none"
 
 
@@ -39,26 +46,55 @@ def count_shares(world_size: int, options: Mapping[str, Any]) -> int:
 
 
 def count_copies(world_size: int, options: Mapping[str, Any]) -> Copies:
-    """Return 1: all ranks hold one between them."""
-    return Copies(1, 1)
+    """Return one per replica, which its ranks hold between them."""
+    number = int(options.get("replicas", 1))
+    return Copies(number, number)
 
 
 def compute_expected_traffic(work: Work) -> dict[str, Expected]:
     """Return every unit gathered twice per micro-batch, or once, the root once, and all reduced once per step, with one
-    norm."""
-    root, *layers = _list_unit_bytes(work)
-    num_bytes, times = root + sum(layers), 2 if work.options.get(_RESHARDS, True) else 1
-    gathered = Expected(
-        Bounds(*((1 + times * len(layers)) * rounds for rounds in work.num_rounds)),
-        Bounds(*((root + times * sum(layers)) // work.world_size * rounds for rounds in work.num_rounds)),
-    )
-    number = (1 + len(layers)) * work.num_steps
-    reduced = Expected(Bounds(number, number), Bounds(num_bytes * work.num_steps, num_bytes * work.num_steps))
+    norm; in exact mode reduced per micro-batch."""
+    gathered = _compute_expected_gathers(work)
     if work.world_size == 1:
         return {_ALL_GATHER: gathered}
-    norm_bytes = _BYTES_OF_A_NORM * work.num_steps
-    norm = Expected(Bounds(work.num_steps, work.num_steps), Bounds(norm_bytes, norm_bytes))
-    return {_ALL_GATHER: gathered, _REDUCE_SCATTER: reduced, _ALL_REDUCE: norm}
+    units, steps, shards = _list_unit_bytes(work), work.num_steps, _count_shards(work)
+    if work.is_exact:
+        norms, whole = int(work.exchange.get("num_parameters", 0)) * steps, sum(units) // shards * steps
+        least, most = work.num_rounds
+        return {
+            _ALL_GATHER: Expected(
+                Bounds(*(number + norms for number in gathered.number)),
+                Bounds(*(num_bytes + whole for num_bytes in gathered.num_bytes)),
+            ),
+            _ALL_TO_ALL: Expected(
+                Bounds(len(units) * least, len(units) * most), Bounds(sum(units) * least, sum(units) * most)
+            ),
+        }
+    # Of each unit's reduced gradient a rank has a part, which replicas add up.
+    number = steps * (1 + (len(units) if shards < work.world_size else 0))
+    num_bytes = steps * (_BYTES_OF_A_NORM + (sum(units) // shards if shards < work.world_size else 0))
+    return {
+        _ALL_GATHER: gathered,
+        _REDUCE_SCATTER: _make_exact(len(units) * steps, sum(units) * steps),
+        _ALL_REDUCE: _make_exact(number, num_bytes),
+    }
+
+
+def _compute_expected_gathers(work: Work) -> Expected:
+    root, *layers = list(work.exchange.get("gathered_bytes", [])) or _list_unit_bytes(work)
+    times = 2 if work.options.get(_RESHARDS, True) else 1
+    return Expected(
+        Bounds(*((1 + times * len(layers)) * rounds for rounds in work.num_rounds)),
+        Bounds(*((root + times * sum(layers)) // _count_shards(work) * rounds for rounds in work.num_rounds)),
+    )
+
+
+def _make_exact(number: int, num_bytes: int) -> Expected:
+    return Expected(Bounds(number, number), Bounds(num_bytes, num_bytes))
+
+
+def _count_shards(work: Work) -> int:
+    return work.world_size // int(work.options.get("replicas", 1))
 
 
 def _list_unit_bytes(work: Work) -> list[int]:
@@ -73,26 +109,44 @@ def problem_with(traffic: Mapping[str, Exchanged], work: Work) -> str | None:
     units, steps = _list_unit_bytes(work), work.num_steps
     if not work.gradient_bytes <= sum(units) <= work.gradient_bytes * (1 + _MOST_PADDING):
         return f"the units hold {sum(units):,} bytes, the gradient of all parameters has {work.gradient_bytes:,}"
-    reduced = traffic[_REDUCE_SCATTER].number if _REDUCE_SCATTER in traffic else 0
-    if reduced < len(units) * steps:
-        why = "never reduced" if reduced == 0 else "not all reduced in every step"
-        return f"{reduced} reduce-scatters where {len(units) * steps} are needed: gradients were {why}"
-    if reduced > len(units) * steps:
+    if problem := _find_gather_problem(work):
+        return problem
+    kind, name = (_ALL_TO_ALL, "all-to-alls") if work.is_exact else (_REDUCE_SCATTER, "reduce-scatters")
+    times = work.num_rounds if work.is_exact else (steps, steps)
+    reduced = traffic[kind].number if kind in traffic else 0
+    if reduced < len(units) * times[0]:
+        why = "never reduced" if reduced == 0 else f"not all reduced in every {'round' if work.is_exact else 'step'}"
+        return f"{reduced} {name} where {len(units) * times[0]} are needed: gradients were {why}"
+    if reduced > len(units) * times[1]:
+        when = "more than once per micro-batch" if work.is_exact else "on more than the last micro-batch"
         return (
-            f"{reduced / steps:g} reduce-scatters per step where 1 of each of the "
-            f"{wording.format_plural(len(units), 'unit')} is needed: reduced on more than the last micro-batch"
+            f"{reduced / steps:g} {name} per step where {1 if kind == _REDUCE_SCATTER else work.num_rounds_per_step} "
+            f"of each of the {wording.format_plural(len(units), 'unit')} is needed: reduced {when}"
         )
+    return None
+
+
+def _find_gather_problem(work: Work) -> str | None:
+    """Return that weights are said to be gathered in other bytes than they have, in fp32 or what is rounded in bf16."""
+    units, gathered = _list_unit_bytes(work), list(work.exchange.get("gathered_bytes", []))
+    shares = (1.0, *[0.5 if work.options.get("mixed") == "bf16" else 1.0] * (len(units) - 1))
+    if gathered and (
+        len(gathered) != len(units)
+        or any(not share * of <= one <= of for share, one, of in zip(shares, gathered, units, strict=True))
+    ):
+        return f"the units are gathered in {sum(gathered):,} bytes, their weights have {sum(units):,}"
     return None
 
 
 def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
     """Return gathers and reductions per step."""
-    gathers, reductions = (
-        traffic[kind].number / work.num_steps if kind in traffic else 0 for kind in (_ALL_GATHER, _REDUCE_SCATTER)
-    )
+    kind, name = (_ALL_TO_ALL, "all-to-alls in one order") if work.is_exact else (_REDUCE_SCATTER, "reduce-scatters")
+    gathers, reductions = (traffic[one].number / work.num_steps if one in traffic else 0 for one in (_ALL_GATHER, kind))
+    replicas = int(work.options.get("replicas", 1))
     return (
-        f"{gathers:g} all-gathers and {reductions:g} reduce-scatters of "
+        f"{gathers:g} all-gathers and {reductions:g} {name} of "
         f"{wording.format_plural(len(_list_unit_bytes(work)), 'unit')}"
+        f"{f', added up over {replicas} replicas' if replicas > 1 else ''}"
     )
 
 

@@ -236,9 +236,29 @@ def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_p
         load_params(file)
 
 
-@pytest.mark.parametrize("name", ["embedded", "opt-dolly", "qwen2-arxiv"])
+@pytest.mark.parametrize(
+    "name", ["embedded", "opt-dolly", "qwen2-arxiv", "opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline"]
+)
 def test_every_preset_is_valid(name: str, project: Path) -> None:
     assert load_params(project / "presets" / f"{name}.yaml").name == name
+
+
+def test_presets_of_models_that_are_shared_out_make_the_checkpoints_and_the_work_that_they_are_known_for(
+    project: Path,
+) -> None:
+    opt, offload, stages = (
+        load_params(project / "presets" / f"{name}.yaml")
+        for name in ("opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline")
+    )
+    assert opt.checkpoint_names == ["opt_1.3B_0-5000-epoch-1.pt"]
+    assert (opt.train.global_batch_size, opt.train.max_grad_norm) == (128, 1.0)
+    assert opt.train.activation_checkpointing == "layers"
+    assert offload.checkpoint_names == ["llama_1B_0-4000-epoch-1.pt"]
+    assert offload.train.seq_len == 1024
+    assert offload.cells["2gpu-offload"].options == {"reshard_after_forward": False, "offload": "cpu"}
+    assert stages.checkpoint_names == [f"llama_1B_0-4000-epoch-{epoch}.pt" for epoch in (1, 2, 3)]
+    assert stages.train.seq_len == 512
+    assert stages.cells["4gpu"].options == {"replicas": 2, "zero1": True}
 
 
 @pytest.mark.parametrize("name", ["resnet18-imagefolder", "resnet18-2nodes"])

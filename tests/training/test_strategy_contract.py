@@ -1,8 +1,9 @@
 """What holds for every strategy: each file of training/strategies/, found by listing the folder, on gloo processes."""
 
+import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,22 +21,52 @@ from training.workloads import causal_lm
 
 pytestmark = pytest.mark.slow
 
-STRATEGIES = list_file_names("training/strategies")
-WORLD_SIZE = {name: 1 if name == "single" else 2 for name in STRATEGIES}
+
+class Cell(NamedTuple):
+    """A strategy, and what its ranks are told otherwise."""
+
+    name: str
+    world_size: int
+    changes: dict[str, Any]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the strategy."""
+        options: dict[str, Any] = self.changes.get("options", {})
+        return options
+
+    @property
+    def alone(self) -> "Cell":
+        """The same work on one plain process."""
+        return Cell("single", 1, {key: value for key, value in self.changes.items() if key != "options"})
+
+
+STRATEGIES = {
+    name: Cell(name, 1 if name == "single" else 2, {}) for name in list_file_names("training/strategies")
+}  # fmt: skip
+OPTIONS = {
+    "fsdp2 offloaded": Cell("fsdp2", 2, {"options": {"offload": "cpu"}}),
+    "fsdp2 replicas": Cell("fsdp2", 4, {"options": {"replicas": 2}}),
+    "fsdp2 mixed": Cell("fsdp2", 2, {"options": {"mixed": "bf16"}, "precision": "bf16"}),
+    "fsdp2 exact": Cell("fsdp2", 4, {"exact": True}),
+}
+"""Ways of a strategy that exchange otherwise or keep their state elsewhere: held to what is quick to find out."""
+CELLS = STRATEGIES | OPTIONS
 _NUM_GRADIENT_BYTES = 4
 
-
-@pytest.fixture(scope="module", params=STRATEGIES)
-def name(request: pytest.FixtureRequest) -> str:
-    """Every strategy, one after another."""
-    found: str = request.param
-    return found
+of_strategies = pytest.mark.parametrize("cell", STRATEGIES, indirect=True, scope="module")
 
 
-def _config(work: Path, model: Path, slices: list[Path], name: str, **changes: Any) -> dict[str, Any]:
-    size = WORLD_SIZE[name]
-    spread = {"strategy": name, "world_size": size, "cell": f"{size}proc", "learning_rate": 1e-3}
-    return make_config(work, model, slices, **{**spread, **changes})
+@pytest.fixture(scope="module", params=CELLS)
+def cell(request: pytest.FixtureRequest) -> Cell:
+    """Every strategy, one after another, and their options."""
+    return CELLS[request.param]
+
+
+def _config(work: Path, model: Path, slices: list[Path], cell: Cell, **changes: Any) -> dict[str, Any]:
+    size = cell.world_size
+    spread = {"strategy": cell.name, "world_size": size, "cell": f"{size}proc", "learning_rate": 1e-3}
+    return make_config(work, model, slices, **{**spread, **cell.changes, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +77,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def steps(
-    name: str, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
+    cell: Cell, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What its ranks say of a few steps (tests/training/contract_steps.py), and what one plain process says."""
     told = []
-    for each in (name, "single"):
-        work = tmp_path_factory.mktemp(f"steps-{each}") / "work"
+    for each in (cell, cell.alone):
+        work = tmp_path_factory.mktemp(f"steps-{each.name}") / "work"
         config = _config(work, model, slices[:1], each)
         codes = ranks.launch(config, entry="tests.training.contract_steps")
         assert codes == [0] * config["world_size"], last_words(config)
@@ -61,11 +92,11 @@ def steps(
 
 @pytest.fixture(scope="module")
 def clean(
-    name: str, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
+    cell: Cell, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """An undisturbed training of two segments; return its config."""
-    work = tmp_path_factory.mktemp(f"clean-{name}") / "work"
-    return ranks.train(_config(work, model, slices, name))
+    work = tmp_path_factory.mktemp(f"clean-{cell.name}") / "work"
+    return ranks.train(_config(work, model, slices, cell))
 
 
 def test_its_updates_are_those_of_one_plain_process(steps: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -99,34 +130,34 @@ def test_warming_up_and_looking_for_what_is_not_finite_change_nothing(
 
 
 def test_a_snapshot_that_is_taken_up_is_the_same_state_and_goes_on_with_the_same_bits(
-    steps: tuple[dict[str, Any], dict[str, Any]], name: str
+    steps: tuple[dict[str, Any], dict[str, Any]], cell: Cell
 ) -> None:
     mine, _ = steps
     assert mine["restored"] == mine["end"]
     assert mine["next"][0] == mine["next"][1] != mine["end"]
-    assert mine["writes"] == [[rank == 0] * 2 for rank in range(WORLD_SIZE[name])]
+    assert mine["writes"] == [[rank == 0] * 2 for rank in range(cell.world_size)]
 
 
 def test_it_says_how_many_copies_of_the_state_there_are(
-    steps: tuple[dict[str, Any], dict[str, Any]], name: str
+    steps: tuple[dict[str, Any], dict[str, Any]], cell: Cell
 ) -> None:
-    profile = find_profile(name)
-    assert profile is not None, f"tasks/strategies/{name}.py"
-    for digests, number in zip(steps[0]["end"], profile.count_copies(WORLD_SIZE[name], {}), strict=True):
+    profile = find_profile(cell.name)
+    assert profile is not None, f"tasks/strategies/{cell.name}.py"
+    for digests, number in zip(steps[0]["end"], profile.count_copies(cell.world_size, cell.options), strict=True):
         assert len(digests) == number
         assert len(set(digests)) == 1
 
 
 def test_its_traffic_is_what_its_profile_expects_of_the_step(
-    steps: tuple[dict[str, Any], dict[str, Any]], name: str
+    steps: tuple[dict[str, Any], dict[str, Any]], cell: Cell
 ) -> None:
-    mine, profile = steps[0], find_profile(name)
+    mine, profile = steps[0], find_profile(cell.name)
     assert profile is not None
     num_bytes = _NUM_GRADIENT_BYTES * sum(part.numel() for part in mine["parameters"].values())
     for traffic, num_rounds in zip(mine["traffic"], mine["num_rounds"], strict=True):
         work = Work(
-            world_size=WORLD_SIZE[name], num_steps=1, num_rounds=(num_rounds, num_rounds), gradient_bytes=num_bytes,
-            exchange=mine["exchange"],
+            world_size=cell.world_size, num_steps=1, num_rounds=(num_rounds, num_rounds), gradient_bytes=num_bytes,
+            options=cell.options, is_exact=cell.changes.get("exact", False), exchange=mine["exchange"],
         )  # fmt: skip
         expected = profile.compute_expected_traffic(work)
         assert set(traffic) == set(expected)
@@ -135,19 +166,20 @@ def test_its_traffic_is_what_its_profile_expects_of_the_step(
             assert expected[kind].num_bytes.has(sent), kind
 
 
-def test_torch_recorded_what_its_ranks_counted_in_a_training(clean: dict[str, Any], name: str) -> None:
+def test_torch_recorded_what_its_ranks_counted_in_a_training(clean: dict[str, Any], cell: Cell) -> None:
     for index in range(2):
         facts = facts_of(clean, index)
-        recorded, profile = facts["recorded_exchanges"], find_profile(name)
+        recorded, profile = facts["recorded_exchanges"], find_profile(cell.name)
         assert profile is not None
         # What is sent from one rank to one other is no collective, and in no record.
         counted = [one for kind, one in facts["traffic"].items() if kind != SEND]
         assert recorded["num_steps"] == facts["num_steps"]
         assert recorded["number"] == recorded["counted_number"] == sum(kind["number"] for kind in counted)
         assert recorded["num_bytes"] == recorded["counted_bytes"] == sum(kind["num_bytes"] for kind in counted)
-        rounds = facts["num_steps"] * 4 // profile.count_shares(WORLD_SIZE[name], {})
+        rounds = facts["num_steps"] * 4 // profile.count_shares(cell.world_size, cell.options)
         work = Work(
-            world_size=WORLD_SIZE[name], num_steps=facts["num_steps"], num_rounds=(1, rounds),
+            options=cell.options, is_exact=cell.changes.get("exact", False),
+            world_size=cell.world_size, num_steps=facts["num_steps"], num_rounds=(1, rounds),
             gradient_bytes=_NUM_GRADIENT_BYTES * sum(
                 part.numel() for part in {id(part): part for part in weights_at_end(clean, index).values()}.values()
             ),
@@ -156,13 +188,14 @@ def test_torch_recorded_what_its_ranks_counted_in_a_training(clean: dict[str, An
         assert sum_expected(profile.compute_expected_traffic(work)).number.has(recorded["number"])
 
 
+@of_strategies
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_finished_checkpoint_is_one_whole_file_in_which_what_is_tied_is_stored_once(
-    name: str, tied: bool, ranks: ForkedRanks, slices: list[Path], tmp_path: Path
+    cell: Cell, tied: bool, ranks: ForkedRanks, slices: list[Path], tmp_path: Path
 ) -> None:
     model_dir = make_tiny_model(tmp_path / "model", tied=tied)
-    config = ranks.train(_config(tmp_path / "work", model_dir, slices[:1], name))
-    plain = ranks.train(_config(tmp_path / "plain", model_dir, slices[:1], "single"))
+    config = ranks.train(_config(tmp_path / "work", model_dir, slices[:1], cell))
+    plain = ranks.train(_config(tmp_path / "plain", model_dir, slices[:1], cell.alone))
     weights, fresh = weights_at_end(config), causal_lm.load_model(model_dir)
     assert list(weights) == list(fresh.state_dict())
     head, embedding = (weights[f"{part}.weight"] for part in ("lm_head", "model.embed_tokens"))
@@ -173,18 +206,23 @@ def test_a_finished_checkpoint_is_one_whole_file_in_which_what_is_tied_is_stored
     load_weights(fresh, file)
 
 
-@pytest.mark.parametrize("section", ["update", "checkpoint"])
+@pytest.mark.parametrize(
+    ("cell", "section"),
+    [*itertools.product(STRATEGIES, ("update", "checkpoint")), *[(name, "update") for name in OPTIONS]],
+    indirect=["cell"],
+    scope="module",
+)
 def test_killed_at_any_moment_a_checkpoint_is_whole_or_absent_and_it_goes_on_with_the_same_bits(
     section: str,
-    name: str,
+    cell: Cell,
     clean: dict[str, Any],
     ranks: ForkedRanks,
     model: Path,
     slices: list[Path],
     tmp_path: Path,
 ) -> None:
-    config = _config(tmp_path / "work", model, slices, name, checkpoint_every_steps=2)
-    last = WORLD_SIZE[name] - 1
+    config = _config(tmp_path / "work", model, slices, cell, checkpoint_every_steps=2)
+    last = cell.world_size - 1
     codes = ranks.launch(config, fault=f"rank={last},step=4,kind=sigkill,section={section}", ends_others=True)
     assert codes[last] == -9, last_words(config)
     assert any(codes)
@@ -201,10 +239,11 @@ def test_killed_at_any_moment_a_checkpoint_is_whole_or_absent_and_it_goes_on_wit
             assert facts_of(config, index)[what] == facts_of(clean, index)[what]
 
 
+@of_strategies
 def test_ranks_that_are_asked_to_stop_save_and_go_on_with_the_same_bits(
-    name: str, clean: dict[str, Any], ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
+    cell: Cell, clean: dict[str, Any], ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
 ) -> None:
-    config = _config(tmp_path / "work", model, slices, name)
+    config = _config(tmp_path / "work", model, slices, cell)
     codes = ranks.launch(config, fault="rank=0,step=3,kind=sigterm")
     assert len(set(codes)) == 1
     assert codes[0] not in (0, -15), last_words(config)
@@ -213,13 +252,14 @@ def test_ranks_that_are_asked_to_stop_save_and_go_on_with_the_same_bits(
     assert are_bitwise_equal(weights_at_end(config), weights_at_end(clean))
 
 
+@of_strategies
 def test_a_gradient_that_is_not_finite_on_one_rank_is_named_and_changes_no_state(
-    name: str, clean: dict[str, Any], ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
+    cell: Cell, clean: dict[str, Any], ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
 ) -> None:
-    config = _config(tmp_path / "work", model, slices, name, checkpoint_every_steps=2)
-    last = WORLD_SIZE[name] - 1
+    config = _config(tmp_path / "work", model, slices, cell, checkpoint_every_steps=2)
+    last = cell.world_size - 1
     codes = ranks.launch(config, fault=f"rank={last},step=4,kind=nan,section=backward")
-    assert codes == [5] * WORLD_SIZE[name], last_words(config)
+    assert codes == [5] * cell.world_size, last_words(config)
     (reason,) = {failure["reason"] for failure in read_failures(Path(config["work_dir"]) / FAILURES)}
     assert reason.startswith("diverged at step 4: gradient norm is nan")
     if last:
@@ -228,26 +268,28 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_named_and_changes_no_state
     assert are_bitwise_equal(weights_at_end(config), weights_at_end(clean))
 
 
+@of_strategies
 def test_what_another_number_of_ranks_saved_is_refused_in_one_line(
-    name: str, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
+    cell: Cell, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
 ) -> None:
-    config = _config(tmp_path / "work", model, slices[:1], name, checkpoint_every_steps=2)
+    config = _config(tmp_path / "work", model, slices[:1], cell, checkpoint_every_steps=2)
     assert any(ranks.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True))
-    size = WORLD_SIZE[name]
-    others = {**config, "world_size": size + 1, "strategy": "ddp" if name == "single" else name}
+    size = cell.world_size
+    others = {**config, "world_size": size + 1, "strategy": "ddp" if cell.name == "single" else cell.name}
     codes = ranks.launch(others)
     assert codes == [3] * (size + 1), last_words(others)
     assert f"saved by {size} ranks, this run has {size + 1}" in last_words(others)
 
 
+@of_strategies
 def test_in_exact_mode_it_is_refused_or_another_number_of_ranks_goes_on_with_the_same_bits(
-    name: str, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
+    cell: Cell, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
 ) -> None:
-    one = ranks.train(_config(tmp_path / "one", model, slices[:1], "single", exact=True))
-    config = _config(tmp_path / "work", model, slices[:1], name, exact=True, checkpoint_every_steps=2)
+    one = ranks.train(_config(tmp_path / "one", model, slices[:1], cell.alone, exact=True))
+    config = _config(tmp_path / "work", model, slices[:1], cell, exact=True, checkpoint_every_steps=2)
     codes = ranks.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True)
     if "allowed: exact: false" in last_words(config):
-        profile = find_profile(name)
+        profile = find_profile(cell.name)
         assert profile is not None
         with pytest.raises(ValueError, match="allowed: exact: false"):
             profile.require({}, is_exact=True)
@@ -255,6 +297,10 @@ def test_in_exact_mode_it_is_refused_or_another_number_of_ranks_goes_on_with_the
         assert 0 not in codes, codes
         return
     assert codes[0] == -9
-    others = {**config, "world_size": 3 - WORLD_SIZE[name], "strategy": "ddp" if name == "single" else "single"}
-    ranks.train(others)
+    goes_on = [("ddp", 2), ("ddp", 4)] if cell.name == "single" else [(cell.name, 4), ("single", 1)]
+    (before, more), (last, size) = goes_on
+    killed = {**config, "world_size": more, "strategy": before}
+    assert ranks.launch(killed, fault="rank=1,step=6,kind=sigkill", ends_others=True)[1] == -9, last_words(killed)
+    others = ranks.train({**config, "world_size": size, "strategy": last})
+    assert facts_of(others)["num_resumes"] == 2
     assert are_bitwise_equal(weights_at_end(others), weights_at_end(one))

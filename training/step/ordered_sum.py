@@ -43,7 +43,7 @@ class OrderedSum:
         """Apply one update; see Strategy. Raises RanksDisagreeError if the ranks' order is not one rank's order."""
         self._num_gathers = self._num_gather_bytes = 0
         total: list[Tensor] = []
-        for micro_batch, ranks_in_order in zip(micro_batches, self._order_ranks(micro_batches), strict=True):
+        for micro_batch, ranks_in_order in zip(micro_batches, order_ranks(self._ranks, micro_batches), strict=True):
             self.replica.add(self.replica.module, micro_batch, weight=1 / max(num_targets, 1))
             total = self._add_gradients(total, self.replica.take_gradient(), ranks_in_order)
         self.replica.put_gradient(total)
@@ -67,19 +67,6 @@ class OrderedSum:
     def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
         """Return nothing: nobody else times anything."""
         return {}
-
-    def _order_ranks(self, micro_batches: Sequence[MicroBatch]) -> list[list[int]]:
-        """Return, for each micro-batch that a rank runs, whose gradients count, in the order in which they are added.
-
-        Dummies are left out: they add nothing.
-        """
-        mine = [-1 if part.place is None else part.place for part in micro_batches]
-        places = self._ranks.gather(np.array(mine)).astype(int)
-        order = [[rank for rank in np.argsort(-turn).tolist() if turn[rank] >= 0] for turn in places.T]
-        added = [int(places[rank, turn]) for turn, ranks in enumerate(order) for rank in ranks]
-        if added != list(reversed(range(len(added)))):
-            raise RanksDisagreeError(f"exact: micro-batches would be added in the order {added}; needed: descending")
-        return order
 
     def _add_gradients(self, total: list[Tensor], mine: list[Tensor], ranks_in_order: Sequence[int]) -> list[Tensor]:
         """Return the sum with the ranks' gradients added to it, one after another."""
@@ -106,6 +93,21 @@ class OrderedSum:
         self._num_gathers += 1
         self._num_gather_bytes += mine.numel() * mine.element_size()
         return everyones
+
+
+def order_ranks(ranks: Ranks, micro_batches: Sequence[MicroBatch]) -> list[list[int]]:
+    """Return, for each micro-batch that a rank runs, whose gradients count, in the order in which they are added.
+
+    Dummies are left out: they add nothing. To be called by all ranks; raises RanksDisagreeError if the ranks' order is
+    not one rank's order.
+    """
+    mine = [-1 if part.place is None else part.place for part in micro_batches]
+    places = ranks.gather(np.array(mine)).astype(int)
+    order = [[rank for rank in np.argsort(-turn).tolist() if turn[rank] >= 0] for turn in places.T]
+    added = [int(places[rank, turn]) for turn, in_order in enumerate(order) for rank in in_order]
+    if added != list(reversed(range(len(added)))):
+        raise RanksDisagreeError(f"exact: micro-batches would be added in the order {added}; needed: descending")
+    return order
 
 
 def _split_into_parcels(sizes: Sequence[int]) -> Iterator[slice]:

@@ -44,17 +44,19 @@ class Replica:
         shard: Callable[[nn.Module], None] = lambda _: None,
         clip: Callable[[Sequence[nn.Parameter]], Tensor] | None = None,
         deal: Callable[[Sequence[nn.Parameter]], Sequence[nn.Parameter]] = lambda parameters: parameters,
+        stays: bool = False,
     ) -> None:
         """`shard` is given the prepared model before the optimizer has its parameters; `clip`, where a rank has a part
         of the gradient only, scales it down by the norm of the whole and returns that; `deal` returns which parameters
-        this rank updates, all of them unless somebody else updates the others.
+        this rank updates, all of them unless somebody else updates the others; `stays`: weights are where `shard` left
+        them.
         """
         choose_attention_kernels(device)
         workload.prepare(model, config)
         if config.activation_checkpointing == "layers":
             recompute_layers(model)
         shard(model)
-        self.module = model.to(device).train()
+        self.module = (model if stays else model.to(device)).train()
         self._clip = clip or self._clip_whole
         self.device = device
         self._workload = workload
@@ -196,7 +198,8 @@ class Replica:
         self._scaler.update()
         loss_sum = self._loss_sum
         self.forget_gradient()
-        return loss_sum, grad_norm
+        # Of weights that stay on the host it is there.
+        return loss_sum, grad_norm.to(self.device)
 
     def _clip_whole(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Scale the gradient down to the largest norm allowed; return the norm that it had."""
@@ -218,7 +221,7 @@ class Replica:
         if len(gradient) < len(self._parameters):
             unused = [name for name, part in self.module.named_parameters() if part.requires_grad and part.grad is None]
             raise ValueError(f"the loss does not depend on {', '.join(unused[:5])}; allowed: parameters that are used")
-        self._drop_gradient()
+        self.drop_gradient()
         return gradient
 
     def put_gradient(self, gradient: Sequence[Tensor]) -> None:
@@ -228,12 +231,13 @@ class Replica:
 
     def forget_gradient(self) -> None:
         """Drop what was added up."""
-        self._drop_gradient()
+        self.drop_gradient()
         if self.head_weight is not None:
             self.head_weight.grad = None
         self._loss_sum = torch.zeros_like(self._loss_sum)
 
-    def _drop_gradient(self) -> None:
+    def drop_gradient(self) -> None:
+        """Drop what was added up, but not the losses."""
         for parameter in self._parameters:
             parameter.grad = None
 

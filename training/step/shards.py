@@ -1,5 +1,6 @@
-"""Gradients and tensors of which every rank has a part: the whole of one, and a rank's part of a whole."""
+"""Tensors of which every rank has some rows: the whole of one, a rank's rows of a whole, and what lies around them."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -8,45 +9,50 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from training.process.distributed import Ranks
-
-_EPSILON = 1e-6
-"""Beside the norm that a gradient is divided by, as torch's own clipping has it."""
+from training.step.local_update import Room, find_room
 
 
-def clip_part(mine: Sequence[Tensor], squares: Tensor, *, most: float) -> Tensor:
-    """Scale this rank's part of the gradient so that the whole has no larger norm than `most`; return what it had.
+class Shards:
+    """The ranks that hold one copy between them, neighbours, among those that hold others; rows go as torch.chunk does.
 
-    `squares`, () float64: the sum of the squares of the whole.
+    What is gathered here goes over the ranks' own group, beside those of the gradients, whose exchanges are counted.
     """
-    norm = squares.sqrt().float()
-    torch._foreach_mul_(list(mine), torch.clamp(most / (norm + _EPSILON), max=1.0))
-    return norm
 
+    def __init__(self, ranks: Ranks, *, copies: int = 1) -> None:
+        self._ranks = ranks
+        self.number = ranks.world_size // copies
+        """Ranks that hold one copy."""
+        self.copy, self.place = divmod(ranks.rank, self.number)
 
-def gather_whole(tensor: Tensor, ranks: Ranks) -> Tensor:
-    """Return all ranks' rows as one tensor, on the CPU of every rank; one that is no shard as it is.
+    def gather_whole(self, tensor: Tensor) -> Tensor:
+        """Return all rows of this rank's copy, on the CPU; one that is no shard as it is. To be called by all ranks."""
+        if not isinstance(tensor, DTensor):
+            return tensor.detach().cpu()
+        mine = tensor.to_local().detach().cpu()
+        padded = torch.zeros((self.count_rows(tensor), *tensor.shape[1:]), dtype=mine.dtype)
+        padded[: len(mine)] = mine
+        if self._ranks.world_size == 1:
+            return padded[: tensor.shape[0]]
+        parts = [torch.empty_like(padded) for _ in range(self._ranks.world_size)]
+        dist.all_gather(parts, padded)
+        return torch.cat(parts[self.copy * self.number : (self.copy + 1) * self.number])[: tensor.shape[0]]
 
-    To be called by all ranks. It goes over the ranks' own group, beside that of the gradients, whose exchanges are
-    counted; the rows are dealt as torch.chunk does.
-    """
-    if not isinstance(tensor, DTensor):
-        return tensor.detach().cpu()
-    mine = tensor.to_local().detach().cpu()
-    num_rows = _count_rows_per_rank(tensor, ranks)
-    padded = torch.zeros((num_rows, *tensor.shape[1:]), dtype=mine.dtype)
-    padded[: len(mine)] = mine
-    if ranks.world_size == 1:
-        return padded[: tensor.shape[0]]
-    parts = [torch.empty_like(padded) for _ in range(ranks.world_size)]
-    dist.all_gather(parts, padded)
-    return torch.cat(parts)[: tensor.shape[0]]
+    def select_own_rows(self, whole: Tensor, like: DTensor) -> Tensor:
+        """Return this rank's rows of a whole tensor: those that it has of `like`."""
+        num_rows = self.count_rows(like)
+        return whole[self.place * num_rows : (self.place + 1) * num_rows]
 
+    def count_rows(self, tensor: Tensor) -> int:
+        """Return how many rows of it a rank has, the last ones of which may be none."""
+        return -(-tensor.shape[0] // self.number)
 
-def select_own_rows(whole: Tensor, like: DTensor, ranks: Ranks) -> Tensor:
-    """Return this rank's rows of a whole tensor: those that it has of `like`."""
-    num_rows = _count_rows_per_rank(like, ranks)
-    return whole[ranks.rank * num_rows : (ranks.rank + 1) * num_rows]
+    def find_room(self, tensor: Tensor) -> Room:
+        """Return what this rank's rows of it lack to whole vectors of the whole."""
+        rows = math.prod(tensor.shape[1:])
+        start, end = (min(place * self.count_rows(tensor), len(tensor)) for place in (self.place, self.place + 1))
+        return find_room(start * rows, end * rows, num_elements=tensor.numel())
 
-
-def _count_rows_per_rank(tensor: DTensor, ranks: Ranks) -> int:
-    return -(-tensor.shape[0] // ranks.world_size)
+    def list_copies(self, texts: Sequence[str]) -> list[str]:
+        """Return one of every rank's texts for each copy; as many as there are where those that hold it differ."""
+        starts = range(0, len(texts), self.number)
+        return [text for start in starts for text in dict.fromkeys(texts[start : start + self.number])]

@@ -20,6 +20,7 @@ _recorder: Any = _distributed_c10d
 
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST = "all_reduce", "all_gather", "reduce_scatter", "broadcast"
+ALL_TO_ALL = "all_to_all"
 """Kinds of collectives; a strategy with another one names it."""
 
 SEND = "send"

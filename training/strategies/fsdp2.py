@@ -1,7 +1,8 @@
 """Fully sharded: of every weight, gradient and moment a rank holds some rows, and gathers a layer while it runs.
 
 torch's own `fully_shard`: one unit per layer of the model, and the root for the rest, embedding and head in it, tied or
-not. Gradients are summed up where they arise and reduced with the last micro-batch of a step only.
+not. Gradients are summed up where they arise and reduced with the last micro-batch of a step only; in exact mode with
+each, in the order of one rank alone.
 """
 
 import math
@@ -12,8 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from training.config import TrainingConfig
@@ -23,15 +23,23 @@ from training.model.weights import TensorDigest, map_tied_names
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
 from training.process.heartbeat import StepSection
+from training.step.clipping import clip_part, scale_down
+from training.step.local_update import LocalUpdate, Room, get_local_rows
+from training.step.ordered_sum import order_ranks
 from training.step.replica import Replica
-from training.step.shards import clip_part, gather_whole, select_own_rows
+from training.step.sharded_exchange import Gather, Scatter, ScatterInOrder, Sent, Turn
+from training.step.shards import Shards
 from training.step.strategy import STATE, WEIGHTS, Digests, Part, StepResult
-from training.step.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Traffic
+from training.step.traffic import ALL_GATHER, ALL_REDUCE
 from training.workloads import Workload
 
-OPTIONS = {"reshard_after_forward": True}
+OPTIONS = {"reshard_after_forward": True, "offload": ("none", "cpu"), "mixed": ("none", "bf16"), "replicas": 1}
 """reshard_after_forward: whether a layer's weights are given up after its forward and gathered again in the backward;
-kept, they are gathered once per micro-batch and take the memory of ZeRO-2 meanwhile."""
+kept, they are gathered once per micro-batch and take the memory of ZeRO-2 meanwhile.
+offload: cpu: weights, gradients and moments wait in the host's memory, where the update is made.
+mixed: bf16: with precision bf16 the layers' matrices are gathered as autocast would round them, in half the bytes;
+gradients are reduced in fp32, and the root's weights stay fp32.
+replicas: how many copies there are, each sharded over world_size / replicas neighbouring ranks: HSDP."""
 
 
 def build(
@@ -39,102 +47,100 @@ def build(
 ) -> "Fsdp2":
     """Return the strategy, on any number of ranks.
 
-    Raises ValueError in exact mode, UnfitModelError for what it cannot do yet: compiled layers, fp16.
+    Raises ValueError for replicas that do not share out the ranks, or in exact mode; UnfitModelError for what it cannot
+    do: compiled layers, fp16, weights in bf16 for a forward that is not.
     """
-    if config.exact:
-        raise ValueError("exact: true with strategy fsdp2; allowed: exact: false, or strategy ddp")
-    for name, is_asked in (("compile: true", config.compile), ("precision: fp16", config.precision == "fp16")):
+    options = read_options(config)
+    if options["replicas"] > 1 and (config.exact or ranks.world_size % options["replicas"]):
+        raise ValueError(
+            f"replicas={options['replicas']} with world_size={ranks.world_size}, exact: {str(config.exact).lower()}; "
+            "allowed: a divisor of world_size, and 1 in exact mode"
+        )
+    for name, is_asked in (
+        ("compile: true", config.compile),
+        ("precision: fp16", config.precision == "fp16"),
+        (f"mixed: bf16 with precision: {config.precision}", options["mixed"] != "none" and config.precision != "bf16"),
+    ):
         if is_asked:
             raise UnfitModelError(f"{name} is not available for the strategy fsdp2; leave it, or use strategy ddp")
     return Fsdp2(model, workload, config, ranks)
 
 
-class _Sent:
-    """What this rank put into collectives so far, and whether a gradient that it put in was not finite."""
-
-    def __init__(self) -> None:
-        self.counts = {kind: Traffic(0, 0) for kind in (ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE)}
-        self.is_watched = False
-        self.is_finite = True
-
-    def count(self, kind: str, tensor: Tensor) -> None:
-        """Note one more."""
-        number, num_bytes = self.counts[kind]
-        self.counts[kind] = Traffic(number + 1, num_bytes + tensor.nbytes)
-
-    def since(self, before: Mapping[str, Traffic]) -> dict[str, Traffic]:
-        """Return what came after `before`."""
-        return {
-            kind: Traffic(now.number - before[kind].number, now.num_bytes - before[kind].num_bytes)
-            for kind, now in self.counts.items()
-        }
-
-
-class _Gather(AllGather):
-    """All-gather as torch does it, counted."""
-
-    def __init__(self, sent: _Sent) -> None:
-        self._sent = sent
-
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an empty tensor."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
-        self._sent.count(ALL_GATHER, input_tensor)
-        return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
-
-
-class _Scatter(ReduceScatter):
-    """Reduce-scatter as torch does it, counted; what goes in is this rank's own gradient."""
-
-    def __init__(self, sent: _Sent) -> None:
-        self._sent = sent
-
-    def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an empty tensor."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
-        self._sent.count(REDUCE_SCATTER, input_tensor)
-        if self._sent.is_watched:
-            self._sent.is_finite = self._sent.is_finite and bool(input_tensor.isfinite().all())
-        return dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+def read_options(config: TrainingConfig) -> dict[str, Any]:
+    """Return all options, those that are not said by their defaults."""
+    defaults = {name: value[0] if isinstance(value, tuple) else value for name, value in OPTIONS.items()}
+    return {**defaults, **config.options}
 
 
 class Fsdp2:
-    """Micro-batches are shared out over the ranks; one copy of the state is spread over them, which rank 0 writes."""
+    """Micro-batches are shared out over the ranks; a copy of the state is spread over them, or neighbours, and rank 0
+    writes it."""
 
     counts_rows = True
 
     def __init__(self, model: nn.Module, workload: Workload, config: TrainingConfig, ranks: Ranks) -> None:
+        options = read_options(config)
         self.data_rank, self.data_world_size = ranks.rank, ranks.world_size
         self._ranks = ranks
+        self._shards = Shards(ranks, copies=int(options["replicas"]))
         self._group: Any = ranks.gradient_group
+        """Of the ranks that hold one copy."""
         self._max_grad_norm = config.max_grad_norm
-        self._reshards: bool = {**OPTIONS, **config.options}["reshard_after_forward"]
-        self._sent = _Sent()
+        self._reshards: bool = options["reshard_after_forward"]
+        self._is_mixed, self._is_offloaded = options["mixed"] == "bf16", options["offload"] == "cpu"
+        self._is_exact, self._turn = config.exact, Turn()
+        self._sent = Sent()
         # Asked while there is a whole model to answer: whether its head is a plain matrix, say.
         model.eval()
         with torch.no_grad():
             workload.loss_sum(model, workload.make_dummy_micro_batch(config.seq_len))
-        self._replica = Replica(model, workload, config, ranks.device, shard=self._shard, clip=self._clip)
+        self._replica = Replica(
+            model, workload, config, ranks.device, shard=self._shard, clip=self._clip, stays=self._is_offloaded
+        )
+        none = Room(0, 0)
+        LocalUpdate(self._replica.optimizer, find_room=self._shards.find_room if config.exact else lambda _: none)
         self._units = [part for part in model.modules() if isinstance(part, FSDPModule)]
         self._root: Any = model
 
     def _shard(self, model: nn.Module) -> None:
-        mesh = DeviceMesh.from_group(self._group, self._ranks.device.type)
+        mesh = self._make_mesh()
+        offload = OffloadPolicy()
+        if self._is_offloaded:
+            offload = CPUOffloadPolicy(pin_memory=self._ranks.device.type == "cuda")
+        mixed = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+        if self._is_mixed:
+            # What autocast casts to bf16, and that alone: norms and whatever goes into a layer stay as they are.
+            mixed = MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False,
+                param_dtype_override_fn=lambda part: torch.bfloat16 if part.ndim > 1 else part.dtype,
+            )  # fmt: skip
         for layer in list_layers(model):
-            fully_shard(layer, mesh=mesh, reshard_after_forward=self._reshards)
+            fully_shard(layer, mesh=mesh, mp_policy=mixed, offload_policy=offload, reshard_after_forward=self._reshards)
         # Its weights stay gathered from forward to backward: the loss multiplies by the head's after the forward.
-        fully_shard(model, mesh=mesh, reshard_after_forward=False)
+        fully_shard(model, mesh=mesh, offload_policy=offload, reshard_after_forward=False)
         for unit in model.modules():
             if isinstance(unit, FSDPModule):
                 # A sum, on whatever backend; the factor alone is not taken by gloo, and both hold for one unit only.
                 unit.set_gradient_divide_factor(1.0)
                 unit.set_force_sum_reduction_for_comms(True)
-                unit.set_custom_all_gather(_Gather(self._sent))
-                unit.set_custom_reduce_scatter(_Scatter(self._sent))
+                unit.set_custom_all_gather(Gather(self._sent))
+                unit.set_custom_reduce_scatter(
+                    ScatterInOrder(self._sent, self._turn) if self._is_exact else Scatter(self._sent)
+                )
+                if self._shards.number < self._ranks.world_size:
+                    unit.set_all_reduce_hook(self._sent.count_all_reduce)
+
+    def _make_mesh(self) -> DeviceMesh:
+        """Return the mesh of the ranks, with several replicas of groups of its own."""
+        kind, size, number = self._ranks.device.type, self._ranks.world_size, self._shards.number
+        if number == size:
+            return DeviceMesh.from_group(self._group, kind)
+        self._group = self._ranks.join_group([range(start, start + number) for start in range(0, size, number)])
+        alike = self._ranks.join_group([range(place, size, number) for place in range(number)])
+        self._ranks.counted_groups.extend([self._group, alike])
+        return DeviceMesh.from_group(
+            [alike, self._group], kind, mesh=torch.arange(size).view(-1, number), mesh_dim_names=("replicas", "shards")
+        )
 
     @property
     def on_section(self) -> Callable[[StepSection], None]:
@@ -171,7 +177,15 @@ class Fsdp2:
         loss_sum, grad_norm = self._replica.step(learning_rate)
         return StepResult(loss_sum=loss_sum, grad_norm=grad_norm, traffic=self._sent.since(before))
 
-    def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float) -> None:
+    def _run(self, micro_batches: Sequence[MicroBatch], *, weight: float, is_real: bool = True) -> None:
+        """Leave the sum of all ranks' gradients; not real is a warm-up, which has the same micro-batches everywhere."""
+        # One rank adds up in order by itself.
+        if self._is_exact and self._ranks.world_size > 1:
+            everyone = [list(range(self._ranks.world_size))] * len(micro_batches)
+            self._run_in_order(
+                micro_batches, order_ranks(self._ranks, micro_batches) if is_real else everyone, weight=weight
+            )
+            return
         *earlier, last = micro_batches
         if earlier:
             self._root.set_requires_gradient_sync(False)
@@ -180,19 +194,50 @@ class Fsdp2:
             self._root.set_requires_gradient_sync(True)
         self._replica.add(self._root, last, weight=weight)
 
+    def _run_in_order(
+        self, micro_batches: Sequence[MicroBatch], order: Sequence[Sequence[int]], *, weight: float
+    ) -> None:
+        for number, (micro_batch, ranks_in_order) in enumerate(zip(micro_batches, order, strict=True), start=1):
+            # What was reduced until now is part of what the next reduction gives.
+            self._replica.drop_gradient()
+            self._turn.ranks_in_order, self._turn.is_last = ranks_in_order, number == len(micro_batches)
+            self._replica.add(self._root, micro_batch, weight=weight)
+
     def _clip(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Scale every rank's rows of the gradient by the norm of the whole."""
-        mine = [_get_local_rows(part.grad) for part in parameters if part.grad is not None]
-        squares = torch.stack(torch._foreach_norm(mine)).double().square().sum()
-        if self._ranks.world_size > 1:
+        gradient: list[Any] = [part.grad for part in parameters if part.grad is not None]
+        mine = [get_local_rows(part) for part in gradient]
+        if self._is_exact:
+            norm = self._compute_norm_as_one(gradient).to(mine[0].device)
+            scale_down(mine, norm, most=self._max_grad_norm)
+            return norm
+        squares = torch.stack(torch._foreach_norm(mine)).double().square().sum().to(self._ranks.device)
+        if self._shards.number > 1:
             self._sent.count(ALL_REDUCE, squares)
             dist.all_reduce(squares, group=self._group)
-        return clip_part(mine, squares, most=self._max_grad_norm)
+        return clip_part(mine, squares.to(mine[0].device), most=self._max_grad_norm)
+
+    def _compute_norm_as_one(self, gradient: Sequence[DTensor]) -> Tensor:
+        """Return the norm as one rank computes it, of whole tensors, each of which is there for as long as it takes."""
+        norms: list[Tensor] = []
+        for part in gradient:
+            mine = get_local_rows(part).to(self._ranks.device)
+            num_rows = self._shards.count_rows(part)
+            whole = mine.new_zeros(num_rows * self._shards.number, *part.shape[1:])
+            if self._shards.number > 1:
+                padded = mine.new_zeros(num_rows, *part.shape[1:])
+                padded[: len(mine)] = mine
+                self._sent.count(ALL_GATHER, padded)
+                dist.all_gather_into_tensor(whole, padded, group=self._group)
+            else:
+                whole.copy_(mine)
+            norms += torch._foreach_norm([whole[: len(part)].clone()])
+        return torch.linalg.vector_norm(torch.stack(norms))
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing."""
         for micro_batches in self._replica.generate_warm_up_steps(micro_batch):
-            self._run(micro_batches, weight=0.0)
+            self._run(micro_batches, weight=0.0, is_real=False)
             self._replica.forget_gradient()
 
     def may_overflow(self) -> bool:
@@ -211,21 +256,21 @@ class Fsdp2:
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what is trained, by name, gathered one by one."""
         for name, part in self._replica.full_parameters():
-            yield name, gather_whole(part, self._ranks)
+            yield name, self._shards.gather_whole(part)
 
     def full_gradient(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the gradient, by name, gathered one by one."""
         for name, part in self._replica.full_gradient():
-            yield name, gather_whole(part, self._ranks)
+            yield name, self._shards.gather_whole(part)
 
     def digest(self) -> Digests:
-        """Return the digest of the one copy, which every rank has gathered; as many as there are if they differ."""
+        """Return the digest of each copy, which its ranks have gathered; as many as there are if they differ."""
         found = []
         for tensors in (dict(self.module.named_parameters()), self._replica.collect_moments()):
             digest = TensorDigest()
             for name, tensor in sorted(tensors.items()):
-                digest.add(name, gather_whole(tensor, self._ranks))
-            found.append(list(dict.fromkeys(self._ranks.gather_text(digest.hex()))))
+                digest.add(name, self._shards.gather_whole(tensor))
+            found.append(self._shards.list_copies(self._ranks.gather_text(digest.hex())))
         return Digests(*found)
 
     def snapshot(self) -> Iterator[Part]:
@@ -235,14 +280,14 @@ class Fsdp2:
         for name, tensor in self.module.state_dict().items():
             first = tied.get(name, name)
             weights[name] = (
-                weights[first] if first in weights else self._keep_on_first(gather_whole(tensor, self._ranks))
+                weights[first] if first in weights else self._keep_on_first(self._shards.gather_whole(tensor))
             )
         yield Part(WEIGHTS, weights if self._ranks.is_first else None)
         weights.clear()
         state = self._replica.state()
         state["optimizer"]["state"] = {
             index: {
-                name: self._keep_on_first(gather_whole(value, self._ranks)) if isinstance(value, Tensor) else value
+                name: self._keep_on_first(self._shards.gather_whole(value)) if isinstance(value, Tensor) else value
                 for name, value in kept.items()
             }
             for index, kept in state["optimizer"]["state"].items()
@@ -268,7 +313,7 @@ class Fsdp2:
         self._require_restored(moments)
         with torch.no_grad():
             for name, tensor in own.items():
-                _get_local_rows(tensor).copy_(self._select_rows(weights[name], tensor))
+                get_local_rows(tensor).copy_(self._select_rows(weights[name], tensor))
 
     def _require_restored(self, moments: Mapping[int, Mapping[str, Any]]) -> None:
         restored = self._replica.optimizer.state_dict()["state"]
@@ -276,7 +321,7 @@ class Fsdp2:
             for name, saved in kept.items():
                 found = restored.get(index, {}).get(name)
                 if not isinstance(found, Tensor) or not torch.equal(
-                    _get_local_rows(saved).cpu(), _get_local_rows(found).cpu()
+                    get_local_rows(saved).cpu(), get_local_rows(found).cpu()
                 ):
                     raise ValueError(f"{name} of parameter {index} is not what was saved after it was restored")
 
@@ -285,35 +330,40 @@ class Fsdp2:
         like: Any = parameter.data
         if not isinstance(value, Tensor) or not isinstance(like, DTensor) or value.shape != like.shape:
             return value
-        mine = select_own_rows(value, like, self._ranks).to(self._ranks.device, copy=True)
+        mine = self._shards.select_own_rows(value, like).to(like.device, copy=True)
         return DTensor.from_local(
             mine, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
 
     def _select_rows(self, whole: Tensor, like: Tensor) -> Tensor:
-        return select_own_rows(whole, like, self._ranks) if isinstance(like, DTensor) else whole
+        return self._shards.select_own_rows(whole, like) if isinstance(like, DTensor) else whole
 
     def describe(self) -> dict[str, Any]:
-        """Return `unit_bytes`: what the weights of each unit take on all ranks together, the root's first."""
-        return {"unit_bytes": [self._count_bytes(unit) for unit in self._units]}
+        """Return `unit_bytes`: what the weights of each unit take on all ranks of a copy, the root's first, and
+        `gathered_bytes`, as they are gathered; `num_parameters` in all.
+        """
+        own = [self._list_own(unit) for unit in self._units]
+        casts = [4] + [2 if self._is_mixed else 4] * (len(own) - 1)
+        return {
+            "unit_bytes": [sum(map(self._count_bytes, parts)) for parts in own],
+            "gathered_bytes": [
+                sum(self._count_bytes(part) * (size if part.ndim > 1 else 4) // 4 for part in parts)
+                for parts, size in zip(own, casts, strict=True)
+            ],
+            "num_parameters": sum(map(len, own)),
+        }
 
-    def _count_bytes(self, unit: nn.Module) -> int:
-        """Return the bytes of its own parameters, each padded so that every rank has as many rows."""
+    def _list_own(self, unit: nn.Module) -> list[nn.Parameter]:
+        """Return the parameters of a unit that are in none of those within it."""
         inner = [other for other in unit.modules() if other is not unit and other in self._units]
         not_its_own = {id(part) for other in inner for part in other.parameters()}
-        size = self._ranks.world_size
-        return sum(
-            -(-part.shape[0] // size) * size * math.prod(part.shape[1:]) * part.element_size()
-            for part in unit.parameters()
-            if id(part) not in not_its_own
-        )
+        return [part for part in unit.parameters() if id(part) not in not_its_own]
+
+    def _count_bytes(self, part: nn.Parameter) -> int:
+        """Return the bytes of a parameter, padded so that every rank has as many rows."""
+        num_rows = self._shards.count_rows(part) * self._shards.number
+        return num_rows * math.prod(part.shape[1:]) * part.element_size()
 
     def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
         """Return nothing: nobody else times anything."""
         return {}
-
-
-def _get_local_rows(tensor: Any) -> Tensor:
-    """Return this rank's rows of it, in place."""
-    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local

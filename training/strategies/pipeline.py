@@ -19,8 +19,8 @@ from training.model.cut import Cut
 from training.process.distributed import Ranks
 from training.process.failure import UnfitModelError
 from training.process.heartbeat import StepSection
+from training.step.clipping import clip_part
 from training.step.replica import Replica
-from training.step.shards import clip_part
 from training.step.spread_state import SpreadState, WholeModel
 from training.step.staged import ROW_DTYPE, Sent, StagedSteps, takes_micro_batches
 from training.step.strategy import Digests, Part, StepResult
@@ -80,7 +80,7 @@ class Pipeline:
         self._make_groups()
         alike = replace(ranks, rank=self.data_rank, world_size=self.data_world_size, gradient_group=self._alike)
         self._shares = Shares(alike) if options["zero1"] and self._alike is not None else None
-        more = {} if self._shares is None else {"deal": self._shares.deal}
+        more: dict[str, Any] = {} if self._shares is None else {"deal": self._shares.deal}
         self._replica = Replica(
             model, workload, config, ranks.device, shard=self._keep_stages, **more,
             clip=self._clip if ranks.world_size > 1 else None,

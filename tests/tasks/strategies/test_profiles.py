@@ -69,6 +69,62 @@ def test_a_sharded_step_that_reduces_otherwise_is_told(
     assert says in problem
 
 
+IN_ORDER = {"all_gather": Counted(15 + 7, 1350 + 250), "all_to_all": Counted(9, 1500)}
+
+
+def test_in_exact_mode_every_unit_goes_to_its_owners_per_micro_batch_and_is_gathered_once_for_its_norm() -> None:
+    work = _work(is_exact=True, exchange={"unit_bytes": [100, 200, 200], "num_parameters": 7})
+    expected = sharded.compute_expected_traffic(work)
+    assert set(expected) == set(IN_ORDER)
+    for kind, counted in IN_ORDER.items():
+        assert expected[kind] == ((counted.number,) * 2, (counted.num_bytes,) * 2)
+    assert sharded.problem_with(IN_ORDER, work) is None
+    assert sharded.told(IN_ORDER, work) == "22 all-gathers and 9 all-to-alls in one order of 3 units"
+    for number, says in (
+        (0, "gradients were never reduced"),
+        (3, "3 all-to-alls where 9 are needed: gradients were not all reduced in every round"),
+        (12, "12 all-to-alls per step where 3 of each of the 3 units is needed: reduced more than once"),
+    ):
+        assert says in str(sharded.problem_with({"all_to_all": Counted(number, 500)}, work))
+
+
+def test_replicas_add_up_what_each_has_of_every_unit_and_gather_within_themselves() -> None:
+    work = _work(world_size=4, options={"replicas": 2})
+    expected = sharded.compute_expected_traffic(work)
+    for kind, counted in (RIGHT | {"all_reduce": Counted(1 + 3, 8 + 250)}).items():
+        assert expected[kind] == ((counted.number,) * 2, (counted.num_bytes,) * 2)
+    assert sharded.told(RIGHT, work).endswith("of 3 units, added up over 2 replicas")
+    assert sharded.count_copies(4, {"replicas": 2}) == (2, 2)
+    assert sharded.count_shares(4, {"replicas": 2}) == 4
+
+
+def test_replicas_that_share_nothing_out_or_are_to_be_exact_are_refused() -> None:
+    assert sharded.explain_unfit({"replicas": 2}, world_size=4, unit="token") is None
+    for replicas, size in ((3, 4), (0.5, 4), (2, 2)):
+        found = sharded.explain_unfit({"replicas": replicas}, world_size=size, unit="token")
+        assert str(found).startswith(f"options.replicas: got {replicas}")
+    sharded.require({"offload": "cpu", "mixed": "bf16"}, is_exact=True)
+    with pytest.raises(ValueError, match=r"options\.replicas: got 2 with train\.exact"):
+        sharded.require({"replicas": 2}, is_exact=True)
+
+
+def test_matrices_that_are_gathered_in_bf16_are_half_the_bytes_and_reduced_as_they_were() -> None:
+    mixed = {"mixed": "bf16"}
+    work = _work(options=mixed, exchange={"unit_bytes": [100, 200, 200], "gathered_bytes": [100, 104, 104]})
+    expected = sharded.compute_expected_traffic(work)
+    assert expected["all_gather"] == ((15, 15), (3 * (100 + 4 * 104) // 2,) * 2)
+    assert expected["reduce_scatter"].num_bytes == (500, 500)
+    assert sharded.problem_with(RIGHT, work) is None
+    for gathered, options in (
+        ([100, 90, 104], mixed),
+        ([60, 104, 104], mixed),
+        ([100, 104], mixed),
+        ([100, 104, 104], {}),
+    ):
+        wrong = _work(options=options, exchange={"unit_bytes": [100, 200, 200], "gathered_bytes": gathered})
+        assert "the units are gathered in" in str(sharded.problem_with(RIGHT, wrong))
+
+
 @pytest.mark.parametrize("strategy", list_file_names("tasks/strategies"))
 def test_what_a_strategy_has_no_model_of_is_not_predicted_and_nothing_else_is_left_out(strategy: str) -> None:
     profile = find_profile(strategy)
