@@ -234,7 +234,7 @@ def test_card_names_data_gates_verdict_and_evaluation_in_its_metadata(comparison
     assert result["dataset"]["name"] == "docstrings, held-out rows 16-20"
     assert {found["type"]: found["value"] for found in result["metrics"]} == {"loss": 3.25, "perplexity": 32.5}
     assert "A demonstration on two CPU processes." in body
-    assert "**2 processes are 1.23x faster.**" in body
+    assert "**Not resolved. 2 processes are 1.23x faster.**" in body
     assert "| equal tokens | ✓ passed | ✓ passed |" in body
     assert "- **equal tokens**: 512 tokens in each\n" in body
     assert f"| 2proc | 2 | 2.00 s | 248 | 8.00 | {SPEEDUP:.2f}x | 62 % |" in body
