@@ -80,7 +80,8 @@ def make_tiny_workload(workload: str, root: Path) -> tuple[Path, list[Path]]:
         return make_image_model(root / "model"), images
     if workload == "instruction":
         return make_tiny_model(root / "model"), [
-            make_slice(root / f"slice_{index}", min_len=2, has_prompts=True, **size) for index, size in enumerate(sizes)
+            make_slice(root / f"slice_{index}", min_len=2, longest_prompt=40, **size)
+            for index, size in enumerate(sizes)
         ]
     slices = [make_slice(root / f"slice_{index}", **size) for index, size in enumerate(sizes)]
     if workload == WORKLOAD:
@@ -122,13 +123,13 @@ def make_slice(
     first_row: int = 0,
     seed: int = 0,
     num_classes: int = 0,
-    has_prompts: bool = False,
+    longest_prompt: int = 0,
 ) -> Path:
     """Write rows of random tokens and ragged lengths in the layout of data/slices/<start>-<end>; return the folder.
 
     Tokens follow one another by a fixed rule with some noise, so that there is something to learn. Token
     `vocab_size - 1` ends every row and stands nowhere else. With classes, that of a row follows from its first token.
-    With prompts, each row of two tokens or more begins with one of any length.
+    With prompts, each row, of two tokens or more, begins with one of any length up to the longest.
     """
     random = np.random.default_rng(seed)
     lengths = random.integers(min_len, max_len + 1, size=num_rows)
@@ -138,7 +139,7 @@ def make_slice(
         tokens[-1] = vocab_size - 1
         rows.append(tokens)
     labels = [int(row[0]) % num_classes for row in rows] if num_classes else None
-    prompts = [int(random.integers(1, len(row))) for row in rows] if has_prompts else None
+    prompts = [int(random.integers(1, min(len(row), longest_prompt + 1))) for row in rows] if longest_prompt else None
     return write_slice(folder, rows, first_row=first_row, labels=labels, prompts=prompts)
 
 

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model and a slice."""
     root = tmp_path_factory.mktemp("instructions")
     make_tiny_model(root / "model", num_layers=4)
-    make_slice(root / "rows", num_rows=45, min_len=2, has_prompts=True)
+    make_slice(root / "rows", num_rows=45, min_len=2, longest_prompt=40)
     return root
 
 
