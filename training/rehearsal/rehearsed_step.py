@@ -49,6 +49,12 @@ def rehearse_step(config: TrainingConfig, *, capability: Capability, rank: int =
     Only config.json of the model is read. Compiled layers are rehearsed as those that are not. Raises what building
     the strategy raises.
     """
+    if config.options.get("offload", "none") != "none":
+        # Host and device are one here, so that what waits on the host would be counted as the card's.
+        raise UnfitModelError(
+            f"options.offload: {config.options['offload']} cannot be rehearsed; rehearse the cell without, which takes "
+            "more of a card"
+        )
     workload = find_workload(config.workload)
     micro_batch = _find_largest(workload, config)
     config = dataclasses.replace(config, compile=False)

@@ -135,11 +135,12 @@ class Fsdp2:
         kind, size, number = self._ranks.device.type, self._ranks.world_size, self._shards.number
         if number == size:
             return DeviceMesh.from_group(self._group, kind)
-        self._group = self._ranks.join_group([range(start, start + number) for start in range(0, size, number)])
+        copies = [range(start, start + number) for start in range(0, size, number)]
+        self._group = self._ranks.join_group(copies)
         alike = self._ranks.join_group([range(place, size, number) for place in range(number)])
         self._ranks.counted_groups.extend([self._group, alike])
         return DeviceMesh.from_group(
-            [alike, self._group], kind, mesh=torch.arange(size).view(-1, number), mesh_dim_names=("replicas", "shards")
+            [alike, self._group], kind, mesh=[list(one) for one in copies], mesh_dim_names=("replicas", "shards")
         )
 
     @property

@@ -34,6 +34,22 @@ def _rehearse_again(
     return rehearse_step(read_told(told, folder), capability=capability)
 
 
+def test_of_shards_replicas_add_up_their_part_and_matrices_in_bf16_are_half_the_bytes(tmp_path: Path) -> None:
+    options: dict[str, dict[str, Any]] = {"plain": {}, "mixed": {"mixed": "bf16"}, "replicas": {"replicas": 2}}
+    steps = {}
+    for name, asked in options.items():
+        size = 4 if name == "replicas" else 2
+        (tmp_path / name).mkdir()
+        steps[name] = _rehearse(tmp_path / name, strategy="fsdp2", world_size=size, options=asked)
+    gathered = {name: step.work.exchanged["_allgather_base_"] for name, step in steps.items()}
+    assert gathered["replicas"] == gathered["plain"]
+    assert 0.5 * gathered["plain"] <= gathered["mixed"] < 0.6 * gathered["plain"]
+    assert steps["replicas"].work.exchanged["allreduce_"] == pytest.approx(2 * steps["plain"].num_parameters, rel=0.1)
+    assert steps["replicas"].peak_bytes["moments"] == steps["plain"].peak_bytes["moments"]
+    with pytest.raises(UnfitModelError, match=r"options\.offload: cpu cannot be rehearsed"):
+        _rehearse(tmp_path, strategy="fsdp2", world_size=2, options={"offload": "cpu"})
+
+
 @pytest.mark.parametrize(
     ("strategy", "world_size", "weights", "moments", "exchanged"),
     [("single", 1, 1, 1, []), ("ddp", 2, 1, 1, ["allreduce_"]), ("zero1", 2, 1, 0.5, ["allreduce_", "broadcast_"]),
