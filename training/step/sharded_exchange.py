@@ -7,7 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.tensor import DTensor
 
+from training.step.local_update import get_local_rows
+from training.step.shards import Shards
 from training.step.traffic import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, Traffic
 
 
@@ -103,3 +106,23 @@ class ScatterInOrder(_Allocating, ReduceScatter):
         assert total is not None, "a turn in which no gradient counts"
         output_tensor.copy_(total)
         self._total = None if self._turn.is_last else total
+
+
+def compute_norm_as_one(
+    gradient: Sequence[DTensor], shards: Shards, *, group: Any, device: torch.device, sent: Sent
+) -> Tensor:
+    """Return the norm as one rank computes it, of whole tensors, each of which is there for as long as it takes."""
+    norms: list[Tensor] = []
+    for part in gradient:
+        mine = get_local_rows(part).to(device)
+        num_rows = shards.count_rows(part)
+        whole = mine.new_zeros(num_rows * shards.number, *part.shape[1:])
+        padded = mine.new_zeros(num_rows, *part.shape[1:])
+        padded[: len(mine)] = mine
+        if shards.number > 1:
+            sent.count(ALL_GATHER, padded)
+            dist.all_gather_into_tensor(whole, padded, group=group)
+        else:
+            whole = padded
+        norms += torch._foreach_norm([whole[: len(part)].clone()])
+    return torch.linalg.vector_norm(torch.stack(norms))

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from training.process.distributed import Ranks
@@ -56,3 +57,31 @@ class Shards:
         """Return one of every rank's texts for each copy; as many as there are where those that hold it differ."""
         starts = range(0, len(texts), self.number)
         return [text for start in starts for text in dict.fromkeys(texts[start : start + self.number])]
+
+
+def describe_units(units: Sequence[nn.Module], shards: Shards, *, is_mixed: bool) -> dict[str, Any]:
+    """Return the bytes of each unit, the root's first, as its weights lie on all ranks of a copy and are gathered.
+
+    A unit's parameters are those that are in no unit within it.
+    """
+    own = [_list_own(unit, units) for unit in units]
+    casts = [False] + [is_mixed] * (len(own) - 1)
+    return {
+        "unit_bytes": [sum(_count_bytes(part, shards) for part in parts) for parts in own],
+        "gathered_bytes": [
+            sum(_count_bytes(part, shards) // (2 if is_cast and part.ndim > 1 else 1) for part in parts)
+            for parts, is_cast in zip(own, casts, strict=True)
+        ],
+        "num_parameters": sum(map(len, own)),
+    }
+
+
+def _list_own(unit: nn.Module, units: Sequence[nn.Module]) -> list[nn.Parameter]:
+    inner = [other for other in unit.modules() if other is not unit and other in units]
+    not_its_own = {id(part) for other in inner for part in other.parameters()}
+    return [part for part in unit.parameters() if id(part) not in not_its_own]
+
+
+def _count_bytes(part: nn.Parameter, shards: Shards) -> int:
+    """Return the bytes of a parameter, padded so that every rank has as many rows."""
+    return shards.count_rows(part) * shards.number * math.prod(part.shape[1:]) * part.element_size()

@@ -5,7 +5,6 @@ not. Gradients are summed up where they arise and reduced with the last micro-ba
 each, in the order of one rank alone.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,10 +26,10 @@ from training.step.clipping import clip_part, scale_down
 from training.step.local_update import LocalUpdate, Room, get_local_rows
 from training.step.ordered_sum import order_ranks
 from training.step.replica import Replica
-from training.step.sharded_exchange import Gather, Scatter, ScatterInOrder, Sent, Turn
-from training.step.shards import Shards
+from training.step.sharded_exchange import Gather, Scatter, ScatterInOrder, Sent, Turn, compute_norm_as_one
+from training.step.shards import Shards, describe_units
 from training.step.strategy import STATE, WEIGHTS, Digests, Part, StepResult
-from training.step.traffic import ALL_GATHER, ALL_REDUCE
+from training.step.traffic import ALL_REDUCE
 from training.workloads import Workload
 
 OPTIONS = {"reshard_after_forward": True, "offload": ("none", "cpu"), "mixed": ("none", "bf16"), "replicas": 1}
@@ -209,7 +208,9 @@ class Fsdp2:
         gradient: list[Any] = [part.grad for part in parameters if part.grad is not None]
         mine = [get_local_rows(part) for part in gradient]
         if self._is_exact:
-            norm = self._compute_norm_as_one(gradient).to(mine[0].device)
+            norm = compute_norm_as_one(
+                gradient, self._shards, group=self._group, device=self._ranks.device, sent=self._sent
+            ).to(mine[0].device)
             scale_down(mine, norm, most=self._max_grad_norm)
             return norm
         squares = torch.stack(torch._foreach_norm(mine)).double().square().sum().to(self._ranks.device)
@@ -217,23 +218,6 @@ class Fsdp2:
             self._sent.count(ALL_REDUCE, squares)
             dist.all_reduce(squares, group=self._group)
         return clip_part(mine, squares.to(mine[0].device), most=self._max_grad_norm)
-
-    def _compute_norm_as_one(self, gradient: Sequence[DTensor]) -> Tensor:
-        """Return the norm as one rank computes it, of whole tensors, each of which is there for as long as it takes."""
-        norms: list[Tensor] = []
-        for part in gradient:
-            mine = get_local_rows(part).to(self._ranks.device)
-            num_rows = self._shards.count_rows(part)
-            whole = mine.new_zeros(num_rows * self._shards.number, *part.shape[1:])
-            if self._shards.number > 1:
-                padded = mine.new_zeros(num_rows, *part.shape[1:])
-                padded[: len(mine)] = mine
-                self._sent.count(ALL_GATHER, padded)
-                dist.all_gather_into_tensor(whole, padded, group=self._group)
-            else:
-                whole.copy_(mine)
-            norms += torch._foreach_norm([whole[: len(part)].clone()])
-        return torch.linalg.vector_norm(torch.stack(norms))
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing."""
@@ -343,27 +327,7 @@ class Fsdp2:
         """Return `unit_bytes`: what the weights of each unit take on all ranks of a copy, the root's first, and
         `gathered_bytes`, as they are gathered; `num_parameters` in all.
         """
-        own = [self._list_own(unit) for unit in self._units]
-        casts = [4] + [2 if self._is_mixed else 4] * (len(own) - 1)
-        return {
-            "unit_bytes": [sum(map(self._count_bytes, parts)) for parts in own],
-            "gathered_bytes": [
-                sum(self._count_bytes(part) * (size if part.ndim > 1 else 4) // 4 for part in parts)
-                for parts, size in zip(own, casts, strict=True)
-            ],
-            "num_parameters": sum(map(len, own)),
-        }
-
-    def _list_own(self, unit: nn.Module) -> list[nn.Parameter]:
-        """Return the parameters of a unit that are in none of those within it."""
-        inner = [other for other in unit.modules() if other is not unit and other in self._units]
-        not_its_own = {id(part) for other in inner for part in other.parameters()}
-        return [part for part in unit.parameters() if id(part) not in not_its_own]
-
-    def _count_bytes(self, part: nn.Parameter) -> int:
-        """Return the bytes of a parameter, padded so that every rank has as many rows."""
-        num_rows = self._shards.count_rows(part) * self._shards.number
-        return num_rows * math.prod(part.shape[1:]) * part.element_size()
+        return describe_units(self._units, self._shards, is_mixed=self._is_mixed)
 
     def own_timers(self, run: Callable[[], object]) -> dict[str, float]:
         """Return nothing: nobody else times anything."""
