@@ -174,7 +174,7 @@ def collect_final_figures(results: Mapping[str, Any]) -> Figures:
         figures[cell["cell"]] = {f"final/{key}": value for key, value in found.items() if isinstance(value, float)}
     for model in results["quality"]["models"]:
         is_base = model["model"] == "base"
-        for key in ("loss", "perplexity", "accuracy", "accuracy_top5"):
+        for key in ("loss", "perplexity", "accuracy", "accuracy_top5", "accuracy_tokens"):
             if model.get(key) is not None:
                 name = f"final/{'base_' if is_base else ''}heldout_{key}"
                 figures.setdefault(None if is_base else model["model"], {})[name] = float(model[key])
