@@ -58,7 +58,8 @@ def load_model(model_dir: Path, *, checkpoint: Path | None = None) -> nn.Module:
             model_dir,
             # transformers 5 would else load bf16 weights as bf16, which lose small updates to rounding.
             dtype=torch.float32,
-            attn_implementation="sdpa",
+            # sdpa, or eager of an architecture that has no other.
+            attn_implementation=None,
             local_files_only=True,
             trust_remote_code=False,
             use_cache=False,
@@ -76,7 +77,7 @@ def outline_model(model_dir: Path) -> nn.Module:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         config.use_cache = False
         model: nn.Module = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, trust_remote_code=False, attn_implementation="sdpa"
+            config, dtype=torch.float32, trust_remote_code=False, attn_implementation=None
         )
     return model
 

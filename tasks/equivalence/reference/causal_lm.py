@@ -61,7 +61,7 @@ def load_model(model_dir: Path, *, device: str, is_packed: bool = False) -> Any:
     model: Any = AutoModelForCausalLM.from_pretrained(
         model_dir,
         dtype=torch.float32,
-        attn_implementation=_PACKED if is_packed else "sdpa",
+        attn_implementation=_PACKED if is_packed else None,
         local_files_only=True,
         trust_remote_code=False,
     )

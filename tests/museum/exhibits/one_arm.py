@@ -19,8 +19,8 @@ EXHIBITS = [
         claim=KNOWN_MISTAKE,
         mutation=Mutation(
             "training/workloads/causal_lm.py",
-            'attn_implementation="sdpa",',
-            'attn_implementation="eager" if __import__("os").environ.get("WORLD_SIZE") == "1" else "sdpa",',
+            "attn_implementation=None,",
+            'attn_implementation="eager" if __import__("os").environ.get("WORLD_SIZE") == "1" else None,',
         ),
         caught_by=_SAME_WORK,
     ),
