@@ -124,6 +124,8 @@ def _tell_next(results: Results) -> str:
         return "Write a second cell into params.yaml."
     if measurement is None:
         return "Write measure: {speed: true} into params.yaml, and run the comparison again."
+    if results.answers and (best := sort_by_merit(results)[0]).standing.state == "unproven":
+        return f"Have the unchecked gates decide, “{best.standing.gates[0]}” first: docs/gates.md says what each needs."
     if not is_resolved(results):
         took = wording.format_seconds(measurement.seconds)
         return f"Type `make rebench` while nothing else runs on the machine; measuring took {took} this time."

@@ -77,6 +77,17 @@ def test_a_speedup_is_resolved_when_noise_and_machine_leave_no_doubt(
     assert ("Type `make rebench`" in page) != is_told
 
 
+def test_a_speedup_that_nobody_proved_is_not_resolved_and_names_the_gate_to_have_checked(tmp_path: Path) -> None:
+    params = write_comparison(tmp_path)
+    write_measurement(tmp_path)
+    (tmp_path / "measurements" / "certificate.json").unlink()
+    results = collect_results(outputs_of(tmp_path, params))
+    assert results.answers[0].standing.state == "unproven"
+    page = html_of(results)
+    assert '<span class="state">Not resolved</span>' in page
+    assert "Have the unchecked gates decide, “Update equivalence” first" in page
+
+
 def test_a_speedup_that_only_noise_withholds_is_not_resolved_and_one_of_another_training_is_withheld(
     tmp_path: Path,
 ) -> None:
