@@ -90,7 +90,7 @@ def test_epochs_csv_has_loss_and_accuracy_of_every_epoch(packages: Workspace) ->
 def test_the_page_shows_accuracy_and_neither_perplexity_nor_samples(packages: Workspace) -> None:
     page, text = ((packages.folder / "reports" / name).read_text() for name in ("index.html", "report.md"))
     assert (packages.folder / "reports/charts/accuracy_curves.svg").is_file()
-    for name in ("time_per_epoch", "average_epoch_time", "speedup", "parallel_efficiency"):
+    for name in ("time_per_epoch", "average_epoch_time", "measured_speedup", "parallel_efficiency"):
         assert (packages.folder / f"reports/charts/{name}.svg").is_file()
     quality = text.split("## Is the model as good?")[1].split("## What it costs")[0]
     assert re.search(r"\| Model \| Loss \| Accuracy \| Against base \| Tokens \|", quality)
