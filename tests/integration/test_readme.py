@@ -38,6 +38,9 @@ COMMANDS_RUN_BELOW = [
     "make use PRESET=qwen2-arxiv",
     "make use PRESET=imdb",
     "make use PRESET=opt-dolly",
+    "make use PRESET=opt-1.3b-fsdp",
+    "make use PRESET=llama-1b-zero2-offload",
+    "make use PRESET=llama-1b-pipeline",
     "make use PRESET=resnet18-imagefolder",
     "dvc repro",
     "dvc dag",
@@ -49,6 +52,11 @@ COMMANDS_RUN_BELOW = [
     "dvc pull",
     "make mlflow",
 ]
+
+
+def _list_presets() -> list[str]:
+    names = [command.partition("PRESET=")[2] for command in COMMANDS_RUN_BELOW]
+    return [name for name in names if name and name != "embedded"]
 
 
 def _commands(page: str) -> set[str]:
@@ -109,7 +117,7 @@ def test_the_commands_of_the_pages_do_what_they_say(with_make: Workspace) -> Non
     said = run("make", "rehearse", "GPU=2x H100-80").stdout
     assert "1proc fits." in said
     assert "2proc fits." in said
-    for preset in ("qwen2-arxiv", "imdb", "opt-dolly", "resnet18-imagefolder"):
+    for preset in _list_presets():
         run("make", "use", f"PRESET={preset}")
         assert f"name: {preset}" in (with_make.folder / "params.yaml").read_text()
 
