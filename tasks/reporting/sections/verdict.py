@@ -132,9 +132,9 @@ def _tell_next(results: Results) -> str:
     advice = measurement.advice
     gains = [one for one in (advice.tried if advice else []) if one.verdict == "recommended"]
     if gains:
-        best = max(gains, key=lambda one: one.gain.value)
+        largest = max(gains, key=lambda one: one.gain.value)
         return (
-            f"{_make_sentence(best.change)} On {best.cell} it gained {wording.format_ratio_with_interval(best.gain)}."
+            f"{_make_sentence(largest.change)} On {largest.cell} it gained {wording.format_ratio_with_interval(largest.gain)}."
         )
     return "No change that was tried gave a clear gain." if advice and advice.tried else "No change was tried."
 
