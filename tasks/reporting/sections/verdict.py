@@ -133,9 +133,8 @@ def _tell_next(results: Results) -> str:
     gains = [one for one in (advice.tried if advice else []) if one.verdict == "recommended"]
     if gains:
         largest = max(gains, key=lambda one: one.gain.value)
-        return (
-            f"{_make_sentence(largest.change)} On {largest.cell} it gained {wording.format_ratio_with_interval(largest.gain)}."
-        )
+        gain = wording.format_ratio_with_interval(largest.gain)
+        return f"{_make_sentence(largest.change)} On {largest.cell} it gained {gain}."
     return "No change that was tried gave a clear gain." if advice and advice.tried else "No change was tried."
 
 
