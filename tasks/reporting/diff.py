@@ -20,6 +20,9 @@ from tasks.reporting.html import render_html
 from tasks.reporting.markdown import render_markdown
 from tasks.reporting.results import Results, read_results
 
+_WORK = ("train", "workload", "model", "dataset", "ranges")
+"""What is learned from what, of ComparisonFacts: sources with the digests of what they held."""
+
 
 def make_diff(before: Results, now: Results) -> Document:
     """Return both verdicts, what is recorded otherwise, and every figure of either with what became of it."""
@@ -50,7 +53,7 @@ def _name(results: Results) -> str:
 def _warn(before: Results, now: Results) -> str:
     """Return how a ratio is to be read."""
     told = "Two sessions are compared, not two arms of one: what the machine did in either is in the ratio."
-    if before.comparison.train != now.comparison.train or before.comparison.model != now.comparison.model:
+    if any(getattr(before.comparison, name) != getattr(now.comparison, name) for name in _WORK):
         return f"{told} The work is not the same, so that a ratio is no speedup."
     return told
 
@@ -68,9 +71,11 @@ def _collect_facts(results: Results) -> dict[str, Any]:
     found, machine = results.comparison, results.comparison.machine
     gpus = wording.join_names([gpu.name for gpu in machine.gpus]) or "none"
     return {
-        "model": found.model.source,
-        "data": found.dataset.source,
+        "workload": found.workload,
+        "model": f"{found.model.source}, content {found.model.digest[:12]}",
+        "data": f"{found.dataset.source}, content {found.dataset.digest[:12]}",
         "ranges": wording.join_names([part.range for part in found.ranges]),
+        "measured at": f"{results.measurement.scaling} scaling" if results.measurement else "no blocks",
         "CPU": f"{machine.cpu}, {machine.num_cpus} CPUs",
         "GPUs": gpus,
         **machine.versions,

@@ -28,11 +28,11 @@ def convert_weights(folder: Path, into: Path) -> str:
     import torch
     from safetensors.torch import save_file
 
+    if into.exists():
+        raise DataError(f"{into}: is there already; allowed: a new folder")
     weights: dict[str, Any] = {}
     for file in _list_pickles(folder):
         weights |= _load_tensors(file)
-    if into.exists():
-        raise DataError(f"{into}: is there already; allowed: a new folder")
     partial = into.with_name(f"{into.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -38,6 +38,15 @@ def test_what_is_recorded_otherwise_is_named_and_another_work_gives_no_speedup(m
     assert "another CPU" in text
 
 
+def test_other_rows_under_the_same_name_are_another_work(measured_results: Results) -> None:
+    dataset = measured_results.comparison.dataset.model_copy(update={"digest": "f00d" * 16})
+    facts = measured_results.comparison.model_copy(update={"dataset": dataset})
+    text = render_markdown(make_diff(measured_results, measured_results.model_copy(update={"comparison": facts})))
+    assert "content f00df00df00d" in text
+    assert "The work is not the same, so that a ratio is no speedup." in text
+    assert "The same work" not in text
+
+
 def test_the_command_writes_markdown_and_a_page_and_names_what_is_missing(
     measured_results: Results, withheld_measured_results: Results, tmp_path: Path
 ) -> None:
