@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.output import VERBOSE
 from tasks.params import load_params
 from tasks.process.failure import ResourceError, exit_with_one_line
 from tasks.process.lock import lock_workspace
@@ -23,19 +24,30 @@ REPORT_PAGE = Path("reports/index.html")
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m flows", description="Run the comparison of params.yaml.")
     parser.add_argument("--rebench", action="store_true", help="measure the speed again; fail if a cell became slower")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show what DVC says of its own work, too")
     arguments = parser.parse_args()
-    load_params()
+    if arguments.verbose:
+        os.environ[VERBOSE] = "1"
+    params = load_params()
     with lock_workspace("make rebench" if arguments.rebench else "make compare"):
-        _run(rebench=arguments.rebench)
+        _run(list(params.cells), rebench=arguments.rebench)
 
 
-def _run(*, rebench: bool) -> None:
+def _run(cells: list[str], *, rebench: bool) -> None:
+    from flows.pipeline import find_cached, find_changes, list_stages, tell_plan
     from flows.server import find_or_start, is_available
 
+    stages = list_stages(cells)
+    changes = {"measure": ["asked for"]} if rebench else find_changes()
     # A server starts slower than all the rest of a run that does nothing.
-    if not rebench and not is_available() and _is_cached():
+    if not rebench and not is_available() and (cached := find_cached(changes)):
+        for number, stage in enumerate(stages, start=1):
+            _tell(f"{number} of {len(stages)} {stage}: {cached[stage]}")
         _say_verdict()
         return
+    _tell(tell_plan(stages, changes))
+    if not is_available():
+        _tell("starting a Prefect server for this run")
     # Prefect says on the terminal what we say better; all of it stands in the log of the run.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     # What we say after the run belongs to none.
@@ -61,13 +73,8 @@ def _run(*, rebench: bool) -> None:
     sys.exit(code)
 
 
-def _is_cached() -> bool:
-    from flows.pipeline import find_cached
-
-    cached = find_cached()
-    for stage, finding in cached.items():
-        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {stage}: {finding}\n")
-    return bool(cached)
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
 
 def _report_outcome(state: "State[Any]") -> int:
@@ -84,7 +91,9 @@ def _report_outcome(state: "State[Any]") -> int:
 
 
 def _say_verdict() -> None:
-    print(json.loads(RESULTS.read_text(encoding="utf-8"))["verdict"])  # noqa: T201
+    from flows.verdict import print_verdict
+
+    print_verdict(json.loads(RESULTS.read_bytes()))
     print(f"Report: {REPORT_PAGE}", flush=True)  # noqa: T201
 
 

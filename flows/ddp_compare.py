@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from prefect.states import Completed, Failed
 
 from flows.dvc_stage import StageFailed, run_stage
 from flows.outage import tolerate_outage
+from flows.pipeline import list_stages
 from flows.rebench import make_trial_environment, require_no_regression
 from flows.run_log import set_up_flow_log
 from flows.running import end_abandoned_runs, mark_running, tag_run
@@ -70,16 +72,22 @@ def run_stages(params: Params, *, rebench: bool = False) -> None:
 
     Another try may mend a transfer. A failed measurement is a finding, and a training goes on at the next run.
     """
-    run_stage("fingerprint", hours=1, environment=make_trial_environment() if rebench else None)
-    run_stage("download", hours=24, retries=2)
-    run_stage("slice", hours=24)
-    run_stage("measure", hours=24)
+    stages = list_stages(params.cells)
+
+    def run(stage: str, *, hours: float, retries: int = 0, environment: Mapping[str, str] | None = None) -> None:
+        place = f"{stages.index(stage) + 1} of {len(stages)}"
+        run_stage(stage, place=place, hours=hours, retries=retries, environment=environment)
+
+    run("fingerprint", hours=1, environment=make_trial_environment() if rebench else None)
+    run("download", hours=24, retries=2)
+    run("slice", hours=24)
+    run("measure", hours=24)
     for cell in params.cells:
-        run_stage(f"train@{cell}", hours=30 * 24)
-    run_stage("evaluate", hours=48)
-    run_stage("report", hours=1)
+        run(f"train@{cell}", hours=30 * 24)
+    run("evaluate", hours=48)
+    run("report", hours=1)
     show_report()
-    run_stage("upload", hours=24, retries=2)
+    run("upload", hours=24, retries=2)
 
 
 def show_report() -> None:

@@ -13,8 +13,8 @@ from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, Failed
 
-from flows.output import StageOutput
-from flows.pipeline import content_of_lock, list_changes, reproduce
+from flows.output import DVC_CHATTER, StageOutput
+from flows.pipeline import content_of_lock, list_changes, remember_seconds, reproduce
 from flows.progress import show_in_prefect
 from flows.run_log import get_line_logger
 from tasks.process.failure import ExitCode
@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 LOGS = Path(".work/logs")
 _MAX_REASONS = 4
 _MAX_MESSAGE_CHARACTERS = 500
-_DVC_CHATTER = ("Running stage ", "> ", "Updating lock file", "WARNING:", "Stage '")
 
 
 class StageFailed(Exception):  # noqa: N818 - what happened, not a kind of error
@@ -35,15 +34,19 @@ class StageFailed(Exception):  # noqa: N818 - what happened, not a kind of error
         self.exit_code = exit_code
 
 
-def run_stage(stage: str, *, hours: float, retries: int = 0, environment: Mapping[str, str] | None = None) -> None:
+def run_stage(
+    stage: str, *, place: str, hours: float, retries: int = 0, environment: Mapping[str, str] | None = None
+) -> None:
     """Bring the stage up to date as a task run of its name; its command gets `environment` on top of ours.
+
+    `place` says in its lines which of the stages it is, such as "4 of 9".
 
     After so many `hours` it is asked to save and ended. `retries` go to failures that another try may mend, such as an
     unreachable service, never to a bad input. Raises StageFailed.
     """
     # Without tags: a task run with one asks the server for a slot before it starts, and fails if that is gone.
     task_here = _run_dvc_stage.with_options(retries=retries, timeout_seconds=hours * 3600)
-    state = task_here(stage, dict(environment or {}), return_state=True)
+    state = task_here(stage, place, dict(environment or {}), return_state=True)
     if state.name == "TimedOut":
         raise StageFailed(f"{stage}: ended after {hours:g} hours; what it saved is kept", ExitCode.RESOURCES)
     if state.is_failed():
@@ -68,7 +71,7 @@ def _may_retry(_task: Task[Any, Any], _run: object, state: State[Any]) -> bool:
     retry_delay_seconds=[5, 20],
     retry_condition_fn=_may_retry,
 )
-def _run_dvc_stage(stage: str, environment: dict[str, str]) -> State[Any]:
+def _run_dvc_stage(stage: str, place: str, environment: dict[str, str]) -> State[Any]:
     try:
         reasons = list_changes(stage)[stage]
     except LockError as error:
@@ -78,14 +81,14 @@ def _run_dvc_stage(stage: str, environment: dict[str, str]) -> State[Any]:
     except DvcException as error:
         return _make_failed_state(stage, _describe_error(error), 1)
     if reasons:
-        return _reproduce(stage, environment, why=_shorten_reasons(reasons))
-    logger.info("%s: cached, nothing has changed", stage)
+        return _reproduce(stage, place, environment, why=_shorten_reasons(reasons))
+    logger.info("%s %s: cached, nothing has changed", place, stage)
     return Completed(name="Cached", message="nothing has changed")
 
 
-def _reproduce(stage: str, environment: dict[str, str], *, why: str) -> State[Any]:
+def _reproduce(stage: str, place: str, environment: dict[str, str], *, why: str) -> State[Any]:
     """Let DVC restore or run the stage, and say which of them it was."""
-    logger.info("%s: %s", stage, why)
+    logger.info("%s %s: %s", place, stage, why)
     started_at = time.perf_counter()
     lock_before = content_of_lock()
     output = StageOutput(LOGS / f"{stage}.log", send=get_line_logger().info)
@@ -97,13 +100,14 @@ def _reproduce(stage: str, environment: dict[str, str], *, why: str) -> State[An
     if code != 0:
         return _make_failed_state(stage, *explain_failure(output.last_lines, code))
     if not any(line.startswith("Running stage ") for line in output.first_lines):
-        logger.info("%s: cached, restored from the DVC cache", stage)
+        logger.info("%s %s: cached, restored from the DVC cache", place, stage)
         return Completed(name="Cached", message="restored from the DVC cache")
     seconds = time.perf_counter() - started_at
+    remember_seconds(stage, seconds)
     if content_of_lock() == lock_before:
-        logger.info("%s: done in %.1f s, with the same result as before", stage, seconds)
+        logger.info("%s %s: done in %.1f s, with the same result as before", place, stage, seconds)
         return Completed(name="Unchanged", message=f"ran, because of {why}; same result as before")
-    logger.info("%s: done in %.1f s", stage, seconds)
+    logger.info("%s %s: done in %.1f s", place, stage, seconds)
     return Completed(message=f"ran, because of {why}")
 
 
@@ -118,7 +122,7 @@ def explain_failure(lines: Iterable[str], dvc_code: int) -> tuple[str, int]:
         message = complaint[:_MAX_MESSAGE_CHARACTERS] or f"DVC ended with {dvc_code}"
         return message, ExitCode.RESOURCES if is_busy else 1
     code = int(exited[1])
-    said = [line for line in lines[:start] if not line.startswith(_DVC_CHATTER)]
+    said = [line for line in lines[:start] if not line.startswith((*DVC_CHATTER, "WARNING:"))]
     message = said[-1].strip() if said else f"its command exited with {code}"
     return message, code if code >= 0 else 128 - code
 

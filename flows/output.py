@@ -1,7 +1,11 @@
-"""The output of a stage in three places: live on the terminal, whole in a file, thinned in the Prefect log."""
+"""The output of a stage in three places: live on the terminal, whole in a file, thinned in the Prefect log.
+
+What DVC says of its own work stands in the file alone, unless `VERBOSE` is set.
+"""
 
 import codecs
 import logging
+import os
 import re
 import sys
 import time
@@ -11,6 +15,20 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from training.process.redaction import redact, shorten
+
+VERBOSE = "DDP_COMPARE_VERBOSE"
+"""Environment variable: where it is set, the terminal shows DVC's own lines, too."""
+DVC_CHATTER = (
+    "Running stage '",
+    "> ",
+    "Generating lock file",
+    "Updating lock file",
+    "Use `dvc push`",
+    "Stage '",
+    "To track the changes with git",
+    "To enable auto staging",
+)
+"""How the lines begin in which DVC says what it does; a stage has no line that begins so."""
 
 _MAX_LINES_PER_SECOND = 10
 _MAX_BURST_LINES = 100
@@ -41,11 +59,11 @@ class StageOutput:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = ""
         self._repainted_at = 0.0
+        self._terminal = _Terminal()
 
     def hear(self, chunk: bytes) -> None:
         """Pass the bytes on to the terminal as they are, and every line that they complete to file and log."""
-        sys.stderr.buffer.write(chunk)
-        sys.stderr.buffer.flush()
+        self._terminal.show(chunk)
         self._pending += self._decoder.decode(chunk)
         start = 0
         for end in _LINE_END.finditer(self._pending):
@@ -55,6 +73,7 @@ class StageOutput:
 
     def close(self) -> None:
         """Take what stands after the last line end."""
+        self._terminal.close()
         self._take(self._pending, is_repaint=False)
         self._pending = ""
         self._thinned.tell_left_out()
@@ -74,6 +93,42 @@ class StageOutput:
         self.last_lines.append(line)
         self._file.emit(logging.LogRecord("stage", logging.INFO, "", 0, line, None, None))
         self._thinned.take(line)
+
+
+class _Terminal:
+    """Shows bytes as they come, but for the lines of DVC: what may become one waits for the letter that tells."""
+
+    _CHATTER = tuple(words.encode() for words in DVC_CHATTER)
+
+    def __init__(self) -> None:
+        self._is_verbose = bool(os.environ.get(VERBOSE))
+        self._waiting = b""
+        self._is_shown = False
+        """Whether the line that has not ended yet is no line of DVC."""
+
+    def show(self, chunk: bytes) -> None:
+        lines = [chunk] if self._is_verbose else chunk.splitlines(keepends=True)
+        sys.stderr.buffer.write(b"".join(map(self._select, lines)))
+        sys.stderr.buffer.flush()
+
+    def close(self) -> None:
+        if not self._waiting.startswith(self._CHATTER):
+            sys.stderr.buffer.write(self._waiting)
+            sys.stderr.buffer.flush()
+        self._waiting = b""
+
+    def _select(self, part: bytes) -> bytes:
+        """Return what of a line, or of its beginning, is to be shown now."""
+        if self._is_verbose:
+            return part
+        line = part if self._is_shown else self._waiting + part
+        has_ended = part.endswith(b"\n")
+        may_be_dvc = not self._is_shown and any(
+            line.startswith(words) or (words.startswith(line) and not has_ended) for words in self._CHATTER
+        )
+        self._is_shown = not may_be_dvc and not has_ended
+        self._waiting = line if may_be_dvc and not has_ended else b""
+        return b"" if may_be_dvc else line
 
 
 class _Thinned:

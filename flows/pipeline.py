@@ -1,10 +1,12 @@
 """The pipeline as DVC sees it, asked without Prefect: what is out of date, and to bring one stage up to date."""
 
 import contextlib
+import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,46 @@ from flows.child import make_environment, run_child
 from tasks.process.parent import STARTER
 
 DVC_LOCK = Path("dvc.lock")
+SECONDS = Path(".work/stage_seconds.json")
+"""How long each stage took when it last ran here."""
 _ALWAYS = ["always changed"]
 _CACHED = "cached, nothing has changed"
 _UNCHANGED = "done, with the same result as before"
+
+
+def list_stages(cells: Iterable[str]) -> list[str]:
+    """Return the stages of dvc.yaml in the order in which the flow runs them."""
+    trainings = [f"train@{cell}" for cell in cells]
+    return ["fingerprint", "download", "slice", "measure", *trainings, "evaluate", "report", "upload"]
+
+
+def tell_plan(stages: list[str], changes: Mapping[str, list[str]]) -> str:
+    """Return how many stages will run, from which on, and how long they took last time; without changes, all of them.
+
+    What follows a stage that runs may turn out to have nothing to do.
+    """
+    if changes and _is_cached(changes):
+        return f"{len(stages)} stages, in none of which anything has changed so far"
+    first = next(stage for stage in stages if changes.get(stage) not in ([], _ALWAYS))
+    to_run = stages[stages.index(first) :]
+    known = _read_seconds()
+    span = timedelta(seconds=round(sum(known.get(stage, 0.0) for stage in to_run)))
+    last_time = f"which took {span} last time (h:min:s)" if set(to_run) <= known.keys() else "some for the first time"
+    return f"{len(to_run)} of {len(stages)} stages to run, {last_time}: {', '.join(to_run)}"
+
+
+def remember_seconds(stage: str, seconds: float) -> None:
+    """Keep how long the stage took, for the next plan."""
+    SECONDS.parent.mkdir(exist_ok=True)
+    SECONDS.write_text(json.dumps({**_read_seconds(), stage: round(seconds, 1)}) + "\n", encoding="utf-8")
+
+
+def _read_seconds() -> dict[str, float]:
+    """Return what is known; nothing where the file is not whole, which the next stage mends."""
+    with contextlib.suppress(OSError, ValueError):
+        told = json.loads(SECONDS.read_bytes())
+        return {stage: float(told[stage]) for stage in told}
+    return {}
 
 
 def list_changes(*stages: str) -> dict[str, list[str]]:
@@ -41,21 +80,29 @@ def reproduce(stage: str, *, environment: Mapping[str, str], hear: Callable[[byt
     )
 
 
-def find_cached() -> dict[str, str]:
-    """Return each stage with what was found, if none has anything to do once those that always run have; else {}."""
+def find_changes() -> dict[str, list[str]]:
+    """Return what `list_changes` says of every stage; {} where nothing has run yet, or DVC cannot tell."""
     if not DVC_LOCK.exists():
         return {}
     with contextlib.suppress(DvcException):  # the flow meets it again, and says what it means
-        before = list_changes()
-        always = [stage for stage, reasons in before.items() if reasons == _ALWAYS]
-        if _is_cached(before) and all(reproduce(stage, environment={}, hear=lambda _: None) == 0 for stage in always):
+        return list_changes()
+    return {}
+
+
+def find_cached(changes: Mapping[str, list[str]]) -> dict[str, str]:
+    """Return each stage with what was found, if none has anything to do once those that always run have; else {}."""
+    always = [stage for stage, reasons in changes.items() if reasons == _ALWAYS]
+    if not changes or not _is_cached(changes):
+        return {}
+    with contextlib.suppress(DvcException):
+        if all(reproduce(stage, environment={}, hear=lambda _: None) == 0 for stage in always):
             after = list_changes()
             if _is_cached(after):
                 return {stage: _UNCHANGED if reasons else _CACHED for stage, reasons in after.items()}
     return {}
 
 
-def _is_cached(reasons: dict[str, list[str]]) -> bool:
+def _is_cached(reasons: Mapping[str, list[str]]) -> bool:
     return all(words in ([], _ALWAYS) for words in reasons.values())
 
 

@@ -43,8 +43,14 @@ def _launches(workspace: Workspace) -> list[int]:
 
 def test_the_first_run_runs_every_stage_and_trains_every_cell(finished: Workspace) -> None:
     said = (finished.folder / "first-run.log").read_text()
-    for stage in STAGES:
-        assert f"Running stage '{stage}'" in said
+    for number, stage in enumerate(STAGES, start=1):
+        assert f"{number} of {len(STAGES)} {stage}: has not run here before" in said
+        assert f"{number} of {len(STAGES)} {stage}: done in " in said
+    assert f"{len(STAGES)} of {len(STAGES)} stages to run, some for the first time: fingerprint, download" in said
+    # What DVC says of its own work is in the files alone.
+    for words in ("Running stage", "Updating lock file", "\n> "):
+        assert words not in said
+    assert "Running stage 'measure'" in (finished.folder / ".work" / "logs" / "measure.log").read_text()
     assert ": cached, " not in said
     assert _launches(finished) == [1, 1]
     for cell in CELLS:

@@ -100,7 +100,7 @@ dvc_stage._run_dvc_stage = dvc_stage._run_dvc_stage.with_options(retry_delay_sec
 def trouble():
     for stage, arguments in {stages!r}:
         try:
-            run_stage(stage, **arguments)
+            run_stage(stage, place="1 of 2", **arguments)
         except StageFailed as failure:
             print(failure.exit_code, failure)
 

@@ -1,0 +1,33 @@
+"""The verdict on the terminal: a line per cell, and the sentence."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tasks.process.wording import BASELINE, NOTHING, WITHHELD, format_percent, format_ratio, format_seconds
+
+
+def print_verdict(results: Mapping[str, Any]) -> None:
+    """Print what results.json says of the comparison, as wide as the terminal allows."""
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    table = Table("cell", "per epoch", "speedup", "95 % interval", "of linear", "gates say", box=None, pad_edge=False)
+    for cell in results["cells"]:
+        table.add_row(cell["cell"], format_seconds(cell["seconds_per_epoch"]), *_tell_speedup(cell))
+    if table.rows:
+        console.print(table, soft_wrap=False)
+    console.print(results["verdict"])
+
+
+def _tell_speedup(cell: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Return speedup, interval, share of linear and what the gates leave of them, in words."""
+    if cell["is_baseline"]:
+        return BASELINE, NOTHING, NOTHING, cell["standing"]["state"]
+    measured = cell["measured_speedup"]
+    speedup = measured["value"] if measured else cell["whole"]["speedup"]
+    if speedup is None:
+        return WITHHELD, NOTHING, NOTHING, WITHHELD
+    interval = f"{format_ratio(measured['low'])} to {format_ratio(measured['high'])}" if measured else NOTHING
+    share = (cell["measured_efficiency"] or {}).get("value", cell["whole"]["parallel_efficiency"])
+    return format_ratio(speedup), interval, format_percent(share), cell["standing"]["state"]

@@ -1,0 +1,45 @@
+"""The verdict on the terminal holds what results.json says of each cell, withheld ones without a figure."""
+
+from typing import Any
+
+import pytest
+
+from flows.verdict import print_verdict
+
+
+def _cell(name: str, state: str, speedup: float | None, **others: Any) -> dict[str, Any]:
+    whole = {"speedup": speedup, "parallel_efficiency": speedup and speedup / 2}
+    found = {"measured_speedup": None, "measured_efficiency": None, "is_baseline": False, **others}
+    return {"cell": name, "seconds_per_epoch": 20.0, "standing": {"state": state}, "whole": whole, **found}
+
+
+RESULTS = {
+    "verdict": "2proc trains 1.58x as fast as 1proc.",
+    "cells": [
+        _cell("1proc", "proven", 1.0, is_baseline=True),
+        _cell(
+            "2proc", "proven", 1.5, measured_speedup={"value": 1.58, "low": 1.43, "high": 1.8},
+            measured_efficiency={"value": 0.79},
+        ),
+        _cell("3proc", "unproven", 1.7),
+        _cell("4proc", "withheld", None),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_each_cell_has_its_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_verdict(RESULTS)
+    *lines, sentence = capsys.readouterr().out.splitlines()
+    assert sentence == RESULTS["verdict"]
+    assert max(map(len, lines)) <= width
+    if width < 80:
+        return
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
+    assert rows["1proc"] == "20.0 s baseline – – proven"
+    assert rows["2proc"] == "20.0 s 1.58x 1.43x to 1.80x 79 % proven"
+    assert rows["3proc"] == "20.0 s 1.70x – 85 % unproven"
+    assert rows["4proc"] == "20.0 s withheld – – withheld"
