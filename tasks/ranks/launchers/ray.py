@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def _connect(address: str) -> None:
     """
     if importlib.util.find_spec(PACKAGE) is None:
         raise ConfigurationError("launcher: got ray, and the package ray is not installed; `make extras` installs it")
+    if PACKAGE in sys.modules and sys.modules[PACKAGE].is_initialized():
+        return
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "120"}
     options: dict[str, Any] = {"address": address}
     if address == "local":
@@ -86,8 +89,6 @@ def _connect(address: str) -> None:
         )
     import ray
 
-    if ray.is_initialized():
-        return
     answers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         ray.init(**options, log_to_driver=False, logging_level="ERROR")
@@ -102,21 +103,23 @@ def _connect(address: str) -> None:
             signal.signal(number, answer)
 
 
+@dataclass
 class _Machine:
     """One node of the cluster that has ranks of the launch, and what was heard from there."""
 
-    def __init__(self, node_rank: int, ranks: list[int], actor: Any, address: str) -> None:
-        self.node_rank, self.ranks, self.actor, self.address = node_rank, ranks, actor, address
-        self.host = address
-        self.facts: dict[str, Any] = {}
-        self.asked: Any = None
-        """The answer that is being waited for."""
-        self.heard_at = time.monotonic()
-        self.is_lost = False
+    node_rank: int
+    ranks: list[int]
+    actor: Any
+    address: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    asked: Any = None
+    """The answer that is being waited for."""
+    heard_at: float = 0.0
+    is_lost: bool = False
 
     @property
     def name(self) -> str:
-        return f"node {self.node_rank} ({self.host})"
+        return f"node {self.node_rank} ({self.facts.get('host', self.address)})"
 
 
 class _Launch:
@@ -231,8 +234,8 @@ class _Launch:
                 there = sum(one["Alive"] for one in ray.nodes())
                 raise ResourceError(
                     f"cell {self._cell}: {there} of {wanted} machines are in the Ray cluster after "
-                    f"{self._nodes.wait_seconds:.0f} s; on each of the others: "
-                    f"{self._make_join_command(ray.get_runtime_context().gcs_address)}"
+                    f"{self._nodes.wait_seconds:.0f} s; on each of the others: RAY_AUTH_MODE=token ray start "
+                    f"--address={ray.get_runtime_context().gcs_address} (docs/ray.md)"
                 )
             if not has_asked:
                 _log.warning("%s: waiting for Ray to have %d machines", self._cell, wanted)
@@ -252,10 +255,6 @@ class _Launch:
                 lines = ray.remote(node.RankLines).options(num_cpus=0, max_concurrency=size + 1, scheduling_strategy=at)
                 self._lines.append(lines.remote())
 
-    @staticmethod
-    def _make_join_command(address: str) -> str:
-        return f"RAY_AUTH_MODE=token ray start --address={address} (docs/ray.md)"
-
     def _begin(self) -> None:
         """Bring every machine what it lacks, then start all ranks."""
         if self._grace_seconds is not None:
@@ -263,34 +262,26 @@ class _Launch:
         parcel = Parcel(self._config) if self._nodes.num_nodes > 1 else None
         configs: dict[int, Any] = {0: None}
         for machine in self._machines:
-            is_here = machine.node_rank == 0
-            files = {} if is_here or parcel is None else parcel.files
+            files = {} if machine.node_rank == 0 or parcel is None else parcel.files
             places = dict(files.values())
             for digest in self._ask(machine, "list_missing", files):
                 self._send(machine, digest, Path(places[digest]))
-            project = str(Path.cwd()) if is_here else None
-            said = self._ask(
-                machine, "prepare", files, project=project, node_rank=machine.node_rank, address=machine.address
-            )
-            machine.facts, machine.host = said["facts"], said["facts"]["host"]
+            project = os.getcwd() if machine.node_rank == 0 else None
+            told = {"project": project, "node_rank": machine.node_rank, "address": machine.address}
+            said = self._ask(machine, "prepare", files, **told)
+            machine.facts = said["facts"]
             self._require_fit(machine, said)
-            if parcel is not None and not is_here:
+            if parcel is not None and machine.node_rank > 0:
                 configs[machine.node_rank] = parcel.make_config(Path(said["folder"]))
                 _log.info("%s: %s joins, %s", self._cell, machine.name, machine.address)
         environment = self._make_environment()
+        own = {"python": sys.executable, "cwd": os.getcwd(), "environment": dict(os.environ)}
+        own["logs"] = str(self.log_folder.resolve() / "node-0")
         for machine in self._machines:
-            is_here = machine.node_rank == 0
-            log_folder = self.log_folder.resolve() / "node-0"
-            own = {
-                "python": sys.executable,
-                "cwd": os.getcwd(),
-                "environment": dict(os.environ),
-                "logs": str(log_folder),
-            }
             self._ask(
                 machine, "start", machine.ranks, self._make_words(machine),
                 {**environment, **self._choose_interface(machine)}, world_size=self._world_size,
-                config=configs[machine.node_rank], own=own if is_here else None,
+                config=configs[machine.node_rank], own=None if machine.node_rank else own,
             )  # fmt: skip
 
     def _require_fit(self, machine: _Machine, said: dict[str, Any]) -> None:
@@ -419,7 +410,7 @@ class _Launch:
         import ray
 
         deadline = time.monotonic() + _SECONDS_TO_PREPARE
-        while self._grace_seconds is None or time.monotonic() < deadline:
+        while True:
             try:
                 return ray.get(answer, timeout=1.0)
             except ray.exceptions.GetTimeoutError:
@@ -429,9 +420,8 @@ class _Launch:
                 raise DistributedError(f"cell {self._cell}: {machine.name}: {said}; run again") from error
             except ray.exceptions.RayError as error:
                 raise self._make_lost_error(machine, " ".join(str(error).split())[:300]) from None
-            if time.monotonic() > deadline:
-                break
-        raise self._make_lost_error(machine, f"no answer in {_SECONDS_TO_PREPARE:.0f} s")
+            if self._grace_seconds is not None or time.monotonic() > deadline:
+                raise self._make_lost_error(machine, "no answer")
 
     def _send(self, machine: _Machine, digest: str, file: Path) -> None:
         left = file.stat().st_size
