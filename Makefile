@@ -18,7 +18,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup extras compare rebench report diff use params rehearse mlflow serve check lint types imports audit test test-fast emulate museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
+.PHONY: help setup extras compare rebench report diff use params rehearse mlflow serve check lint types imports audit test test-fast emulate nodes-demo museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
@@ -77,6 +77,9 @@ serve: $(READY)  ## Serve the deployments ddp-compare and rebench (weekly), unti
 
 emulate: $(READY)  ## How 1, 2, 4 and 8 emulated devices scale, where the time goes, what was predicted; no GPU
 	@python -m benchmarks.emulator
+
+nodes-demo: $(EXTRAS)  ## A small comparison on two machines of a Ray cluster that are both this one
+	@python -m tests.nodes_demo
 
 ##@ Prove: that what is said is right
 
@@ -139,7 +142,7 @@ $(READY): requirements.lock pyproject.toml
 	[ -e .git ] || dvc config --local core.no_scm true
 	touch $@
 
-extras: $(EXTRAS)  ## Add W&B and TensorBoard, by the hashes of requirements-extras.lock
+extras: $(EXTRAS)  ## Add Ray, W&B and TensorBoard, by the hashes of requirements-extras.lock
 
 # An environment that was made anew has lost them.
 $(EXTRAS): requirements-extras.lock $(READY)
@@ -165,5 +168,5 @@ audit: $(READY)  ## Licences of requirements.lock, and known vulnerabilities whe
 
 lock: $(READY)  ## Resolve requirements.lock and requirements-extras.lock anew from pyproject.toml
 	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock
-	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["tensorboard"], *extras["wandb"], sep="\n")' |
+	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["ray"], *extras["tensorboard"], *extras["wandb"], sep="\n")' |
 	  uv pip compile --quiet --universal --generate-hashes --no-header -c requirements.lock - -o requirements-extras.lock

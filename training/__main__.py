@@ -16,7 +16,7 @@ import stat
 import sys
 from pathlib import Path
 
-from training.config import FIRST_RANK, TrainingConfig, read_config
+from training.config import TrainingConfig, read_config
 from training.process.events import EventStream
 from training.process.failure import (
     EXIT_FAILED,
@@ -45,7 +45,6 @@ def main() -> int:
     stop = StopRequest()
     end_with_parent()
     _append_to_logs()
-    _set_global_rank()
     redact_logs()
     parser = argparse.ArgumentParser(prog="training", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see training/config.py")
@@ -74,15 +73,6 @@ def main() -> int:
     except Exception as error:
         return _report_failure(error, config, events, rank=rank)
     return 0
-
-
-def _set_global_rank() -> None:
-    """Number this rank after its machine, where there are several: torchrun goes by their addresses, and rank 0 has to
-    be where the stage is that follows its files.
-    """
-    first = os.environ.get(FIRST_RANK)
-    if first is not None:
-        os.environ["RANK"] = str(int(first) + int(os.environ["LOCAL_RANK"]))
 
 
 def _append_to_logs() -> None:

@@ -16,9 +16,6 @@ LOSS_CHUNK_ROWS = {"cpu": 384, "cuda": 2048}
 """Device -> rows of logits that exist at once unless params.yaml says so. A CPU's cache holds no more; with fewer on a
 GPU the matrix products become too small to be fast."""
 
-FIRST_RANK = "DDP_COMPARE_FIRST_RANK"
-"""Environment variable, where ranks are on several machines: the number of the first one on this machine."""
-
 STORE = "DDP_COMPARE_STORE"
 """Environment variable, where all ranks are on this machine: the file, in a folder of their own, in which they meet."""
 

@@ -27,7 +27,6 @@ from training.record.segment import SegmentRecord, tell_utc_time
 from training.record.segment_facts import Counters, SegmentFacts
 from training.record.setting import gather_setting
 from training.record.window import Window
-from training.state.broadcast import broadcast_checkpoint
 from training.state.checkpoint import CheckpointStore
 from training.step.divergence import DivergenceRule
 from training.step.schedule import compute_rate_in_segment
@@ -84,7 +83,6 @@ def train(
             drift: list[str] = []
             if stands_after != index - 1:
                 before = config.segments[index - 1]
-                broadcast_checkpoint(store.locate_finished(before), ranks, fingerprint=before.fingerprint)
                 drift = store.version_drift(store.locate_finished(before))
                 store.load_finished(before, strategy, facts)
             start = strategy.digest()
@@ -228,7 +226,6 @@ def _resume(launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord, *
 
     if found := ranks.ask_first_rank(find_newest):
         folder = launch.config.work_dir / found
-        broadcast_checkpoint(folder, ranks, fingerprint=segment.fingerprint)
         version_drift = store.version_drift(folder)
         store.load_partial(folder, strategy, record)
     setting = gather_setting(launch.config, ranks, strategy.module)

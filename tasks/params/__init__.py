@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from tasks.params.cells import CellParams, NodesParams
+from tasks.params.cells import CellParams, RayParams
 from tasks.params.choices import (
     NAME,
     list_file_names,
@@ -111,7 +111,7 @@ class Params(Section):
     measure: MeasureParams = MeasureParams()
     quality: QualityParams = QualityParams()
     cost: CostParams = CostParams()
-    nodes: NodesParams = NodesParams()
+    ray: RayParams = RayParams()
     tracking: TrackingParams = TrackingParams()
     upload: UploadParams = UploadParams()
 
@@ -136,6 +136,16 @@ class Params(Section):
     def num_rows_needed(self) -> int:
         """Rows of the data set up to the end of the last slice that is asked for."""
         return count_rows_needed(self.ranges, self.heldout)
+
+    @model_validator(mode="after")
+    def _check_cluster(self) -> Self:
+        for name, cell in self.cells.items():
+            if cell.num_nodes > 1 and self.ray.address == "local":
+                raise ValueError(
+                    f"ray.address: got local with cells.{name}.num_nodes={cell.num_nodes}; allowed: auto or HOST:PORT "
+                    "of a running cluster, see docs/ray.md"
+                )
+        return self
 
     @field_validator("name")
     @classmethod

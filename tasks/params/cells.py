@@ -1,10 +1,10 @@
-"""The sections `cells` and `nodes` of params.yaml: how the same work is spread."""
+"""The sections `cells` and `ray` of params.yaml: how the same work is spread."""
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from tasks.params.choices import list_file_names, require_one_of
+from tasks.params.choices import list_file_names, require_installed, require_one_of
 from tasks.params.options import require_options
 from tasks.params.section import Finite, Section
 
@@ -21,7 +21,7 @@ class CellParams(Section):
     launcher: str = "torchrun"
     """How the ranks are started: the name of a file in tasks/ranks/launchers/."""
     num_nodes: int = Field(default=1, ge=1, le=1024)
-    """Machines that the ranks are on, as many on each; with several: docs/nodes.md."""
+    """Machines that the ranks are on, as many on each; with several: docs/ray.md."""
     oversubscribe: bool = False
     """Allow more ranks than GPUs: the ranks then share devices, and the cell says nothing about scaling."""
 
@@ -30,6 +30,7 @@ class CellParams(Section):
         require_one_of("strategy", self.strategy, list_file_names("training/strategies"))
         require_options(self.options, self.strategy)
         require_one_of("launcher", self.launcher, list_file_names("tasks/ranks/launchers"))
+        require_installed("launcher", self.launcher, "tasks/ranks/launchers")
         if self.strategy == "single" and self.world_size != 1:
             raise ValueError(f"world_size: got {self.world_size} with strategy single; allowed: 1, or strategy ddp")
         if self.world_size % self.num_nodes:
@@ -37,8 +38,8 @@ class CellParams(Section):
                 f"num_nodes: got {self.num_nodes} with world_size {self.world_size}; allowed: a divisor of it, so that "
                 "every node has as many ranks"
             )
-        if self.num_nodes > 1 and self.launcher != "torchrun":
-            raise ValueError(f"num_nodes: got {self.num_nodes} with launcher {self.launcher}; allowed: torchrun")
+        if self.num_nodes > 1 and self.launcher == "torchrun":
+            raise ValueError(f"num_nodes: got {self.num_nodes} with launcher torchrun; allowed: launcher ray")
         return self
 
     @property
@@ -47,19 +48,11 @@ class CellParams(Section):
         return self.world_size // self.num_nodes
 
 
-class NodesParams(Section):
-    """How the other machines of cells with several nodes come to take part; says nothing about the work."""
+class RayParams(Section):
+    """The Ray cluster that cells with `launcher: ray` are started on; says nothing about the work."""
 
-    rendezvous: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+:\d{1,5}$")] | None = None
-    """HOST:PORT of this machine, the head, as the others reach it; null: $DDP_COMPARE_RENDEZVOUS."""
-    start_command: str | None = None
-    """Starts another node: `ssh host{node_rank} {command}`, say; null: the command for them is printed."""
+    address: Annotated[str, Field(pattern=r"^(local|auto|[A-Za-z0-9.-]+:\d{1,5})$")] = "local"
+    """`local`: one of this machine alone, for as long as a stage runs; `auto`: the one that this machine is a node of;
+    HOST:PORT of the head of that."""
     wait_seconds: Finite = Field(default=600.0, gt=0, le=800)
-    """How long ranks wait for nodes that have not come yet."""
-
-    @field_validator("start_command")
-    @classmethod
-    def _check_start_command(cls, value: str | None) -> str | None:
-        if value is not None and "{command}" not in value:
-            raise ValueError("must hold {command}, such as `ssh host{node_rank} {command}`")
-        return value
+    """How long ranks wait for machines that are not in the cluster yet."""

@@ -55,7 +55,7 @@ def require_installed(key: str, name: str, folder: str) -> None:
     """Raise ValueError unless the folder has a file of that name whose PACKAGE can be imported."""
     require_one_of(key, name, [*list_file_names(folder), "none"])
     package = read_constant(f"{folder}/{name}.py", "PACKAGE")
-    if importlib.util.find_spec(package) is None:
+    if package is not None and importlib.util.find_spec(package) is None:
         raise ValueError(f"{key}: got {name}, and the package {package} is not installed; `make extras` installs it")
 
 

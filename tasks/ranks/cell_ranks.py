@@ -2,7 +2,6 @@
 
 import datetime
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -40,7 +39,6 @@ _GRACE_SECONDS = 12.0
 _LAUNCHES_KEPT = 5
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_FOR_THE_OTHERS = 10.0
-_RENDEZVOUS = "DDP_COMPARE_RENDEZVOUS"
 _KINDS: dict[int, type[StageError]] = {
     ExitCode.CONFIGURATION: ConfigurationError,
     ExitCode.DATA: DataError,
@@ -103,24 +101,13 @@ def make_ranks_config(
 
 
 def find_nodes(cell: str, params: Params) -> Nodes | None:
-    """Return the machines that the cell's ranks are on; None for this one alone.
-
-    Raises ConfigurationError if nothing says where the others find this one.
-    """
-    asked, num_nodes = params.nodes, params.cells[cell].num_nodes
-    if num_nodes == 1:
+    """Return the machines of a cluster that the cell's ranks are on; None where a launcher knows this one alone."""
+    if params.cells[cell].launcher != "ray":
         return None
-    rendezvous = asked.rendezvous or os.environ.get(_RENDEZVOUS)
-    if not rendezvous:
-        raise ConfigurationError(
-            f"cells.{cell}.num_nodes={num_nodes} and no nodes.rendezvous; allowed: HOST:PORT of this machine as the "
-            f"others reach it, there or in {_RENDEZVOUS}"
-        )
     return Nodes(
-        num_nodes=num_nodes,
-        rendezvous=rendezvous,
-        start_command=asked.start_command,
-        wait_seconds=asked.wait_seconds,
+        num_nodes=params.cells[cell].num_nodes,
+        address=params.ray.address,
+        wait_seconds=params.ray.wait_seconds,
         # Before the watchdog finds that ranks hang there: what is lost is the node.
         silence_seconds=params.train.watchdog_seconds / 2,
     )

@@ -14,41 +14,10 @@ from pathlib import Path
 
 from tasks.process.log_cap import LogCap
 from tasks.ranks.rank_logs import RankLogs
-from training.config import FIRST_RANK, STORE
+from training.config import STORE
 from training.process.lifeline import set_parent_death_signal
 
 _SECONDS_BETWEEN_HEARTBEATS = 10**8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """One machine of several: where its torchrun finds the others."""
-
-    node_rank: int
-    """From 0, the head, which has the first ranks."""
-    num_nodes: int
-    """Machines, the head among them."""
-    endpoint: str
-    """HOST:PORT of the rendezvous, which the head serves."""
-    launch_id: str
-    """Names this launch."""
-    address: str
-    """Address of this machine on the way to the head."""
-    interface: str
-    """Network interface that has it."""
-
-    def arguments(self) -> list[str]:
-        """Return what torchrun is told."""
-        is_host = "true" if self.node_rank == 0 else "false"
-        return [
-            f"--nnodes={self.num_nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={self.endpoint}",
-            f"--rdzv-id={self.launch_id}", f"--rdzv-conf=is_host={is_host}", f"--local-addr={self.address}",
-        ]  # fmt: skip
-
-    def environment(self, ranks_per_node: int) -> dict[str, str]:
-        """Return what the ranks are told beside: their numbers, and the way to the others, unless that is set."""
-        ways = {name: os.environ.get(name, self.interface) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-        return {FIRST_RANK: str(self.node_rank * ranks_per_node), **ways}
 
 
 @dataclass(frozen=True)
@@ -97,23 +66,16 @@ class RanksHere:
         log_folder: Path,
         arguments: Sequence[str] = (),
         module: str = "training",
-        place: Place | None = None,
     ) -> None:
-        """Start `python -m module --config config *arguments` as every rank, or every rank of one node of several."""
+        """Start `python -m module --config config *arguments` as every rank."""
         log_folder.mkdir(parents=True, exist_ok=True)
         self.log_folder = log_folder
-        ranks_here = world_size if place is None else world_size // place.num_nodes
-        self._logs = RankLogs(log_folder, first_rank=0 if place is None else place.node_rank * ranks_here)
+        self._logs = RankLogs(log_folder)
         self._rendezvous = FileRendezvous(log_folder.resolve() / "rendezvous")
-        command = [sys.executable, "-m", "torch.distributed.run"]
-        if place is None:
-            self._rendezvous.make()
-            command += self._rendezvous.arguments()
-        else:
-            command += place.arguments()
-        command += [f"--nproc-per-node={ranks_here}", "--max-restarts=0"]
+        self._rendezvous.make()
+        command = [sys.executable, "-m", "torch.distributed.run", *self._rendezvous.arguments()]
+        command += [f"--nproc-per-node={world_size}", "--max-restarts=0"]
         command += [f"--log-dir={log_folder}", "--redirects=3", "-m", module, "--config", str(config), *arguments]
-        more = self._rendezvous.environment() if place is None else place.environment(ranks_here)
         with self._logs.file.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -121,7 +83,7 @@ class RanksHere:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads_per_rank), **more},
+                env={**os.environ, "OMP_NUM_THREADS": str(threads_per_rank), **self._rendezvous.environment()},
                 preexec_fn=partial(set_parent_death_signal, signal.SIGTERM, parent=os.getpid()),
             )
         self._log_cap = LogCap(log_folder)
@@ -131,14 +93,10 @@ class RanksHere:
         """Whether torchrun still runs."""
         return self._process.poll() is None
 
-    def ask_to_stop(self) -> None:
-        """Ask the ranks to save and end (SIGTERM)."""
-        self._signal(signal.SIGTERM)
-
     def stop(self, *, grace_seconds: float) -> None:
         """Ask the ranks to save and end (SIGTERM); after the grace time, or on any exception, end them (SIGKILL)."""
         try:
-            self.ask_to_stop()
+            self._signal(signal.SIGTERM)
             deadline = time.monotonic() + grace_seconds
             while self.is_running and time.monotonic() < deadline:
                 time.sleep(0.05)

@@ -12,9 +12,8 @@ _LINES_SHOWN = 20
 class RankLogs:
     """What torchrun and its ranks wrote into a folder of logs, and how they ended by it."""
 
-    def __init__(self, folder: Path, *, first_rank: int = 0) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._first_rank = first_rank
 
     @property
     def file(self) -> Path:
@@ -30,7 +29,7 @@ class RankLogs:
         if rank is not None:
             cause = (rank, self._read_endings().get(rank, 0))
         if cause is None:
-            return f"torchrun ended: {_read_last_lines(self.file)} (whole log: {self.file})"
+            return f"torchrun ended: {read_last_lines(self.file)} (whole log: {self.file})"
         rank, code = cause
         ending = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         words = self.read_last_words(rank)
@@ -38,8 +37,8 @@ class RankLogs:
 
     def read_last_words(self, rank: int) -> str:
         """Return the end of what the rank wrote on its standard error."""
-        logs = sorted(self.folder.glob(f"*/attempt_*/{rank - self._first_rank}/stderr.log"))
-        return _read_last_lines(logs[-1]) if logs else ""
+        logs = sorted(self.folder.glob(f"*/attempt_*/{rank}/stderr.log"))
+        return read_last_lines(logs[-1]) if logs else ""
 
     def find_killed_rank(self) -> int | None:
         """Return a rank that a signal ended, and not torchrun's own SIGTERM: the others then failed because of it."""
@@ -53,18 +52,18 @@ class RankLogs:
             return killed, endings[killed]
         _, is_there, cause = self._read_text().partition(_ROOT_CAUSE)
         match = _ENDING.search(cause) if is_there else None
-        return (int(match[1]) + self._first_rank, int(match[2])) if match else None
+        return (int(match[1]), int(match[2])) if match else None
 
     def _read_endings(self) -> dict[int, int]:
         """Return the exit code of every rank that torchrun reports as failed, the root cause last."""
-        return {int(match[1]) + self._first_rank: int(match[2]) for match in _ENDING.finditer(self._read_text())}
+        return {int(match[1]): int(match[2]) for match in _ENDING.finditer(self._read_text())}
 
     def _read_text(self) -> str:
-        # A node that is lost has sent none.
         return self.file.read_text(errors="replace") if self.file.exists() else ""
 
 
-def _read_last_lines(file: Path) -> str:
+def read_last_lines(file: Path) -> str:
+    """Return the end of a log."""
     if not file.exists():
         return "without a log"
     return "\n".join(file.read_text(errors="replace").strip().splitlines()[-_LINES_SHOWN:])

@@ -21,6 +21,7 @@ RUN_ELSEWHERE = {
     "make setup": "it made the environment of this test; tests/architecture/test_makefile.py runs its recipe",
     "make audit": "tests/architecture/test_audit.py runs its checks",
     "prefect server start": "Prefect's own command, for another machine: no test types it",
+    "make nodes-demo": "tests/integration/test_two_hosts.py has the same comparison, on two hosts",
     "make emulate": "tests/benchmarks/emulator/test_main.py runs its command",
     "make serve": "tests/integration/test_prefect_serve.py runs its command",
     "prefect deployment run ddp-compare": "tests/integration/test_prefect_serve.py types it",

@@ -11,6 +11,7 @@ import pytest
 from tasks.params import Params, load_params
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.process.failure import ConfigurationError
+from tests.ray_cluster import needs_ray
 
 GOOD = """\
 name: test
@@ -202,7 +203,7 @@ def test_what_has_a_default_may_be_left_out_and_means_its_defaults(tmp_path: Pat
     assert load_params(left_out) == load_params(empty)
     sections = load_params(left_out).optional_sections
     assert sections == load_params(empty).optional_sections
-    assert set(sections) == {"description", "train", "measure", "quality", "cost", "nodes", "tracking", "upload"}
+    assert set(sections) == {"description", "train", "measure", "quality", "cost", "ray", "tracking", "upload"}
     assert sections["tracking"] == {"kind": "mlflow", "uri": None, "experiment": "ddp-compare"}
 
 
@@ -213,19 +214,23 @@ def test_several_trackers_are_a_list_and_none_is_no_tracker(tmp_path: Path) -> N
         assert load_params(file).tracking.kinds == kinds
 
 
-@pytest.mark.parametrize("tracker", ["wandb", "tensorboard"])
-def test_a_tracker_that_is_not_installed_is_refused_in_one_line_with_the_command(
-    tmp_path: Path, project: Path, tracker: str
+@pytest.mark.parametrize(
+    ("asked", "package"), [("tracking.kind", "wandb"), ("tracking.kind", "tensorboard"), ("launcher", "ray")]
+)
+def test_an_extra_that_is_not_installed_is_refused_in_one_line_with_the_command(
+    tmp_path: Path, project: Path, asked: str, package: str
 ) -> None:
     file = tmp_path / "params.yaml"
-    file.write_text(GOOD + f"tracking: {{kind: [mlflow, {tracker}]}}\n")
+    file.write_text(GOOD + f"tracking: {{kind: [mlflow, {package}]}}\n")
+    if asked == "launcher":
+        file.write_text(GOOD.replace("strategy: ddp, ", "strategy: ddp, launcher: ray, "))
     # As where it is not installed: nothing of that name is found.
-    code = f"import runpy, sys; sys.modules[{tracker!r}] = None; runpy.run_module('tasks.params', run_name='__main__')"
+    code = f"import runpy, sys; sys.modules[{package!r}] = None; runpy.run_module('tasks.params', run_name='__main__')"
     environment = {**os.environ, "PYTHONPATH": str(project)}
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
-    assert f"tracking.kind: got {tracker}, and the package {tracker} is not installed; `make extras` installs" in line
+    assert f"{asked}: got {package}, and the package {package} is not installed; `make extras` installs" in line
 
 
 def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_path: Path) -> None:
@@ -234,6 +239,25 @@ def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_p
     file.write_text(GOOD.replace("builtin:docstrings", "path:rows.jsonl"))
     with pytest.raises(ConfigurationError, match=r"heldout: row 350 is beyond the 320 rows of rows\.jsonl"):
         load_params(file)
+
+
+@needs_ray
+def test_several_machines_are_a_cluster_of_ray(project: Path, tmp_path: Path) -> None:
+    preset = project / "presets" / "resnet18-2nodes.yaml"
+    assert load_params(preset, looks_at_data=False).cells["2nodes"].ranks_per_node == 1
+    for was, instead, says in (
+        ("launcher: ray, ", "", "num_nodes: got 2 with launcher torchrun; allowed: launcher ray"),
+        ("address: auto", "address: local", r"ray.address: got local with cells.2nodes.num_nodes=2; allowed: auto or"),
+        ("address: auto", "address: nowhere", "ray.address: "),
+        (
+            "world_size: 2, launcher",
+            "world_size: 3, launcher",
+            "num_nodes: got 2 with world_size 3",
+        ),
+    ):
+        (file := tmp_path / "params.yaml").write_text(preset.read_text().replace(was, instead))
+        with pytest.raises(ConfigurationError, match=says):
+            load_params(file, looks_at_data=False)
 
 
 @pytest.mark.parametrize(

@@ -141,15 +141,29 @@ def join_ranks(config: TrainingConfig) -> Iterator[Ranks]:
 
 
 def _join_group(backend: str, *, rank: int, world_size: int, device: torch.device) -> Iterator[Ranks]:
-    if "RANK" in os.environ and STORE not in os.environ:
+    if "TORCHELASTIC_RUN_ID" in os.environ and STORE not in os.environ:
         dist.init_process_group("gloo", timeout=_TIMEOUT)
     else:
-        store = dist.FileStore(os.environ[STORE], world_size) if "RANK" in os.environ else dist.HashStore()
+        store = _open_store(rank, world_size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
     group: Any = dist.new_group(backend=backend, timeout=_TIMEOUT)
     yield Ranks(rank=rank, world_size=world_size, device=device, backend=backend, gradient_group=group)
     # After an error the others may be gone, and leaving in good order would wait for them.
     dist.destroy_process_group()
+
+
+def _open_store(rank: int, world_size: int) -> dist.Store:
+    """Return where the ranks meet: in a file, at rank 0's port, or nowhere if this one is alone."""
+    if "RANK" not in os.environ:
+        return dist.HashStore()
+    if STORE in os.environ:
+        return dist.FileStore(os.environ[STORE], world_size)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # torch by itself would listen on every interface.
+    handle = socket.create_server((host, port)).detach() if rank == 0 else None
+    return dist.TCPStore(
+        host, port, world_size, rank == 0, timeout=_TIMEOUT, wait_for_workers=False, master_listen_fd=handle
+    )
 
 
 def _select_device(config: TrainingConfig, *, local_rank: int) -> torch.device:

@@ -10,18 +10,16 @@ from training.registry import import_file
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """The machines that a cell's ranks are on, where there are several; this one is the head, node 0."""
+    """The machines of a cluster that a cell's ranks are on; the stage's own has the first ones."""
 
     num_nodes: int
-    """Machines, the head among them."""
-    rendezvous: str
-    """HOST:PORT of the head, as the others reach it."""
-    start_command: str | None
-    """Starts another node, with {node_rank} and {command}; None: people do."""
+    """Machines."""
+    address: str
+    """Of the cluster: `local`, `auto` or HOST:PORT."""
     wait_seconds: float
-    """How long to wait for nodes that have not come yet."""
+    """How long to wait for machines that are not there yet."""
     silence_seconds: float
-    """A node from which nothing comes for so long is lost."""
+    """A machine from which nothing comes for so long is lost."""
 
 
 class Launch(Protocol):

@@ -1,4 +1,4 @@
-"""Ranks started by torchrun, on this machine, or on several with `nodes`."""
+"""Ranks started by torchrun, on this machine."""
 
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,6 @@ from tasks.ranks.one_machine import RanksHere
 
 
 def start(config: Path, *, nodes: Nodes | None = None, **options: Any) -> launchers.Launch:
-    """Start the ranks on this machine, or on several: what every launcher offers, with the options of Launcher."""
-    if nodes is None:
-        return RanksHere(config, **options)
-    # It needs more than is installed where one GPU is measured.
-    from tasks.ranks.launchers.nodes.head import SeveralNodes
-
-    return SeveralNodes(config, nodes=nodes, **options)
+    """Start the ranks: what every launcher offers, with the options of Launcher; it knows this machine alone."""
+    assert nodes is None, "ranks on this machine only"
+    return RanksHere(config, **options)

@@ -1,16 +1,21 @@
-"""What a node is, for the report: host, processor, GPUs, its way to the head, and the energy of its GPUs."""
+"""What a machine of several is, for the report: host, processor, GPUs, its way to the others, and its GPUs' energy."""
 
 import contextlib
 import socket
 from typing import Any
 
+import psutil
+
 from tasks.machine.facts import collect_machine_facts
 from tasks.machine.gpus import open_gpus
 
 
-def collect_node_facts(*, node_rank: int, address: str, interface: str) -> dict[str, Any]:
-    """Return the facts of this machine as a node."""
+def collect_node_facts(*, node_rank: int, address: str) -> dict[str, Any]:
+    """Return the facts of this machine, which the others reach at that address."""
     kept = collect_machine_facts().model_dump(include={"cpu", "num_cpus", "gpus", "driver", "versions"})
+    interface = next(
+        (name for name, ways in psutil.net_if_addrs().items() if any(way.address == address for way in ways)), ""
+    )
     return {"node_rank": node_rank, "host": socket.gethostname(), "address": address, "interface": interface, **kept}
 
 

@@ -1,0 +1,79 @@
+"""What a machine has to have before its ranks start: the stage's code, its data and its newest checkpoint.
+
+Every file is named by its sha256, and looked for there under the same path and in what came before; what is missing is
+sent.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import tasks
+from training.process.files import digest_file
+from training.state.receipt import find_problem
+
+_PROJECT = Path(tasks.__file__).parents[1]
+
+
+class Parcel:
+    """The files of a launch with this config (training/config.py), for a machine that is not the stage's."""
+
+    def __init__(self, config: Path) -> None:
+        self._told = json.loads(config.read_bytes())
+        named = [self._told["model_dir"], *(segment["slice_dir"] for segment in self._told["segments"])]
+        self._folders = {name: f"data/{index}" for index, name in enumerate(dict.fromkeys(named))}
+        found = [(f"{to}/{file.name}", file) for name, to in self._folders.items() for file in _list_files(Path(name))]
+        found += [(f"code/{file.relative_to(_PROJECT)}", file) for file in _list_code()]
+        work = Path(self._told["work_dir"])
+        for folder in list_checkpoints(work, [part["fingerprint"] for part in self._told["segments"]]):
+            found += [(f"work/{file.relative_to(work)}", file) for file in _list_files(folder)]
+        self.files = {name: (_digest_once(file), str(file)) for name, file in found}
+        """Name -> (sha256, where it is here)."""
+
+    def make_config(self, folder: Path) -> dict[str, Any]:
+        """Return the config for a machine that has the files below this folder."""
+        segments = [
+            {**part, "slice_dir": str(folder / self._folders[part["slice_dir"]])} for part in self._told["segments"]
+        ]
+        model = str(folder / self._folders[self._told["model_dir"]])
+        return {**self._told, "work_dir": str(folder / "work"), "model_dir": model, "segments": segments}
+
+
+def list_checkpoints(work: Path, fingerprints: list[str]) -> Iterator[Path]:
+    """Yield the folders from which a launch may go on, each verified by its receipt.
+
+    They are the last finished segment, and the partial checkpoints of the one after it.
+    """
+    last = None
+    for fingerprint in fingerprints:
+        segment = work / "segments" / fingerprint
+        if find_problem(segment, fingerprint=fingerprint) is None:
+            last = segment
+            continue
+        partials = (work / "partial" / fingerprint).glob("step-*")
+        yield from (folder for folder in sorted(partials) if find_problem(folder, fingerprint=fingerprint) is None)
+        break
+    if last is not None:
+        yield last
+
+
+def _list_code() -> list[Path]:
+    code = [file for room in ("tasks", "training") for file in (_PROJECT / room).rglob("*.py")]
+    return [file for file in sorted(code) if file.is_file()]
+
+
+def _list_files(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.iterdir()) if file.is_file()]
+
+
+def _digest_once(file: Path) -> str:
+    facts = file.stat()
+    return _digest_unchanged(file, facts.st_mtime_ns, facts.st_size)
+
+
+@lru_cache(maxsize=4096)
+def _digest_unchanged(file: Path, _changed_at: int, _size: int) -> str:
+    """Return the file's sha256, computed once as long as it is the same: a stage launches several times."""
+    return digest_file(file)

@@ -1,0 +1,104 @@
+"""A Ray cluster of two machines, or of two that are one: started as docs/ray.md says, and ended with the test."""
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import left_of, new_mark
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="the package ray is not installed; `make extras` installs it"
+)
+_RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+_SECONDS = 180.0
+Popen = Callable[..., "subprocess.Popen[Any]"]
+
+
+class Cluster:
+    """Two raylets; the first has the head of the cluster beside it."""
+
+    def __init__(self, folder: Path, *, addresses: tuple[str, str], starts: tuple[Popen, Popen]) -> None:
+        self.mark = new_mark()
+        """In the environment of all that Ray started."""
+        token = folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        """What a driver needs."""
+        with socket.socket() as plug:
+            plug.bind(("127.0.0.1", 0))
+            port = plug.getsockname()[1]
+        self.address = f"{addresses[0]}:{port}"
+        self._addresses, self._starts, self._folder = addresses, starts, folder
+        # Paths of sockets are short.
+        self._scratch = tempfile.mkdtemp(prefix="ddp-test-ray-", dir="/tmp")
+        self._processes: list[subprocess.Popen[Any] | None] = [None, None]
+
+    def start(self, number: int) -> None:
+        """Start a machine's part."""
+        own = [f"--address={self.address}"]
+        if number == 0:
+            own = ["--head", f"--port={self.address.rpartition(':')[2]}", "--include-dashboard=false"]
+            own.append(f"--temp-dir={self._scratch}")
+        with (self._folder / f"ray-{number}.log").open("ab") as log:
+            self._processes[number] = self._starts[number](
+                [*_RAY, f"--node-ip-address={self._addresses[number]}", "--num-cpus=1", "--num-gpus=0",
+                 "--object-store-memory=100000000", *own],
+                env={**os.environ, **self.environment, **self.mark, "OMP_NUM_THREADS": "1",
+                     "RAY_raylet_start_wait_time_s": "120"},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        deadline = time.monotonic() + _SECONDS
+        while (self._folder / f"ray-{number}.log").read_text().count("--block") < 1:
+            assert time.monotonic() < deadline, (self._folder / f"ray-{number}.log").read_text()
+            time.sleep(0.1)
+
+    def stop(self, number: int) -> None:
+        """End a machine's part."""
+        process = self._processes[number]
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=30)
+        (self._folder / f"ray-{number}.log").unlink(missing_ok=True)
+
+    def find(self, words: str) -> list[int]:
+        """Return the processes with these words in their command line, the oldest first."""
+        return sorted(pid for pid, command in left_of(self.mark).items() if words in command)
+
+
+@contextlib.contextmanager
+def two_raylets(folder: Path, *, addresses: tuple[str, str], starts: tuple[Popen, Popen]) -> Iterator[Cluster]:
+    """Yield the cluster, and end all that is left of it."""
+    cluster = Cluster(folder, addresses=addresses, starts=starts)
+    try:
+        cluster.start(0)
+        cluster.start(1)
+        yield cluster
+    finally:
+        cluster.stop(1)
+        cluster.stop(0)
+        for pid in left_of(cluster.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(cluster._scratch, ignore_errors=True)
+
+
+def find_own_address() -> str:
+    """Return the address that Ray takes for this machine's."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())

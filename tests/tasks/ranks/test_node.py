@@ -1,0 +1,62 @@
+"""What a machine gets before its ranks start: files by their sha256, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.ranks.node import NodeRanks
+from tasks.ranks.parcel import Parcel, list_checkpoints
+from tests.tiny import make_config, make_slice, make_tiny_model
+from training.process.files import digest_file, write_json
+from training.state.receipt import seal_folder
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeRanks:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return NodeRanks(1e9)
+
+
+def test_a_file_that_is_another_here_is_sent_and_one_that_arrives_damaged_is_refused(
+    node: NodeRanks, tmp_path: Path
+) -> None:
+    (here := tmp_path / "here").write_bytes(b"the stage's")
+    digest = digest_file(here)
+    assert node.list_missing({"a": (digest, str(here))}) == []
+    node._found.clear()
+    here.write_bytes(b"another")
+    assert node.list_missing({"a": (digest, str(here))}) == [digest]
+    with pytest.raises(ValueError, match="did not arrive whole"):
+        node.write(digest, b"the stage'", is_last=True)
+    assert node.list_missing({"a": (digest, str(here))}) == [digest]
+    node.write(digest, b"the st", is_last=False)
+    node.write(digest, b"age's", is_last=True)
+    assert node.list_missing({"a": (digest, str(here))}) == []
+    # What came before is there for the next launch, as long as it is what it was.
+    (kept,) = (tmp_path / "cache" / "ddp-compare" / "ray" / "files").iterdir()
+    assert NodeRanks(1e9).list_missing({"a": (digest, "nowhere")}) == []
+    kept.write_bytes(b"damaged")
+    assert NodeRanks(1e9).list_missing({"a": (digest, "nowhere")}) == [digest]
+
+
+def test_a_parcel_has_code_data_and_what_the_launch_goes_on_from(tmp_path: Path) -> None:
+    model, rows = make_tiny_model(tmp_path / "model"), make_slice(tmp_path / "data" / "0-40")
+    told = make_config(tmp_path / "work", model, [rows], epochs=2)
+    first, second = (segment["fingerprint"] for segment in told["segments"])
+    write_json(tmp_path / "config.json", told)
+    for folder, fingerprint in ((f"segments/{first}", first), (f"partial/{second}/step-00000004", second)):
+        with seal_folder(tmp_path / "work" / folder, fingerprint=fingerprint, facts={}) as being_made:
+            (being_made / "weights.pt").write_bytes(folder.encode())
+    parcel = Parcel(tmp_path / "config.json")
+    assert {"code/training/loop.py", "code/tasks/ranks/node.py", "data/0/model.safetensors"} <= parcel.files.keys()
+    assert {f"work/segments/{first}/receipt.json", f"work/partial/{second}/step-00000004/weights.pt"} <= set(
+        parcel.files
+    )
+    config = parcel.make_config(Path("/there"))
+    assert (config["work_dir"], config["model_dir"]) == ("/there/work", "/there/data/0")
+    assert {segment["slice_dir"] for segment in config["segments"]} == {"/there/data/1"}
+    # A checkpoint that is not whole is none.
+    (tmp_path / "work" / f"partial/{second}/step-00000004" / "weights.pt").write_bytes(b"damaged")
+    assert list(list_checkpoints(tmp_path / "work", [first, second])) == [tmp_path / "work" / "segments" / first]
+    (tmp_path / "work" / f"segments/{first}" / "weights.pt").write_bytes(b"damaged")
+    assert list(list_checkpoints(tmp_path / "work", [first, second])) == []
