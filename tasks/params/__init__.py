@@ -21,6 +21,7 @@ from tasks.params.choices import (
 from tasks.params.complaint import describe_first_complaint
 from tasks.params.local_files import check_paths
 from tasks.params.options import explain_unfit, require_exact
+from tasks.params.search import SearchParams, explain_unsearchable
 from tasks.params.section import Day, Finite, Section
 from tasks.params.services import TrackingParams, UploadParams
 from tasks.params.sources import (
@@ -112,6 +113,7 @@ class Params(Section):
     quality: QualityParams = QualityParams()
     cost: CostParams = CostParams()
     nodes: NodesParams = NodesParams()
+    search: SearchParams = SearchParams()
     tracking: TrackingParams = TrackingParams()
     upload: UploadParams = UploadParams()
 
@@ -174,12 +176,18 @@ class Params(Section):
             self._require_even_split(name)
             if self.train.exact:
                 require_exact(f"cells.{name}", cell.strategy, cell.options)
+        self._check_optional()
+        return self
+
+    def _check_optional(self) -> None:
+        """Raise ValueError for what optional sections ask of the comparison and it has not."""
+        if "search" in self.model_fields_set and (unfit := explain_unsearchable(self)):
+            raise ValueError(unfit)
         if self.upload.cell is not None:
             require_one_of("upload.cell", self.upload.cell, list(self.cells))
         if isinstance(self.upload.checkpoints, list):
             for checkpoint in self.upload.checkpoints:
                 require_one_of("upload.checkpoints", checkpoint, self.checkpoint_names)
-        return self
 
     def _check_kind_of_rows(self) -> None:
         """Raise ValueError unless data and training are both of images, or both of texts."""

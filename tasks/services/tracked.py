@@ -99,9 +99,9 @@ def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine
     """Return the comparison that `run` (run.json of any of its cells, or its beginning) belongs to.
 
     Its identity is the validated params, without what changes no number (where it is tracked and published, its
-    description), and the digests of code, base model, data and machine.
+    description, what a search tries), and the digests of code, base model, data and machine.
     """
-    content = params.model_dump(mode="json", exclude={"tracking", "upload", "description"})
+    content = params.model_dump(mode="json", exclude={"tracking", "upload", "description", "search"})
     facts, parts = MachineFile.read(machine), SlicesManifest.read(slices).slices
     identity = {
         "params": content,

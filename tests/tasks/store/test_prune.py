@@ -40,7 +40,10 @@ def _compared(*days: int) -> None:
     Path(".work/comparisons.json").write_text(json.dumps(notes))
 
 
-ENTRIES = ["download/rows/a", "slices/a", "measure/a", "evaluation/a", "runs/c/segments/a", "runs/c/partial/a"]
+ENTRIES = [
+    *("download/rows/a", "slices/a", "measure/a", "evaluation/a", "runs/c/segments/a", "runs/c/partial/a"),
+    "search/trials/a",
+]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
