@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 from ruamel.yaml import YAML
@@ -25,14 +25,23 @@ _DIGITS = 3
 """Of a drawn number, so that it stands in params.yaml as it was trained with."""
 
 
-class Configuration(NamedTuple):
-    """What a trial has of its own; the names are those of the section `train`, but for the batch."""
+class Configuration(Section):
+    """What a trial has of its own, as the section `train` means it."""
 
     learning_rate: float
+    """Peak."""
     batch_size: int
     """Samples per optimizer step."""
     weight_decay: float
+    """Of all but biases and norms."""
     warmup_steps: int
+    """Optimizer steps."""
+
+    def __str__(self) -> str:
+        return (
+            f"learning rate {self.learning_rate:g}, batch {self.batch_size}, weight decay {self.weight_decay:g}, "
+            f"{self.warmup_steps} steps of warm-up"
+        )
 
 
 class SearchParams(Section):
@@ -74,13 +83,11 @@ class SearchParams(Section):
     def draw(self, index: int) -> Configuration:
         """Return what the trial with this number, from 0, is trained with."""
         low, high = map(math.log, self.learning_rate)
+        least, most = self.weight_decay
         return Configuration(
             learning_rate=_round(math.exp(low + (high - low) * self._draw_share(index, "learning_rate"))),
             batch_size=self.batch_size[int(len(self.batch_size) * self._draw_share(index, "batch_size"))],
-            weight_decay=_round(
-                self.weight_decay[0]
-                + (self.weight_decay[1] - self.weight_decay[0]) * self._draw_share(index, "weight_decay")
-            ),
+            weight_decay=_round(least + (most - least) * self._draw_share(index, "weight_decay")),
             warmup_steps=self.warmup_steps[int(len(self.warmup_steps) * self._draw_share(index, "warmup_steps"))],
         )
 

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from tasks.params.search import Configuration, SearchParams
 from tasks.records.facts import Record
 from tasks.records.stage_file import StageFile
 
@@ -20,14 +21,8 @@ class TrialRecord(Record):
 
     name: str
     """Of its run in the tracker."""
-    learning_rate: float
-    """Peak."""
-    batch_size: int
-    """Samples per optimizer step."""
-    weight_decay: float
-    """Of all but biases and norms."""
-    warmup_steps: int
-    """Optimizer steps."""
+    drawn: Configuration
+    """What it was trained with."""
     losses: dict[int, float]
     """Epochs of a rung -> loss on the held-out rows after them, nats per label."""
     epochs: list[TrialEpoch]
@@ -44,7 +39,7 @@ class RepeatRecord(Record):
     seed: int
     """`train.seed`."""
     loss: float | None
-    """As a trial's, after the epochs at which both were compared; null where it diverged."""
+    """After the epochs at which best and runner-up were compared; null where it diverged."""
 
 
 class SpreadRecord(Record):
@@ -65,28 +60,14 @@ class SearchFile(StageFile):
 
     name: str
     """Of the comparison."""
-    model: str
-    """The base model, in plain words."""
-    dataset: str
-    """The data set, in plain words."""
-    device: str
-    """What computed: cpu or cuda."""
-    unit: str
-    """What is counted: token or image."""
-    range: str
-    """Rows that were trained on."""
+    about: str
+    """Base model, rows and device, in one sentence."""
     heldout: str
     """Rows that the loss is of."""
-    cell: str
-    """The cell that says how a trial is spread."""
-    rungs: list[int]
-    """Epochs after which trials were compared."""
-    eta: int
-    """One in so many went on."""
-    at_once: int
-    """Trials that trained at the same time."""
-    seed: int
-    """What the configurations follow from."""
+    unit: str
+    """What is counted: token or image."""
+    asked: SearchParams
+    """The section `search` of params.yaml."""
     train_seed: int
     """What the trials were trained with."""
     base_loss: float
@@ -96,16 +77,12 @@ class SearchFile(StageFile):
     best: int
     """Number of the trial that won."""
     runner_up: int | None
-    """Number of the trial that came next where the winner was last compared with any; null without one."""
-    compared_after: int | None
-    """Epochs after which these two were compared; null without a runner-up."""
+    """Number of the trial that came next where the best was last compared with any; null without one."""
+    compared_after: int
+    """Epochs after which these two were compared."""
     repeats: list[RepeatRecord]
     """These two with other seeds."""
-    spread: SpreadRecord | None
-    """Null where `why_no_spread` says why."""
-    why_no_spread: str | None
-    """Why there is no epoch by several ranks."""
+    spread: SpreadRecord | str
+    """An epoch by several ranks, or why there is none."""
     patch: str
     """The best parameters as a diff of params.yaml."""
-    patch_problem: str | None
-    """What the patched params.yaml still lacks; null where it is valid."""

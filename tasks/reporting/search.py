@@ -44,7 +44,7 @@ class Luck:
 
 def judge_lead(found: SearchFile) -> Luck | None:
     """Return what seeds say of the lead; None where no other seed was trained for both."""
-    if found.runner_up is None or found.compared_after is None:
+    if found.runner_up is None:
         return None
     pair = (found.best, found.runner_up)
     others = [[one.loss for one in found.repeats if one.trial == index and one.loss is not None] for index in pair]
@@ -63,12 +63,10 @@ def judge_lead(found: SearchFile) -> Luck | None:
 
 def tell_best(found: SearchFile) -> str:
     """Return which configuration won, in one sentence."""
-    best, epochs = found.trials[found.best], found.rungs[-1]
+    best, epochs = found.trials[found.best], found.asked.rungs[-1]
     return (
         f"{best.name} is the best of {wording.format_plural(len(found.trials), 'trial')}: held-out loss "
-        f"{wording.format_loss(best.losses[epochs])} after {wording.format_plural(epochs, 'epoch')}, with "
-        f"learning rate {best.learning_rate:g}, batch {best.batch_size}, weight decay {best.weight_decay:g} and "
-        f"{best.warmup_steps} steps of warm-up."
+        f"{wording.format_loss(best.losses[epochs])} after {wording.format_plural(epochs, 'epoch')}, with {best.drawn}."
     )
 
 
@@ -83,7 +81,7 @@ def tell_luck(found: SearchFile) -> str:
     word = "That is more than luck makes" if luck.is_beyond else "So the lead may be luck"
     seeds = len({one.seed for one in found.repeats})
     return (
-        f"{word}: after {wording.format_plural(found.compared_after or 0, 'epoch')} {best} led {runner_up} by "
+        f"{word}: after {wording.format_plural(found.compared_after, 'epoch')} {best} led {runner_up} by "
         f"{luck.lead:.4f}, with {wording.format_plural(seeds, 'other seed')} by {luck.other_lead:.4f} in the mean; "
         f"seeds alone scatter by {luck.scatter:.4f} (standard deviation), so that two runs of one configuration part "
         f"by up to {luck.reach:.4f} in 95 % of cases."
@@ -93,24 +91,24 @@ def tell_luck(found: SearchFile) -> str:
 def tell_spread(found: SearchFile) -> str:
     """Return whether trials at once or several ranks per trial finish this search sooner, as far as it was measured."""
     alone, beside = (_find_seconds(found, is_alone=is_alone) for is_alone in (True, False))
-    if found.spread is None or alone is None or beside is None:
-        why = found.why_no_spread or "no trial ran both beside another and alone"
-        return f"Not told whether {found.at_once} trials at once or several ranks per trial are sooner done: {why}."
-    ranks, seconds = found.spread.world_size, found.spread.epoch.train_seconds
-    at_once, by_ranks = _reckon(found, alone=alone, beside=beside), _reckon(found, alone=seconds, beside=None)
-    sooner, times = ("trials at once", by_ranks / at_once) if at_once < by_ranks else ("ranks", at_once / by_ranks)
+    if isinstance(found.spread, str) or alone is None or beside is None:
+        why = found.spread if isinstance(found.spread, str) else "no trial ran both beside others and alone"
+        return f"It is not told whether trials at once or several ranks per trial are sooner done: {why}."
+    ranks, at_once, seconds = found.spread.world_size, found.asked.at_once, found.spread.epoch.train_seconds
+    whole, by_ranks = _reckon(found, alone=alone, beside=beside), _reckon(found, alone=seconds, beside=None)
+    show = wording.format_seconds
+    sooner, times = ("trials at once", by_ranks / whole) if whole < by_ranks else ("ranks per trial", whole / by_ranks)
     return (
-        f"An epoch of the best configuration took {wording.format_seconds(beside)} beside other trials, "
-        f"{wording.format_seconds(alone)} alone and {wording.format_seconds(seconds)} by the {ranks} ranks of "
-        f"{found.spread.cell}. With these seconds for every trial the steps of the whole search take "
-        f"{wording.format_seconds(at_once)} with {found.at_once} trials at once and {wording.format_seconds(by_ranks)} "
-        f"with one after another on {ranks} ranks: {sooner} are {wording.format_ratio(times)} as fast."
+        f"An epoch of the best configuration took {show(beside)} beside other trials, {show(alone)} alone and "
+        f"{show(seconds)} by the {ranks} ranks of {found.spread.cell}. With these seconds for all, the steps of "
+        f"the whole search take {show(whole)} with {at_once} trials at once and {show(by_ranks)} with one by one "
+        f"on {ranks} ranks: sooner done are {sooner}, by {wording.format_ratio(times)}."
     )
 
 
 def _list_rungs(found: SearchFile) -> Iterator[tuple[int, int, int]]:
     """Yield (epochs before, epochs after, trials) of every rung."""
-    for before, after in zip([0, *found.rungs], found.rungs, strict=False):
+    for before, after in zip([0, *found.asked.rungs], found.asked.rungs, strict=False):
         yield before, after, sum(after in trial.losses for trial in found.trials)
 
 
@@ -120,7 +118,7 @@ def _find_seconds(found: SearchFile, *, is_alone: bool) -> float | None:
     seconds = [
         one.train_seconds
         for before, after, number in _list_rungs(found)
-        if (min(number, found.at_once) == 1) == is_alone
+        if (min(number, found.asked.at_once) == 1) == is_alone
         for one in epochs[before:after]
     ]
     return statistics.mean(seconds) if seconds else None
@@ -130,14 +128,15 @@ def _reckon(found: SearchFile, *, alone: float, beside: float | None) -> float:
     """Return the seconds of the whole search; without `beside`, of one trial after another."""
     total = 0.0
     for before, after, number in _list_rungs(found):
-        rounds = number if beside is None else -(-number // found.at_once)
-        total += rounds * (after - before) * (alone if beside is None or min(number, found.at_once) == 1 else beside)
+        rounds = number if beside is None else -(-number // found.asked.at_once)
+        total += (
+            rounds * (after - before) * (alone if beside is None or min(number, found.asked.at_once) == 1 else beside)
+        )
     return total
 
 
 def make_document(found: SearchFile) -> Document:
     """Return the report of a search, for every renderer."""
-    what = f"{found.model}; {found.dataset}, rows {found.range}, on {found.device}. Held-out rows: {found.heldout}."
     charts = [ShownChart(name, one.TITLE, make_caption(one, cast(Any, found))) for name, one in _select(found).items()]
     luck = judge_lead(found)
     role = "answer" if luck and luck.is_beyond else "unresolved"
@@ -148,37 +147,39 @@ def make_document(found: SearchFile) -> Document:
         PageSection("spread", "Trials at once, or ranks per trial?", [Text(tell_spread(found))]),
         PageSection("next", "How to go on with it", _tell_next(found)),
     ]
-    return Document(f"{found.name}: search", "which parameters are best?", tell_best(found), [Text(what)], sections)
+    return Document(
+        f"{found.name}: search", "which parameters are best?", tell_best(found), [Text(found.about)], sections
+    )
 
 
 def _tabulate_trials(found: SearchFile) -> Table:
-    rungs = [f"Loss after {epochs}" for epochs in found.rungs]
+    rungs = [f"Loss after {epochs}" for epochs in found.asked.rungs]
     headings = ["Trial", "Learning rate", "Batch", "Weight decay", "Warm-up", *rungs, "What became of it"]
-    return Table("Trials, and their held-out loss", headings, [_list_cells(found, one) for one in found.trials],
-                 num_prose=1)  # fmt: skip
+    rows = [_list_cells(found, one) for one in found.trials]
+    return Table(f"Trials, and their loss on rows {found.heldout}", headings, rows, num_prose=1)
 
 
 def _list_cells(found: SearchFile, trial: TrialRecord) -> list[str]:
-    losses = [wording.format_loss(trial.losses[one]) if one in trial.losses else "" for one in found.rungs]
+    losses = [wording.format_loss(trial.losses[one]) if one in trial.losses else "" for one in found.asked.rungs]
     end = f"not promoted after {wording.format_plural(max(trial.losses, default=0), 'epoch')}"
-    if found.rungs[-1] in trial.losses:
+    if found.asked.rungs[-1] in trial.losses:
         end = "the best" if trial is found.trials[found.best] else "came to the end"
-    drawn = [f"{trial.learning_rate:g}", str(trial.batch_size), f"{trial.weight_decay:g}", str(trial.warmup_steps)]
+    drawn = [f"{value:g}" for value in trial.drawn.model_dump().values()]
     return [trial.name, *drawn, *losses, trial.problem or end]
 
 
 def _tell_rules(found: SearchFile) -> str:
     return (
-        f"All trials of a rung learned from as many {found.unit}s, and every one by a schedule that runs once over "
-        f"{wording.format_plural(found.rungs[-1], 'epoch')}, so that no loss before the last rung is one after its "
-        f"decay. One in {found.eta} goes on, at least one, from its own checkpoint; of equal losses the lower number. "
-        f"Configurations follow from seed {found.seed} and the trial's number, trainings from seed {found.train_seed}."
+        f"All trials of a rung learned from as many {found.unit}s, every one by a schedule that runs once over "
+        f"{wording.format_plural(found.asked.rungs[-1], 'epoch')}: no loss before the last rung is after its decay. "
+        f"One in {found.asked.eta} goes on from its checkpoint, at least one; of equal losses the lower number. What "
+        f"trials have follows from seed {found.asked.seed} and their number; they trained with seed {found.train_seed}."
     )
 
 
 def _tell_seeds(found: SearchFile) -> list[Block]:
     told: list[Block] = [Text(tell_luck(found))]
-    if found.repeats and found.compared_after is not None:
+    if found.repeats:
         indices = dict.fromkeys(one.trial for one in found.repeats)
         rows = [(index, found.train_seed, found.trials[index].losses[found.compared_after]) for index in indices]
         more = [(one.trial, one.seed, one.loss) for one in found.repeats]
@@ -203,13 +204,12 @@ def _tell_seeds(found: SearchFile) -> list[Block]:
 
 def _tell_next(found: SearchFile) -> list[Block]:
     how = (
-        f"The patch puts the best parameters into params.yaml. `make compare` then takes the checkpoints of "
-        f"{found.trials[found.best].name} for those of {found.cell}, trains the other cells, and says how much faster "
-        "they are."
+        "The patch puts the best parameters into params.yaml. `make compare` then takes the checkpoints of "
+        f"{found.trials[found.best].name} for those of the first cell, trains the others and says how much faster they "
+        "are. A cell whose ranks cannot split the batch has to go first; `make params` names it."
     )
-    problem = [Text(f"Before that: {found.patch_problem}", "notice")] if found.patch_problem else []
-    commands = f"patch -p1 < reports/{FOLDER}/{PATCH}\nmake compare"
-    return [Text(how), *problem, Code(commands, "sh", "how to go on"), Code(found.patch, "diff", "the patch")]
+    commands = f"patch -p1 < reports/{FOLDER}/{PATCH}\nmake params\nmake compare"
+    return [Text(how), Code(commands, "sh", "how to go on"), Code(found.patch, "diff", "the patch")]
 
 
 def _select(found: SearchFile) -> dict[str, Chart]:

@@ -24,7 +24,7 @@ def describe_chart(found: SearchFile) -> str:
     """Return what stands on the axes."""
     return (
         "A line per trial across its learning rate (logarithmic), batch size, weight decay, steps of warm-up and its "
-        f"held-out loss after {wording.format_plural(found.rungs[0], 'epoch')}, which all trials have; "
+        f"held-out loss after {wording.format_plural(found.asked.rungs[0], 'epoch')}, which all trials have; "
         f"{found.trials[found.best].name}, the best in the end, is broad."
     )
 
@@ -33,11 +33,11 @@ def draw(found: SearchFile, axes: Axes) -> None:
     """Draw an upright line per parameter with its least and largest value, and every trial across them."""
     trials = [(number, trial) for number, trial in enumerate(found.trials) if trial.losses]
     columns: list[tuple[str, Callable[[TrialRecord], float], Callable[[float], str]]] = [
-        ("learning rate", lambda one: math.log(one.learning_rate), lambda value: f"{math.exp(value):.2g}"),
-        ("batch", lambda one: one.batch_size, "{:g}".format),
-        ("weight decay", lambda one: one.weight_decay, "{:.2g}".format),
-        ("warm-up", lambda one: one.warmup_steps, "{:g}".format),
-        ("loss", lambda one: one.losses[found.rungs[0]], "{:.3f}".format),
+        ("learning rate", lambda one: math.log(one.drawn.learning_rate), lambda value: f"{math.exp(value):.2g}"),
+        ("batch", lambda one: one.drawn.batch_size, "{:g}".format),
+        ("weight decay", lambda one: one.drawn.weight_decay, "{:.2g}".format),
+        ("warm-up", lambda one: one.drawn.warmup_steps, "{:g}".format),
+        ("loss", lambda one: one.losses[found.asked.rungs[0]], "{:.3f}".format),
     ]
     places = []
     for column, (_, read, show) in enumerate(columns):

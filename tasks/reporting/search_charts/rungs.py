@@ -20,7 +20,7 @@ def describe_chart(found: SearchFile) -> str:
     told = "; ".join(
         f"{wording.format_plural(len(losses), 'trial')} after {wording.format_plural(epochs, 'epoch')}, the best "
         f"{wording.format_loss(min(losses))}"
-        for epochs in found.rungs
+        for epochs in found.asked.rungs
         if (losses := [trial.losses[epochs] for trial in found.trials if epochs in trial.losses])
     )
     base = wording.format_loss(found.base_loss)
@@ -36,7 +36,7 @@ def draw(found: SearchFile, axes: Axes) -> None:
             linestyle=select_dashes(number), marker="o", markersize=4.5,
             linewidth=3.0 if number == found.best else 1.4, label=trial.name,
         )  # fmt: skip
-    axes.set_xticks(found.rungs)
+    axes.set_xticks(found.asked.rungs)
     axes.set_xlabel("epochs")
     axes.set_ylabel("held-out loss (nats per label)")
     axes.grid(axis="y")
