@@ -111,7 +111,7 @@ class Search:
     def train(self, trials: list[Trial], epochs: int) -> dict[str, float]:
         """Have the trials trained so far; return name -> held-out loss of those that did not diverge."""
         run_trials(trials, epochs, at_once=self.asked.at_once, devices=self.devices)
-        whole = [trial for trial in trials if trial.is_finished(epochs)]
+        whole = [trial for trial in trials if not trial.has_diverged(epochs)]
         require_comparable(whole, epochs, span=self.asked.rungs[-1])
         losses = self._evaluate(whole, epochs) if whole else {}
         self.runs |= {trial.name: trial.locate_run(epochs) for trial in whole}
@@ -156,7 +156,7 @@ class Search:
             return f"{cell} cannot split the best batch, {batch}, on this machine"
         trial = self._plan(f"trial-{self.best}-{cell}", self.best, cell=cell)
         run_trials([trial], 1, at_once=1, devices=self.devices)
-        if trial.problem is not None:
+        if trial.problem:
             return trial.problem
         self.runs[trial.name] = trial.locate_run(1)
         return SpreadRecord(cell=cell, world_size=num_ranks, epoch=_list_epochs(trial, 1)[0])

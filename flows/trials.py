@@ -29,6 +29,7 @@ from tasks.records.sources import BaseModelManifest
 from tasks.store.kept import mark_used
 from tasks.train import PlannedSegment, plan_segments
 from training.process.redaction import redact
+from training.state.receipt import find_problem
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_BETWEEN_LINES = 30.0
 _SECONDS_TO_END = 60.0
 """That a trial of a search that was killed may take to save."""
-_DIVERGED = "diverged.txt"
+_DIVERGED = "diverged-{}.txt"
 
 
 def read_command(stage: str, cell: str = "", others: Mapping[str, object] | None = None) -> list[str]:
@@ -123,16 +124,23 @@ class Trial:
     @property
     def problem(self) -> str | None:
         """Why it diverged, as it said; None if it has not."""
-        file = self.folder / _DIVERGED
-        return file.read_text(encoding="utf-8") if file.exists() else None
+        found = sorted(self.folder.glob(_DIVERGED.format("*")))
+        return found[0].read_text(encoding="utf-8") if found else None
+
+    def has_diverged(self, epochs: int) -> bool:
+        """Return whether it diverged on the way to a rung of so many epochs."""
+        return (self.folder / _DIVERGED.format(epochs)).exists()
 
     def locate_run(self, epochs: int) -> Path:
         """Return the folder of its run up to so many epochs."""
         return self.folder / f"epochs-{epochs}"
 
     def is_finished(self, epochs: int) -> bool:
-        """Return whether it was trained so far."""
-        return RunFile.path_in(self.locate_run(epochs)).exists()
+        """Return whether it was trained so far, and every byte of that is still what its receipts say."""
+        places = [(self.folder / "work" / "segments" / part.fingerprint, part) for part in self.segments[:epochs]]
+        return RunFile.path_in(self.locate_run(epochs)).exists() and not any(
+            find_problem(place, fingerprint=part.fingerprint) for place, part in places
+        )
 
     def start(self, epochs: int, *, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         """Start the stage that trains it so far, which goes on from what is finished or saved."""
@@ -151,10 +159,10 @@ class Trial:
                 env=make_environment(sys.executable) | own, start_new_session=True,
             )  # fmt: skip
 
-    def end(self, code: int) -> None:
+    def end(self, code: int, epochs: int) -> None:
         """Note how its process ended; raises the StageError that it ended with, but for one that diverged."""
         if code == ExitCode.DIVERGED:
-            (self.folder / _DIVERGED).write_text(self.read_last_line(), encoding="utf-8")
+            (self.folder / _DIVERGED.format(epochs)).write_text(self.read_last_line(), encoding="utf-8")
             _log.warning("%s: out of the search: %s", self.name, self.problem)
         elif code != ExitCode.OK:
             raise make_stage_error(f"{self.name}: {self.read_last_line()} (all that it said: {self.log})", code)
@@ -178,7 +186,7 @@ def run_trials(trials: Sequence[Trial], epochs: int, *, at_once: int, devices: S
     `devices`: the GPUs of the machine, which are dealt out by turns. Trials that still run when this is left are asked
     to save, and end.
     """
-    waiting = [trial for trial in trials if not trial.is_finished(epochs) and trial.problem is None]
+    waiting = [trial for trial in trials if not (trial.has_diverged(epochs) or trial.is_finished(epochs))]
     _log.info("to epoch %d: %d of %d trials are there already", epochs, len(trials) - len(waiting), len(trials))
     running: dict[int, tuple[Trial, subprocess.Popen[bytes]]] = {}
     next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
@@ -192,7 +200,7 @@ def run_trials(trials: Sequence[Trial], epochs: int, *, at_once: int, devices: S
             for slot, (trial, process) in list(running.items()):
                 if process.poll() is not None:
                     del running[slot]
-                    trial.end(process.returncode)
+                    trial.end(process.returncode, epochs)
             if time.monotonic() >= next_line:
                 next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
                 for trial, _ in running.values():

@@ -3,9 +3,8 @@
 import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from tasks.process import wording
 from tasks.records.search import SearchFile, TrialRecord
@@ -23,8 +22,7 @@ _CHARTS = Path(__file__).with_name("search_charts")
 _SURE = 0.95
 
 
-@dataclass(frozen=True)
-class Luck:
+class Luck(NamedTuple):
     """The lead of the best configuration beside what seeds alone do; nats per label."""
 
     lead: float
@@ -139,9 +137,9 @@ def make_document(found: SearchFile) -> Document:
     """Return the report of a search, for every renderer."""
     charts = [ShownChart(name, one.TITLE, make_caption(one, cast(Any, found))) for name, one in _select(found).items()]
     luck = judge_lead(found)
-    role = "answer" if luck and luck.is_beyond else "unresolved"
+    role: Literal["answer", "unresolved"] = "answer" if luck and luck.is_beyond else "unresolved"
     sections = [
-        PageSection("best", "The best", [Text(tell_best(found), "answer"), Text(tell_luck(found), cast(Any, role))]),
+        PageSection("best", "The best", [Text(tell_best(found), "answer"), Text(tell_luck(found), role)]),
         PageSection("trials", "Trials", [Charts("rungs", charts), _tabulate_trials(found), Text(_tell_rules(found))]),
         PageSection("luck", "How much of the lead is luck?", _tell_seeds(found)),
         PageSection("spread", "Trials at once, or ranks per trial?", [Text(tell_spread(found))]),
@@ -164,8 +162,7 @@ def _list_cells(found: SearchFile, trial: TrialRecord) -> list[str]:
     end = f"not promoted after {wording.format_plural(max(trial.losses, default=0), 'epoch')}"
     if found.asked.rungs[-1] in trial.losses:
         end = "the best" if trial is found.trials[found.best] else "came to the end"
-    drawn = [f"{value:g}" for value in trial.drawn.model_dump().values()]
-    return [trial.name, *drawn, *losses, trial.problem or end]
+    return [trial.name, *(f"{value:g}" for value in trial.drawn.model_dump().values()), *losses, trial.problem or end]
 
 
 def _tell_rules(found: SearchFile) -> str:
@@ -178,28 +175,19 @@ def _tell_rules(found: SearchFile) -> str:
 
 
 def _tell_seeds(found: SearchFile) -> list[Block]:
-    told: list[Block] = [Text(tell_luck(found))]
-    if found.repeats:
-        indices = dict.fromkeys(one.trial for one in found.repeats)
-        rows = [(index, found.train_seed, found.trials[index].losses[found.compared_after]) for index in indices]
-        more = [(one.trial, one.seed, one.loss) for one in found.repeats]
-        shown = [
-            [found.trials[index].name, str(seed), wording.format_optional(loss, wording.format_loss)]
-            for index, seed, loss in sorted([*rows, *more], key=lambda row: row[:2])
-        ]
-        title = f"Held-out loss after {wording.format_plural(found.compared_after, 'epoch')}"
-        told.append(Table(title, ["Trial", "Seed", "Loss"], shown, num_row_headings=2))
-    told.append(
-        Items(
-            [
-                "The best was chosen for its loss at one seed, so that its lead there is flattered; the other seeds "
-                "were not chosen from.",
-                "A seed decides the order of the rows, and dropout. Base model, rows and held-out rows are the same, "
-                "and what others would do to a loss is not seen here.",
-            ]
-        )
+    pair = [index for index in (found.best, found.runner_up) if index is not None]
+    rows = [(index, found.train_seed, found.trials[index].losses[found.compared_after]) for index in pair]
+    more = [(one.trial, one.seed, one.loss) for one in found.repeats]
+    shown = [
+        [found.trials[index].name, str(seed), wording.format_optional(loss, wording.format_loss)]
+        for index, seed, loss in sorted([*rows, *more], key=lambda row: row[:2])
+    ]
+    title = f"Held-out loss after {wording.format_plural(found.compared_after, 'epoch')}"
+    warnings = (
+        "The best was chosen for its loss at one seed, so that its lead there is flattered; others were not chosen.",
+        "A seed decides the order of the rows, and dropout. Base model, rows and held-out rows are the same for all.",
     )
-    return told
+    return [Text(tell_luck(found)), Table(title, ["Trial", "Seed", "Loss"], shown, num_row_headings=2), Items(warnings)]
 
 
 def _tell_next(found: SearchFile) -> list[Block]:
@@ -216,8 +204,8 @@ def _select(found: SearchFile) -> dict[str, Chart]:
     """Return name -> chart for every file of search_charts/ that has something to show."""
     names = [file.stem for file in _CHARTS.glob("*.py") if not file.stem.startswith("_")]
     charts = {name: cast(Chart, import_file("tasks.reporting.search_charts", name)) for name in names}
-    shown = [name for name in names if charts[name].is_shown(cast(Any, found))]
-    return {name: charts[name] for name in sorted(shown, key=lambda name: charts[name].POSITION)}
+    ordered = sorted(charts.items(), key=lambda item: item[1].POSITION)
+    return {name: chart for name, chart in ordered if chart.is_shown(cast(Any, found))}
 
 
 def write_search_report(found: SearchFile, reports: Path) -> list[Path]:

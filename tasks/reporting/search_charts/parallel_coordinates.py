@@ -42,12 +42,11 @@ def draw(found: SearchFile, axes: Axes) -> None:
     places = []
     for column, (_, read, show) in enumerate(columns):
         values = [read(trial) for _, trial in trials]
-        low, high = min(values), max(values)
-        places.append([(value - low) / (high - low) if high > low else 0.5 for value in values])
+        low, span = min(values), (max(values) - min(values)) or 1.0
+        places.append([(value - low) / span for value in values])
         axes.axvline(column, color=GRID, linewidth=1.2)
-        for value, place in {low: 0.0 if high > low else 0.5, high: 1.0 if high > low else 0.5}.items():
-            axes.text(column, place + (_MARGIN if place >= 0.5 else -_MARGIN), show(value), ha="center", color=MUTED,
-                      va="bottom" if place >= 0.5 else "top", fontsize=8.5)  # fmt: skip
+        for value, place, side in ((low, -_MARGIN, "top"), (max(values), 1 + _MARGIN, "bottom")):
+            axes.text(column, place, show(value), ha="center", va=side, color=MUTED, fontsize=8.5)
     for line, (number, trial) in enumerate(trials):
         axes.plot(
             range(len(columns)), [column[line] for column in places], color=select_color(number),
