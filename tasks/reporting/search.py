@@ -168,7 +168,7 @@ def _list_cells(found: SearchFile, trial: TrialRecord) -> list[str]:
 def _tell_rules(found: SearchFile) -> str:
     return (
         f"All trials of a rung learned from as many {found.unit}s, every one by a schedule that runs once over "
-        f"{wording.format_plural(found.asked.rungs[-1], 'epoch')}: no loss before the last rung is after its decay. "
+        f"{wording.format_plural(found.asked.rungs[-1], 'epoch')}: before the last rung it has not decayed to its end. "
         f"One in {found.asked.eta} goes on from its checkpoint, at least one; of equal losses the lower number. What "
         f"trials have follows from seed {found.asked.seed} and their number; they trained with seed {found.train_seed}."
     )

@@ -217,5 +217,20 @@ def test_a_trial_that_fails_ends_the_search_in_one_line_and_leaves_no_process(
     assert "trial.log" in done.stdout.splitlines()[-1]
 
 
+def test_trials_that_diverge_are_out_and_a_search_of_such_alone_says_so(
+    searched: Workspace, warm: Path, tmp_path: Path
+) -> None:
+    bad = searched.copy(tmp_path / "project", programs=warm)
+    bad.change({"tracking.kind": "none", "train.seed": 8, "search.trials": 2})
+    done = bad.run(*SEARCH, ok=False, FAULT="rank=0,step=2,kind=nan")
+    assert done.returncode == ExitCode.DIVERGED
+    assert "trial-1: out of the search: train: cell 1proc" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("search: all trials diverged by epoch 1; allowed")
+    # They are not tried again.
+    launches = _count_launches(bad)
+    assert bad.run(*SEARCH, ok=False).returncode == ExitCode.DIVERGED
+    assert _count_launches(bad) == launches
+
+
 def _read_here() -> dict[str, Any]:
     return _read(Workspace(Path.cwd()))

@@ -2,7 +2,7 @@
 
 from tasks.process import wording
 from tasks.records.search import SearchFile
-from tasks.reporting.drawing import MUTED, Axes, add_legend, select_color, select_dashes
+from tasks.reporting.drawing import Axes, add_legend, select_color, select_dashes
 
 TITLE = "Held-out loss, rung by rung"
 POSITION = 10
@@ -24,19 +24,20 @@ def describe_chart(found: SearchFile) -> str:
         if (losses := [trial.losses[epochs] for trial in found.trials if epochs in trial.losses])
     )
     base = wording.format_loss(found.base_loss)
-    return f"Loss on rows {found.heldout} after as many epochs each; the dashed line is the base model, {base}. {told}."
+    return (
+        f"Loss on rows {found.heldout} after as many epochs each, lower is better; the base model has {base}. {told}."
+    )
 
 
 def draw(found: SearchFile, axes: Axes) -> None:
     """Draw a line per trial over the rungs that it took part in, the best one broad."""
-    axes.axhline(found.base_loss, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
     for number, trial in enumerate(found.trials):
         axes.plot(
-            list(trial.losses), list(trial.losses.values()), color=select_color(number),
+            [0, *trial.losses], [found.base_loss, *trial.losses.values()], color=select_color(number),
             linestyle=select_dashes(number), marker="o", markersize=4.5,
             linewidth=3.0 if number == found.best else 1.4, label=trial.name,
         )  # fmt: skip
-    axes.set_xticks(found.asked.rungs)
+    axes.set_xticks([0, *found.asked.rungs])
     axes.set_xlabel("epochs")
     axes.set_ylabel("held-out loss (nats per label)")
     axes.grid(axis="y")
