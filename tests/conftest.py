@@ -47,6 +47,7 @@ LONGEST = (
     "integration/test_prefect_trouble.py",
     "integration/test_nodes.py",
     "integration/test_odd_folder.py",
+    "integration/test_search.py",
     "integration/test_images.py",
     "integration/test_sequence_classification.py",
     "integration/test_instruction.py",
