@@ -22,7 +22,7 @@ from flows.pipeline import reproduce
 from flows.trials import Trial, find_path, make_stage_error, read_command, read_raw_params, run_trials, write_inputs
 from tasks.params import Params, load_params
 from tasks.params.choices import read_unit
-from tasks.params.search import explain_unsearchable, make_patch, make_train_changes
+from tasks.params.trials import make_patch, make_train_changes
 from tasks.process.failure import ConfigurationError, DivergedError, exit_with_one_line
 from tasks.process.lock import lock_machine, lock_workspace
 from tasks.process.logs import configure_logging
@@ -243,7 +243,7 @@ def _main() -> None:
     argparse.ArgumentParser(prog="flows.search", description="Search the parameters of params.yaml.").parse_args()
     configure_logging()
     params = load_params()
-    if unfit := explain_unsearchable(params):
+    if unfit := params.explain_unsearchable():
         raise ConfigurationError(f"params.yaml: {unfit}")
     with lock_workspace("make search"):
         for stage in ("fingerprint", "download", "slice"):

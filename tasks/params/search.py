@@ -4,23 +4,17 @@ What a trial is trained with is a function of the seed and its number alone, so 
 first, and one more trial leaves the others what they were.
 """
 
-import difflib
 import hashlib
 import itertools
 import math
-import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from collections.abc import Sequence
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
-from ruamel.yaml import YAML
 
 from tasks.params.section import Finite, Section
+from tasks.params.sources import RowRange
 
-if TYPE_CHECKING:
-    from tasks.params import Params
-
-_VALUE = re.compile(r"[^\s#,}]+")
 _DIGITS = 3
 """Of a drawn number, so that it stands in params.yaml as it was trained with."""
 
@@ -91,6 +85,27 @@ class SearchParams(Section):
             warmup_steps=self.warmup_steps[int(len(self.warmup_steps) * self._draw_share(index, "warmup_steps"))],
         )
 
+    def explain_unfit(self, cell: str, *, ranges: Sequence[RowRange], num_nodes: int, shares: int) -> str | None:
+        """Return why trials that are spread like `cell` cannot be searched, with the remedy; None if they can.
+
+        A rung is a number of epochs of one range: with several, more epochs of the first would change all after it.
+        `shares`: into which the cell deals the rows of a step.
+        """
+        if len(ranges) != 1:
+            return f"ranges: got {len(ranges)} with search; allowed: one, since a rung is more epochs of it"
+        if num_nodes > 1:
+            return f"cells.{cell}.num_nodes: got {num_nodes} with search; allowed: 1, a trial is on one machine"
+        if unfit := [size for size in self.batch_size if size % shares]:
+            return f"search.batch_size: got {unfit[0]}; allowed: multiples of {shares}, the ranks of {cell}"
+        largest, most = max(self.batch_size), max(self.warmup_steps)
+        num_steps = -(-(ranges[0].end - ranges[0].start) // largest) * self.rungs[-1]
+        if most >= num_steps:
+            return (
+                f"search.warmup_steps: got {most}; allowed: less than {num_steps}, steps of {self.rungs[-1]} epochs "
+                f"in batches of {largest}"
+            )
+        return None
+
     def _draw_share(self, index: int, name: str) -> float:
         """Return a number from 0 to below 1: each key has its own, whatever becomes of the others."""
         digest = hashlib.sha256(f"{self.seed} {index} {name}".encode()).digest()
@@ -99,67 +114,3 @@ class SearchParams(Section):
 
 def _round(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
-
-
-def explain_unsearchable(params: "Params") -> str | None:
-    """Return why `make search` cannot run with these params, with the remedy; None if it can.
-
-    A rung is a number of epochs of one range: with several, more epochs of the first would change all after it.
-    """
-    search, cell = params.search, params.cells[params.baseline]
-    if len(params.ranges) != 1:
-        return f"ranges: got {len(params.ranges)} with search; allowed: one, since a rung is more epochs of it"
-    if cell.num_nodes > 1:
-        return f"cells.{params.baseline}.num_nodes: got {cell.num_nodes} with search; allowed: 1, trials are on one"
-    shares = params.count_shares(params.baseline)
-    if unfit := [size for size in search.batch_size if size % shares]:
-        return f"search.batch_size: got {unfit[0]}; allowed: multiples of {shares}, the ranks of {params.baseline}"
-    rows = params.ranges[0].end - params.ranges[0].start
-    num_steps = -(-rows // max(search.batch_size)) * search.rungs[-1]
-    if max(search.warmup_steps) >= num_steps:
-        return (
-            f"search.warmup_steps: got {max(search.warmup_steps)}; allowed: less than {num_steps}, the steps of "
-            f"{search.rungs[-1]} epochs in batches of {max(search.batch_size)}"
-        )
-    return None
-
-
-def make_train_changes(params: "Params", drawn: Configuration) -> dict[str, Any]:
-    """Return what a trial's section `train` has of its own.
-
-    The schedule runs once over the epochs of the last rung, whichever rung the trial gets to. Micro-batches are such
-    that all cells can split them that can split the batch.
-    """
-    shares = {params.count_shares(cell) for cell in params.cells}
-    per_rank = [drawn.batch_size // number for number in shares if drawn.batch_size % number == 0]
-    return {
-        "epochs": params.search.rungs[-1],
-        "schedule_span": "run",
-        "learning_rate": drawn.learning_rate,
-        "global_batch_size": drawn.batch_size,
-        "micro_batch_size": math.gcd(params.train.micro_batch_size, *per_rank),
-        "weight_decay": drawn.weight_decay,
-        "warmup_steps": drawn.warmup_steps,
-    }
-
-
-def make_patch(text: str, changes: Mapping[str, Any]) -> str:
-    """Return a unified diff of params.yaml, whose text is given, that puts the changes into its section `train`.
-
-    Every other line, and what stands behind a value, stays as it is.
-    """
-    section = YAML(typ="rt", pure=True).load(text)["train"]
-    lines = text.splitlines(keepends=True)
-    first = section.lc.key(next(iter(section)))
-    # From the end to the beginning, so that no change moves the place of another.
-    places = {key: section.lc.value(key) if key in section else first for key in changes}
-    for key, (line, column) in sorted(places.items(), key=lambda item: item[1], reverse=True):
-        if key in section:
-            lines[line] = lines[line][:column] + _VALUE.sub(str(changes[key]), lines[line][column:], count=1)
-        else:
-            before, after = lines[line][:column], lines[line][column:]
-            is_block = not before.strip()
-            lines[line] = f"{before}{key}: {changes[key]}{chr(10) + before if is_block else ', '}{after}"
-    new = "".join(lines).splitlines(keepends=True)
-    diff = difflib.unified_diff(text.splitlines(keepends=True), new, "a/params.yaml", "b/params.yaml")
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in diff)

@@ -193,7 +193,7 @@ def test_a_search_whose_trials_begin_their_schedule_anew_in_every_epoch_is_refus
 ) -> None:
     wrong = searched.copy(tmp_path / "project", programs=warm)
     wrong.change({"tracking.kind": "none", "search.trials": 2, "search.rungs": [2]})
-    file = wrong.folder / "tasks/params/search.py"
+    file = wrong.folder / "tasks/params/trials.py"
     text = file.read_text()
     assert text.count('"schedule_span": "run"') == 1
     file.write_text(text.replace('"schedule_span": "run"', '"schedule_span": "segment"'))

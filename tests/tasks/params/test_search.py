@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from tasks.params import Params, load_params
-from tasks.params.search import Configuration, SearchParams, explain_unsearchable, make_patch, make_train_changes
+from tasks.params.search import Configuration, SearchParams
 from tasks.params.strict_yaml import read_strict_yaml
+from tasks.params.trials import make_patch, make_train_changes
 from tasks.process.failure import ConfigurationError
 
 DEFAULTS = SearchParams()
@@ -107,7 +108,7 @@ def test_a_comparison_that_cannot_be_searched_is_refused(project: Path, changes:
         Params.model_validate(raw)
     # Who asks for no search is asked for nothing.
     del raw["search"]
-    assert explain_unsearchable(Params.model_validate(raw)) is not None
+    assert Params.model_validate(raw).explain_unsearchable() is not None
 
 
 def test_micro_batches_are_what_every_cell_can_split_that_can_split_the_batch(project: Path) -> None:
