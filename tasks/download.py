@@ -146,7 +146,7 @@ def _clear(folder: Path) -> None:
 
 def _main() -> None:
     arguments = make_parser("download", __doc__, "sources", "raw", "base-model").parse_args()
-    snapshot, params = Snapshot.begin(arguments.inputs)
+    snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     begun = SourcesFile.read(arguments.sources)
     download_rows(params, arguments.raw, source_digest=begun.dataset.digest if begun.dataset else None)
     download_model(params, arguments.base_model, class_names=RawManifest.read(arguments.raw).class_names)

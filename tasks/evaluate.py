@@ -273,7 +273,7 @@ def _evaluate_epochs(params: Params, rows: HeldoutRows, *, runs: Path, code: str
 
 def _main() -> None:
     arguments = make_parser("evaluate", __doc__, "slices", "base-model", "runs", "code", "evaluation").parse_args()
-    snapshot, params = Snapshot.begin(arguments.inputs)
+    snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     manifest = SlicesManifest.read(arguments.slices)
     rows = HeldoutRows(
         folder=arguments.slices / str(params.heldout),

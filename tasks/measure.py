@@ -291,7 +291,7 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
 
 
 def _read_inputs(arguments: argparse.Namespace) -> Inputs:
-    snapshot, params = Snapshot.begin(arguments.inputs)
+    snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     base_model = BaseModelManifest.read(arguments.base_model)
     ranges = [str(part) for part in params.ranges]
     is_weak = params.measure.scaling == "weak"

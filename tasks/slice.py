@@ -87,7 +87,7 @@ def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -
 
 def _main() -> None:
     arguments = make_parser("slice", __doc__, "raw", "base-model", "slices").parse_args()
-    snapshot, params = Snapshot.begin(arguments.inputs)
+    snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     require_digest(arguments.raw / ROWS, RawManifest.read(arguments.raw).rows_sha256)
     write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)
     snapshot.require_unchanged()

@@ -171,8 +171,10 @@ class CellTraining:
 def _main() -> None:
     parser = make_parser("train", __doc__, "slices", "base-model", "code", "machine", "run")
     parser.add_argument("cell")
+    parser.add_argument("--work", type=Path, help="folder of the cell's work; by default the cell's below .work/runs")
+    parser.add_argument("--segments", type=int, metavar="N", help="train the first N segments alone, of the same plan")
     arguments = parser.parse_args()
-    snapshot, params = Snapshot.begin(arguments.inputs)
+    snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     run = _describe(arguments, params)
     missing = run.list_missing()
     _log.info(
@@ -182,7 +184,7 @@ def _main() -> None:
     if missing and run.params.train.schedule_span == "run" and run.params.train.schedule != "constant":
         _log.info(
             "the learning rate runs its course once, over all %d steps: another number of epochs or ranges trains anew "
-            "what decays", sum(part.num_steps for part in run.segments),
+            "what decays", run.segments[0].span.total,
         )  # fmt: skip
     if missing:
         require_writable(run.work, arguments.run.parent)
@@ -218,6 +220,12 @@ def _describe(arguments: argparse.Namespace, params: Params) -> CellTraining:
         raise ConfigurationError(f"cell {cell!r} is not in params.yaml; allowed: {', '.join(params.cells)}")
     code, machine = CodeFile.read(arguments.code).digest, MachineFile.read(arguments.machine)
     base_model = BaseModelManifest.read(arguments.base_model)
+    segments = plan_segments(
+        cell, params, slices=SlicesManifest.read(arguments.slices).slices, base_model=base_model.digest,
+        code=code, machine=machine.digest,
+    )  # fmt: skip
+    if arguments.segments is not None and not 1 <= arguments.segments <= len(segments):
+        raise ConfigurationError(f"--segments: got {arguments.segments}; allowed: 1 to {len(segments)}, the cell's")
     return CellTraining(
         params=params,
         cell=cell,
@@ -225,12 +233,9 @@ def _describe(arguments: argparse.Namespace, params: Params) -> CellTraining:
         base_model=base_model,
         code_digest=code,
         machine_digest=machine.digest,
-        segments=plan_segments(
-            cell, params, slices=SlicesManifest.read(arguments.slices).slices, base_model=base_model.digest,
-            code=code, machine=machine.digest,
-        ),
-        work=(_WORK / cell).resolve(),
-    )  # fmt: skip
+        segments=segments[: arguments.segments],
+        work=(arguments.work or _WORK / cell).resolve(),
+    )
 
 
 def _train(run: CellTraining, config: TrainingConfig, follower: Any, *, total_steps: int) -> None:

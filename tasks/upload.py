@@ -275,7 +275,7 @@ def _parse_arguments() -> argparse.Namespace:
 
 def _main() -> None:
     arguments = _parse_arguments()
-    snapshot, params = Snapshot.begin(arguments.inputs)
+    snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     sources = Sources(base_model=arguments.base_model, runs=arguments.runs, reports=arguments.reports)
     if arguments.dry_run:
         with tempfile.TemporaryDirectory(prefix=".dry-run-", dir=arguments.reports) as folder:

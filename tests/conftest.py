@@ -48,6 +48,7 @@ LONGEST = (
     "integration/test_two_hosts.py",
     "tasks/ranks/launchers/test_ray.py",
     "integration/test_odd_folder.py",
+    "integration/test_search.py",
     "integration/test_images.py",
     "integration/test_sequence_classification.py",
     "integration/test_instruction.py",

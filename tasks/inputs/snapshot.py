@@ -22,6 +22,7 @@ from tasks.ranks.code import checks
 from tasks.records.fingerprint import InputsFile
 
 _REMEDY = "run again: make compare; what is finished and still fits is kept"
+_PARAMS = Path("params.yaml")
 _PIPELINE = Path("dvc.yaml")
 _ABSENT = "nothing"
 
@@ -44,6 +45,7 @@ def make_parser(stage: str, description: str | None, *places: str) -> argparse.A
     for place in places:
         parser.add_argument(f"--{place}", type=Path, required=True)
     parser.add_argument("--inputs", type=Path, help="what this run works on (tasks/inputs/snapshot.py)")
+    parser.add_argument("--params", type=Path, default=_PARAMS, help="in place of params.yaml: a trial's of a search")
     return parser
 
 
@@ -86,27 +88,29 @@ class Snapshot:
     """Files and folders that it depends on."""
     seen: dict[Path, tuple[int, int, int]] = field(default_factory=dict)
     """Every file of them -> what shows that it was not written since."""
+    params_file: Path = _PARAMS
+    """Of a trial of a search it is its own."""
 
     @classmethod
-    def begin(cls, file: Path | None) -> tuple["Snapshot", Params]:
+    def begin(cls, file: Path | None, params_file: Path = _PARAMS) -> tuple["Snapshot", Params]:
         """Return what the stage works on, with params.yaml, as `read` and `load_params` do, and have its log shown."""
         configure_logging()
-        snapshot = cls.read(file)
+        snapshot = cls.read(file, params_file)
         return snapshot, snapshot.load_params()
 
     @classmethod
-    def read(cls, file: Path | None) -> "Snapshot":
+    def read(cls, file: Path | None, params_file: Path = _PARAMS) -> "Snapshot":
         """Return what the file holds, with a look at everything that the stage depends on."""
         if file is None:
-            return cls(None)
+            return cls(None, params_file=params_file)
         inputs = InputsFile.read(file)
-        snapshot = cls(file, inputs.params, inputs.code, inputs.deps, _stat_files(inputs.deps))
+        snapshot = cls(file, inputs.params, inputs.code, inputs.deps, _stat_files(inputs.deps), params_file)
         checks.append(snapshot.require_code)
         return snapshot
 
     def load_params(self) -> Params:
         """Return params.yaml, once it and the code are what the run began with; raises ConfigurationError else."""
-        params = load_params()
+        params = load_params(self.params_file)
         self._require_params(params)
         self.require_code()
         return params
@@ -119,7 +123,7 @@ class Snapshot:
         if self.file is None:
             return
         # Not the sources under `path:`, which may be gone by now: what was read of them stands in the outputs.
-        self._require_params(load_params(looks_at_data=False))
+        self._require_params(load_params(self.params_file, looks_at_data=False))
         self.require_code()
         now = _stat_files(self.deps)
         if changed := sorted(str(path) for path in {*self.seen, *now} if now.get(path) != self.seen.get(path)):

@@ -21,6 +21,7 @@ from tasks.params.choices import (
 from tasks.params.complaint import describe_first_complaint
 from tasks.params.local_files import check_paths
 from tasks.params.options import explain_unfit, require_exact
+from tasks.params.search import SearchParams
 from tasks.params.section import Day, Finite, Section
 from tasks.params.services import TrackingParams, UploadParams
 from tasks.params.sources import (
@@ -112,6 +113,7 @@ class Params(Section):
     quality: QualityParams = QualityParams()
     cost: CostParams = CostParams()
     ray: RayParams = RayParams()
+    search: SearchParams = SearchParams()
     tracking: TrackingParams = TrackingParams()
     upload: UploadParams = UploadParams()
 
@@ -184,12 +186,18 @@ class Params(Section):
             self._require_even_split(name)
             if self.train.exact:
                 require_exact(f"cells.{name}", cell.strategy, cell.options)
+        self._check_optional()
+        return self
+
+    def _check_optional(self) -> None:
+        """Raise ValueError for what optional sections ask of the comparison and it has not."""
+        if "search" in self.model_fields_set and (unfit := self.explain_unsearchable()):
+            raise ValueError(unfit)
         if self.upload.cell is not None:
             require_one_of("upload.cell", self.upload.cell, list(self.cells))
         if isinstance(self.upload.checkpoints, list):
             for checkpoint in self.upload.checkpoints:
                 require_one_of("upload.checkpoints", checkpoint, self.checkpoint_names)
-        return self
 
     def _check_kind_of_rows(self) -> None:
         """Raise ValueError unless data and training are both of images, or both of texts."""
@@ -225,6 +233,11 @@ class Params(Section):
         """Return into how many shares the cell deals the micro-batches of a step."""
         spread = self.cells[cell]
         return count_shares(spread.strategy, spread.world_size, spread.options)
+
+    def explain_unsearchable(self) -> str | None:
+        """Return why `make search` cannot run with these params, with the remedy; None if it can."""
+        nodes, shares = self.cells[self.baseline].num_nodes, self.count_shares(self.baseline)
+        return self.search.explain_unfit(self.baseline, ranges=self.ranges, num_nodes=nodes, shares=shares)
 
     def _require_even_split(self, cell: str) -> None:
         train, shares = self.train, self.count_shares(cell)

@@ -29,6 +29,9 @@ _EPOCH_METRICS = (
 )  # fmt: skip
 
 
+_NOT_OF_REPORT = ("hub", ".gitignore", "README.md", "search", "search.html", "search.md")
+"""Names in reports/."""
+
 Rows = list[dict[str, Any]]
 """A table: every row has the same columns."""
 Tags = dict[str | None, dict[str, str]]
@@ -99,9 +102,9 @@ def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine
     """Return the comparison that `run` (run.json of any of its cells, or its beginning) belongs to.
 
     Its identity is the validated params, without what changes no number (where it is tracked and published, its
-    description), and the digests of code, base model, data and machine.
+    description, what a search tries), and the digests of code, base model, data and machine.
     """
-    content = params.model_dump(mode="json", exclude={"tracking", "upload", "description"})
+    content = params.model_dump(mode="json", exclude={"tracking", "upload", "description", "search"})
     facts, parts = MachineFile.read(machine), SlicesManifest.read(slices).slices
     identity = {
         "params": content,
@@ -155,9 +158,9 @@ def read_segment_points(folder: Path) -> tuple[list[Point], Point]:
 
 def collect_report(results: Mapping[str, Any], folder: Path) -> Report:
     """Return the report that stands in `folder`, without what the next stage publishes."""
-    # reports/hub/ is that: checkpoints. README.md says what the folder is for.
+    # reports/hub/ is that: checkpoints. README.md says what the folder is for; a search has runs of its own.
     found = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    files = {str(name): path for name, path in found.items() if name.parts[0] not in ("hub", ".gitignore", "README.md")}
+    files = {str(name): path for name, path in found.items() if name.parts[0] not in _NOT_OF_REPORT}
     figures, tables, tags = collect_final_figures(results), make_tables(results), make_gate_tags(results)
     return Report(files=files, figures=figures, tables=tables, tags=tags)
 

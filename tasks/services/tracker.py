@@ -110,6 +110,25 @@ def send_report(
     return False
 
 
+def send_trials(
+    params: Params, search: TrackedComparison, runs: Mapping[str, Path], report: Report | None = None
+) -> None:
+    """Send what the trackers lack of the trials (name -> folder of its run), and what the search came to at its end.
+
+    A tracker that cannot be reached is one warning line: the next search sends what it missed.
+    """
+
+    def send(tracker: str) -> int:
+        store = _open_runs(tracker, params, search)
+        sent = sum(_send_cell(store, folder, name=name) for name, folder in runs.items())
+        return sent + (store.send_report(report) if report else 0)
+
+    for tracker in params.tracking.kinds:
+        _, problem = attempt_within(REPORT_SECONDS, functools.partial(send, tracker))
+        if problem is not None:
+            _log.warning("%s: %s; nothing is lost, the next `make search` sends what is missing", tracker, problem)
+
+
 def _send_all(tracker: str, params: Params, comparison: TrackedComparison, report: Report, cells: list[Path]) -> int:
     runs = _open_runs(tracker, params, comparison)
     runs.withdraw(report.figures)
@@ -121,10 +140,13 @@ def _open_runs(tracker: str, params: Params, comparison: TrackedComparison) -> R
     return found.open_runs(comparison, uri=found.choose_uri(params.tracking.uri))
 
 
-def _send_cell(runs: Runs, folder: Path) -> int:
-    """Send what the tracker lacks of the finished cell in `folder`; return the number of values sent."""
+def _send_cell(runs: Runs, folder: Path, *, name: str | None = None) -> int:
+    """Send what the tracker lacks of the finished cell in `folder`; return the number of values sent.
+
+    `name`: of its run; by default the cell's.
+    """
     facts = RunFile.read(folder)
-    run = runs.open_cell(facts.cell, flatten(facts.content(exclude={"segments", "final_checkpoint"})))
+    run = runs.open_cell(name or facts.cell, flatten(facts.content(exclude={"segments", "final_checkpoint"})))
     sent = send_segments(run, [folder / part.folder for part in facts.segments])
     run.set_status("FINISHED")
     return sent

@@ -30,7 +30,7 @@ _NOTED_COMPARISONS = 100
 _WORK, _DATA = Path(".work"), Path("data")
 _NOTES = _WORK / "comparisons.json"
 _DOWNLOADS = ("download/*/*", "slices/*")
-_RESULTS = ("measure/*", "evaluation/*", "runs/*/segments/*", "runs/*/partial/*")
+_RESULTS = ("measure/*", "evaluation/*", "runs/*/segments/*", "runs/*/partial/*", "search/trials/*")
 _DVC_AT_WORK = Path(".dvc/tmp/rwlock")
 
 

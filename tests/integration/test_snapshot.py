@@ -267,6 +267,7 @@ _IMPORTED_BY_THOSE = {
     "tasks.store.kept",
     "tasks.params.options",
     "tasks.params.prompts",
+    "tasks.params.search",
     "tasks.params.section",
     "tasks.params.services",
     "tasks.params.source_digest",

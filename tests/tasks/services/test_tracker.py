@@ -10,6 +10,7 @@ from tasks.params import Params
 from tasks.services.follower import attempt_within, describe_error
 from tasks.services.tracked import (
     collect_final_figures,
+    collect_report,
     describe_comparison,
     flatten,
     make_step_point,
@@ -43,11 +44,22 @@ def test_importing_the_tracker_imports_no_mlflow(project: Path) -> None:
     assert answer.stdout.strip() == "False"
 
 
+def test_a_report_is_sent_without_what_is_published_and_without_that_of_a_search(
+    params: Params, tmp_path: Path
+) -> None:
+    for name in ("index.html", "charts/a.svg", "hub/model.pt", "README.md", "search.html", "search.md", "search/a.svg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert set(collect_report(report_results(params, speedup=None), tmp_path).files) == {"index.html", "charts/a.svg"}
+
+
 def test_identity_ignores_where_it_is_tracked_and_published_and_its_description(params: Params, tmp_path: Path) -> None:
     write_comparison(tmp_path, params)
     upload = params.upload.model_copy(update={"repo_id": "me/model"})
     tracking = params.tracking.model_copy(update={"uri": "http://elsewhere"})
-    other = params.model_copy(update={"description": "other words", "upload": upload, "tracking": tracking})
+    search = params.search.model_copy(update={"trials": 9})
+    changes = {"description": "other words", "upload": upload, "tracking": tracking, "search": search}
+    other = params.model_copy(update=changes)
     assert _digest(other, tmp_path) == _digest(params, tmp_path)
 
 

@@ -40,7 +40,10 @@ def _compared(*days: int) -> None:
     Path(".work/comparisons.json").write_text(json.dumps(notes))
 
 
-ENTRIES = ["download/rows/a", "slices/a", "measure/a", "evaluation/a", "runs/c/segments/a", "runs/c/partial/a"]
+ENTRIES = [
+    *("download/rows/a", "slices/a", "measure/a", "evaluation/a", "runs/c/segments/a", "runs/c/partial/a"),
+    "search/trials/a",
+]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -82,7 +85,7 @@ def test_a_comparison_that_begins_removes_old_downloads_and_slices_and_nothing_e
     note_comparison(params)
     assert all(entry.exists() for entry in entries), "nine comparisons were noted"
     note_comparison(_changed(params))
-    assert [entry.exists() for entry in entries] == [False, False, True, True, True, True]
+    assert [entry.exists() for entry in entries] == [False, False, True, True, True, True, True]
 
 
 def test_a_comparison_that_begins_counts_what_the_last_one_left_in_data_as_used(project: Path) -> None:

@@ -1,0 +1,262 @@
+"""`python -m flows.search`: successive halving over trials of params.yaml, each a training by the stage `train`.
+
+A trial has a folder that is named by what its content depends on, so that whatever is finished is found again: by a
+search that was killed, by one that tries more, and by the comparison that goes on with the best. All of it is decided
+by held-out losses after whole rungs, so that nothing depends on which trial ends first. It runs without Prefect, whose
+server would start slower than a search that is finished already.
+"""
+
+import argparse
+import logging
+import math
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.child import make_environment, run_child
+from flows.fair_trials import read_epochs, require_comparable
+from flows.output import StageOutput
+from flows.pipeline import reproduce
+from flows.trials import Trial, find_path, make_stage_error, read_command, read_raw_params, run_trials, write_inputs
+from tasks.params import Params, load_params
+from tasks.params.choices import read_unit
+from tasks.params.trials import make_patch, make_train_changes
+from tasks.process.failure import ConfigurationError, DivergedError, exit_with_one_line
+from tasks.process.lock import lock_machine, lock_workspace
+from tasks.process.logs import configure_logging
+from tasks.process.parent import STARTER
+from tasks.records.evaluation import EvaluationFile
+from tasks.records.fingerprint import MachineFile
+from tasks.records.search import RepeatRecord, SearchFile, SpreadRecord, TrialEpoch, TrialRecord
+from tasks.records.sources import BaseModelManifest, RawManifest
+from tasks.reporting.search import tell_best, tell_luck, write_search_report
+from tasks.services.tracked import Figures, Report, TrackedComparison, flatten
+from tasks.services.tracker import send_trials
+from tasks.store.kept import fill_folder
+from tasks.store.links import link_folder
+from training.process.files import digest_json
+
+_log = logging.getLogger(__name__)
+
+_EVALUATING = Path(".work/search/evaluating")
+_RUNS = Path(".work/runs")
+_PARAMS = Path("params.yaml")
+_LOGS = Path(".work/logs")
+_REPORTS = Path("reports")
+
+
+def rank(losses: dict[int, float]) -> list[int]:
+    """Return the trials, number -> held-out loss, from the best to the worst; of equal ones the lower number first."""
+    return sorted(losses, key=lambda index: (losses[index], index))
+
+
+def choose_promoted(losses: dict[int, float], *, eta: int) -> list[int]:
+    """Return which trials go on, the best first: one in `eta`, at least one."""
+    return rank(losses)[: max(1, len(losses) // eta)]
+
+
+class Search:
+    """One search of the comparison in params.yaml."""
+
+    def __init__(self, params: Params) -> None:
+        self.params = params
+        self.asked = params.search
+        self.cell = params.baseline
+        self.trials = [self._plan(f"trial-{index}", index) for index in range(self.asked.trials)]
+        num_gpus = MachineFile.read(find_path("train", "machine")).num_gpus
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self.devices = visible.split(",") if visible and num_gpus else list(map(str, range(num_gpus)))
+        self.losses: dict[int, dict[int, float]] = {}
+        """Epochs of a rung -> number of a trial -> held-out loss after them."""
+        self.base_loss = math.nan
+        self.runs: dict[str, Path] = {}
+        """Name of whatever was trained -> folder of its longest run."""
+        self.heldout: dict[str, float] = {}
+        """Name of whatever was trained -> its last loss on the held-out rows."""
+
+    def _plan(self, name: str, index: int, *, cell: str = "", **changes: int) -> Trial:
+        drawn = self.asked.draw(index)
+        changes = {**make_train_changes(self.params, drawn), **changes}
+        return Trial.plan(name, drawn, changes, cell=cell or self.cell)
+
+    def climb(self) -> None:
+        """Train and compare rung by rung."""
+        going = list(range(len(self.trials)))
+        for epochs in self.asked.rungs:
+            found = self.train([self.trials[index] for index in going], epochs)
+            self.losses[epochs] = {index: found[one] for index in going if (one := self.trials[index].name) in found}
+            if not found:
+                raise DivergedError(f"all trials diverged by epoch {epochs}; allowed: a lower search.learning_rate")
+            ranked = rank(self.losses[epochs])
+            told = ", ".join(f"{self.trials[index].name} {self.losses[epochs][index]:.4f}" for index in ranked)
+            _log.info("held-out loss after epoch %d: %s", epochs, told)
+            self.track()
+            going = choose_promoted(self.losses[epochs], eta=self.asked.eta)
+
+    @property
+    def best(self) -> int:
+        """The number of the trial that won."""
+        return rank(self.losses[self.asked.rungs[-1]])[0]
+
+    def find_runner_up(self) -> tuple[int | None, int]:
+        """Return who came next where the best was last compared with any, None if nobody, and after which epochs."""
+        for epochs in reversed(self.asked.rungs):
+            for index in rank(self.losses[epochs]):
+                if index != self.best:
+                    return index, epochs
+        return None, self.asked.rungs[-1]
+
+    def train(self, trials: list[Trial], epochs: int) -> dict[str, float]:
+        """Have the trials trained so far; return name -> held-out loss of those that did not diverge."""
+        run_trials(trials, epochs, at_once=self.asked.at_once, devices=self.devices)
+        whole = [trial for trial in trials if not trial.has_diverged(epochs)]
+        require_comparable(whole, epochs, span=self.asked.rungs[-1])
+        losses = self._evaluate(whole, epochs) if whole else {}
+        self.runs |= {trial.name: trial.locate_run(epochs) for trial in whole}
+        self.heldout |= losses
+        return losses
+
+    def _evaluate(self, trials: Sequence[Trial], epochs: int) -> dict[str, float]:
+        """Return name -> loss on the held-out rows, by the stage `evaluate`, which keeps what it has found."""
+        shutil.rmtree(_EVALUATING, ignore_errors=True)
+        for trial in trials:
+            link_folder(trial.locate_run(epochs), _EVALUATING / "runs" / trial.name)
+        raw = read_raw_params({}, {trial.name: self.cell for trial in trials})
+        own = find_path("evaluate", "runs")
+        options = write_inputs(_EVALUATING, raw, find_path("evaluate", "inputs"), without=str(own))
+        options |= {"runs": _EVALUATING / "runs", "evaluation": _EVALUATING / "found"}
+        _run_stage("evaluate", read_command("evaluate", others=options))
+        models = EvaluationFile.read(_EVALUATING / "found").models
+        self.base_loss = models["base"].loss
+        return {trial.name: models[trial.name].loss for trial in trials}
+
+    def repeat(self) -> list[RepeatRecord]:
+        """Return best and runner-up trained with other seeds, for as many epochs as they were compared after."""
+        runner_up, epochs = self.find_runner_up()
+        if runner_up is None:
+            return []
+        seeds = [self.params.train.seed + number for number in range(1, self.asked.repeats + 1)]
+        again = {
+            (index, seed): self._plan(f"trial-{index}-seed-{seed}", index, seed=seed)
+            for index in (self.best, runner_up)
+            for seed in seeds
+        }
+        losses = self.train(list(again.values()), epochs)
+        return [RepeatRecord(trial=index, seed=seed, loss=losses.get(one.name)) for (index, seed), one in again.items()]
+
+    def spread(self) -> SpreadRecord | str:
+        """Return an epoch of the best configuration by the ranks of another cell, or why there is none."""
+        cell = next((name for name, one in self.params.cells.items() if one.world_size > 1), None)
+        if cell is None:
+            return "no cell of params.yaml has several ranks"
+        batch, num_ranks = self.asked.draw(self.best).batch_size, self.params.cells[cell].world_size
+        if self.params.cells[cell].num_nodes > 1 or batch % self.params.count_shares(cell):
+            return f"{cell} cannot split the best batch, {batch}, on this machine"
+        trial = self._plan(f"trial-{self.best}-{cell}", self.best, cell=cell)
+        run_trials([trial], 1, at_once=1, devices=self.devices)
+        if trial.problem:
+            return trial.problem
+        self.runs[trial.name] = trial.locate_run(1)
+        return SpreadRecord(cell=cell, world_size=num_ranks, epoch=_list_epochs(trial, 1)[0])
+
+    def hand_over(self) -> None:
+        """Give the best one's segments to the comparison, whose stage `train` takes them for its own."""
+        for part in self.trials[self.best].segments:
+            target = _RUNS / self.cell / "segments" / part.fingerprint
+            if not target.exists():
+                with fill_folder(target) as new:
+                    link_folder(self.trials[self.best].folder / "work" / "segments" / part.fingerprint, new)
+
+    def make_record(self, repeats: list[RepeatRecord], spread: SpreadRecord | str) -> SearchFile:
+        """Return what was found."""
+        (runner_up, compared_after), part = self.find_runner_up(), str(self.params.ranges[0])
+        model = BaseModelManifest.read(find_path("train", "base-model")).label
+        rows = f"{RawManifest.read(find_path('report', 'raw')).label}, rows {part}"
+        changes = make_train_changes(self.params, self.asked.draw(self.best))
+        return SearchFile(
+            name=self.params.name,
+            about=f"{model}; {rows}; on {'GPUs' if self.devices else 'the CPU'}.",
+            heldout=str(self.params.heldout),
+            unit=read_unit(self.params.workload),
+            asked=self.asked,
+            train_seed=self.params.train.seed,
+            base_loss=self.base_loss,
+            trials=[self._record(index, trial) for index, trial in enumerate(self.trials)],
+            best=self.best,
+            runner_up=runner_up,
+            compared_after=compared_after,
+            repeats=repeats,
+            spread=spread,
+            patch=make_patch(_PARAMS.read_text(encoding="utf-8"), changes),
+        )
+
+    def _record(self, index: int, trial: Trial) -> TrialRecord:
+        losses = {epochs: found[index] for epochs, found in self.losses.items() if index in found}
+        epochs = _list_epochs(trial, max(losses)) if losses else []
+        return TrialRecord(name=trial.name, drawn=trial.drawn, losses=losses, epochs=epochs, problem=trial.problem)
+
+    def track(self, report: Sequence[Path] = ()) -> None:
+        """Send all that was trained to the trackers, below one run, and at the end the files of the report."""
+        content = self.params.model_dump(mode="json", exclude={"tracking", "upload", "description"})
+        search = TrackedComparison(
+            experiment=self.params.tracking.experiment,
+            name=f"{self.params.name}-search",
+            description=f"A search of {len(self.trials)} trials. {self.params.description}",
+            digest=digest_json([content["search"], [trial.segments[-1].fingerprint for trial in self.trials]]),
+            facts=flatten(content),
+        )
+        figures: Figures = {None: {}}
+        figures |= {name: {"final/heldout_loss": loss} for name, loss in self.heldout.items()}
+        files = {str(file.relative_to(_REPORTS)): file for file in report}
+        final = Report(files=files, figures=figures, tables={}, tags={None: {}})
+        send_trials(self.params, search, self.runs, final if report else None)
+
+
+def _list_epochs(trial: Trial, epochs: int) -> list[TrialEpoch]:
+    facts = [part.facts for part in read_epochs(trial, epochs)]
+    return [TrialEpoch(num_tokens=one.num_tokens, train_seconds=one.train_seconds) for one in facts]
+
+
+def _run_stage(stage: str, command: list[str] | None = None) -> None:
+    """Bring a stage up to date by DVC, or run its `command` by itself; raises the StageError that it ended with."""
+    output = StageOutput(_LOGS / f"search-{stage}.log", send=lambda _: None)
+    try:
+        if command is None:
+            code = reproduce(stage, environment={}, hear=output.hear)
+        else:
+            environment = {**make_environment(sys.executable), STARTER: str(os.getpid())}
+            code = run_child(command, env=environment, hear=output.hear)
+    finally:
+        output.close()
+    if code:
+        message = output.last_lines[-1] if output.last_lines else f"{stage} ended with {code}"
+        if command is None:
+            from flows.dvc_stage import explain_failure  # here, not above: it brings Prefect, which takes a second
+
+            message, code = explain_failure(output.last_lines, code)
+        raise make_stage_error(message, code)
+
+
+def _main() -> None:
+    argparse.ArgumentParser(prog="flows.search", description="Search the parameters of params.yaml.").parse_args()
+    configure_logging()
+    params = load_params()
+    if unfit := params.explain_unsearchable():
+        raise ConfigurationError(f"params.yaml: {unfit}")
+    with lock_workspace("make search"):
+        for stage in ("fingerprint", "download", "slice"):
+            _run_stage(stage)
+        with lock_machine("make search"):
+            search = Search(params)
+            search.climb()
+            repeats = search.repeat()
+            found = search.make_record(repeats, search.spread())
+            search.hand_over()
+        search.track(write_search_report(found, _REPORTS))
+    sys.stdout.write(f"{tell_best(found)}\n{tell_luck(found)}\nReport: {_REPORTS / 'search.html'}\n")
+
+
+if __name__ == "__main__":
+    exit_with_one_line(_main, name="search")
