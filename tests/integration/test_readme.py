@@ -45,6 +45,7 @@ COMMANDS_RUN_BELOW = [
     "make use PRESET=opt-1.3b-fsdp",
     "make use PRESET=llama-1b-zero2-offload",
     "make use PRESET=llama-1b-pipeline",
+    "make use PRESET=bloomz-zero3-ray",
     "make use PRESET=resnet18-imagefolder",
     "dvc repro",
     "dvc dag",

@@ -263,7 +263,16 @@ def test_several_machines_are_a_cluster_of_ray(project: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["embedded", "opt-dolly", "qwen2-arxiv", "opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline"]
+    "name",
+    [
+        "embedded",
+        "opt-dolly",
+        "qwen2-arxiv",
+        "opt-1.3b-fsdp",
+        "llama-1b-zero2-offload",
+        "llama-1b-pipeline",
+        "bloomz-zero3-ray",
+    ],
 )
 def test_every_preset_is_valid(name: str, project: Path) -> None:
     assert load_params(project / "presets" / f"{name}.yaml").name == name
@@ -272,9 +281,9 @@ def test_every_preset_is_valid(name: str, project: Path) -> None:
 def test_presets_of_models_that_are_shared_out_make_the_checkpoints_and_the_work_that_they_are_known_for(
     project: Path,
 ) -> None:
-    opt, offload, stages = (
+    opt, offload, stages, bloomz = (
         load_params(project / "presets" / f"{name}.yaml")
-        for name in ("opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline")
+        for name in ("opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline", "bloomz-zero3-ray")
     )
     assert opt.checkpoint_names == ["opt_1.3B_0-5000-epoch-1.pt"]
     assert (opt.train.global_batch_size, opt.train.max_grad_norm) == (128, 1.0)
@@ -285,6 +294,12 @@ def test_presets_of_models_that_are_shared_out_make_the_checkpoints_and_the_work
     assert stages.checkpoint_names == [f"llama_1B_0-4000-epoch-{epoch}.pt" for epoch in (1, 2, 3)]
     assert stages.train.seq_len == 512
     assert stages.cells["4gpu"].options == {"replicas": 2, "zero1": True}
+    assert bloomz.checkpoint_names == ["bloomz_1b1_0-22500-epoch-1.pt"]
+    workers = bloomz.cells["2gpu"]
+    assert (workers.launcher, workers.strategy, workers.world_size) == ("ray", "fsdp2", 2)
+    in_a_row = bloomz.train.global_batch_size // (bloomz.train.micro_batch_size * workers.world_size)
+    assert (bloomz.train.micro_batch_size, in_a_row, bloomz.train.seq_len) == (1, 8, 512)
+    assert bloomz.train.checkpoint_every_steps == 200
 
 
 @pytest.mark.parametrize("name", ["resnet18-imagefolder", "resnet18-2nodes"])
