@@ -36,7 +36,7 @@ class Cluster:
         token = folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
-        self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_worker_niceness": "0"}
         """What a driver needs."""
         with socket.socket() as plug:
             plug.bind(("127.0.0.1", 0))

@@ -13,8 +13,11 @@ from tasks.records.measurement import MeasurementFile
 from tasks.records.outputs import Outputs, RunOutputs
 
 _MEASURE_AGAIN = "Measure again: make rebench"
-_OF_THE_CELL = {"strategy", "options", "world_size", "ranks_differ"}
-"""What the ranks recorded of how this cell spreads the work: that is what is compared, or has a gate of its own."""
+_OF_THE_CELL = {"strategy", "options", "world_size", "ranks_differ", "priority"}
+"""What the ranks recorded of how this cell spreads the work: that is what is compared, or has a gate of its own.
+
+The priority of their processes is held between timed cells: of a training it changes the time alone.
+"""
 _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
 """Keys of `train` that become another value on the way: halved where memory ran out, or the device's default."""
 
@@ -40,14 +43,16 @@ def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
         )
         problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
     problems = [f"{problem}. {wording.TRAIN_AGAIN}" for problem in dict.fromkeys(problems)]
-    timed = [] if outputs.measurement is None else _find_timed_problems(outputs.measurement, run, cell, reference)
+    timed = (
+        [] if outputs.measurement is None else _find_timed_problems(outputs.measurement, run, cell, first, reference)
+    )
     return problems + [f"{problem}. {_MEASURE_AGAIN}" for problem in dict.fromkeys(timed)]
 
 
 def _find_timed_problems(
-    measurement: MeasurementFile, run: RunOutputs, cell: str, reference: dict[str, Any] | None
+    measurement: MeasurementFile, run: RunOutputs, cell: str, baseline: str, reference: dict[str, Any] | None
 ) -> list[str]:
-    """Return in what the timed ranks' records differ from those of the training."""
+    """Return in what the timed ranks' records differ from those of the training, and their priority from others'."""
     problems, where = [], f"{cell}, timed blocks"
     for name in ("code_digest", "base_model_digest", "machine_digest"):
         found, expected = getattr(measurement, name), getattr(run.facts, name)
@@ -62,6 +67,9 @@ def _find_timed_problems(
     for setting in measurement.settings[cell]:
         problems += _compare_values(_flatten_setting(setting), expected, f"{where}: the ranks used", "the training")
         problems += [f"{where}: {rank} has {other}" for rank, other in setting["ranks_differ"].items()]
+        for first in measurement.settings.get(baseline, []):
+            own, others = setting.get("priority", {}), first.get("priority", {})
+            problems += _compare_values(own, others, f"{where}: the processes had", f"{baseline}'s")
     return problems
 
 

@@ -75,6 +75,11 @@ def _collect_setting(config: TrainingConfig, ranks: Ranks, model: nn.Module) -> 
             "searches_anomalies": torch.is_anomaly_enabled(),
             **{f"{name}_attention": is_on() for name, is_on in _ATTENTION_KERNELS.items()},
         },
+        # What whoever starts ranks gives them of the cores beside other programs; it changes no number.
+        "priority": {
+            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+            "policy": os.sched_getscheduler(0) if hasattr(os, "sched_getscheduler") else None,
+        },
         "environment": {
             name: redact(shorten(value, limit=_MOST_CHARACTERS))
             for name, value in sorted(os.environ.items())

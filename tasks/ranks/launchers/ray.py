@@ -71,6 +71,8 @@ def _connect(address: str) -> None:
     if PACKAGE in sys.modules and sys.modules[PACKAGE].is_initialized():
         return
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "120"}
+    # Ray gives what it starts less of the cores than others get, which ranks would inherit, and the clock would see.
+    os.environ |= {"RAY_worker_niceness": "0"}
     options: dict[str, Any] = {"address": address}
     if address == "local":
         # Under /tmp, since paths of sockets are short. Nobody else may look into it.

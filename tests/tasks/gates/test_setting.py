@@ -141,6 +141,20 @@ def test_timed_ranks_among_which_one_differs_fail_and_so_do_those_without_a_reco
     assert "nothing was recorded of what they ran with" in found
 
 
+def test_a_cell_whose_timed_processes_have_another_priority_than_the_baselines_fails(
+    params: dict[str, Any], tmp_path: Path
+) -> None:
+    normal, nice = (setting_of(params) | {"priority": {"niceness": value, "policy": 0}} for value in (0, 15))
+    write_blocks(tmp_path, settings={"1proc": [normal], "2proc": [nice]})
+    outputs = outputs_of(tmp_path, params)
+    (found,) = find_setting_problems(outputs, "2proc")
+    assert "2proc, timed blocks: the processes had niceness 15, 1proc's 0. Measure again: make rebench" in found
+    assert find_setting_problems(outputs, "1proc") == []
+    # All alike is fine, whatever the priority of the training was.
+    write_blocks(tmp_path, settings={"1proc": [nice], "2proc": [nice]})
+    assert find_setting_problems(outputs_of(tmp_path, params), "2proc") == []
+
+
 @pytest.mark.parametrize("what", ["code", "base model", "machine"])
 def test_a_measurement_of_something_else_than_was_trained_fails(
     what: str, params: dict[str, Any], tmp_path: Path

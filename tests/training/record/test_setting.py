@@ -38,6 +38,7 @@ def test_a_segment_says_what_its_ranks_ran_with(
     assert setting["kernels"]["deterministic"] is False
     assert setting["environment"]["NCCL_ALGO"] == "Tree"
     assert "NCCL_SOCKET_IFNAME" not in setting["environment"]
+    assert setting["priority"]["niceness"] == os.getpriority(os.PRIO_PROCESS, 0)
     assert setting["ranks_differ"] == {}
 
 
