@@ -194,10 +194,11 @@ class NodeRanks:
                 os.killpg(one.pid, number)
 
     def _forget_old(self) -> None:
-        for file in self._files.iterdir():
+        """Remove what no launch has read for long, and what was left by one that was killed."""
+        for path in [*self._files.iterdir(), *self._files.parent.glob("launch-*")]:
             with contextlib.suppress(OSError):
-                if time.time() - file.stat().st_atime > _SECONDS_KEPT:
-                    file.unlink()
+                if time.time() - path.stat().st_atime > _SECONDS_KEPT:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 class RankLines:

@@ -195,7 +195,9 @@ def test_a_lost_node_ends_all_within_the_watchdog_and_the_next_run_ends_with_the
     assert training.returncode == 6, out
     # Nobody else ends it; the rest is what ending takes on a busy machine.
     assert time.monotonic() - cut_at < _WATCHDOG_SECONDS + 60
-    assert "train: cell 2nodes: node 1 (beta) is lost: nothing from it for 12 s; all ranks were ended; run again" in out
+    # Whoever notices first: Ray, or we who hear nothing.
+    assert "train: cell 2nodes: node 1 (beta) is lost: " in out
+    assert "; all ranks were ended; run again, it goes on from the last checkpoint" in out
     wait_for(
         lambda: not lab.cluster.find("-m training") and not lab.cluster.find("ray::NodeRanks"),
         seconds=_WATCHDOG_SECONDS + 60, what="no rank is left on either host",

@@ -10,11 +10,14 @@ import pytest
 
 from tasks.params.choices import list_file_names
 from tasks.ranks.launchers import Launch, load_launcher
+from tests.ray_cluster import needs_ray
 from training.process.files import write_json
 
 pytestmark = pytest.mark.slow
 
-LAUNCHERS = list_file_names("tasks/ranks/launchers")
+LAUNCHERS = [
+    pytest.param(name, marks=needs_ray if name == "ray" else ()) for name in list_file_names("tasks/ranks/launchers")
+]
 _SECONDS = 180.0
 Start = Callable[..., Launch]
 

@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.flows.toy_project import wait_for
+from tests.processes import left_of, new_mark
 from tests.ray_cluster import Cluster, find_own_address, needs_ray, two_raylets
 from tests.tiny import make_config, make_slice, make_tiny_model
 from tests.training.conftest import events_in
@@ -56,11 +58,11 @@ class Training:
         out, _ = process.communicate(timeout=_SECONDS)
         assert process.returncode == 0, out[-4000:]
 
-    def begin(self, name: str) -> "subprocess.Popen[str]":
-        """Start it on both raylets; return once it has saved what it can go on from later."""
+    def begin(self, name: str, *where: str, **more: str) -> "subprocess.Popen[str]":
+        """Start it, on both raylets if nothing else is said; return once it has saved what it can go on from later."""
         stream = self._folder / name / "steps.jsonl"
         stream.unlink(missing_ok=True)
-        process = self.start(name, "ray", self._cluster.address, "2")
+        process = self.start(name, *(where or ("ray", self._cluster.address, "2")), **more)
         wait_for(
             lambda: process.poll() is not None or sum(one["event"] == "step" for one in events_in(stream)) > _EVERY,
             seconds=_SECONDS, what="a checkpoint is saved",
@@ -133,3 +135,22 @@ def test_a_cluster_without_a_token_is_refused(cluster: Cluster, training: Traini
     assert out.splitlines()[-1].startswith(
         f"driver: ray.address={cluster.address}: no token; allowed: the cluster's in "
     )
+
+
+def test_a_cluster_of_its_own_listens_on_loopback_alone_saves_when_asked_and_ends_with_the_run(
+    training: Training,
+) -> None:
+    mark = new_mark()
+    process = training.begin("own", "ray", "local", "1", **mark)
+    listening = [
+        (part.laddr.ip.removeprefix("::ffff:"), " ".join(one.cmdline()))
+        for one in map(psutil.Process, left_of(mark)) for part in one.net_connections("tcp")
+        if part.status == psutil.CONN_LISTEN
+    ]  # fmt: skip
+    assert any("raylet" in owner for _, owner in listening)
+    assert any("gcs_server" in owner for _, owner in listening)
+    assert {address for address, _ in listening} == {"127.0.0.1"}, listening
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=_SECONDS)
+    assert process.returncode == 75, out[-4000:]
+    wait_for(lambda: left_of(mark) == {}, seconds=_SECONDS, what="nothing is left of the cluster")
