@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from tasks.machine.gpu_checks import GIB_PER_CONTEXT, IN_PIECES
 from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.process.wording import NOT_AVAILABLE, format_plural, format_three_digits, format_usd
 from tasks.rehearsal.cards import GIB, Card
 from tasks.rehearsal.cell import RehearsedCell
-from tasks.rehearsal.fitting import GIB_PER_CONTEXT, IN_PIECES
 from tasks.rehearsal.speed import ASSUMED, Range, model_speedup, model_tokens_per_second
-from training.rehearsal.live_memory import KINDS
+from training.probing.live_memory import KINDS
 
 LABEL = "modelled, not measured"
 
