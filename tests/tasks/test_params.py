@@ -237,8 +237,12 @@ def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_p
 
 
 @pytest.mark.parametrize(
-    "name", ["embedded", "opt-dolly", "qwen2-arxiv", "opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline"]
-)
+    "name",
+    [
+        "embedded", "opt-dolly", "qwen2-arxiv", "opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline",
+        "strategies-2gpu",
+    ],
+)  # fmt: skip
 def test_every_preset_is_valid(name: str, project: Path) -> None:
     assert load_params(project / "presets" / f"{name}.yaml").name == name
 
