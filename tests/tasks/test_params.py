@@ -202,7 +202,9 @@ def test_what_has_a_default_may_be_left_out_and_means_its_defaults(tmp_path: Pat
     assert load_params(left_out) == load_params(empty)
     sections = load_params(left_out).optional_sections
     assert sections == load_params(empty).optional_sections
-    assert set(sections) == {"description", "train", "measure", "quality", "cost", "nodes", "tracking", "upload"}
+    assert set(sections) == {
+        "description", "left_out", "train", "measure", "quality", "cost", "nodes", "tracking", "upload"
+    }  # fmt: skip
     assert sections["tracking"] == {"kind": "mlflow", "uri": None, "experiment": "ddp-compare"}
 
 
