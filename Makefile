@@ -18,7 +18,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup extras compare rebench report diff use params search rehearse mlflow serve check lint types imports audit test test-fast emulate nodes-demo museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
+.PHONY: help setup extras compare rebench report diff use params search rehearse fit mlflow serve check lint types imports audit test test-fast emulate nodes-demo museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
@@ -49,6 +49,9 @@ rehearse: $(READY)  ## Will it fit, how fast will it be, without a GPU: make reh
 
 search: $(READY)  ## Which parameters are best: trials of params.yaml, halved rung by rung
 	@python -m flows.search
+
+fit: $(READY)  ## Leave out the cells that would not fit, and list them with the reason: make fit GPU="2x 4090"
+	@python -m tasks.rehearsal --leave-out "$${GPU-}"
 
 report: $(READY)  ## Render the report again from reports/results.json, without training
 	@python -m tasks.report --from-results reports/results.json --reports reports

@@ -5,6 +5,7 @@ segment is immutable there and appears in the output as hard links once the whol
 """
 
 import argparse
+import json
 import logging
 import shutil
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from tasks.process.disk import require_room, require_writable
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
 from tasks.process.lock import lock_machine
 from tasks.process.stopping import stop_on_signals
+from tasks.process.wording import format_plural
 from tasks.ranks.cell_ranks import choose_device, find_nodes, make_ranks_config
 from tasks.ranks.live import TrainingProgress
 from tasks.ranks.memory import run_within_memory
@@ -187,6 +189,8 @@ def _main() -> None:
             "what decays", run.segments[0].span.total,
         )  # fmt: skip
     if missing:
+        if (left := explain_left_work(run.work, world_size=params.cells[run.cell].world_size)) is not None:
+            _log.info("%s: %s", run.cell, left)
         require_writable(run.work, arguments.run.parent)
         _require_whole(run, missing, arguments)
         require_room(run.work, run.checkpoint_bytes, num=run.count_max_checkpoints(missing), what="checkpoint")
@@ -204,6 +208,25 @@ def _main() -> None:
             set_aside(run.locate_segment(part), str(error))
         raise
     _assemble(run, arguments.run)
+
+
+def explain_left_work(work: Path, *, world_size: int) -> str | None:
+    """Return that unfinished work of another number of ranks is not gone on with; None where the last start left none.
+
+    `work`: the cell's folder, where the ranks of every start find what they are told (run_ranks).
+    """
+    told = work / "config.json"
+    if not told.is_file():
+        return None
+    last = json.loads(told.read_bytes())
+    begun = [part for part in last["segments"] if any((work / "partial" / part["fingerprint"]).glob("step-*"))]
+    if not begun or last["world_size"] == world_size:
+        return None
+    return (
+        f"{begun[0]['range']} epoch {begun[0]['epoch']} is unfinished work of "
+        f"{format_plural(last['world_size'], 'rank')} and is not gone on with on {world_size}: another number of ranks "
+        f"is another training. It stays in {work}, and world_size: {last['world_size']} goes on with it"
+    )
 
 
 def _require_whole(run: CellTraining, missing: list[PlannedSegment], arguments: argparse.Namespace) -> None:

@@ -18,6 +18,8 @@ LARGEST_UNEXPLAINED_GIB = 1.0
 """Memory in use without a process to be seen: a driver keeps up to some hundred MiB, a training takes more."""
 GIB_PER_CONTEXT = 1.0
 """Device memory of a rank before its model: CUDA's context, cuBLAS workspaces and NCCL's buffers."""
+IN_PIECES = 0.05
+"""Share by which what torch has reserved is above what is allocated, in whole pieces of memory."""
 SMALLEST_POWER_LIMIT = 0.95
 """Share of the usual power limit that the GPU must be allowed."""
 HOTTEST_AT_REST_CELSIUS = 80
@@ -26,6 +28,11 @@ _AT_REST = 8
 """Performance states from here on are those of a GPU at rest, which slows its link down to save power."""
 _GB_PER_SECOND_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """By generation of PCIe, one direction; PCI-SIG's transfer rates x line code."""
+
+
+def compute_needed_gib(allocated_gib: float, reserved_gib: float | None = None) -> float:
+    """Return what a rank needs of a card: what torch reserved, or is likely to reserve, and a context."""
+    return ((1 + IN_PIECES) * allocated_gib if reserved_gib is None else reserved_gib) + GIB_PER_CONTEXT
 
 
 def check_gpus(world_sizes: Sequence[int], *, num_parameters: int | None = None) -> list[PreflightCheck]:

@@ -4,7 +4,7 @@
 """
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -109,6 +109,8 @@ class Params(Section):
     train: TrainParams
     cells: dict[str, CellParams] = Field(min_length=1, max_length=64)
     """Name -> how the work is spread. The first cell is the baseline of every speedup."""
+    left_out: dict[str, Annotated[str, Field(max_length=500)]] = Field(default_factory=dict, max_length=64)
+    """Name -> why it is no cell: what could have been compared and was not, for the report. `make fit` writes it."""
     measure: MeasureParams = MeasureParams()
     quality: QualityParams = QualityParams()
     cost: CostParams = CostParams()
@@ -198,6 +200,14 @@ class Params(Section):
         if isinstance(self.upload.checkpoints, list):
             for checkpoint in self.upload.checkpoints:
                 require_one_of("upload.checkpoints", checkpoint, self.checkpoint_names)
+
+    @model_validator(mode="after")
+    def _check_left_out(self) -> Self:
+        for name in self.left_out:
+            require_cell_name(name)
+            if name in self.cells:
+                raise ValueError(f"left_out: got {name}, which is a cell; allowed: names that `cells` does not have")
+        return self
 
     def _check_kind_of_rows(self) -> None:
         """Raise ValueError unless data and training are both of images, or both of texts."""

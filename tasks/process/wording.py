@@ -73,6 +73,12 @@ def format_duration_with_interval(estimate: Estimated) -> str:
     return f"{value} {unit} ({low} to {high})"
 
 
+def format_microseconds_with_interval(estimate: Estimated) -> str:
+    """Return a short span with its interval, such as `41.2 µs (40.9 to 41.6)`."""
+    value, low, high = (format_three_digits(1e6 * end) for end in (estimate.value, estimate.low, estimate.high))
+    return f"{value} µs ({low} to {high})"
+
+
 def format_interval(estimate: Estimated) -> str:
     """Return the interval of a ratio, such as `1.58x to 1.66x`.
 
@@ -130,6 +136,11 @@ def format_usd(value: float) -> str:
 def format_gib(value: float) -> str:
     """Return device memory such as `20.5 GiB`."""
     return f"{format_three_digits(value)} GiB"
+
+
+def format_memory(gib: float) -> str:
+    """Return memory such as `20.5 GiB`, or `73.2 MiB` where it is less than one."""
+    return format_gib(gib) if gib >= 1 else f"{format_three_digits(gib * 1024)} MiB"
 
 
 def format_parameters(number: int) -> str:

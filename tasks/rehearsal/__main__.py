@@ -1,6 +1,7 @@
 """`python -m tasks.rehearsal "2x H100-80"`: will every cell of params.yaml fit on such cards, and how fast would it be?
 
-Needs no GPU. Exit codes: 0 every cell fits; 4 one does not; 2 for what cannot be rehearsed.
+Needs no GPU. Exit codes: 0 every cell fits; 4 one does not; 2 for what cannot be rehearsed. With --leave-out cells that
+do not fit, or cannot be rehearsed, are moved to `left_out` in params.yaml; 4 only if none is left.
 """
 
 import argparse
@@ -8,6 +9,7 @@ import os
 from pathlib import Path
 
 from tasks.params import Params, load_params
+from tasks.params.leaving_out import find_refused, move_out
 from tasks.process.failure import ConfigurationError, ResourceError, exit_with_one_line
 from tasks.rehearsal.cards import Card, parse_gpu
 
@@ -16,8 +18,12 @@ def _main() -> None:
     parser = argparse.ArgumentParser(prog="tasks.rehearsal", description=__doc__)
     parser.add_argument("gpu", help="such as: 2x H100-80, T4, or 4x 48GB,864GB/s,181TFLOP/s")
     parser.add_argument("--params", type=Path, default=Path("params.yaml"))
+    parser.add_argument("--leave-out", action="store_true", help="move what does not fit to left_out")
     arguments = parser.parse_args()
     num_cards, card = parse_gpu(arguments.gpu)
+    left_out = {}
+    if arguments.leave_out and (left_out := find_refused(arguments.params)):
+        move_out(arguments.params, left_out)
     params = load_params(arguments.params, looks_at_data=False)
     _require_precision(params, card)
     # Before torch is imported: a GPU that is there after all has no part in it.
@@ -26,22 +32,31 @@ def _main() -> None:
 
     from tasks.rehearsal.cell import rehearse_cell
     from tasks.rehearsal.inputs import gather_inputs
-    from tasks.rehearsal.telling import tell_cell, tell_what_is_assumed
+    from tasks.rehearsal.telling import explain_misfit, tell_cell, tell_left_out, tell_what_is_assumed
     from training.process.failure import UnfitModelError
 
-    console, unfit, baseline = Console(), [], None
+    console, unfit, baseline = Console(), dict[str, str](), None
     with gather_inputs(params) as inputs:
         for name in params.cells:
             try:
-                found = rehearse_cell(name, params, inputs, card=card, num_cards=num_cards)
+                found = rehearse_cell(
+                    name, params, inputs, card=card, num_cards=num_cards, seeks_remedies=not arguments.leave_out
+                )
             except UnfitModelError as error:
-                raise ConfigurationError(f"cells.{name}: {error}") from None
+                if not arguments.leave_out:
+                    raise ConfigurationError(f"cells.{name}: {error}") from None
+                unfit[name] = str(error)
+                continue
             baseline = baseline or found
             tell_cell(console, found, baseline, params, card)
-            if found.fit.missing_gib or found.num_missing_cards:
-                unfit.append(name)
+            if (why := explain_misfit(found, num_cards=num_cards, card=card)) is not None:
+                unfit[name] = why
         tell_what_is_assumed(console, card, are_rows_assumed=inputs.are_rows_assumed)
-    if unfit:
+    if arguments.leave_out and len(unfit) < len(params.cells):
+        if unfit:
+            move_out(arguments.params, unfit)
+        tell_left_out(console, {**left_out, **unfit})
+    elif unfit:
         raise ResourceError(
             f"{', '.join(unfit)}: would not fit on {num_cards} x {card.name} (modelled, not measured); needed: one of "
             "the changes above, or other cards"

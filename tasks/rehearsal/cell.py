@@ -6,7 +6,7 @@ import numpy as np
 
 from tasks.params import Params
 from tasks.rehearsal.cards import Card
-from tasks.rehearsal.fitting import Fit, find_remedies, judge_fit
+from tasks.rehearsal.fitting import Fit, Rehearse, find_remedies, judge_fit
 from tasks.rehearsal.inputs import Inputs
 from tasks.rehearsal.recorded import find_recorded_gib
 from tasks.rehearsal.speed import StepLoad
@@ -28,15 +28,17 @@ class RehearsedCell:
     config: TrainingConfig
     step: RehearsedStep
     fit: Fit
-    remedies: list[str]
-    """Changes that make it fit; empty where it does, and where none was found."""
+    remedies: list[str] | None
+    """Changes that make it fit; empty where it does, and where none was found; None where none was sought."""
     num_missing_cards: int
     load: StepLoad
     recorded_gib: float | None
     """Most memory that a training of it on such a card recorded; None where there was none."""
 
 
-def rehearse_cell(name: str, params: Params, inputs: Inputs, *, card: Card, num_cards: int) -> RehearsedCell:
+def rehearse_cell(
+    name: str, params: Params, inputs: Inputs, *, card: Card, num_cards: int, seeks_remedies: bool = True
+) -> RehearsedCell:
     """Return what is found; raises what building the strategy raises."""
     config = inputs.make_config(params, name)
 
@@ -54,11 +56,15 @@ def rehearse_cell(name: str, params: Params, inputs: Inputs, *, card: Card, num_
         config=config,
         step=step,
         fit=fit,
-        remedies=find_remedies(config, card, rehearse) if fit.missing_gib else [],
+        remedies=_seek_remedies(config, card, rehearse, fit) if seeks_remedies else None,
         num_missing_cards=0 if spread.oversubscribe else max(0, spread.ranks_per_node - num_cards),
         load=_weigh(config, step),
         recorded_gib=find_recorded_gib(config, card),
     )
+
+
+def _seek_remedies(config: TrainingConfig, card: Card, rehearse: Rehearse, fit: Fit) -> list[str]:
+    return find_remedies(config, card, rehearse) if fit.missing_gib else []
 
 
 def _has_rows_of_its_own(config: TrainingConfig) -> bool:

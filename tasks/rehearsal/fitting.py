@@ -4,15 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.machine.gpu_checks import GIB_PER_CONTEXT
+from tasks.machine.gpu_checks import compute_needed_gib
 from tasks.rehearsal.cards import GIB, Card
 from tasks.strategies import count_shares
 from training.config import TrainingConfig
 from training.process.failure import UnfitModelError
 from training.rehearsal.rehearsed_step import RehearsedStep
-
-IN_PIECES = 0.05
-"""Share by which what torch has reserved is above what is allocated, in whole pieces of memory."""
 
 Rehearse = Callable[[TrainingConfig], RehearsedStep]
 
@@ -29,7 +26,7 @@ class Fit:
 
 def judge_fit(step: RehearsedStep, card: Card) -> Fit:
     """Return whether it fits."""
-    needed = (1 + IN_PIECES) * step.total_bytes / GIB + GIB_PER_CONTEXT
+    needed = compute_needed_gib(step.total_bytes / GIB)
     return Fit(needed_gib=needed, missing_gib=max(0.0, needed - card.memory_gib))
 
 

@@ -7,7 +7,7 @@ longer; the host launches one kernel after another meanwhile. Source: Williams e
 from dataclasses import dataclass
 
 from tasks.rehearsal.cards import Card
-from training.rehearsal.live_memory import Work
+from training.probing.live_memory import Work
 
 PRODUCTS = (0.40, 0.75)
 """Share of the dense peak that matrix products and attention reach: at least, at most."""

@@ -1,18 +1,18 @@
 """A rehearsal on the terminal: one table and one paragraph per cell."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from tasks.machine.gpu_checks import GIB_PER_CONTEXT, IN_PIECES
 from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.process.wording import NOT_AVAILABLE, format_plural, format_three_digits, format_usd
 from tasks.rehearsal.cards import GIB, Card
 from tasks.rehearsal.cell import RehearsedCell
-from tasks.rehearsal.fitting import GIB_PER_CONTEXT, IN_PIECES
 from tasks.rehearsal.speed import ASSUMED, Range, model_speedup, model_tokens_per_second
-from training.rehearsal.live_memory import KINDS
+from training.probing.live_memory import KINDS
 
 LABEL = "modelled, not measured"
 
@@ -29,6 +29,24 @@ def tell_cell(console: Console, cell: RehearsedCell, baseline: RehearsedCell, pa
     table.add_row("the card has", _format_gib(card.memory_gib))
     console.print(table)
     console.print(_describe(cell, baseline, params, card), soft_wrap=True, highlight=False, markup=False)
+
+
+def explain_misfit(cell: RehearsedCell, *, num_cards: int, card: Card) -> str | None:
+    """Return why a cell does not fit on the cards; None if it does."""
+    if cell.num_missing_cards:
+        return f"needs {format_plural(cell.num_missing_cards, 'card')} more than {num_cards} x {card.name}"
+    if not cell.fit.missing_gib:
+        return None
+    return (
+        f"does not fit on {num_cards} x {card.name} by rehearsal: {_format_gib(cell.fit.needed_gib)} GiB are needed, "
+        f"{_format_gib(card.memory_gib)} are there"
+    )
+
+
+def tell_left_out(console: Console, left_out: Mapping[str, str]) -> None:
+    """Print which cells were left out, and why."""
+    said = [f"left out: {name}: {reason}" for name, reason in left_out.items()] or ["every cell fits; none is left out"]
+    console.print("\n".join(said), soft_wrap=True, highlight=False, markup=False)
 
 
 def tell_what_is_assumed(console: Console, card: Card, *, are_rows_assumed: bool) -> None:
@@ -65,6 +83,8 @@ def _describe_fit(cell: RehearsedCell) -> Sequence[str]:
     if not cell.fit.missing_gib:
         return [*said, f"{cell.name} fits."]
     said.append(f"{cell.name} does not fit: {_format_gib(cell.fit.missing_gib)} GiB are missing.")
+    if cell.remedies is None:
+        return said
     if cell.remedies:
         return [*said, f"It fits with any of: {'; '.join(cell.remedies)}."]
     return [*said, "No smaller micro-batch, checkpointing of layers or other strategy makes it fit."]

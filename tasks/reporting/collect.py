@@ -58,6 +58,7 @@ def collect_results(outputs: Outputs) -> Results:
         chaos=compute_chaos(outputs.twins),
         comparison=_collect_comparison(outputs),
         cells=cells,
+        left_out={name: replace_unprintable(why) for name, why in outputs.params.left_out.items()},
         quality=_collect_quality(outputs),
         loss_curves=[_collect_loss_curve(cell, run) for cell, run in outputs.runs.items()],
         measurement=measurement,

@@ -28,6 +28,7 @@ from tasks.reporting.sections import (
     losses,
     make_section,
     measured,
+    memory,
     not_claimed,
     prediction,
     preflight,
@@ -38,8 +39,8 @@ from tasks.reporting.sections import (
 )
 
 SECTIONS: Sequence[SectionFile] = (
-    verdict, losses, advice, prediction, gates, trust, quality, cost, history, speed, compared, preflight, measured,
-    not_claimed, glossary,
+    verdict, losses, advice, prediction, memory, gates, trust, quality, cost, history, speed, compared, preflight,
+    measured, not_claimed, glossary,
 )  # fmt: skip
 """In the order of the report: what was asked first, then what stands behind it."""
 _FOLDED = (speed, compared, preflight, measured, not_claimed, glossary)

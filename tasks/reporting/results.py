@@ -62,6 +62,8 @@ class Results(Record):
     """What was compared."""
     cells: list[CellResults] = Field(min_length=1)
     """The cells, the baseline first."""
+    left_out: dict[str, str] = Field(default_factory=dict)
+    """Name -> why it is no cell: what could have been compared and was not."""
     quality: Quality
     """Loss and perplexity on the held-out rows, and samples."""
     loss_curves: list[LossCurve]

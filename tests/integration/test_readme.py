@@ -28,6 +28,7 @@ RUN_ELSEWHERE = {
     "prefect deployment run ddp-compare": "tests/integration/test_prefect_serve.py types it",
     "prefect deployment run rebench": "tests/integration/test_prefect_serve.py types it",
     "make rebench": "tests/integration/test_rebench.py runs its command",
+    'make fit GPU="2x 4090"': "tests/tasks/rehearsal/test_command.py runs its command",
     'make rehearse GPU="4x 48GB,864GB/s,181TFLOP/s"': "tests/tasks/rehearsal/test_command.py runs one such",
     'make rehearse GPU="2x 48GB,864GB/s,181TFLOP/s,link 32GB/s"': "tests/tasks/rehearsal/test_cards.py reads it",
 }
@@ -46,6 +47,7 @@ COMMANDS_RUN_BELOW = [
     "make use PRESET=llama-1b-zero2-offload",
     "make use PRESET=llama-1b-pipeline",
     "make use PRESET=bloomz-zero3-ray",
+    "make use PRESET=strategies-2gpu",
     "make use PRESET=resnet18-imagefolder",
     "dvc repro",
     "dvc dag",

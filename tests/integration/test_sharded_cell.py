@@ -54,6 +54,16 @@ def test_cells_of_shards_and_of_stages_pass_every_gate_and_the_report_says_what_
     (waits,) = outcome.results["measurement"]["waits"]
     assert waits.startswith("2stages: its ranks wait for each other ")
     assert waits in report
+    memory = {one["cell"]: one for one in outcome.results["measurement"]["memory"]}
+    assert {cell: len(one["ranks"]) for cell, one in memory.items()} == {"1proc": 1, "2proc": 2, "2stages": 2}
+    for one in memory.values():
+        assert one["not_predicted"] is None
+        most = max(rank["allocated_gib"] for rank in one["ranks"])
+        assert sum(one["predicted"].values()) == pytest.approx(most, rel=0.15), one
+    moments = {cell: max(rank["parts"]["moments"] for rank in one["ranks"]) for cell, one in memory.items()}
+    assert moments["2proc"] < 0.7 * moments["1proc"]
+    assert moments["2stages"] < moments["1proc"]
+    assert "Most memory of a rank in a step, by what it is for" in report
     kinds = {"2proc": {"all_gather", "reduce_scatter", "all_reduce"}, "2stages": {"send", "all_reduce"}}
     for cell, expected in kinds.items():
         segment = json.loads(next((copy / "data/runs" / cell).glob("segments/*/segment.json")).read_bytes())

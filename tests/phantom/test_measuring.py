@@ -43,6 +43,11 @@ def test_every_command_runs_on_two_ranks_over_nccl(on_phantom: OnPhantom, tmp_pa
         (around,) = alone.ask("probe", variant={}, num_repeats=2)
         _require_parts(around)
 
+        for one in ranks.ask("memory"):
+            assert one["allocated_bytes"] <= one["reserved_bytes"] < one["host_bytes"] + 2**30
+            # Tensors by their life, against the allocator, which has the workspaces of cuBLAS beside them: 32 MiB.
+            assert 0 <= one["allocated_bytes"] - sum(one["parts"].values()) < 2**25 + 2**20
+            assert min(one["parts"][kind] for kind in ("weights", "gradients", "moments", "activations")) > 0
         facts = ranks.ask("facts", variant={})
         assert {one["num_steps"] for one in facts} == {45 // 8}
         assert all(0 < one["peak_memory_gib"] < 10 for one in facts)

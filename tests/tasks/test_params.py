@@ -204,7 +204,7 @@ def test_what_has_a_default_may_be_left_out_and_means_its_defaults(tmp_path: Pat
     sections = load_params(left_out).optional_sections
     assert sections == load_params(empty).optional_sections
     assert set(sections) == {
-        "description", "train", "measure", "quality", "cost", "ray", "search", "tracking", "upload",
+        "description", "left_out", "train", "measure", "quality", "cost", "ray", "search", "tracking", "upload",
     }  # fmt: skip
     assert sections["tracking"] == {"kind": "mlflow", "uri": None, "experiment": "ddp-compare"}
 
@@ -265,15 +265,10 @@ def test_several_machines_are_a_cluster_of_ray(project: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name",
     [
-        "embedded",
-        "opt-dolly",
-        "qwen2-arxiv",
-        "opt-1.3b-fsdp",
-        "llama-1b-zero2-offload",
-        "llama-1b-pipeline",
-        "bloomz-zero3-ray",
+        "embedded", "opt-dolly", "qwen2-arxiv", "opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline",
+        "bloomz-zero3-ray", "strategies-2gpu",
     ],
-)
+)  # fmt: skip
 def test_every_preset_is_valid(name: str, project: Path) -> None:
     assert load_params(project / "presets" / f"{name}.yaml").name == name
 

@@ -8,7 +8,9 @@ from ruamel.yaml import YAML
 
 from tasks.params import Params
 from tasks.records.facts import SliceFacts
-from tasks.train import plan_segments
+from tasks.train import explain_left_work, plan_segments
+from tests.tiny import make_config, make_slice
+from training.process.files import write_json
 
 PARTS = ("0-20", "20-40", "40-60", "60-80")
 SLICES = {part: SliceFacts(range=part, num_rows=20, num_tokens=200, digest=f"digest of {part}") for part in PARTS}
@@ -126,3 +128,18 @@ def test_a_changed_first_range_changes_all_that_follow_it(project: Path) -> None
     after = _fingerprints(_params(project, ranges=["60-80", "20-40"]))
     assert before[0] != after[0]
     assert before[1] != after[1]
+
+
+def test_unfinished_work_of_another_number_of_ranks_is_named_in_one_line(tmp_path: Path) -> None:
+    slices = [make_slice(tmp_path / part, num_rows=20, first_row=row) for part, row in (("0-20", 0), ("20-40", 20))]
+    told = make_config(tmp_path, tmp_path / "model", slices, world_size=2)
+    second = told["segments"][1]
+    assert explain_left_work(tmp_path, world_size=4) is None, "nothing was started yet"
+    write_json(tmp_path / "config.json", told)
+    assert explain_left_work(tmp_path, world_size=4) is None, "and then nothing was left"
+    (tmp_path / "partial" / second["fingerprint"] / "step-00000003").mkdir(parents=True)
+    said = explain_left_work(tmp_path, world_size=4)
+    assert said is not None
+    assert "20-40 epoch 1 is unfinished work of 2 ranks and is not gone on with on 4" in said
+    assert "\n" not in said
+    assert explain_left_work(tmp_path, world_size=2) is None, "that is gone on with"

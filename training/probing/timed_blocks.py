@@ -26,6 +26,7 @@ from training.data.batches import MicroBatch
 from training.data.row_digest import digest_rows
 from training.plug import select_hardware
 from training.probing.cpu_use import CpuUse
+from training.probing.observed_memory import observe_memory
 from training.probing.parts import probe_compute, probe_slowdown_in_flight
 from training.probing.shared_state import SharedState
 from training.probing.sweep import sweep_all_reduce
@@ -164,6 +165,10 @@ class BlockRunner:
         if self._ranks.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._ranks.device)
+
+    def observe_memory(self) -> dict[str, Any]:
+        """Return what a step of the cell takes of memory (training/probing/observed_memory.py); to be asked first."""
+        return dataclasses.asdict(observe_memory(self._config, self._ranks))
 
     def facts(self, variant: Variant) -> dict[str, Any]:
         """Return what is known of a variant beside its seconds: full steps in the segment, buckets, memory, setting.
@@ -337,6 +342,8 @@ def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[st
         return runner.run(Block(**{**asked["block"], "variant": variant}))
     if command == "facts":
         return runner.facts(variant)
+    if command == "memory":
+        return runner.observe_memory()
     if command == "timers":
         return runner.collect_timers(variant)
     if command == "probe":
@@ -348,7 +355,7 @@ def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[st
     if command == "forget":
         runner.forget()
         return {}
-    raise ValueError(f"command {command!r}; allowed: run, facts, timers, probe, in_flight, sweep, forget")
+    raise ValueError(f"command {command!r}; allowed: run, facts, memory, timers, probe, in_flight, sweep, forget")
 
 
 def _send(line: Connection, answer: Mapping[str, Any]) -> None:

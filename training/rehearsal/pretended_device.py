@@ -40,12 +40,19 @@ _IN_FP32 = ("layer_norm", "group_norm", "pow.Tensor_Scalar", "pow.Tensor_Tensor"
 
 
 @contextlib.contextmanager
-def pretend_ranks(world_size: int, *, rank: int = 0, capability: Capability) -> Iterator[tuple[Ranks, FakeTensorMode]]:
-    """Be this rank of so many, each with such a GPU, while inside; yield it, and what makes tensors without memory."""
+def pretend_ranks(
+    world_size: int, *, rank: int = 0, capability: Capability | None
+) -> Iterator[tuple[Ranks, FakeTensorMode]]:
+    """Be this rank of so many, each with such a GPU, while inside; yield it, and what makes tensors without memory.
+
+    Without a capability each has CPUs, and runs the kernels of a CPU.
+    """
     with contextlib.ExitStack() as stack:
-        for owner, name, value in _list_replacements(capability):
+        kernels = [] if capability is None else _list_kernels(capability)
+        for owner, name, value in (*_list_replacements(), *kernels):
             stack.enter_context(_replace(owner, name, value))
-        stack.enter_context(_cast_as_on_gpu())
+        if capability is not None:
+            stack.enter_context(_cast_as_on_gpu())
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
         stack.callback(dist.destroy_process_group)
         stack.enter_context(warnings.catch_warnings())
@@ -66,8 +73,8 @@ def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def _list_replacements(capability: Capability) -> list[tuple[Any, str, Any]]:
-    """Return what a GPU would answer otherwise, or reads numbers: owner, name, and what answers instead."""
+def _list_kernels(capability: Capability) -> list[tuple[Any, str, Any]]:
+    """Return what a GPU would answer otherwise: owner, name, and what answers instead."""
     has_flash = capability >= FIRST_WITH_FLASH
     is_enabled, get_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
     return [
@@ -76,6 +83,12 @@ def _list_replacements(capability: Capability) -> list[tuple[Any, str, Any]]:
         (torch, "get_autocast_dtype", lambda *_: get_dtype("cpu")),
         (F, "scaled_dot_product_attention", partial(_attend, has_flash=has_flash)),
         (F, "dropout", _drop_out),
+    ]
+
+
+def _list_replacements() -> list[tuple[Any, str, Any]]:
+    """Return what reads numbers, or waits for other ranks, and what answers instead, in the same way."""
+    return [
         # Reads which ranks there are.
         (DeviceMesh, "from_group", _without_modes(DeviceMesh.from_group)),
         # Models are built where they are to be.

@@ -6,7 +6,7 @@ from typing import Any
 from tasks.data.sources import row_policy
 from tasks.process import wording
 from tasks.records.facts import ComparisonFacts, NodeFacts, SourceFacts
-from tasks.reporting.blocks import Block, Facts, Table, tabulate
+from tasks.reporting.blocks import Block, Facts, Items, Table, tabulate
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results
 
@@ -16,7 +16,13 @@ TITLE = "What was compared"
 def make_blocks(results: Results) -> list[Block]:
     """Return the facts, the work of each cell, and the machines where a cell had several."""
     nodes = tabulate_nodes(results)
-    return [Facts(tell_facts(results)), tabulate_work(results), *[nodes] * bool(nodes.rows)]
+    left_out = [Items([f"Left out: {name}: {why}." for name, why in results.left_out.items()])]
+    return [
+        Facts(tell_facts(results)),
+        tabulate_work(results),
+        *left_out * bool(results.left_out),
+        *[nodes] * bool(nodes.rows),
+    ]
 
 
 def tell_facts(results: Results) -> list[tuple[str, str]]:

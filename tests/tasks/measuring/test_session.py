@@ -77,6 +77,17 @@ def test_every_cell_is_timed_in_the_same_turns_over_several_starts(measured: Mea
 
 
 @_alone
+def test_memory_of_each_cell_is_measured_rank_by_rank_beside_what_is_foretold(measured: MeasurementFile) -> None:
+    assert [(one.cell, one.device, len(one.ranks)) for one in measured.memory] == [
+        ("1dev", "cpu", 1),
+        ("2dev", "cpu", 2),
+    ]
+    for one in measured.memory:
+        assert all(rank.parts is not None and rank.allocated_gib == rank.parts.total > 0 for rank in one.ranks)
+        assert (one.predicted is None) == (one.not_predicted is not None)
+
+
+@_alone
 def test_rates_are_counted_work_over_time(measured: MeasurementFile) -> None:
     for arm in measured.arms:
         # Rows of 8 tokens without padding: 7 are learned from.

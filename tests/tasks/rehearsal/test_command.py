@@ -1,25 +1,29 @@
 """`python -m tasks.rehearsal`: what it prints, and its exit codes."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tasks.params import load_params
 from tests.conftest import PROJECT
 from tests.tiny import make_tiny_model
 
-_PARAMS = PROJECT / "presets" / "qwen2-arxiv.yaml"
 
-
-def _run(folder: Path, gpu: str, *, price: str = "null") -> subprocess.CompletedProcess[str]:
-    text = _PARAMS.read_text()
+def _run(
+    folder: Path, gpu: str, *options: str, price: str = "null", preset: str = "qwen2-arxiv"
+) -> subprocess.CompletedProcess[str]:
+    text = (PROJECT / "presets" / f"{preset}.yaml").read_text()
     if (folder / "model").is_dir():
-        text = text.replace("source: hub:Qwen/Qwen2-0.5B-Instruct\n  revision: main", "source: path:model")
+        text = re.sub(
+            r"source: hub:(Qwen/Qwen2-0.5B-Instruct|facebook/opt-1.3b)\n  revision: main", "source: path:model", text
+        )
     text = text.replace("price_per_gpu_hour: null", f"price_per_gpu_hour: {price}\n  price_date: '2026-11-01'")
     (folder / "params.yaml").write_text(text)
-    command = [sys.executable, "-m", "tasks.rehearsal", gpu]
+    command = [sys.executable, "-m", "tasks.rehearsal", gpu, *options]
     given = {**os.environ, "PYTHONPATH": str(PROJECT), "COLUMNS": "200"}
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=given)
 
@@ -70,3 +74,30 @@ def test_a_model_whose_config_is_not_at_hand_says_how_to_get_it(tmp_path: Path) 
     done = _run(tmp_path, "H100-80")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "`dvc repro download`" in done.stderr
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_left_out_with_its_reason_and_the_first_that_fits_is_the_baseline(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "model", vocab_size=8192, hidden_size=512, num_layers=4)
+    # Between what one rank takes of weights and moments, and what each of two does that shard them.
+    done = _run(tmp_path, "2x 1.62GB,300GB/s,100TFLOP/s", "--leave-out", preset="opt-1.3b-fsdp")
+    assert done.returncode == 0, done.stderr[-3000:]
+    params = load_params(tmp_path / "params.yaml", looks_at_data=False)
+    assert (list(params.cells), list(params.left_out)) == (["2gpu"], ["1gpu"])
+    reason = params.left_out["1gpu"]
+    assert reason.startswith("does not fit on 2 x 1.62GB,300GB/s,100TFLOP/s by rehearsal: 1.")
+    assert f"left out: 1gpu: {reason}" in done.stdout
+    assert "2gpu fits." in done.stdout
+
+
+@pytest.mark.slow
+def test_a_card_too_few_leaves_a_cell_out_and_where_none_is_left_nothing_is_changed(folder: Path) -> None:
+    lone = _run(folder, "1x H100-80", "--leave-out")
+    assert lone.returncode == 0, lone.stderr[-3000:]
+    params = load_params(folder / "params.yaml", looks_at_data=False)
+    assert list(params.cells) == ["1gpu"]
+    assert params.left_out == {"2gpu": "needs 1 card more than 1 x NVIDIA H100 80GB HBM3"}
+    none = _run(folder, "1x 0.5GB,300GB/s,100TFLOP/s", "--leave-out")
+    assert none.returncode == 4
+    assert "1gpu, 2gpu: would not fit" in none.stderr
+    assert not load_params(folder / "params.yaml", looks_at_data=False).left_out

@@ -12,8 +12,8 @@ from tasks.rehearsal.fitting import find_remedies, judge_fit
 from tasks.rehearsal.inputs import Inputs
 from tests.tracked_run import PARAMS
 from training.config import TrainingConfig
+from training.probing.live_memory import Work
 from training.process.failure import UnfitModelError
-from training.rehearsal.live_memory import Work
 from training.rehearsal.rehearsed_step import RehearsedStep
 
 _CARD = replace(CARDS["T4"], memory_gib=20.0)

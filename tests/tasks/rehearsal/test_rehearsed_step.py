@@ -9,9 +9,9 @@ import torch.nn.functional as F
 
 from tests.gpu.steps import read_told
 from tests.tiny import make_config, make_slice, make_tiny_model, make_tiny_workload
+from training.probing.live_memory import KINDS
 from training.process.failure import UnfitModelError
 from training.process.files import write_json
-from training.rehearsal.live_memory import KINDS
 from training.rehearsal.rehearsed_step import RehearsedStep, rehearse_step
 
 AMPERE = (8, 0)

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.rehearsal.cards import Card
 from tasks.rehearsal.speed import StepLoad, model_speedup, model_tokens_per_second
-from training.rehearsal.live_memory import Work
+from training.probing.live_memory import Work
 
 _CARD = Card(
     name="100GB,1000GB/s,100TFLOP/s", memory_gib=90, memory_source="", gb_per_second=1000, bandwidth_source="",

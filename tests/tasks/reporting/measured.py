@@ -11,15 +11,18 @@ from tasks.records.measurement import (
     Advice,
     Advised,
     ArmSpeed,
+    CellMemory,
     Estimate,
     LostPart,
     Measurement,
+    MemoryParts,
     NoiseFloor,
     PredictedCurve,
     PredictedPoint,
     Prediction,
     Preflight,
     PreflightCheck,
+    RankMemory,
     Waterfall,
 )
 from tests.tasks.reporting.borne_out import bear_out
@@ -160,6 +163,29 @@ def preflight(warning: str | None = None) -> Preflight:
     return Preflight(verdict="fit to measure" if warning is None else "not fit to measure", checks=checks)
 
 
+def parts(total: float) -> MemoryParts:
+    """Return what so many GiB are for: half of them activations, a tenth each of the others."""
+    tenth = total / 10
+    return MemoryParts(
+        weights=tenth, gradients=tenth, moments=tenth, activations=5 * tenth, logits=tenth, communication=tenth
+    )
+
+
+def memory(cell: str, world_size: int, gib: float, **changes: Any) -> CellMemory:
+    """Return what a cell takes; the last rank has most, and the rehearsal says 2 % more."""
+    ranks = [
+        RankMemory(
+            allocated_gib=gib * share, reserved_gib=None, host_gib=gib + 0.5, host_before_gib=0.4,
+            parts=parts(gib * share),
+        )
+        for share in (*[0.9] * (world_size - 1), 1.0)
+    ]  # fmt: skip
+    content: dict[str, Any] = {
+        "cell": cell, "device": "cpu", "micro_batch_size": 1, "ranks": ranks, "predicted": parts(1.02 * gib)
+    }  # fmt: skip
+    return CellMemory(**content | changes)
+
+
 def measurement(**changes: Any) -> Measurement:
     """Return what was measured of 1proc and 2proc, with some fields changed."""
     content: dict[str, Any] = {
@@ -183,6 +209,7 @@ def measurement(**changes: Any) -> Measurement:
         "waterfalls": [waterfall()],
         "prediction": prediction(),
         "advice": advice(),
+        "memory": [memory("1proc", 1, 18.0), memory("2proc", 2, 30.0)],
     }
     return Measurement(**content | changes)
 

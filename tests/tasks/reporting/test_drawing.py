@@ -11,7 +11,7 @@ from tests.tasks.reporting.hostile import NAMES, hostile
 from tests.tasks.reporting.measured import arm, measurement, waterfall
 
 NAMES_OF_CHARTS = ["parallel_efficiency", "time_per_epoch", "average_epoch_time", "speedup", "loss_curves"]
-MEASURED_CHARTS = ["measured_speedup", "waterfall", "prediction", "estimates"]
+MEASURED_CHARTS = ["measured_speedup", "waterfall", "prediction", "frontier", "estimates"]
 
 
 def texts(svg: str) -> list[str]:
@@ -66,6 +66,7 @@ def test_a_chart_shows_its_figures_and_a_unit_on_every_axis(
         ("waterfall", ["ideal", "34.0", "exposed communication", "3.50", "unexplained", "0.200", "measured", "42.0"]),
         ("waterfall", ["ms per optimizer step", "part of the step"]),
         ("prediction", ["linear", "90 % interval", "extrapolated", "measured", "gradients in 16 bit", "64"]),
+        ("frontier", ["1proc", "2proc", "most memory allocated by a rank (GiB)", "µs per token"]),
         ("prediction", ["number of ranks (log scale)", "times as fast as 1proc (log scale)"]),
     ],
 )
@@ -153,7 +154,7 @@ def test_losses_that_differ_are_drawn_apart_with_plain_powers_of_ten_and_equal_o
     assert not [text for text in shown if "$" in text]
 
 
-@pytest.mark.parametrize("name", ["estimates", "parallel_efficiency", "measured_speedup", "prediction"])
+@pytest.mark.parametrize("name", ["estimates", "frontier", "parallel_efficiency", "measured_speedup", "prediction"])
 def test_a_withheld_chart_says_which_gate_failed_and_shows_no_figure(
     withheld_measured_results: Results, name: str
 ) -> None:

@@ -16,7 +16,19 @@ def page(clean_results: Results) -> Page:
 
 
 def test_the_sections_stand_in_the_order_in_which_the_report_answers(page: Page, clean_results: Results) -> None:
-    order = ["label", "verdict", "losses", "advice", "prediction", "gates", "trust", "quality", "cost", "history"]
+    order = [
+        "label",
+        "verdict",
+        "losses",
+        "advice",
+        "prediction",
+        "memory",
+        "gates",
+        "trust",
+        "quality",
+        "cost",
+        "history",
+    ]
     order += ["speed", "compared", "preflight", "measured", "not-claimed", "glossary"]
     ids = [element.attributes["id"] for element in page.elements if "id" in element.attributes]
     assert [name for name in ids if name in order] == order

@@ -1,9 +1,11 @@
 """What is in a device's memory while the code runs, by what it is there for; and what the code asks of the device.
 
-torch's own MemTracker (torch.distributed._tools) refuses a model that runs twice in a step, and does not tell logits or
-communication from the rest: so tensors are followed here in the same way, by the life of their storage.
+A rehearsal follows tensors that have no memory, the stage `measure` real ones. torch's own MemTracker
+(torch.distributed._tools) refuses a model that runs twice in a step, and does not tell logits or communication from the
+rest: so tensors are followed here in the same way, by the life of their storage.
 """
 
+import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -18,6 +20,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from training.process.heartbeat import StepSection
+from training.step.strategy import Strategy
 
 WEIGHTS, GRADIENTS, MOMENTS = "weights", "gradients", "moments"
 ACTIVATIONS, LOGITS, COMMUNICATION = "activations", "logits", "communication"
@@ -47,12 +52,14 @@ class Work:
 class LiveMemory(TorchDispatchMode):
     """Follows every storage on the device from its first use to its end."""
 
-    def __init__(self, *, head_width: int | None = None) -> None:
-        """`head_width`: classes that the head tells apart, of which logits are known."""
+    def __init__(self, device: torch.device | None = None) -> None:
+        """`device`: whose tensors are followed; None: those that have a shape and no memory."""
         super().__init__()
+        self._device = device
         self.kind = WEIGHTS
         """What is allocated from now on, unless its shape or its use says otherwise."""
-        self.head_width = head_width
+        self.head_width: int | None = None
+        """Classes that the head tells apart, by which logits are known."""
         self.work = Work()
         self.now = Counter(dict.fromkeys(KINDS, 0))
         """Kind -> bytes."""
@@ -71,6 +78,9 @@ class LiveMemory(TorchDispatchMode):
                 self._rename(block, kind)
 
     def _rename(self, block: "_Block", kind: str) -> None:
+        if block.is_weight:
+            # Weights that are sent to other ranks stay weights.
+            return
         self.now[block.kind] -= block.num_bytes
         self.now[kind] += block.num_bytes
         block.kind = kind
@@ -82,12 +92,39 @@ class LiveMemory(TorchDispatchMode):
         there was before is forgotten: a model is built, and cut or sharded, on the host.
         """
         found = list(weights)
+        for own in map(_get_own, found):
+            if self._is_followed(own):
+                # Read from a file by no operation of a tensor.
+                self._follow(own)
         shapes = {_get_own(part).shape for part in found}
         for block in self._blocks.values():
             self._rename(block, MOMENTS if block.shape in shapes else COMMUNICATION)
         self.name(found, WEIGHTS)
+        for own in map(_get_own, found):
+            if (kept := self._blocks.get(id(own.untyped_storage()))) is not None:
+                kept.is_weight = True
         self._shapes = {shape for shape in shapes if len(shape) >= 2}
+        self.forget_peak()
+
+    def forget_peak(self) -> None:
+        """Let the peak be what is there now."""
         self._most, self.peak = sum(self.now.values()), Counter(self.now)
+
+    def look_at(self, strategy: Strategy) -> None:
+        """Know the weights, gradients and sections of a strategy that was built while this was followed."""
+        # Layers of other stages are held by circles of references.
+        gc.collect()
+        self.name_weights([*strategy.module.parameters(), *strategy.module.buffers()])
+        for part in strategy.module.parameters():
+            part.register_post_accumulate_grad_hook(lambda one: self.name([one.grad], GRADIENTS))
+        # The warm-up begins with its stand-ins for the moments.
+        self.kind = MOMENTS
+        strategy.on_section = self._enter_section
+
+    def _enter_section(self, section: StepSection) -> None:
+        self.kind = COMMUNICATION if section == StepSection.COLLECTIVE else ACTIVATIONS
+        if section == StepSection.FORWARD:
+            self.work = Work()
 
     def __enter__(self) -> "LiveMemory":
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
@@ -111,13 +148,19 @@ class LiveMemory(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         done = func(*args, **(kwargs or {}))
-        given = [part for part in tree_leaves((args, kwargs)) if _is_on_device(part)]
-        made = [part for part in tree_leaves(done) if _is_on_device(part)]
+        given = [part for part in tree_leaves((args, kwargs)) if self._is_followed(part)]
+        made = [part for part in tree_leaves(done) if self._is_followed(part)]
         for tensor in made:
             self._follow(tensor)
         if given or made:
             self._count(func, args, kwargs or {}, done, given, made)
         return done
+
+    def _is_followed(self, value: Any) -> bool:
+        if self._device is not None:
+            return isinstance(value, Tensor) and value.device == self._device
+        # All that has no memory here would have some there; what is real is of the host.
+        return isinstance(value, FakeTensor) and value.device.type != "meta"
 
     def _follow(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -179,13 +222,10 @@ class _Block:
     shape: torch.Size
     """Of the tensor that it was made for."""
     num_bytes: int = 0
+    is_weight: bool = False
+    """Whether it was said to be a weight."""
     alive: Any = None
     """A reference that does not keep it so, and says when it is not any more."""
-
-
-def _is_on_device(value: Any) -> bool:
-    # All that has no memory here would have some there; what is real is of the host.
-    return isinstance(value, FakeTensor) and value.device.type != "meta"
 
 
 def _is_written(func: Any, given: list[Tensor], made: list[Tensor]) -> bool:
@@ -206,3 +246,11 @@ def _count_bytes(tensor: Tensor) -> int:
 def _get_own(tensor: Tensor) -> Tensor:
     """Return this rank's rows, of a tensor of which every rank has some."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def find_head_width(model: Any) -> int | None:
+    """Return how many tokens or classes the model tells apart; None where its config does not say."""
+    config = getattr(model, "config", None)
+    is_causal = getattr(model, "get_output_embeddings", lambda: None)() is not None
+    width: int | None = getattr(config, "vocab_size" if is_causal else "num_labels", None)
+    return width

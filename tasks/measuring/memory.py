@@ -1,0 +1,73 @@
+"""What a step of each cell takes of memory: really, on its ranks, and by a rehearsal that runs nothing."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.machine.usable_gpus import parse_capability
+from tasks.measuring.planning import Session
+from tasks.measuring.workers import Workers
+from tasks.records.measurement import CellMemory, MemoryParts, RankMemory
+from tasks.strategies import count_shares
+from training.config import TrainingConfig
+from training.rehearsal.rehearsed_step import rehearse_step
+
+_log = logging.getLogger(__name__)
+
+
+def measure_memory(session: Session, workers: Mapping[str, Workers]) -> list[CellMemory]:
+    """Return it, cell by cell. The ranks have to be fresh: what they hold already would be counted with it.
+
+    Raises what asking ranks raises.
+    """
+    found = []
+    for name, config in session.configs.items():
+        _log.info("%s: measuring the memory of a step", name)
+        answers = workers[name].ask("memory", doing="measuring its memory")
+        predicted, why = _predict_memory(config, _find_capability(session, config))
+        found.append(
+            CellMemory(
+                cell=name,
+                device=config.device,
+                micro_batch_size=config.micro_batch_size,
+                ranks=[_make_rank(answer) for answer in answers],
+                predicted=predicted,
+                not_predicted=why,
+            )
+        )
+    return found
+
+
+def _find_capability(session: Session, config: TrainingConfig) -> tuple[int, int] | None:
+    return parse_capability(session.machine.gpus[0]) if config.device == "cuda" else None
+
+
+def _predict_memory(
+    config: TrainingConfig, capability: tuple[int, int] | None
+) -> tuple[MemoryParts | None, str | None]:
+    """Return what a rehearsal says of the rank that has most, or why it says nothing."""
+    if config.device == "cuda" and capability is None:
+        return None, "the driver does not tell the GPU's compute capability"
+    # Where ranks have rows of their own all have the same parts of the model, or the first has most.
+    has_own_rows = count_shares(config.strategy, config.world_size, config.options) == config.world_size
+    try:
+        steps = [
+            rehearse_step(config, capability=capability, rank=rank)
+            for rank in range(1 if has_own_rows else config.world_size)
+        ]
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        # torch may be unable to run an operation on tensors without memory, which costs nobody the measurement.
+        return None, " ".join(str(error).split())[:200]
+    return _make_parts(max(steps, key=lambda step: step.total_bytes).peak_bytes), None
+
+
+def _make_rank(answer: Mapping[str, Any]) -> RankMemory:
+    sizes = {
+        f"{name}_gib": None if answer[f"{name}_bytes"] is None else answer[f"{name}_bytes"] / 2**30
+        for name in ("allocated", "reserved", "host", "host_before")
+    }
+    return RankMemory(**sizes, parts=None if answer["parts"] is None else _make_parts(answer["parts"]))
+
+
+def _make_parts(num_bytes: Mapping[str, int]) -> MemoryParts:
+    return MemoryParts(**{kind: number / 2**30 for kind, number in num_bytes.items()})

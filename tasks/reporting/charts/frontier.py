@@ -1,0 +1,67 @@
+"""Seconds per token over memory per rank, a point per cell with its interval: what is down and left is better."""
+
+from tasks.process import wording
+from tasks.reporting.drawing import MUTED, Axes, select_color, shorten
+from tasks.reporting.frontier import Place, is_of_cpu, list_places
+from tasks.reporting.results import Results
+
+TITLE = "Time per token against memory per rank"
+POSITION = 75
+NEEDS_SPEEDUP = True
+SECTION = "memory"
+
+
+def is_shown(results: Results) -> bool:
+    """Return whether memory was measured."""
+    return results.measurement is not None and bool(results.measurement.memory)
+
+
+def describe_chart(results: Results) -> str:
+    """Return every cell's place, and which of them no other one beats in both."""
+    places = list_places(results)
+    told = "; ".join(
+        f"{place.cell} {wording.format_microseconds_with_interval(place.seconds_per_token)} with "
+        f"{wording.format_memory(place.memory_gib)}"
+        for place in places
+    )
+    where = "on the CPU, no card's" if is_of_cpu(results) else "by torch's allocator"
+    edge = wording.join_names([place.cell for place in _select_edge(places)])
+    text = (
+        f"Time per token, all ranks together, with 95 % intervals, over the most memory that a rank allocated ({where})"
+        f": {told}. No other cell is better in both than {edge}, which the dashed line joins."
+    )
+    return wording.replace_unit(text, results.unit)
+
+
+def draw(results: Results, axes: Axes) -> None:
+    """Draw a point with its interval per cell, and a line through those that nothing beats in both."""
+    places = list_places(results)
+    factor, unit = (1, "GiB") if max((place.memory_gib for place in places), default=0.0) >= 1 else (1024, "MiB")
+    edge = _select_edge(places)
+    axes.plot(
+        [factor * place.memory_gib for place in edge], [1e6 * place.seconds_per_token.value for place in edge],
+        color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2,
+    )  # fmt: skip
+    for place in places:
+        time, at = place.seconds_per_token, factor * place.memory_gib
+        axes.errorbar(
+            [at], [1e6 * time.value], yerr=[[1e6 * (time.value - time.low)], [1e6 * (time.high - time.value)]],
+            color=select_color(place.number), marker="o" if place.is_proven else "s", markersize=5, capsize=4,
+        )  # fmt: skip
+        end = (at, 1e6 * time.value)
+        axes.annotate(shorten(place.cell), end, xytext=(8, 4), textcoords="offset points", fontsize=9)
+    axes.margins(x=0.25)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(f"most memory allocated by a rank ({unit})")
+    axes.set_ylabel(f"µs per {results.unit}")
+    axes.grid()
+
+
+def _select_edge(places: list[Place]) -> list[Place]:
+    """Return the places that are faster than all with no more memory, by memory."""
+    edge: list[Place] = []
+    for place in sorted(places, key=lambda one: (one.memory_gib, one.seconds_per_token.value)):
+        if not edge or place.seconds_per_token.value < edge[-1].seconds_per_token.value:
+            edge.append(place)
+    return edge

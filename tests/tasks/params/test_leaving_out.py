@@ -1,0 +1,56 @@
+"""Cells that are left out of params.yaml, each with its reason."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.params import load_params
+from tasks.params.leaving_out import find_refused, move_out
+from tasks.process.failure import ConfigurationError
+
+_STRATEGIES = ["1gpu", "ddp", "zero1", "zero2", "fsdp2", "fsdp2-bf16", "pipeline"]
+
+
+@pytest.fixture
+def preset(tmp_path: Path, project: Path) -> Path:
+    """The preset of all strategies, as a params.yaml of its own."""
+    path = tmp_path / "params.yaml"
+    path.write_text((project / "presets" / "strategies-2gpu.yaml").read_text())
+    return path
+
+
+def test_the_preset_has_every_strategy_and_refuses_none(preset: Path) -> None:
+    params = load_params(preset)
+    assert list(params.cells) == _STRATEGIES
+    assert {cell.strategy for cell in params.cells.values()} == {"single", "ddp", "zero1", "fsdp2", "pipeline"}
+    assert find_refused(preset) == {}
+
+
+def test_what_a_cell_cannot_do_is_its_reason_and_costs_no_other_cell(preset: Path) -> None:
+    text = preset.read_text().replace("  precision: bf16\n", "  precision: fp32\n  exact: true\n")
+    preset.write_text(text.replace("ddp: {strategy: ddp, world_size: 2}", "ddp: {strategy: ddp, world_size: 3}"))
+    refused = find_refused(preset)
+    assert list(refused) == ["ddp", "pipeline"]
+    assert "does not split over cells.ddp.world_size=3" in refused["ddp"]
+    move_out(preset, refused)
+    params = load_params(preset)
+    assert list(params.cells) == [name for name in _STRATEGIES if name not in refused]
+    assert params.left_out == refused
+    # What stands beside the cells is as it was written, remarks and numbers included.
+    before, after = text.splitlines(), preset.read_text().splitlines()
+    assert [line for line in before if line not in after] == [
+        line for line in before if line.strip().startswith(("ddp:", "pipeline:"))
+    ]
+    assert preset.with_name("params.yaml.saved").exists()
+
+
+def test_a_fault_that_is_no_cells_own_is_refused_as_ever(preset: Path) -> None:
+    preset.write_text(preset.read_text().replace("seq_len: 512", "seq_len: 1"))
+    with pytest.raises(ConfigurationError, match="seq_len"):
+        find_refused(preset)
+
+
+def test_what_is_a_cell_is_not_left_out(preset: Path) -> None:
+    preset.write_text(preset.read_text() + "\nleft_out: {ddp: no reason}\n")
+    with pytest.raises(ConfigurationError, match="left_out: got ddp, which is a cell"):
+        load_params(preset)
