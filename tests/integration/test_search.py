@@ -127,9 +127,7 @@ def test_a_promoted_trial_goes_on_from_its_checkpoint_and_no_step_is_trained_twi
         assert len(trial["epochs"]) == len(trial["losses"])
 
 
-def test_a_search_that_is_finished_trains_nothing_and_one_that_tries_more_trains_only_that(
-    searched: Workspace, warm: Path, tmp_path: Path
-) -> None:
+def test_a_search_that_is_finished_trains_nothing(searched: Workspace, warm: Path, tmp_path: Path) -> None:
     again = searched.copy(tmp_path / "project", programs=warm)
     again.change({"tracking.kind": "none"})
     before = _count_launches(again)
