@@ -68,6 +68,11 @@ class ToyProject:
         """Return what the process of `running` has written so far."""
         return (self.folder / "output.txt").read_text()
 
+    def give_database(self, database: Path) -> None:
+        """Have a server of this project begin with a copy of the database."""
+        (self.folder / ".prefect").mkdir(mode=0o700, exist_ok=True)
+        shutil.copy(database, self.folder / ".prefect" / "prefect.db")
+
     def executed(self) -> list[str]:
         """Return the stages whose commands ran since the last call, in order."""
         file = self.folder / "executed.txt"
@@ -83,8 +88,8 @@ class ToyProject:
         path.write_text(text.replace(old, new))
 
 
-def make_toy_project(folder: Path) -> ToyProject:
-    """Write the toy project into a new folder, a DVC and git repository."""
+def make_toy_project(folder: Path, *, database: Path | None = None) -> ToyProject:
+    """Write the toy project into a new folder, a DVC and git repository; a server of it begins with this database."""
     shutil.copytree(Path(__file__).parent / "toy", folder)
     # Under its own name DVC would take it for a part of the project around it.
     (folder / "pipeline.yaml").rename(folder / "dvc.yaml")
@@ -96,6 +101,8 @@ def make_toy_project(folder: Path) -> ToyProject:
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
     _set_params(folder / "params.yaml")
     toy = ToyProject(folder)
+    if database is not None:
+        toy.give_database(database)
     toy.change("prefect.toml", "4200", str(free_port()))
     return toy
 

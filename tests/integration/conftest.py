@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,12 +25,23 @@ def finished(tmp_path_factory: pytest.TempPathFactory, project: Path, warm: Path
     and listeners.json says what its processes listened on.
     `make test` has it made once for all processes of its tests. Nobody changes it.
     """
-    shared = os.environ.get("DDP_COMPARE_FINISHED")
-    folder = Path(shared) / "finished" if shared else tmp_path_factory.mktemp("finished")
+    folder = _shared_folder(tmp_path_factory, "finished")
     with FileLock(f"{folder}.lock"):
         if not (folder / "command-lines.txt").exists():
             _finish(folder, project, warm)
     return Workspace(folder / "project")
+
+
+@pytest.fixture(scope="session")
+def prefect_database(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
+    """A database of Prefect with nothing but its tables: making them takes longer than all else of a server's start."""
+    folder = _shared_folder(tmp_path_factory, "prefect")
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "made").exists():
+            environment = {**os.environ, "PREFECT_HOME": str(folder), "PREFECT_PLUGINS_ENABLED": "false"}
+            subprocess.run([sys.executable, "-c", _MAKE_TABLES], cwd=project, env=environment, check=True, timeout=300)
+            (folder / "made").touch()
+    return folder / "prefect.db"
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +52,19 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
     return path
+
+
+_MAKE_TABLES = """
+import asyncio
+from prefect.server.database import provide_database_interface
+asyncio.run(provide_database_interface().create_db())
+"""
+
+
+def _shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """Return a folder that all processes of `make test` share, a new one where a test is run by itself."""
+    shared = os.environ.get("DDP_COMPARE_FINISHED")
+    return Path(shared) / name if shared else tmp_path_factory.mktemp(name)
 
 
 def _finish(folder: Path, project: Path, warm: Path) -> None:

@@ -34,9 +34,9 @@ except urllib.error.HTTPError as error:
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> ToyProject:
+def toy(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> ToyProject:
     """A toy project in which every stage is cached, so that a run takes no time."""
-    toy = make_toy_project(tmp_path_factory.mktemp("access") / "toy")
+    toy = make_toy_project(tmp_path_factory.mktemp("access") / "toy", database=prefect_database)
     dvc = [sys.executable, "-m", "dvc", "repro", "--quiet"]
     subprocess.run(dvc, cwd=toy.folder, env=toy.environment(), check=True, timeout=300)
     return toy
@@ -62,10 +62,12 @@ def served(toy: ToyProject, mark: dict[str, str]) -> Iterator[Api]:
         yield api
 
 
-def _copy(toy: ToyProject, folder: Path) -> ToyProject:
-    """Return the project anew, without Prefect's files."""
+def _copy(toy: ToyProject, folder: Path, database: Path) -> ToyProject:
+    """Return the project anew, with nothing of Prefect's but this database."""
     shutil.copytree(toy.folder, folder, symlinks=True, ignore=shutil.ignore_patterns(".prefect"))
-    return ToyProject(folder)
+    copy = ToyProject(folder)
+    copy.give_database(database)
+    return copy
 
 
 def _status(api: Api, path: str, body: Any = None, **headers: str) -> int:
@@ -162,9 +164,9 @@ def test_every_socket_is_on_loopback_and_the_secret_is_in_one_private_file_and_n
 
 
 def test_credentials_are_new_at_every_start_and_a_killed_server_leaves_none_that_are_used(
-    toy: ToyProject, served: Api, tmp_path: Path
+    toy: ToyProject, served: Api, tmp_path: Path, prefect_database: Path
 ) -> None:
-    copy = _copy(toy, tmp_path / "toy")
+    copy = _copy(toy, tmp_path / "toy", prefect_database)
     port, mark = free_port(), new_mark()
     with serving(copy, mark, PREFECT_SERVER_API_PORT=str(port)) as api:
         assert api.url == f"http://127.0.0.1:{port}/api"
@@ -172,7 +174,7 @@ def test_credentials_are_new_at_every_start_and_a_killed_server_leaves_none_that
         inspected = subprocess.run(typed, cwd=copy.folder, env=copy.environment(), capture_output=True, timeout=240)
         assert inspected.returncode == 0, "the command line finds port and credentials"
 
-        other = _copy(toy, tmp_path / "other")
+        other = _copy(toy, tmp_path / "other", prefect_database)
         refused = subprocess.run(
             [sys.executable, "-m", "flows.serve"], cwd=other.folder, capture_output=True, text=True, timeout=240,
             env=other.environment(PREFECT_SERVER_API_PORT=str(port)),
@@ -208,9 +210,11 @@ def test_credentials_are_new_at_every_start_and_a_killed_server_leaves_none_that
     assert "type `make serve` in another terminal" in line
 
 
-def test_temporary_server_of_a_comparison_is_closed_in_the_same_way(toy: ToyProject, tmp_path: Path) -> None:
+def test_temporary_server_of_a_comparison_is_closed_in_the_same_way(
+    toy: ToyProject, tmp_path: Path, prefect_database: Path
+) -> None:
     mark = new_mark()
-    toy = _copy(toy, tmp_path / "toy")
+    toy = _copy(toy, tmp_path / "toy", prefect_database)
     toy.change("params.yaml", "seed: 1", "seed: 5")
     (toy.folder / "slow.txt").unlink(missing_ok=True)
     with none_left_of(mark), toy.running("flows", TOY_IS_SLOW="train@2proc", **mark):

@@ -48,9 +48,9 @@ def server_of(toy: ToyProject) -> Iterator[Api]:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> ToyProject:
+def home(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> ToyProject:
     """The project that the module's server keeps its database in."""
-    return make_toy_project(tmp_path_factory.mktemp("server") / "toy")
+    return make_toy_project(tmp_path_factory.mktemp("server") / "toy", database=prefect_database)
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,10 @@ def test_rerun_of_what_is_cached_imports_no_prefect(done: ToyProject) -> None:
     assert not imported & {"prefect", "torch", "mlflow", "pandas", "sqlalchemy"}
 
 
-def test_stage_that_always_runs_and_finds_something_else_has_the_rest_run_again(done: ToyProject) -> None:
+def test_stage_that_always_runs_and_finds_something_else_has_the_rest_run_again(
+    done: ToyProject, prefect_database: Path
+) -> None:
+    done.give_database(prefect_database)
     done.change("dvc.yaml", "data/fingerprint.json same", "data/fingerprint.json $(cat machine.txt)")
     (done.folder / "machine.txt").write_text("new")
     ran = done.flow()
@@ -271,16 +274,6 @@ def _untrained_copy(finished: ToyProject, folder: Path) -> ToyProject:
     return toy
 
 
-def _copy_database(source: ToyProject, target: ToyProject) -> None:
-    """Spare the target's server the making of its tables, which takes longer than all the rest of its start."""
-    (target.folder / ".prefect").mkdir(exist_ok=True)
-    with (
-        contextlib.closing(sqlite3.connect(source.folder / ".prefect/prefect.db")) as full,
-        contextlib.closing(sqlite3.connect(target.folder / ".prefect/prefect.db")) as empty,
-    ):
-        full.backup(empty)
-
-
 def _start_training(toy: ToyProject) -> list[psutil.Process]:
     """Return every process of a flow whose `train@2proc` has begun."""
     wait_for(lambda: (toy.folder / "slow.txt").exists(), seconds=240, what=f"training runs; said: {toy.output()}")
@@ -306,10 +299,10 @@ def test_signal_lets_training_save_and_leaves_no_process(
 
 
 def test_kill_of_the_flow_leaves_no_process_and_the_next_run_marks_it_as_crashed(
-    finished: ToyProject, home: ToyProject, tmp_path: Path
+    finished: ToyProject, tmp_path: Path, prefect_database: Path
 ) -> None:
     toy = _untrained_copy(finished, tmp_path)
-    _copy_database(home, toy)
+    toy.give_database(prefect_database)
     with toy.running("flows", TOY_IS_SLOW="train@2proc") as flow:
         training = _start_training(toy)
         everything = [*training, *psutil.Process(flow.pid).children(recursive=True)]

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -77,10 +78,12 @@ def _serving(toy: ToyProject, training: ToyTraining) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def project_to_serve(tmp_path_factory: pytest.TempPathFactory) -> tuple[ToyProject, ToyTraining]:
+def project_to_serve(
+    tmp_path_factory: pytest.TempPathFactory, prefect_database: Path
+) -> tuple[ToyProject, ToyTraining]:
     """A toy project that trains for real, once what comes before is cached."""
     folder = tmp_path_factory.mktemp("served")
-    toy = make_toy_project(folder / "toy")
+    toy = make_toy_project(folder / "toy", database=prefect_database)
     subprocess.run(
         [sys.executable, "-m", "dvc", "repro", "--quiet", "train@1proc", "measure"],
         cwd=toy.folder, env=toy.environment(), check=True, timeout=300,

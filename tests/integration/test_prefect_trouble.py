@@ -21,9 +21,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> ToyProject:
+def toy(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> ToyProject:
     """A toy project in which everything is cached but the training of 2proc and what comes after."""
-    toy = make_toy_project(tmp_path_factory.mktemp("trouble") / "toy")
+    toy = make_toy_project(tmp_path_factory.mktemp("trouble") / "toy", database=prefect_database)
     dvc = [sys.executable, "-m", "dvc", "repro", "--quiet", "train@1proc", "measure"]
     subprocess.run(dvc, cwd=toy.folder, env=toy.environment(), check=True, timeout=300)
     return toy
