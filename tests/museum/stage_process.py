@@ -97,7 +97,11 @@ def _be_stage(
 
 
 def _leave_out_services(stage: str) -> None:
-    """Take MLflow and the drawing of charts out of a stage: they say nothing about a defect and take seconds."""
+    """Take MLflow, the charts and the prediction out of a stage: they say nothing about a defect and take seconds."""
+    if stage == "measure":
+        from tasks.measuring import session
+
+        session._predict = lambda *_: None
     if stage not in ("train", "report"):
         return
     from tasks.services import tracker
