@@ -41,15 +41,15 @@ def find_refused(path: Path) -> dict[str, str]:
 
 def move_out(path: Path, reasons: Mapping[str, str]) -> None:
     """Rewrite the file with these cells under `left_out`, all else as it was; it is saved beside itself first."""
-    yaml = YAML(typ="rt")
-    yaml.Representer = _Representer
-    yaml.width, yaml.preserve_quotes = _WIDTH, True
-    value = yaml.load(path.read_text(encoding="utf-8"))
+    round_trip = YAML(typ="rt")
+    round_trip.Representer = _Representer
+    round_trip.width, round_trip.preserve_quotes = _WIDTH, True
+    value = round_trip.load(path.read_text(encoding="utf-8"))
     for name, reason in reasons.items():
         del value["cells"][name]
         value.setdefault("left_out", {})[name] = reason
     text = io.StringIO()
-    yaml.dump(value, text)
+    round_trip.dump(value, text)
     shutil.copyfile(path, path.with_name(path.name + _SAVED_SUFFIX))
     with replace_file(path) as file:
         file.write_text(text.getvalue(), encoding="utf-8")

@@ -301,6 +301,8 @@ class _Launch:
 
     def _make_environment(self) -> dict[str, str]:
         told = {"WORLD_SIZE": str(self._world_size), "OMP_NUM_THREADS": str(self._threads)}
+        # As torchrun has it, beside whose ranks these may be timed.
+        told["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
         if self._nodes.num_nodes == 1:
             self._rendezvous.make()
             return {**told, **self._rendezvous.environment()}

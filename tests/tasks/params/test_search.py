@@ -97,7 +97,13 @@ def test_a_bad_search_is_one_line_with_what_was_got_and_what_is_allowed(
     ("changes", "words"),
     [
         ({"ranges": ["0-100", "100-200"]}, "ranges: got 2 with search; allowed: one"),
-        ({"cells": {"2proc": {"strategy": "ddp", "world_size": 2, "num_nodes": 2}}}, "num_nodes: got 2 with search"),
+        (
+            {
+                "cells": {"2": {"strategy": "ddp", "world_size": 2, "launcher": "ray", "num_nodes": 2}},
+                "ray": {"address": "auto"},
+            },
+            "num_nodes: got 2 with search",
+        ),
         ({"cells": {"8proc": {"strategy": "ddp", "world_size": 8}}}, "search.batch_size: got 4; allowed: multiples"),
     ],
 )
