@@ -6,7 +6,7 @@ A cell's step is built by itself, before anything else is, and dropped again: wh
 import dataclasses
 import gc
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -143,8 +143,10 @@ def _forget_peaks(ranks: Ranks) -> None:
     if ranks.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(ranks.device)
     if sys.platform == "linux":
-        # 5: the most that was resident. Source: proc_pid_clear_refs(5).
-        _CLEAR.write_text("5")
+        # 5: the most that was resident. Source: proc_pid_clear_refs(5). A container may not allow it: then reading the
+        # model counts, too.
+        with suppress(OSError):
+            _CLEAR.write_text("5")
 
 
 def _read_host_bytes(name: str) -> int | None:
