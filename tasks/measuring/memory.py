@@ -15,22 +15,29 @@ from training.rehearsal.rehearsed_step import rehearse_step
 _log = logging.getLogger(__name__)
 
 
-def measure_memory(session: Session, workers: Mapping[str, Workers]) -> list[CellMemory]:
-    """Return it, cell by cell. The ranks have to be fresh: what they hold already would be counted with it.
+def observe_memory(session: Session, workers: Mapping[str, Workers]) -> dict[str, list[RankMemory]]:
+    """Return what a step of each cell took, rank by rank. They have to be fresh: what they hold would be counted, too.
 
     Raises what asking ranks raises.
     """
+    found = {}
+    for name in session.configs:
+        _log.info("%s: measuring the memory of a step", name)
+        found[name] = [_make_rank(answer) for answer in workers[name].ask("memory", doing="measuring its memory")]
+    return found
+
+
+def rehearse_memory(session: Session, observed: Mapping[str, list[RankMemory]]) -> list[CellMemory]:
+    """Return it beside what a rehearsal says. That computes in this process, so nothing may be timed meanwhile."""
     found = []
     for name, config in session.configs.items():
-        _log.info("%s: measuring the memory of a step", name)
-        answers = workers[name].ask("memory", doing="measuring its memory")
         predicted, why = _predict_memory(config, _find_capability(session, config))
         found.append(
             CellMemory(
                 cell=name,
                 device=config.device,
                 micro_batch_size=config.micro_batch_size,
-                ranks=[_make_rank(answer) for answer in answers],
+                ranks=observed[name],
                 predicted=predicted,
                 not_predicted=why,
             )

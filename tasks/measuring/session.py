@@ -21,7 +21,7 @@ from tasks.measuring.advice import advise
 from tasks.measuring.arms import Arm, Cell, make_trained_arm
 from tasks.measuring.blocks import Bench
 from tasks.measuring.headline import Headline, find_alikeness
-from tasks.measuring.memory import measure_memory
+from tasks.measuring.memory import observe_memory, rehearse_memory
 from tasks.measuring.planning import Session
 from tasks.measuring.predicting import Probed, predict_cells, sweep_link
 from tasks.measuring.speed import Measured, TimedComparison, measure_speed, select_quiet_turns, select_seconds
@@ -79,7 +79,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
     with contextlib.ExitStack() as stack:
         meter = stack.enter_context(open_gpu_meter()) if session.device == "cuda" else None
         workers = stack.enter_context(open_workers(session.configs, launchers=launchers, nodes=nodes, stop=stop))
-        memory = measure_memory(session, workers)
+        observed = observe_memory(session, workers)
         bench = Bench(workers, seed=params.train.seed, meter=meter, holds_all=holds_all)
         with show_progress("measuring, blocks", None) as advance:
             measured = measure_speed(session.comparison, bench, advance=advance)
@@ -115,7 +115,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         advice=more.advice,
         blocks=measured.blocks,
         ranges=[part.name for part in session.rows],
-        memory=memory,
+        memory=rehearse_memory(session, observed),
         waits=waits,
         devices_of_starts=devices,
         settings=settings,
