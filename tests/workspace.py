@@ -33,6 +33,7 @@ SMALL = {
     "measure.waterfall_seconds": 1,
     "measure.others_share": 1,
     "measure.advice": False,
+    "measure.memory": False,
 }
 """Changes to the default comparison that make it train in seconds: 2 ranges of 8 optimizer steps.
 

@@ -28,16 +28,20 @@ def observe_memory(session: Session, workers: Mapping[str, Workers]) -> dict[str
 
 
 def rehearse_memory(session: Session, observed: Mapping[str, list[RankMemory]]) -> list[CellMemory]:
-    """Return it beside what a rehearsal says. That computes in this process, so nothing may be timed meanwhile."""
+    """Return what was observed beside what a rehearsal says.
+
+    That computes in this process, so nothing may be timed meanwhile.
+    """
     found = []
-    for name, config in session.configs.items():
+    for name, ranks in observed.items():
+        config = session.configs[name]
         predicted, why = _predict_memory(config, _find_capability(session, config))
         found.append(
             CellMemory(
                 cell=name,
                 device=config.device,
                 micro_batch_size=config.micro_batch_size,
-                ranks=observed[name],
+                ranks=ranks,
                 predicted=predicted,
                 not_predicted=why,
             )

@@ -79,7 +79,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
     with contextlib.ExitStack() as stack:
         meter = stack.enter_context(open_gpu_meter()) if session.device == "cuda" else None
         workers = stack.enter_context(open_workers(session.configs, launchers=launchers, nodes=nodes, stop=stop))
-        observed = observe_memory(session, workers)
+        observed = observe_memory(session, workers) if params.measure.memory else {}
         bench = Bench(workers, seed=params.train.seed, meter=meter, holds_all=holds_all)
         with show_progress("measuring, blocks", None) as advance:
             measured = measure_speed(session.comparison, bench, advance=advance)

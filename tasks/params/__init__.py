@@ -59,6 +59,8 @@ class MeasureParams(Section):
     """Seconds of one block of the baseline, about; a block has four steps at least."""
     scaling: Literal["strong", "weak"] = "strong"
     """strong: every cell has the same global batch; weak: a cell's global batch grows with its number of ranks."""
+    memory: bool = True
+    """Whether to see first what a step of each cell takes of memory, and what for: two steps more of each."""
     advice: bool = True
     """Whether to try the knobs that could make a cell faster, and to advise those that do."""
     advice_seconds: Finite = Field(default=12.0, gt=0, le=86_400)

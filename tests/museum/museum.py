@@ -24,7 +24,14 @@ ABOUT_SECONDS = {
     "Training bears out the blocks",
 }
 """Gates that judge measured times, not what was done in them."""
-_MEASURE = {"speed": True, "max_seconds": 4, "waterfall_seconds": 2, "others_share": 1, "advice": False}
+_MEASURE = {
+    "speed": True,
+    "max_seconds": 4,
+    "waterfall_seconds": 2,
+    "others_share": 1,
+    "advice": False,
+    "memory": False,
+}
 """Of the exhibits that are timed: as few rounds as an interval needs."""
 _BLOCK_SECONDS = 0.12
 """For blocks of several steps, in which a machine's noise averages out."""
