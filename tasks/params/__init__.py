@@ -195,7 +195,7 @@ class Params(Section):
 
     def _check_optional(self) -> None:
         """Raise ValueError for what optional sections ask of the comparison and it has not."""
-        if "search" in self.model_fields_set and (unfit := self.explain_unsearchable()):
+        if self.search != SearchParams() and (unfit := self.explain_unsearchable()):
             raise ValueError(unfit)
         if self.upload.cell is not None:
             require_one_of("upload.cell", self.upload.cell, list(self.cells))

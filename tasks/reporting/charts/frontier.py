@@ -1,7 +1,7 @@
 """Seconds per token over memory per rank, a point per cell with its interval: what is down and left is better."""
 
 from tasks.process import wording
-from tasks.reporting.drawing import MUTED, Axes, select_color, shorten
+from tasks.reporting.drawing import MUTED, Axes, select_color, set_height, shorten
 from tasks.reporting.frontier import Place, is_of_cpu, list_places
 from tasks.reporting.results import Results
 
@@ -51,6 +51,7 @@ def draw(results: Results, axes: Axes) -> None:
         end = (at, 1e6 * time.value)
         axes.annotate(shorten(place.cell), end, xytext=(8, 4), textcoords="offset points", fontsize=9)
     axes.margins(x=0.25)
+    set_height(axes, 2.1)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"most memory allocated by a rank ({unit})")

@@ -21,9 +21,7 @@ _PARTS: list[tuple[str, Callable[[MemoryParts], float]]] = [
     ("In all", lambda parts: parts.total),
 ]
 _OF_CPU = (
-    "Memory and seconds were measured on CPUs, by the life of tensors: no GPU was asked. A GPU runs other kernels, "
-    "which keep other activations, and its seconds are others, so this says what these tensors would take of a card, "
-    "not that a cell fits on one."
+    "All this was measured on CPUs, by the life of tensors: no GPU was asked. It is what these would take of a card."
 )
 
 
@@ -33,25 +31,27 @@ def make_blocks(results: Results) -> list[Block]:
     if measurement is None or not measurement.memory:
         return [Text("Not measured: the stage measure left no memory of a step.")]
     places = list_places(results)
-    said = [_OF_CPU] if is_of_cpu(results) else []
+    said = []
     if hidden := [one.cell for one in measurement.memory if results.is_hidden(one.cell)]:
         said.append(f"Withheld where gates failed: the place of {wording.join_names(hidden)}.")
     if doubtful := [place.cell for place in places if not place.is_proven]:
         said.append(f"Never named as the best, since a gate was not checked: {wording.join_names(doubtful)}.")
-    blocks: list[Block] = [Charts("memory")]
+    blocks: list[Block] = [*[Text(_OF_CPU)] * is_of_cpu(results), Charts("memory")]
     if places:
         blocks.append(_tabulate_best(results))
-    if said:
-        blocks.append(Items(said))
-    blocks += _tabulate_parts(measurement.memory)
     left_out = [
         f"{one.cell}: nothing is foretold of its memory: {one.not_predicted}."
         for one in measurement.memory
         if one.not_predicted is not None
     ]
     if left_out:
-        blocks.append(Items(left_out))
-    return [*blocks, Fold("Every rank", [_tabulate_ranks(measurement.memory)])]
+        said += left_out
+    told: list[Block] = [
+        *[Items(said)] * bool(said),
+        *_tabulate_parts(measurement.memory),
+        _tabulate_ranks(measurement.memory),
+    ]
+    return [*blocks, Fold("What it is for, and every rank", told)]
 
 
 def _tabulate_best(results: Results) -> Table:

@@ -108,6 +108,8 @@ def test_a_bad_search_is_one_line_with_what_was_got_and_what_is_allowed(
     ],
 )
 def test_a_comparison_that_cannot_be_searched_is_refused(project: Path, changes: dict[str, Any], words: str) -> None:
+    if "ray" in changes:
+        pytest.importorskip("ray", reason="`make extras` installs it", exc_type=ImportError)
     raw = {**_raw(project), **changes}
     raw["train"] |= {"global_batch_size": 64, "micro_batch_size": 4}
     with pytest.raises(ValueError, match=words):
