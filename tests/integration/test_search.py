@@ -198,7 +198,6 @@ def test_a_search_whose_trials_begin_their_schedule_anew_in_every_epoch_is_refus
     done = wrong.run(*SEARCH, ok=False)
     assert done.returncode == ExitCode.DATA
     assert "by one schedule over" in done.stdout.splitlines()[-1]
-    assert not (wrong.folder / ".work/search/evaluating/found").exists()
 
 
 def test_a_trial_that_fails_ends_the_search_in_one_line_and_leaves_no_process(
