@@ -13,6 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ddp_compare_observer import telling
 from ddp_compare_observer.record import Guard, Record
 
 _MODULES = ("torch", "safetensors.torch")
@@ -34,6 +35,16 @@ class Observer:
             self.guard(self.arm)
         elif self._around is not None:
             self.guard(self._around.watch_safetensors, module)
+
+    def tell(self, **said: Any) -> None:
+        """Keep what the script says of the step that is under way."""
+        if self.steps is not None:
+            self.guard(self.steps.told.update, said)
+
+    def tell_asked(self, names: dict[str, Any]) -> None:
+        """Write what the script says that it was asked for."""
+        if self._around is not None:
+            self.guard(self._around.see_asked, names, "told")
 
     def arm(self) -> None:
         """Watch torch, the clocks and what happens around."""
@@ -115,6 +126,7 @@ def arm_when_torch_comes(folder: str, *, rank: int, heartbeat: str | None) -> Ob
         fcntl.fcntl(stream, fcntl.F_SETFL, fcntl.fcntl(stream, fcntl.F_GETFL) | os.O_APPEND)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     observer = Observer(record, rank=rank, heartbeat=heartbeat)
+    telling.observer = observer
     os.register_at_fork(after_in_child=lambda: setattr(observer.guard, "is_on", False))
     if "torch" in sys.modules:
         observer.see_imported(sys.modules["torch"])

@@ -53,7 +53,7 @@ class Surroundings:
         @functools.wraps(parse)
         def observed_parse(parser: Any, *arguments: Any, **named: Any) -> Any:
             found = parse(parser, *arguments, **named)
-            self._guard(self._see_asked, vars(found[0]), "arguments")
+            self._guard(self.see_asked, vars(found[0]), "arguments")
             return found
 
         argparse.ArgumentParser.parse_known_args = observed_parse  # type: ignore[method-assign, assignment]
@@ -67,7 +67,7 @@ class Surroundings:
 
     def see_globals(self) -> None:
         """Look at the script's own global names for what it was asked to do."""
-        self._see_asked(dict(vars(sys.modules["__main__"])), "globals")
+        self.see_asked(dict(vars(sys.modules["__main__"])), "globals")
 
     def match_loaded(self, parameters: list[torch.Tensor]) -> None:
         """Write how many parameters hold, before the first step, what a file that was read holds."""
@@ -142,7 +142,8 @@ class Surroundings:
         size = os.path.getsize(whole) if os.path.isfile(whole) else None
         self._record.write("open", path=whole, mode=kind, bytes_before=size)
 
-    def _see_asked(self, names: dict[str, Any], where: str) -> None:
+    def see_asked(self, names: dict[str, Any], where: str) -> None:
+        """Write those of the names that say what the script was asked to do."""
         found: dict[str, Any] = {}
         for name, value in names.items():
             if not _ASKED.search(name) or not isinstance(value, str | int | float | bool | os.PathLike):

@@ -27,6 +27,7 @@ class ScriptLines:
         script = Path(sys.argv[0] if sys.argv and sys.argv[0] else ".").absolute()
         self._folder = str(script.parent)
         self._is_own: dict[str, bool] = {}
+        self._short: dict[str, str] = {}
 
     def owns(self, file: str) -> bool:
         """Return whether a file is the script's own."""
@@ -51,8 +52,9 @@ class ScriptLines:
         return Line(self._shorten(frame.f_code.co_filename), frame.f_lineno)
 
     def _shorten(self, file: str) -> str:
-        whole = str(Path(file).absolute())
-        return whole.removeprefix(self._folder).lstrip("/")
+        if file not in self._short:
+            self._short[file] = str(Path(file).absolute()).removeprefix(self._folder).lstrip("/")
+        return self._short[file]
 
 
 class _Reading(NamedTuple):

@@ -30,6 +30,7 @@ class Computing:
     ) -> None:
         self._guard, self._times, self._steps, self._loaders, self._lines = guard, times, steps, loaders, lines
         self._known: set[type] = set()
+        self._is_learning = False
         self._is_inside = False
         self._is_backward = False
         self._wrappers: dict[int, Any] = {}
@@ -46,7 +47,7 @@ class Computing:
             if self._is_backward or not _is_main_thread():
                 return backward(tensors, *arguments, **named)
             self._is_backward = True
-            self._guard(self._begin_backward, tensors)
+            self._times.charge(self._guard, self._begin_backward, tensors)
             self._times.enter(timeline.BACKWARD)
             try:
                 return backward(tensors, *arguments, **named)
@@ -55,15 +56,19 @@ class Computing:
                 self._is_backward = False
 
         torch.autograd.backward = observed_backward
-        _wrap_loss("cross_entropy", lambda *found: self._guard(self._see_loss, *found))
+        _wrap_loss("cross_entropy", lambda *found: self._times.charge(self._guard, self._see_loss, *found))
 
     def learn_models(self) -> None:
         """Until the next optimizer step has come every model is looked at, to find those that are called outermost."""
         torch.nn.Module.__call__ = self._make_learning_call()  # type: ignore[method-assign]
+        self._is_learning = True
 
     def stop_learning(self) -> None:
         """From now on only models of the kinds that were found are watched."""
-        torch.nn.Module.__call__ = self._plain_call  # type: ignore[method-assign]
+        # Setting it costs every class of a module a look-up.
+        if self._is_learning:
+            torch.nn.Module.__call__ = self._plain_call  # type: ignore[method-assign]
+            self._is_learning = False
 
     def _make_learning_call(self) -> Callable[..., Any]:
         plain = self._plain_call
@@ -100,7 +105,9 @@ class Computing:
     def _run(self, original: Callable[..., Any], module: Any, arguments: Any, named: Any) -> Any:
         is_training = torch.is_grad_enabled()
         self._is_inside = True
-        self._guard(self._begin_forward, module, arguments, named, is_training)
+        if is_training:
+            self._times.name_the_rest(timeline.SCRIPT)
+        self._times.charge(self._guard, self._begin_forward, module, arguments, named, is_training)
         self._times.enter(timeline.FORWARD if is_training else timeline.EVALUATION)
         try:
             return original(module, *arguments, **named)
@@ -115,7 +122,6 @@ class Computing:
         given, ids = self._loaders.find([tensor for _, tensor in found], is_training=is_training)
         if not is_training:
             return
-        self._times.name_the_rest(timeline.SCRIPT)
         mask = next((tensor for name, tensor in found if name.rpartition(".")[2] == _MASK), None)
         if mask is None:
             mask = next((tensor for name, tensor in found[1:] if _looks_like_mask(name, tensor, found[0][1])), None)

@@ -85,7 +85,7 @@ class Loaders:
                 raise
             finally:
                 self._times.leave()
-            self._guard(self._give, iterator, number, batch)
+            self._times.charge(self._guard, self._give, iterator, number, batch)
             return batch
 
         @functools.wraps(index)

@@ -49,25 +49,26 @@ def digest_rows(tensor: torch.Tensor, mask: torch.Tensor | None = None) -> list[
     Without a mask zeros at the ends of a row of integers are taken for padding.
     """
     rows = tensor.detach().reshape(len(tensor), -1)[:_MOST_ROWS]
-    is_integer = not rows.is_floating_point() and rows.dtype != torch.bool
     most = max(1, _ROW_BYTES // rows.element_size())
-    if is_integer and rows.shape[1] > 1:
-        masks = mask.reshape(len(mask), -1) if mask is not None and mask.shape == tensor.shape else None
-        parts = (
-            [row[masks[at].bool()] if masks is not None else _strip_zeros(row) for at, row in enumerate(rows[:, :most])]
-            if masks is None or rows.shape[1] <= most
-            else list(rows[:, :most])
-        )
-        return [_digest(read_bytes(part)) for part in parts]
-    step = max(1, -(-rows.shape[1] // most))
-    picked = rows[:, ::step].contiguous()
-    width, whole = picked.shape[1] * picked.element_size(), read_bytes(picked)
-    return [_digest(whole[at * width : (at + 1) * width]) for at in range(len(picked))]
-
-
-def _strip_zeros(row: torch.Tensor) -> torch.Tensor:
-    (places,) = torch.nonzero(row, as_tuple=True)
-    return row[places[0] : places[-1] + 1] if len(places) else row[:0]
+    if rows.is_floating_point() or rows.dtype == torch.bool or rows.shape[1] == 1:
+        rows = rows[:, :: max(1, -(-rows.shape[1] // most))]
+        counted = None
+    else:
+        rows = rows[:, :most]
+        counted = rows != 0
+        if mask is not None and mask.shape == tensor.shape:
+            counted = mask.reshape(len(mask), -1)[:_MOST_ROWS, :most].bool()
+    size, width = rows.element_size(), rows.shape[1] * rows.element_size()
+    content = read_bytes(rows)
+    if counted is None:
+        return [_digest(content[at * width : (at + 1) * width]) for at in range(len(rows))]
+    # What lies between the first and the last one that counts.
+    starts = counted.int().argmax(1).tolist()
+    ends = (rows.shape[1] - counted.int().flip(1).argmax(1)).tolist()
+    return [
+        _digest(content[at * width + start * size : at * width + end * size])
+        for at, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]
 
 
 def _digest(content: bytes) -> str:

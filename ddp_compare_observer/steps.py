@@ -3,7 +3,7 @@
 import functools
 import math
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +67,8 @@ class Steps:
         self.on_first: Any = lambda _parameters: None
         self.on_step: Any = lambda: None
         self.on_lost: Any = lambda: None
+        self.told: dict[str, Any] = {}
+        """What the script itself says of the step that is under way."""
         self._depth = 0
         self._counts: dict[str, int] = {}
         self._clips: list[dict[str, Any]] = []
@@ -153,6 +155,8 @@ class Steps:
             "micros": [_describe(micro) for micro in self.micros],
             "num_collectives": sum(counts.values()) - sum(self._counts.get(name, 0) for name in counts),
         }
+        if self.told:
+            fields["told"] = self.told
         if self._clips:
             fields["clips"] = self._clips
         if is_sampled:
@@ -171,6 +175,7 @@ class Steps:
         self._times.enter(timeline.OBSERVER)
         self._record.write("step", **fields)
         self._counts, self._clips, self._gradient, self.micros, self.is_lost = counts, [], None, [], False
+        self.told = {}
         self.on_step()
 
     def _describe_setting(self, optimizer: Any) -> dict[str, Any]:
@@ -228,7 +233,7 @@ def _describe(micro: Micro) -> dict[str, Any]:
     micro.has_mask, micro.mask = micro.mask is not None, None
     found = {
         key: value
-        for key, value in asdict(micro).items()
+        for key, value in vars(micro).items()
         if value is not None and value is not False and value != "" and value != []
     }
     if micro.line is not None:

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from collections.abc import Callable
 from typing import Any
 
 from ddp_compare_observer.record import read_clock
@@ -59,7 +60,7 @@ class Timeline:
     def enter(self, kind: str) -> None:
         """An activity begins."""
         self._count()
-        if len(self._stack) == 1 and self._stack[0] in (NETWORK, SUBPROCESS):
+        if len(self._stack) == 1 and self._stack[0] in (NETWORK, SUBPROCESS) and kind != OBSERVER:
             # What began between two activities is over when the next one begins.
             self._stack[0] = SCRIPT
         self._stack.append(kind)
@@ -71,6 +72,14 @@ class Timeline:
         self._count()
         if len(self._stack) > 1:
             self._stack.pop()
+
+    def charge(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what the function returns; its time is the observer's own."""
+        self.enter(OBSERVER)
+        try:
+            return function(*arguments)
+        finally:
+            self.leave()
 
     def name_the_rest(self, kind: str) -> None:
         """From here on whatever is no activity of its own is of this kind, until another is named."""

@@ -29,6 +29,9 @@ def list_rows(step: Fields) -> list[tuple[str, str]] | None:
 
     A row without an index is known by its content alone, and the other way round.
     """
+    told = step.get("told", {}).get("ids")
+    if told:
+        return [(f"told#{one}", "") for one in told]
     rows: list[tuple[str, str]] = []
     for micro in step["micros"]:
         ids, digests = micro.get("ids"), micro.get("rows")
@@ -44,7 +47,8 @@ def list_first_pass(rank: RankRecord) -> tuple[list[Fields], bool]:
     """Return the steps of the rank's first pass over its training data, and whether that pass was whole."""
     loader = next((micro["loader"] for _, micro in rank.micros() if micro.get("loader") is not None), None)
     if loader is None:
-        return rank.steps, False
+        # What the script names itself is known as long as it runs.
+        return rank.steps, rank.is_whole and all(step.get("told", {}).get("ids") for step in rank.steps)
     passes = [one for one in rank.lines.get("pass", []) if one["loader"] == loader]
     end = next((one["step"] for one in passes if one["is_over"] and one["number"] == 1), None)
     begin = next((one["step"] for one in passes if not one["is_over"] and one["number"] == 2), None)

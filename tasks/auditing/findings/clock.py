@@ -46,9 +46,12 @@ def find(audit: Audit, cell: str) -> Finding | None:
 
 
 def find_tightest_window(rank: RankRecord) -> Fields | None:
-    """Return the span over most of the steps that has least else in it; None where there is none."""
+    """Return the span over most of the steps that is shortest per step; None where there is none.
+
+    A variable that still holds an older reading makes a longer one, which nobody may have meant.
+    """
     covering = [window for window in rank.windows if window["num_steps"] >= _COVERED * len(rank.steps)]
-    return min(covering, key=compute_other_share, default=None)
+    return min(covering, key=lambda window: sum(window["seconds"].values()) / window["num_steps"], default=None)
 
 
 def compute_other_share(window: Fields) -> float:

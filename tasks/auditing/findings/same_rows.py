@@ -47,7 +47,7 @@ def _collect_rows(audit: Audit, cell: str) -> set[str] | None:
             return None
         for step in steps:
             fed = [micro for micro in step["micros"] if micro.get("loader") is not None]
-            rows = list_rows({"micros": fed})
+            rows = list_rows({**step, "micros": fed})
             if rows is None:
                 return None
             every += [index or content for index, content in rows]
