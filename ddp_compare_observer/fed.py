@@ -67,7 +67,12 @@ class Loaders:
             kept = getattr(loader, "_iterator", None)
             if kept is not None:
                 self._guard(_clear_ids, kept)
-            iterator = begin(loader)
+            self._times.enter(self._name_wait(self._numbers.get(loader)))
+            try:
+                # Workers are started here.
+                iterator = begin(loader)
+            finally:
+                self._times.leave()
             self._guard(self._begin, loader, iterator)
             return iterator
 
@@ -76,8 +81,7 @@ class Loaders:
             number = iterator.__dict__.get("_ddp_compare_loader")
             if number is None:
                 return advance(iterator)
-            kind = timeline.EVALUATION if number in self._evaluating else timeline.DATA
-            self._times.enter(kind)
+            self._times.enter(self._name_wait(number))
             try:
                 batch = advance(iterator)
             except StopIteration:
@@ -116,6 +120,13 @@ class Loaders:
             if not given.is_used and given.num_rows in leading:
                 return self._use(given, is_training), given.ids
         return None, None
+
+    def _name_wait(self, number: int | None) -> str:
+        """Return what waiting for a loader counts as; whoever asks one for training rows evaluates no more."""
+        if number in self._evaluating:
+            return timeline.EVALUATION
+        self._times.name_the_rest(timeline.SCRIPT)
+        return timeline.DATA
 
     def _use(self, given: Given, is_training: bool) -> Given:
         given.is_used = True
