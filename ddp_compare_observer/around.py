@@ -18,7 +18,9 @@ from ddp_compare_observer import timeline
 from ddp_compare_observer.record import Guard, Record
 from ddp_compare_observer.samples import digest_one_by_one, list_tensors
 
-_ASKED = re.compile(r"epoch|max_?steps|resume|restore|init_from|load_from|patience|early|seed", re.IGNORECASE)
+_ASKED = re.compile(
+    r"epoch|max_?(steps|iter)|num_?(steps|iter)|resume|restore|init_from|load_from|patience|early|seed", re.IGNORECASE
+)
 _MOST_FILES = 2_000
 _SHORT_NAME = 2
 _COLLECTIVES = (

@@ -75,7 +75,7 @@ class Computing:
 
         @functools.wraps(plain)
         def call(module: Any, *arguments: Any, **named: Any) -> Any:
-            if self._is_inside or torch.compiler.is_compiling() or not _is_main_thread() or not _can_learn(module):
+            if self._leaves_alone(module):
                 return plain(module, *arguments, **named)
             # What is called inside is the module as it is: a compiler may look at it.
             torch.nn.Module.__call__ = plain  # type: ignore[method-assign]
@@ -88,6 +88,12 @@ class Computing:
 
         return call
 
+    def _leaves_alone(self, module: Any) -> bool:
+        """Return whether a call is inside another one or a backward, is traced, or has nothing to be learned."""
+        if self._is_inside or self._is_backward or torch.compiler.is_compiling() or not _is_main_thread():
+            return True
+        return not _can_learn(module)
+
     def _watch_class(self, kind: type) -> None:
         if kind in self._known or kind is torch.nn.Module:
             return
@@ -96,7 +102,7 @@ class Computing:
 
         @functools.wraps(original)
         def call(module: Any, *arguments: Any, **named: Any) -> Any:
-            if self._is_inside or torch.compiler.is_compiling() or not _is_main_thread() or not _can_learn(module):
+            if self._leaves_alone(module):
                 return original(module, *arguments, **named)
             return self._run(original, module, arguments, named)
 
@@ -190,7 +196,7 @@ class Computing:
         if not self._can_read(output) or given["weight"] is not None or target.is_floating_point():
             micro.is_weighted = True
             return
-        kept = target.detach()
+        kept = target.detach().cpu()
         micro.num_targets = int((kept != given["ignore_index"]).sum())
         micro.reduction = given["reduction"]
         micro.loss_of_model = float(output.detach()) if output.numel() == 1 else None

@@ -19,6 +19,7 @@ from ddp_compare_observer.samples import digest_tensors
 
 _NONE = SimpleNamespace(_shared_state=None)
 _OFTEN_UNTIL = 4
+_MOST_UNUSUAL = 12
 _MOST_DIGESTED = 1 << 14
 
 
@@ -71,6 +72,7 @@ class Steps:
         """What the script itself says of the step that is under way."""
         self._depth = 0
         self._counts: dict[str, int] = {}
+        self._num_collectives = self._num_unusual = 0
         self._clips: list[dict[str, Any]] = []
         self._gradient: dict[str, Any] | None = None
         self._start: dict[str, Any] | None = None
@@ -113,10 +115,9 @@ class Steps:
             else:
                 self.micros[-1].num_backwards += 1
             return
-        for micro in waiting:
-            micro.num_backwards = 1
-        # Several calls of models before one backward: their loss is of all together.
-        waiting[-1].loss = loss
+        joined = _join(waiting)
+        joined.num_backwards, joined.loss = 1, loss
+        self.micros = [micro for micro in self.micros if micro.num_backwards]
 
     def _begin(self, optimizer: Any) -> None:
         self._depth += 1
@@ -159,6 +160,12 @@ class Steps:
             fields["told"] = self.told
         if self._clips:
             fields["clips"] = self._clips
+        # A step that exchanges more than the one before may be where models are averaged.
+        is_unusual = fields["num_collectives"] != self._num_collectives and self._num_unusual < _MOST_UNUSUAL
+        self._num_unusual += is_unusual
+        self._num_collectives = fields["num_collectives"]
+        if is_unusual and not is_sampled:
+            fields["traffic"] = read_traffic(self._counts, counts)
         if is_sampled:
             parameters = _list_parameters(optimizer)
             fields |= {
@@ -226,6 +233,17 @@ class Steps:
         limit = _read_number(limit)
         if isinstance(norm, float) and math.isfinite(norm):
             self._clips.append({"norm": norm, "limit": limit, "line": self._lines.find()})
+
+
+def _join(waiting: list[Micro]) -> Micro:
+    """Return what one backward belongs to, of several calls of models before it: the last one that was fed rows."""
+    last = waiting[-1]
+    fed = next((micro for micro in reversed(waiting) if micro.loader is not None), last)
+    fed.is_synchronised = max((one.is_synchronised for one in waiting if one.is_synchronised is not None), default=None)
+    if fed is not last:
+        for name in ("num_losses", "is_weighted", "num_targets", "reduction", "loss_of_model", "labels_are_mask"):
+            setattr(fed, name, getattr(last, name))
+    return fed
 
 
 def _describe(micro: Micro) -> dict[str, Any]:

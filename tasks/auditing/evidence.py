@@ -1,12 +1,14 @@
 """What several findings ask of a record."""
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 from tasks.auditing.launched import Audit
 from tasks.auditing.rank_record import Fields, RankRecord
 from tasks.records.gate import Finding, make_unchecked_finding
 
 NOT_OBSERVABLE = "not observable"
+_PADDING = 0.4
 _SPREAD = {"", "DistributedDataParallel"}
 
 
@@ -84,11 +86,30 @@ def count_samples(ranks: Sequence[RankRecord]) -> list[int] | None:
     """Return the samples of each step, all ranks together; None where a rank's are not known."""
     found = []
     for steps in zip(*(rank.steps for rank in ranks), strict=False):
-        counts = [micro.get("num_samples", 0) for step in steps for micro in step["micros"]]
+        micros = [micro for step in steps for micro in step["micros"]]
+        counts = [len(micro["ids"]) if micro.get("ids") else micro.get("num_samples", 0) for micro in micros]
         if not counts or not all(counts):
             return None
         found.append(sum(counts))
     return found or None
+
+
+def do_samples_lead(ranks: Sequence[RankRecord], base: Sequence[RankRecord]) -> bool:
+    """Return whether the first dimension of what a model is fed is its samples, and not the places of a sequence.
+
+    Then as many times the samples are as many times the elements, but for padding.
+    """
+    (mine, my_elements), (its, its_elements) = (_sum_first_dimension(one) for one in (ranks, base))
+    if not its or not its_elements or not my_elements:
+        return False
+    return abs(mine / its / (my_elements / its_elements) - 1) < _PADDING
+
+
+def _sum_first_dimension(ranks: Sequence[RankRecord]) -> tuple[float, float]:
+    """Return the first dimension and the elements of all micro-batches, per step."""
+    shapes = [micro.get("shape") or [0] for rank in ranks for _, micro in rank.micros()]
+    num_steps = max(len(rank.steps) for rank in ranks) or 1
+    return sum(one[0] for one in shapes) / num_steps, sum(prod(one) for one in shapes) / num_steps
 
 
 def each_common_step(ranks: Sequence[RankRecord]) -> Iterator[tuple[Fields, ...]]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.auditing.evidence import count_samples
+from tasks.auditing.evidence import count_samples, do_samples_lead
 from tasks.auditing.launched import Audit, Launched
 from tasks.auditing.split import compute_step_seconds, list_timed_steps
 from tasks.gates.statistics import compute_karp_flatt
@@ -38,7 +38,9 @@ def compute_speeds(audit: Audit) -> list[Speed]:
     rates = {cell: _list_rates(launches) for cell, launches in audit.launches.items()}
     if not rates.get(audit.baseline):
         return []
-    are_samples_known = all(rate.samples is not None for found in rates.values() for rate in found)
+    are_samples_known = all(rate.samples is not None for found in rates.values() for rate in found) and all(
+        do_samples_lead(audit.ranks(cell), audit.ranks(audit.baseline)) for cell in rates if rates[cell]
+    )
     return [_make_speed(audit, cell, rates, are_samples_known) for cell in audit.request.cells if rates[cell]]
 
 

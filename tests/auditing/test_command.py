@@ -56,6 +56,15 @@ for step in range(50):
     dist.barrier()
     optimizer.step()
 """
+_ENDLESS = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+epochs = 3
+while True:
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
 
 
 def _audit(folder: Path, script: str, **asked: str) -> "subprocess.CompletedProcess[str]":
@@ -126,6 +135,16 @@ def test_a_rank_that_hangs_is_named_and_ended(tmp_path: Path) -> None:
     assert "rank 1 hangs in section" in done.stderr.strip().splitlines()[-1]
     assert "time.sleep" in _read_output(tmp_path, "stderr.log") or "line 11" in _read_output(tmp_path, "stderr.log")
     assert not [one for one in psutil.process_iter() if str(tmp_path) in " ".join(_read_words(one))]
+
+
+@pytest.mark.slow
+def test_a_script_without_end_is_ended_after_the_steps_that_were_asked_for(tmp_path: Path) -> None:
+    token = "hf_" + "a" * 30
+    done = _audit(tmp_path, _ENDLESS, SCRIPT=f"'a script.py' --token {token}", CELLS="1", STEPS="5")
+    assert done.returncode == 0, done.stderr
+    report = (tmp_path / "reports" / "audit" / "report.md").read_text()
+    assert "As many epochs as asked for" in report
+    assert token not in report + done.stdout + done.stderr
 
 
 def _read_words(process: psutil.Process) -> list[str]:

@@ -14,7 +14,9 @@ QUESTION = "Does the script go through its data as often as its arguments or con
 REMEDY = "let the loop over epochs run to the number that was asked for, or refuse the argument"
 
 _EPOCHS = re.compile(r"^(num_|n_|max_|total_)?(train_)?epochs?$", re.IGNORECASE)
-_ENDS_EARLIER = re.compile(r"max_?steps|patience|early|resume|restore|init_from|load_from", re.IGNORECASE)
+_ENDS_EARLIER = re.compile(
+    r"max_?(steps|iter)|num_?(steps|iter)|patience|early|resume|restore|init_from|load_from", re.IGNORECASE
+)
 
 
 def find(audit: Audit, cell: str) -> Finding | None:

@@ -2,7 +2,7 @@
 
 from statistics import median
 
-from tasks.auditing.evidence import count_samples, find_nothing_seen, make_unobservable
+from tasks.auditing.evidence import count_samples, do_samples_lead, find_nothing_seen, make_unobservable
 from tasks.auditing.launched import Audit
 from tasks.process import wording
 from tasks.records.gate import Finding, make_finding
@@ -21,7 +21,7 @@ def find(audit: Audit, cell: str) -> Finding | None:
     if nothing := find_nothing_seen(audit, cell) or find_nothing_seen(audit, audit.baseline):
         return nothing
     mine, base = (count_samples(audit.ranks(name)) for name in (cell, audit.baseline))
-    if mine is None or base is None:
+    if mine is None or base is None or not do_samples_lead(audit.ranks(cell), audit.ranks(audit.baseline)):
         return make_unobservable(cell, "how many samples a step learns from is not known")
     batch, of_base = median(mine), median(base)
     rate, base_rate = (_find_rate(audit, name) for name in (cell, audit.baseline))

@@ -11,6 +11,8 @@ QUESTION = "Do all ranks hold the same parameters after a step?"
 REMEDY = "call the wrapped model (ddp_model(batch), not the module inside), and give its parameters to the optimizer"
 
 _FEW = 0.5
+_WHOLE = 0.4
+"""Of the parameters' bytes: models may be averaged in 16 bits."""
 
 
 def find(audit: Audit, cell: str) -> Finding | None:
@@ -36,6 +38,8 @@ def find(audit: Audit, cell: str) -> Finding | None:
             cell,
             f"the ranks differ after step {wrong[0]} and not after every one, as where models are averaged at times",
         )
+    if wrong and _are_averaged(ranks[0]):
+        return make_unobservable(cell, "the ranks differ, and exchange whole models in some steps")
     if wrong and max(differing.values()) <= _FEW * num_tensors:
         return make_unobservable(
             cell, f"{max(differing.values())} of {num_tensors} tensors differ, as where ranks hold experts of their own"
@@ -51,6 +55,17 @@ def find(audit: Audit, cell: str) -> Finding | None:
         "training"
     )
     return Finding(found.verdict, found.compared, found.numbers, figure if wrong else None)
+
+
+def _are_averaged(rank: RankRecord) -> bool:
+    """Return whether some step exchanges as many bytes as the parameters have, and not every step does."""
+    size = rank.steps[0].get("parameter_bytes") or 0
+    shares = [
+        sum(num_bytes for _, num_bytes in step["traffic"].values()) / size
+        for step in rank.steps[1:]
+        if step.get("traffic") is not None and size
+    ]
+    return bool(shares) and max(shares) > _WHOLE > min(shares)
 
 
 def _count_differing(digests_of_ranks: list[list[str]]) -> int:
