@@ -272,6 +272,9 @@ def _evaluate_epochs(params: Params, rows: HeldoutRows, *, runs: Path, code: str
 
 
 def _main() -> None:
+    # Threads of torch that wait by running in circles take a core each from whoever else is on the machine, and on one
+    # that others use an evaluation takes many times as long. Read when torch is imported, which is later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = make_parser("evaluate", __doc__, "slices", "base-model", "runs", "code", "evaluation").parse_args()
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     manifest = SlicesManifest.read(arguments.slices)

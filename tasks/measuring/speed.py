@@ -51,7 +51,7 @@ class TimedComparison:
     max_seconds: float
     """Seconds for the speedups."""
     waterfall_seconds: float
-    """Seconds for the counterfactuals."""
+    """Seconds for the counterfactuals; 0: there are none."""
     most_share: float
     """Share of the CPUs that others may use in a quiet turn."""
     block_seconds: float
@@ -71,8 +71,8 @@ class TimedComparison:
 
     @property
     def wrapped(self) -> list[Arm]:
-        """The baseline in a wrapper; exact mode has no DDP to wrap it in."""
-        around = None if self.is_exact else make_wrapped_arm(self.baseline)
+        """The baseline in a wrapper, timed beside the counterfactuals; exact mode has no DDP to wrap it in."""
+        around = None if self.is_exact or not self.waterfall_seconds else make_wrapped_arm(self.baseline)
         return [around] if around else []
 
     @property
@@ -83,7 +83,7 @@ class TimedComparison:
     @property
     def spreading(self) -> list[Cell]:
         """The cells that get a waterfall: an ideal step, to be lost from, is that of one rank."""
-        if self.baseline.world_size > 1:
+        if self.baseline.world_size > 1 or not self.waterfall_seconds:
             return []
         return [cell for cell in self.cells if cell.world_size > 1 and self._has_waterfall(cell)]
 

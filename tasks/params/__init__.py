@@ -53,8 +53,9 @@ class MeasureParams(Section):
     others_share: Finite = Field(default=0.05, ge=0, le=1)
     """Share of the CPUs that others may use in a turn that counts; 1: every turn counts, whoever else was there. Where
     others used over 5 % in the mean of those that count, the speedup is unproven."""
-    waterfall_seconds: Finite = Field(default=12.0, gt=0, le=86_400)
-    """Seconds in which cells are timed beside what they would be with one thing less, to see where time is lost."""
+    waterfall_seconds: Finite = Field(default=12.0, ge=0, le=86_400)
+    """Seconds in which cells are timed beside what they would be with one thing less, to see where time is lost. 0: no
+    waterfall, and no prediction, which begins there."""
     block_seconds: Finite = Field(default=0.2, gt=0, le=600)
     """Seconds of one block of the baseline, about; a block has four steps at least."""
     scaling: Literal["strong", "weak"] = "strong"

@@ -35,6 +35,7 @@ _CHANGES = SMALL | {
     "train.checkpoint_every_steps": 4,
     "train.watchdog_seconds": _WATCHDOG_SECONDS,
     "measure.twin_seconds": 0,
+    "measure.waterfall_seconds": 1,
     "cells": {
         "1node": {"strategy": "single", "world_size": 1},
         "2nodes": {"strategy": "ddp", "world_size": 2, "launcher": "ray", "num_nodes": 2},
