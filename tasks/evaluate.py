@@ -272,6 +272,8 @@ def _evaluate_epochs(params: Params, rows: HeldoutRows, *, runs: Path, code: str
 
 
 def _main() -> None:
+    # Threads of torch that wait for each other would spin, five times as long as they compute where others run as well.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = make_parser("evaluate", __doc__, "slices", "base-model", "runs", "code", "evaluation").parse_args()
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     manifest = SlicesManifest.read(arguments.slices)
