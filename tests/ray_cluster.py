@@ -53,7 +53,7 @@ class Cluster:
             return
         own = [f"--address={self.address}"]
         if number == 0:
-            own = ["--head", f"--port={self.address.rpartition(':')[2]}", "--include-dashboard=false"]
+            own = ["--head", f"--port={self.address.rpartition(':')[2]}", "--include-dashboard=false", "--no-monitor"]
             own.append(f"--temp-dir={self._scratch}")
         with (self._folder / f"ray-{number}.log").open("ab") as log:
             self._processes[number] = self._starts[number](

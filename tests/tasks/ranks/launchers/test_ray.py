@@ -30,6 +30,24 @@ def training(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Iterator[R
         yield RayTraining(folder, cluster, python=python)
 
 
+def _list_listening(mark: dict[str, str]) -> list[tuple[str, int, str]]:
+    """Return (address, port, process) of every open port of the processes with the mark."""
+    return [
+        (part.laddr.ip.removeprefix("::ffff:"), part.laddr.port, one.name())
+        for one in map(psutil.Process, left_of(mark)) for part in one.net_connections("tcp")
+        if part.status == psutil.CONN_LISTEN
+    ]  # fmt: skip
+
+
+def test_a_named_cluster_opens_to_others_what_docs_ray_md_says(training: RayTraining) -> None:
+    seen = [one for one in _list_listening(training.cluster.mark) if not one[0].startswith("127.")]
+    assert {"gcs_server", "raylet"} <= {name for *_, name in seen}
+    others = [one for one in seen if one[2] not in ("gcs_server", "raylet")]
+    assert {address for address, *_ in others} <= {find_own_address()}, others
+    # Ray's client server and the agent of environments.
+    assert all(port == 10001 or name.startswith("ray::Runtime") for _, port, name in others), others
+
+
 def test_whatever_is_killed_nothing_is_left_and_the_last_of_many_runs_has_the_weights_of_torchrun(
     training: RayTraining,
 ) -> None:
@@ -51,14 +69,9 @@ def test_a_cluster_of_its_own_listens_on_loopback_alone_saves_when_asked_and_end
 ) -> None:
     mark = new_mark()
     process = training.begin("own", "ray", "local", "1", **mark)
-    listening = [
-        (part.laddr.ip.removeprefix("::ffff:"), " ".join(one.cmdline()))
-        for one in map(psutil.Process, left_of(mark)) for part in one.net_connections("tcp")
-        if part.status == psutil.CONN_LISTEN
-    ]  # fmt: skip
-    assert any("raylet" in owner for _, owner in listening)
-    assert any("gcs_server" in owner for _, owner in listening)
-    assert {address for address, _ in listening} == {"127.0.0.1"}, listening
+    listening = _list_listening(mark)
+    assert {"raylet", "gcs_server"} <= {name for *_, name in listening}
+    assert {address for address, *_ in listening} == {"127.0.0.1"}, listening
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 75, out[-4000:]
