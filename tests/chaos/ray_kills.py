@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.chaos.trial import Trial
 from tests.flows.toy_project import wait_for
@@ -83,14 +84,21 @@ class RayTraining:
         begun = self.resumed_at(name)
         return None if begun is None else begun + _EVERY * max(0, (self._count_steps(name) - 1) // _EVERY)
 
-    def has_the_weights_of_torchrun(self, name: str) -> bool:
-        """Whether all ranks of both ended with the same checksum."""
-        (wanted,), found = self._checksums("torchrun"), self._checksums(name)
-        return found == {wanted}
+    def find_difference(self, name: str) -> str:
+        """Return what differs from torchrun's at the end: weights, or what ranks of any launch were told by names."""
+        found, wanted = self._read_facts(name), self._read_facts("torchrun")
+        problems = []
+        if set(found["parameter_checksums"]) != set(wanted["parameter_checksums"]):
+            problems.append("other weights than torchrun's")
+        told, wanted_told = ([one["environment"] for one in facts["settings"]] for facts in (found, wanted))
+        if any(one != wanted_told[0] for one in told):
+            problems.append(f"ranks were told {told}, torchrun's {wanted_told}")
+        return "; ".join(problems)
 
-    def _checksums(self, name: str) -> set[str]:
+    def _read_facts(self, name: str) -> dict[str, Any]:
         (file,) = (self._folder / name / "segments").glob("*/segment.json")
-        return set(json.loads(file.read_bytes())["parameter_checksums"])
+        facts: dict[str, Any] = json.loads(file.read_bytes())
+        return facts
 
     def _stream(self, name: str) -> Path:
         return self._folder / name / "steps.jsonl"
@@ -132,11 +140,9 @@ def kill_trials(
     cluster.stop(1)
     cluster.start(0)
     training.run("many", "ray", cluster.address, "1")
-    problems = _find_lost(training, saved)
-    if not training.has_the_weights_of_torchrun("many"):
-        problems += "other weights than torchrun's"
+    at_the_end = (_find_lost(training, saved), training.find_difference("many"))
     for each, seconds in found:
-        yield Trial(problem="; ".join(filter(None, (each, problems))), seconds_lost=seconds)
+        yield Trial(problem="; ".join(filter(None, (each, *at_the_end))), seconds_lost=seconds)
 
 
 def _strike(

@@ -160,7 +160,6 @@ def test_trials_spread_over_a_cluster_have_the_weights_of_those_of_one_machine(
     with two_raylets(tmp_path, addresses=(here, here), starts=(subprocess.Popen, subprocess.Popen)) as cluster:
         spread.change({"tracking.kind": "none", "ray": {"address": cluster.address}})
         said = spread.run(*SEARCH, **cluster.environment).stdout
-        assert not cluster.find("tasks.train")
     assert re.search(r"trial-\d: to epoch 1 on node 0 \(.*\), with learning rate", said)
     assert re.search(r"trial-\d: to epoch 1 on node 1 \(.*\), with learning rate", said)
     assert _digest_weights(spread) == _digest_weights(searched)

@@ -26,7 +26,7 @@ from tasks.ranks.cluster.machine import Machine
 from tasks.ranks.cluster.node import NodeRanks
 from tasks.ranks.cluster.parcel import Parcel
 from tasks.ranks.launchers import Nodes
-from tasks.ranks.one_machine import FileRendezvous
+from tasks.ranks.one_machine import NO_SHARED_STORE, FileRendezvous
 from tasks.ranks.rank_logs import read_last_lines, tell_end
 from tasks.records.run import NodeEntry, NodesFile
 from training.process.failure import FAILURES
@@ -157,10 +157,8 @@ class _Launch:
             if self._stop.wait(1.0):
                 return
         for number, there in enumerate(found[:wanted]):
-            machine = Machine(
-                there, NodeRanks, who=self._who, number=number, silence_seconds=self._nodes.silence_seconds,
-                stop=self._stop,
-            )  # fmt: skip
+            silence, who = self._nodes.silence_seconds, self._who
+            machine = Machine(there, NodeRanks, who=who, number=number, silence_seconds=silence, stop=self._stop)
             self._machines.append(machine)
             if self._is_serving and number > 0:
                 self._lines.append(machine.make(RankLines, threads=len(self._list_ranks(machine)) + 1))
@@ -190,8 +188,9 @@ class _Launch:
 
     def _make_environment(self) -> dict[str, str]:
         told = {"WORLD_SIZE": str(self._world_size), "OMP_NUM_THREADS": str(self._threads)}
-        # As torchrun has it, beside whose ranks these may be timed.
+        # As ranks of torchrun have it, beside which these may be timed.
         told["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+        told |= NO_SHARED_STORE
         if self._nodes.num_nodes == 1:
             self._rendezvous.make()
             return {**told, **self._rendezvous.environment()}
