@@ -19,6 +19,7 @@ from flows.child import make_environment, run_child
 from flows.fair_trials import read_epochs, require_comparable
 from flows.output import StageOutput
 from flows.pipeline import reproduce
+from flows.places import open_places
 from flows.trials import Trial, find_path, make_stage_error, read_command, read_raw_params, run_trials, write_inputs
 from tasks.params import Params, load_params
 from tasks.params.choices import read_unit
@@ -68,6 +69,7 @@ class Search:
         num_gpus = MachineFile.read(find_path("train", "machine")).num_gpus
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.devices = visible.split(",") if visible and num_gpus else list(map(str, range(num_gpus)))
+        self.places = open_places(params.ray.address, at_once=self.asked.at_once)
         self.losses: dict[int, dict[int, float]] = {}
         """Epochs of a rung -> number of a trial -> held-out loss after them."""
         self.base_loss = math.nan
@@ -110,7 +112,7 @@ class Search:
 
     def train(self, trials: list[Trial], epochs: int) -> dict[str, float]:
         """Have the trials trained so far; return name -> held-out loss of those that did not diverge."""
-        run_trials(trials, epochs, at_once=self.asked.at_once, devices=self.devices)
+        run_trials(trials, epochs, places=self.places, devices=self.devices)
         whole = [trial for trial in trials if not trial.has_diverged(epochs)]
         require_comparable(whole, epochs, span=self.asked.rungs[-1])
         losses = self._evaluate(whole, epochs) if whole else {}
@@ -155,7 +157,7 @@ class Search:
         if self.params.cells[cell].num_nodes > 1 or batch % self.params.count_shares(cell):
             return f"{cell} cannot split the best batch, {batch}, on this machine"
         trial = self._plan(f"trial-{self.best}-{cell}", self.best, cell=cell)
-        run_trials([trial], 1, at_once=1, devices=self.devices)
+        run_trials([trial], 1, places=self.places[:1], devices=self.devices)
         if trial.problem:
             return trial.problem
         self.runs[trial.name] = trial.locate_run(1)
