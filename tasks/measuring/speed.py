@@ -14,6 +14,7 @@ from typing import Any
 from tasks.measuring.arms import (
     Arm,
     Cell,
+    make_contention_arms,
     make_data_arms,
     make_spreading_arms,
     make_trained_arm,
@@ -87,6 +88,22 @@ class TimedComparison:
             return []
         return [cell for cell in self.cells if cell.world_size > 1 and self._has_waterfall(cell)]
 
+    @property
+    def predicted(self) -> list[Cell]:
+        """The cells of which a prediction is available; one without a waterfall is held against whole copies of a plain
+        baseline, for which there is room where the baseline has it.
+        """
+        if self.baseline.world_size > 1:
+            return []
+        return [
+            cell
+            for cell in self.cells
+            if cell.world_size > 1
+            and (profile := find_profile(cell.strategy)) is not None
+            and profile.explain_no_prediction(cell.options, is_exact=self.is_exact) is None
+            and (self._has_waterfall(cell) or self.baseline.strategy == "single")
+        ]
+
     def _has_waterfall(self, cell: Cell) -> bool:
         profile = find_profile(cell.strategy)
         return profile is not None and profile.explain_no_waterfall(is_exact=self.is_exact) is None
@@ -94,12 +111,13 @@ class TimedComparison:
     @property
     def counterfactuals(self) -> list[Arm]:
         """The other arms of the waterfalls."""
-        if not self.spreading:
+        spreading = self.spreading
+        others = [cell for cell in self.predicted if cell not in spreading]
+        if not spreading and not others:
             return []
-        arms = [
-            arm for cell in (self.baseline, *self.spreading) for arm in make_data_arms(cell, has_copy=self.has_copy)
-        ]
-        return arms + [arm for cell in self.spreading for arm in make_spreading_arms(cell)]
+        arms = [arm for cell in (self.baseline, *spreading) for arm in make_data_arms(cell, has_copy=self.has_copy)]
+        arms += [arm for cell in spreading for arm in make_spreading_arms(cell)]
+        return arms + [arm for cell in others for arm in make_contention_arms(cell)]
 
 
 @dataclass(frozen=True, kw_only=True)

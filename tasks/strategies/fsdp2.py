@@ -166,8 +166,16 @@ def explain_no_waterfall(*, is_exact: bool) -> str | None:
 
 
 def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-    """Return that there is no model of it yet."""
-    return "the strategy fsdp2, which has no communication model yet"
+    """Return what the model of units, gathered and reduced one after another, does not know."""
+    if is_exact:
+        return "the strategy fsdp2 in exact mode"
+    return (
+        "the strategy fsdp2 with offload, whose copies to the host are in no model" if _is_offloaded(options) else None
+    )
+
+
+def _is_offloaded(options: Mapping[str, Any]) -> bool:
+    return bool(options.get("offload", "none") != "none")
 
 
 def explain_no_knobs(*, is_exact: bool) -> str | None:

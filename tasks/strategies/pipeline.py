@@ -180,8 +180,8 @@ def explain_no_waterfall(*, is_exact: bool) -> str | None:
 
 
 def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-    """Return that there is no model of it yet."""
-    return "the strategy pipeline, which has no communication model yet"
+    """Return None: the model of stages knows all schedules."""
+    return None
 
 
 def explain_no_knobs(*, is_exact: bool) -> str | None:

@@ -94,8 +94,8 @@ def explain_no_waterfall(*, is_exact: bool) -> str | None:
 
 
 def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-    """Return that there is no model of it yet."""
-    return "the strategy zero1, which has no communication model yet"
+    """Return what the model of ddp, which reduces the gradient, does not know."""
+    return "the strategy zero1 in exact mode" if is_exact else ddp.explain_no_prediction(options, is_exact=False)
 
 
 def explain_no_knobs(*, is_exact: bool) -> str | None:

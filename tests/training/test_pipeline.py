@@ -14,7 +14,8 @@ from tests.tiny import make_config, make_slice, make_tiny_classifier, make_tiny_
 from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.data.plan import make_micro_batches, make_segment_plan
-from training.model.cut import balance, count_multiplied
+from training.model.balance import balance
+from training.model.cut import count_multiplied
 from training.process.distributed import Ranks
 from training.step.strategy import STATE, WEIGHTS
 from training.strategies import find_strategy

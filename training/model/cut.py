@@ -5,12 +5,13 @@ handed on.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from training.model.balance import balance
 from training.model.layers import list_layers
 from training.process.failure import UnfitModelError
 
@@ -39,12 +40,12 @@ class Cut:
                 "layers, or strategy ddp"
             )
         self._front, self._back, self.hidden_size = _watch_forward(model, self._layers, run)
-        self.layers_of_stages = balance(
-            [count_multiplied(layer) for layer in self._layers],
-            num_stages,
-            before=sum(map(count_multiplied, self._front)),
-            after=sum(map(count_multiplied, self._back)),
-        )
+        before, after = (sum(map(count_multiplied, parts)) for parts in (self._front, self._back))
+        self.part_costs = [before, *map(count_multiplied, self._layers), after]
+        """About what each takes of a step: all that comes before the layers, every layer, all that comes after."""
+        self.part_bytes = [_count_bytes(parts) for parts in (self._front, *([one] for one in self._layers), self._back)]
+        """Of the parameters of each of these; of a tied one in both."""
+        self.layers_of_stages = balance(self.part_costs[1:-1], num_stages, before=before, after=after)
         """Stage -> its layers, numbered from 0."""
         self._received: Tensor | None = None
         self._begin: Callable[[], None] = lambda: None
@@ -206,31 +207,5 @@ def count_multiplied(part: nn.Module) -> int:
     return sum(one.numel() for one in part.parameters() if one.ndim >= 2 and id(one) not in looked_up)
 
 
-def balance(costs: Sequence[int], num_stages: int, *, before: int = 0, after: int = 0) -> list[range]:
-    """Return which parts each stage has, one after another and at least one each, the costliest as cheap as can be.
-
-    `before`, `after`: what the first and the last stage cost beside their parts. Of equals, earlier stages have more.
-    """
-    total = [0]
-    for cost in costs:
-        total.append(total[-1] + cost)
-    best: dict[tuple[int, int], tuple[int, int]] = {(0, 0): (0, 0)}
-    """(Stages, parts) -> cost of the costliest stage, where the last one begins."""
-    for stage in range(1, num_stages + 1):
-        extra = (before if stage == 1 else 0) + (after if stage == num_stages else 0)
-        for end in range(stage, len(costs) - (num_stages - stage) + 1):
-            found = [
-                (max(best[stage - 1, start][0], total[end] - total[start] + extra), -start)
-                for start in range(stage - 1, end)
-                if (stage - 1, start) in best
-            ]
-            if found:
-                cost, start = min(found)
-                best[stage, end] = (cost, -start)
-    ranges: list[range] = []
-    end = len(costs)
-    for stage in range(num_stages, 0, -1):
-        start = best[stage, end][1]
-        ranges.insert(0, range(start, end))
-        end = start
-    return ranges
+def _count_bytes(parts: Iterable[nn.Module]) -> int:
+    return sum(one.nbytes for one in {one for part in parts for one in part.parameters()})

@@ -265,7 +265,8 @@ class Pipeline:
 
     def describe(self) -> dict[str, Any]:
         """Return the cut, and what is sent: `layers` of each stage, `row_bytes` of a position's hidden state, and
-        `most_rows` of them; `tied_bytes` that two stages have, `rank_bytes` of each rank's parameters; their number.
+        `most_rows` of them; `tied_bytes` that two stages have, `rank_bytes` of each rank's parameters; their number;
+        `part_costs` and `part_bytes` of what can be cut apart (training/model/cut.py).
         """
         sizes = {name: part.nbytes for name, part in self._whole.parameters.items()}
         rank_bytes = [0] * self._num_ranks
@@ -279,6 +280,8 @@ class Pipeline:
             "tied_bytes": [sizes[name] for name, stages in self._stages_of.items() if len(stages) > 1],
             "rank_bytes": rank_bytes,
             "num_parameters": len(sizes),
+            "part_costs": self._cut.part_costs,
+            "part_bytes": self._cut.part_bytes,
         }
 
     def own_timers(self, run: Callable[[], object]) -> dict[str, float]:

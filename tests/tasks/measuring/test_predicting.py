@@ -43,7 +43,7 @@ def _run_blocks(workers: Mapping[str, Workers]) -> Trials:
 
 def _probe_device(device: EmulatedDevice, folder: Path) -> Probe:
     with emulated_ranks(emulated_params([1, 2], num_micro_batches=4), folder=folder, device=device) as workers:
-        return probe_cells(PROBED, workers, _run_blocks(workers), seconds=0.5)
+        return probe_cells(PROBED, workers, _run_blocks(workers), seconds=0.5)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -73,4 +73,4 @@ def test_a_late_rank_is_found_in_the_blocks_and_the_step_is_foretold(tmp_path: P
 
 
 def test_without_blocks_of_a_waterfall_nothing_is_predicted() -> None:
-    assert predict_cells(PROBED, {}, {}, None, seed=1) is None
+    assert predict_cells(PROBED, {}, {}, None, seed=1) == []

@@ -112,7 +112,7 @@ def test_a_change_that_could_not_be_run_is_named_with_the_reason(measured_result
 
 
 def test_a_section_with_nothing_says_why(measured_results: Results, clean_results: Results) -> None:
-    bare = {"waterfalls": [], "advice": None, "prediction": None}
+    bare = {"waterfalls": [], "advice": None, "predictions": []}
     for render in (lambda results: page_of(results).text, markdown_of):
         text = render(with_measurement(measured_results, **bare))
         assert "No cell has a step that could be taken apart: that takes several ranks inside DDP." in text
@@ -135,7 +135,7 @@ def test_ranks_that_are_not_predicted_are_named_with_the_reason(measured_results
     why = "Other numbers of ranks are withheld: the two intervals do not overlap."
     alone = curve("as it is", {2: 1.2}, 68 / 42)
     withheld = prediction().model_copy(update={"curves": [alone], "left_out": [why]})
-    results = with_measurement(measured_results, prediction=withheld.model_dump())
+    results = with_measurement(measured_results, predictions=[withheld.model_dump()])
     for text in (page_of(results).text, markdown_of(results)):
         assert why in text
         assert "The model is off by -25.9 % at 2 ranks" in text
