@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -119,7 +119,9 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         waits=waits,
         devices_of_starts=devices,
         settings=settings,
-        left_out=_explain_no_waterfall(comparison) + _collect_unavailable(params) + more.left_out,
+        left_out=_explain_no_waterfall(comparison)
+        + _collect_unavailable(params, {one.cell for one in measured.waterfalls})
+        + more.left_out,
     )
 
 
@@ -145,13 +147,15 @@ def _explain_no_waterfall(comparison: TimedComparison) -> list[str]:
     ]
 
 
-def _collect_unavailable(params: Params) -> list[str]:
+def _collect_unavailable(params: Params, with_waterfall: Collection[str]) -> list[str]:
     """Return what the strategies of the cells with several ranks do not offer; of two alike it is said once."""
     found = {
         sentence.partition(": ")[2]: sentence
         for name, spread in reversed(params.cells.items())
         if spread.world_size > 1
-        for sentence in list_unavailable(name, spread.strategy, spread.options, is_exact=params.train.exact)
+        for sentence in list_unavailable(
+            name, spread.strategy, spread.options, is_exact=params.train.exact, has_waterfall=name in with_waterfall
+        )
     }
     return list(reversed(found.values()))
 

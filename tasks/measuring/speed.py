@@ -24,13 +24,15 @@ from tasks.measuring.blocks import Bench, Timed, Trials
 from tasks.measuring.headline import Headline, measure_headline
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import FEWEST_TURNS, Interval, estimate_ratio
-from tasks.measuring.waterfall import compute_waterfall
+from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfall
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
 from tasks.records.measurement import Waterfall
 from tasks.strategies import find_profile
 
 _log = logging.getLogger(__name__)
 
+_TIMED_WAITS = 5
+"""How often ranks are asked how long they waited for each other."""
 _FEWEST_PARTS_TURNS = 6
 """Turns of the counterfactuals, whatever the time."""
 
@@ -158,7 +160,8 @@ def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callabl
         beside=beside,
         over_wrapped=_compare_beside(comparison, beside, comparison.wrapped, comparison.trained[1:]),
         of_wrapped=_compare_beside(comparison, beside, comparison.trained[:1], comparison.wrapped),
-        waterfalls=[_make_waterfall(comparison, bench, beside, cell) for cell in comparison.spreading],
+        waterfalls=[_make_waterfall(comparison, bench, beside, cell) for cell in comparison.spreading]
+        + _make_staged_waterfalls(comparison, bench, beside),
         blocks=_make_arm_blocks("speedup", comparison.trained, headline.trials)
         + _make_arm_blocks("waterfall", [*comparison.arms, *comparison.counterfactuals], beside),
     )
@@ -260,6 +263,30 @@ def _make_waterfall(comparison: TimedComparison, bench: Bench, trials: Trials, c
         has_copy=comparison.has_copy, is_weak=comparison.is_weak,
         ddp_timers=bench.fetch_ddp_timers(make_trained_arm(cell)),
     )  # fmt: skip
+
+
+def _make_staged_waterfalls(comparison: TimedComparison, bench: Bench, trials: Trials) -> list[Waterfall]:
+    """Return those of the cells whose ranks time how long they wait for each other."""
+    found = []
+    for cell in (one for one in comparison.predicted if one not in comparison.spreading):
+        profile = find_profile(cell.strategy)
+        assert profile is not None, "a cell that can be predicted"
+        said = [
+            profile.split_waits(bench.fetch_timers(make_trained_arm(cell)), cell.options, world_size=cell.world_size)
+        ]
+        if said[0] is None:
+            continue
+        while len(said) < _TIMED_WAITS:
+            timers = bench.fetch_timers(make_trained_arm(cell))
+            said.append(profile.split_waits(timers, cell.options, world_size=cell.world_size))
+        waits = [one[0] for one in said if one is not None]
+        found.append(
+            compute_staged_waterfall(
+                select_quiet_turns(trials, comparison.most_share), baseline=comparison.baseline, cell=cell, waits=waits,
+                theory=said[0][1], is_weak=comparison.is_weak,
+            )
+        )  # fmt: skip
+    return found
 
 
 def _get_step_seconds(block: Timed) -> float:

@@ -174,7 +174,8 @@ class LostPart(Record):
     """One share of the time that a cell loses against the ideal."""
 
     name: str
-    """data wait, host-to-device copy, contention, DDP overhead, exposed communication, straggler, optimizer, fixed."""
+    """data wait, host-to-device copy, contention, DDP overhead, exposed communication, straggler, optimizer, fixed, or
+    waiting for other stages."""
     seconds: Estimate
     """Seconds per step lost to it."""
     how: str

@@ -165,13 +165,30 @@ def compute_least_idle_share(options: Mapping[str, Any], *, world_size: int, num
 def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> str | None:
     """Return which share of a step's passes the ranks waited for each other, beside what theory says."""
     passes, own = (sum(one[name] for one in timers) for name in ("pass_seconds", "own_seconds"))
-    number = timers[0]["num_micro_batches"]
-    least = compute_least_idle_share(options, world_size=world_size, num_micro_batches=number)
+    number, least = timers[0]["num_micro_batches"], _compute_least(timers, options, world_size=world_size)
     return (
         f"its ranks wait for each other {wording.format_percent(1 - own / passes)} of the forward and backward passes "
         f"of a step, which has {wording.format_count(int(number))} of each per stage; with stages that take equally "
         f"long and messages that take no time it would be {wording.format_percent(least)}, less with more micro-batches"
     )
+
+
+def split_waits(
+    timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
+) -> tuple[float, str] | None:
+    """Return what the mean rank waits in the passes of a step, and the bubble of stages alike."""
+    if not all(timers):
+        return None
+    waits = sum(one["pass_seconds"] - one["own_seconds"] for one in timers) / len(timers)
+    least = _compute_least(timers, options, world_size=world_size)
+    return waits, (
+        f"of stages alike, with messages that take no time, it would be {wording.format_percent(least)} of the passes"
+    )
+
+
+def _compute_least(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> float:
+    number = timers[0]["num_micro_batches"]
+    return compute_least_idle_share(options, world_size=world_size, num_micro_batches=number)
 
 
 def explain_no_waterfall(*, is_exact: bool) -> str | None:
@@ -201,6 +218,7 @@ def list_knobs(
             change=f"the schedule {other} instead of {now}",
             overrides={"options": {**options, _SCHEDULE: other}},
             note=note,
+            against=("waiting for other stages",),
         )
         for other, note in _SCHEDULES.items()
         if other != now and (other != "interleaved" or num_layers >= 2 * len(stages) > 2)

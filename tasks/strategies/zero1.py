@@ -88,6 +88,13 @@ def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any
     return None
 
 
+def split_waits(
+    timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
+) -> tuple[float, str] | None:
+    """Return None: its ranks time no waits."""
+    return None
+
+
 def explain_no_waterfall(*, is_exact: bool) -> str | None:
     """Return that an update of a share is no part of what one rank does."""
     return "the strategy zero1, each of whose ranks makes a share of the update"

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,10 +14,16 @@ from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from tasks.measuring.arms import Cell, make_data_arms, make_spreading_arms, make_trained_arm
 from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.interleaving import generate_turns
+from tasks.measuring.planning import plan_session
 from tasks.measuring.predicting import Probed, predict_cells, probe_cells
 from tasks.measuring.prediction import predict
 from tasks.measuring.probe import Probe
-from tasks.measuring.workers import Workers
+from tasks.measuring.workers import Workers, open_workers
+from tasks.params import Params
+from tasks.strategies.communication import find_communication
+from tests.machines import make_machine
+from tests.tiny import make_slice, make_tiny_model, with_manifest
+from tests.tracked_run import PARAMS
 from tests.undisturbed import hold_undisturbed
 
 ONE = Cell(name="1dev", strategy="single", world_size=1, global_batch_size=4)
@@ -74,3 +81,45 @@ def test_a_late_rank_is_found_in_the_blocks_and_the_step_is_foretold(tmp_path: P
 
 def test_without_blocks_of_a_waterfall_nothing_is_predicted() -> None:
     assert predict_cells(PROBED, {}, {}, None, seed=1) == []
+
+
+@pytest.mark.slow
+def test_ranks_of_every_strategy_that_has_a_model_are_probed_and_foretell_a_step(tmp_path: Path) -> None:
+    base_model = with_manifest(make_tiny_model(tmp_path / "model"), num_parameters=10**5, model_type="qwen2")
+    rows = make_slice(tmp_path / "0-80", num_rows=80, max_len=24)
+    pairs = {name: {"strategy": name, "world_size": 2} for name in ("zero1", "fsdp2", "pipeline")}
+    cells = {"alone": {"strategy": "single", "world_size": 1}, **pairs}
+    params = Params.model_validate(
+        PARAMS
+        | {"cells": cells, "measure": {"block_seconds": 0.05}, "train": PARAMS["train"] | {"global_batch_size": 8}}
+    )
+    asked = plan_session(params, machine=make_machine(), base_model=base_model, rows=[rows], work=tmp_path / "work")
+    comparison = asked.comparison
+    assert [cell.name for cell in comparison.predicted] == list(pairs)
+    assert not comparison.spreading
+    arms = [*comparison.trained, *comparison.counterfactuals]
+    trials, order = Trials(), generate_turns([arm.name for arm in arms], seed=1)
+    launchers = dict.fromkeys(cells, "torchrun")
+    with open_workers(asked.configs, launchers=launchers, stop=threading.Event()) as workers:
+        bench = Bench(workers, seed=1)
+        bench.build(arms)
+        for _ in range(2):
+            bench.run_turn(arms, order, trials)
+        probed = Probed(
+            baseline=comparison.baseline, cells=comparison.predicted, has_copy=False, is_weak=False,
+            bytes_per_real_byte=1.0, ranks_per_machine=None,
+        )  # fmt: skip
+        probes = probe_cells(probed, workers, trials, seconds=0.3)
+    for probe, (strategy, sizes) in zip(
+        probes, {"zero1": [2, 4, 64], "fsdp2": [2, 4, 64], "pipeline": [2]}.items(), strict=True
+    ):
+        assert probe.strategy == strategy
+        assert probe.measured_world_sizes == [2]
+        assert set(probe.links) == set(find_communication(strategy).KINDS)
+        assert [
+            n
+            for n in (2, 4, 64)
+            if find_communication(strategy).explain_unknown({}, probe.exchange, world_size=n) is None
+        ] == sizes
+        found = predict(probe, [2], num_draws=50, seed=1)[2]
+        assert 0 < found.low <= found.value <= found.high < 20

@@ -271,6 +271,10 @@ def test_what_stages_wait_is_told_beside_what_theory_says() -> None:
     assert told is not None
     assert "wait for each other 35 % of" in told
     assert "it would be 25 %" in told
+    waits, theory = pipeline.split_waits(timers, {}, world_size=4) or (0.0, "")
+    assert waits == pytest.approx(0.35)
+    assert "it would be 25 % of the passes" in theory
+    assert pipeline.split_waits([{}] * 4, {}, world_size=4) is None
 
 
 def test_only_schedules_for_which_there_are_layers_are_advised() -> None:
