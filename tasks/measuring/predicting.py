@@ -102,15 +102,11 @@ def probe_cells(
     for group, exchange in zip(groups, exchanges, strict=True):
         strategy, options = group[0].strategy, group[0].options
         is_16_bit = get_exchange_dtype(strategy, options) != "none"
-        sizes = {cell.world_size for cell in group} | {n for of in probed.sweeps_beyond_cells.values() for n in of}
         bucket_bytes = exchange.get("bucket_bytes", [])
         probes.append(
             make_probe(
                 alone,
-                {
-                    kind: {n: sweep for n, sweep in sweeps[kind].items() if n in sizes}
-                    for kind in find_communication(strategy).KINDS
-                },
+                {kind: sweeps[kind] for kind in find_communication(strategy).KINDS},
                 strategy=strategy,
                 buckets=probe_buckets(bucket_bytes, alone["gradients"]) if bucket_bytes else [],
                 paired={

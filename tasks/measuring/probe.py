@@ -107,7 +107,7 @@ class Probe:
 
     def count_shares(self, world_size: int) -> int:
         """Return into how many shares a step's micro-batches are dealt."""
-        return count_shares(self.strategy, world_size, self.options)
+        return min(count_shares(self.strategy, world_size, self.options), world_size)
 
     def drop_link_only(self) -> Self:
         """Return it without the sweeps of numbers of ranks that ran nothing else."""

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasks.measuring.prediction import predict
+from tasks.measuring.probe import Probe, Swept
 from tasks.params.choices import list_file_names
 from tasks.strategies import pipeline as pipeline_profile
 from tasks.strategies.communication import SpreadStep, find_communication, fsdp2, pipeline, zero1
@@ -129,3 +131,16 @@ def test_what_two_stages_have_is_exchanged_and_what_replicas_have_added_up() -> 
     assert ("send", 4, 4) in asked
     assert ("all_reduce", 6, 2) in asked
     assert ("broadcast", 3, 2) in asked
+
+
+def test_one_rank_has_all_micro_batches_however_many_replicas_the_cells_have() -> None:
+    sizes = (2**10, 2**20)
+    swept = {kind: {4: tuple(Swept(num_bytes=size, seconds=(1e-15,)) for size in sizes)} for kind in pipeline.KINDS}
+    probe = Probe(
+        strategy="pipeline", forward_seconds=(1.0,), backward_seconds=(2.0,), optimizer_seconds=(0.0,),
+        fixed_seconds={1: (0.0,)}, micro_batches=(1.0,) * 4, gradients=(), buckets=(), links=swept, contention={},
+        options={"replicas": 2}, exchange=CUT,
+    )  # fmt: skip
+    # Two pipelines of two stages, each with two of the four micro-batches.
+    assert predict(probe, [4], num_draws=1, seed=0)[4].value == pytest.approx(4 * 3 / (3 * 3 / 2))
+    assert "From 5 replicas" not in str(probe.explain_unknown(8))
