@@ -15,6 +15,9 @@ from training.model.balance import balance
 from training.model.layers import list_layers
 from training.process.failure import UnfitModelError
 
+TimeParts = Callable[[Sequence[Sequence[nn.Module]]], Sequence[Sequence[float | None]]]
+"""Parts of a model, in groups -> the seconds of each; None for one that was not called."""
+
 
 class _HandedOnError(Exception):
     """Ends a forward pass where the stage ends; carries the hidden states."""
@@ -27,8 +30,11 @@ class _HandedOnError(Exception):
 class Cut:
     """A model of which some stages are run here: its layers one after another, what comes before them, and after."""
 
-    def __init__(self, model: nn.Module, run: Callable[[], object], *, num_stages: int) -> None:
-        """`run` makes one forward pass of the whole model.
+    def __init__(
+        self, model: nn.Module, run: Callable[[], object], *, num_stages: int, time_parts: TimeParts | None = None
+    ) -> None:
+        """`run` makes one forward pass of the whole model; `time_parts` gives the seconds of each of its parts, group
+        by group; None: weights to multiply by stand for them.
 
         Raises UnfitModelError for a model whose class names no layers, or fewer than stages.
         """
@@ -40,12 +46,13 @@ class Cut:
                 "layers, or strategy ddp"
             )
         self._front, self._back, self.hidden_size = _watch_forward(model, self._layers, run)
-        before, after = (sum(map(count_multiplied, parts)) for parts in (self._front, self._back))
-        self.part_costs = [before, *map(count_multiplied, self._layers), after]
+        groups = [list(self._front), *([layer] for layer in self._layers), self._back]
+        self.part_costs = _weigh(groups, None if time_parts is None else time_parts(groups))
         """About what each takes of a step: all that comes before the layers, every layer, all that comes after."""
-        self.part_bytes = [_count_bytes(parts) for parts in (self._front, *([one] for one in self._layers), self._back)]
+        self.part_bytes = [_count_bytes(parts) for parts in groups]
         """Of the parameters of each of these; of a tied one in both."""
-        self.layers_of_stages = balance(self.part_costs[1:-1], num_stages, before=before, after=after)
+        before, *layers, after = self.part_costs
+        self.layers_of_stages = balance(layers, num_stages, before=before, after=after)
         """Stage -> its layers, numbered from 0."""
         self._received: Tensor | None = None
         self._begin: Callable[[], None] = lambda: None
@@ -205,6 +212,27 @@ def count_multiplied(part: nn.Module) -> int:
         # A head may have the weights of an embedding.
         return part.weight.numel()
     return sum(one.numel() for one in part.parameters() if one.ndim >= 2 and id(one) not in looked_up)
+
+
+def _weigh(groups: Sequence[Sequence[nn.Module]], seconds: Sequence[Sequence[float | None]] | None) -> list[int]:
+    """Return what each group costs: weights to multiply by, or nanoseconds.
+
+    A part that was not called, as a head by whose weight the loss multiplies, is as quick as the layers by its weights.
+    """
+    weights = [[count_multiplied(part) for part in group] for group in groups]
+    if seconds is None:
+        return [sum(of_group) for of_group in weights]
+    timed = [
+        (one, weight)
+        for of_group, of_weights in zip(seconds[1:-1], weights[1:-1], strict=True)
+        for one, weight in zip(of_group, of_weights, strict=True)
+        if one is not None
+    ]
+    per_weight = sum(one for one, _ in timed) / max(sum(weight for _, weight in timed), 1)
+    return [
+        round(1e9 * sum(per_weight * weight if one is None else one for one, weight in zip(mine, own, strict=True)))
+        for mine, own in zip(seconds, weights, strict=True)
+    ]
 
 
 def _count_bytes(parts: Iterable[nn.Module]) -> int:
