@@ -154,14 +154,14 @@ def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callabl
         comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
         most_share=comparison.most_share, of=select_seconds(comparison), seed=comparison.seed, advance=advance,
     )  # fmt: skip
-    beside = _measure_counterfactuals(comparison, bench, advance)
+    beside = measure_counterfactuals(comparison, bench, advance)
     return Measured(
         headline=headline,
         beside=beside,
         over_wrapped=_compare_beside(comparison, beside, comparison.wrapped, comparison.trained[1:]),
         of_wrapped=_compare_beside(comparison, beside, comparison.trained[:1], comparison.wrapped),
         waterfalls=[_make_waterfall(comparison, bench, beside, cell) for cell in comparison.spreading]
-        + _make_staged_waterfalls(comparison, bench, beside),
+        + make_staged_waterfalls(comparison, bench, beside),
         blocks=_make_arm_blocks("speedup", comparison.trained, headline.trials)
         + _make_arm_blocks("waterfall", [*comparison.arms, *comparison.counterfactuals], beside),
     )
@@ -221,7 +221,7 @@ def select_seconds(comparison: TimedComparison) -> Callable[[Timed], float]:
     return _compute_seconds_per_token if comparison.is_weak else _get_step_seconds
 
 
-def _measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> Trials:
+def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> Trials:
     """Run the cells beside the wrapped baseline and all counterfactuals until the time for them is spent."""
     others, trials = [*comparison.wrapped, *comparison.counterfactuals], Trials()
     if not others:
@@ -265,7 +265,7 @@ def _make_waterfall(comparison: TimedComparison, bench: Bench, trials: Trials, c
     )  # fmt: skip
 
 
-def _make_staged_waterfalls(comparison: TimedComparison, bench: Bench, trials: Trials) -> list[Waterfall]:
+def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, trials: Trials) -> list[Waterfall]:
     """Return those of the cells whose ranks time how long they wait for each other."""
     found = []
     for cell in (one for one in comparison.predicted if one not in comparison.spreading):

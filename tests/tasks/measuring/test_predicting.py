@@ -18,6 +18,7 @@ from tasks.measuring.planning import plan_session
 from tasks.measuring.predicting import Probed, predict_cells, probe_cells
 from tasks.measuring.prediction import predict
 from tasks.measuring.probe import Probe
+from tasks.measuring.speed import make_staged_waterfalls, measure_counterfactuals
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
 from tasks.strategies.communication import find_communication
@@ -84,42 +85,34 @@ def test_without_blocks_of_a_waterfall_nothing_is_predicted() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_of_every_strategy_that_has_a_model_are_probed_and_foretell_a_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("strategy", "sizes"), [("zero1", [2, 4, 64]), ("fsdp2", [2, 4, 64]), ("pipeline", [2])])
+def test_ranks_of_every_strategy_that_has_a_model_are_probed_and_foretell_a_step(
+    strategy: str, sizes: list[int], tmp_path: Path
+) -> None:
     base_model = with_manifest(make_tiny_model(tmp_path / "model"), num_parameters=10**5, model_type="qwen2")
     rows = make_slice(tmp_path / "0-80", num_rows=80, max_len=24)
-    pairs = {name: {"strategy": name, "world_size": 2} for name in ("zero1", "fsdp2", "pipeline")}
-    cells = {"alone": {"strategy": "single", "world_size": 1}, **pairs}
+    cells = {"alone": {"strategy": "single", "world_size": 1}, "pair": {"strategy": strategy, "world_size": 2}}
     params = Params.model_validate(
-        PARAMS
-        | {"cells": cells, "measure": {"block_seconds": 0.05}, "train": PARAMS["train"] | {"global_batch_size": 8}}
+        PARAMS | {"cells": cells, "measure": {"block_seconds": 0.05, "waterfall_seconds": 0.1}}
     )
     asked = plan_session(params, machine=make_machine(), base_model=base_model, rows=[rows], work=tmp_path / "work")
     comparison = asked.comparison
-    assert [cell.name for cell in comparison.predicted] == list(pairs)
+    assert [cell.name for cell in comparison.predicted] == ["pair"]
     assert not comparison.spreading
-    arms = [*comparison.trained, *comparison.counterfactuals]
-    trials, order = Trials(), generate_turns([arm.name for arm in arms], seed=1)
-    launchers = dict.fromkeys(cells, "torchrun")
-    with open_workers(asked.configs, launchers=launchers, stop=threading.Event()) as workers:
+    with open_workers(asked.configs, launchers=dict.fromkeys(cells, "torchrun"), stop=threading.Event()) as workers:
         bench = Bench(workers, seed=1)
-        bench.build(arms)
-        for _ in range(2):
-            bench.run_turn(arms, order, trials)
+        bench.build(comparison.trained)
+        trials = measure_counterfactuals(comparison, bench, lambda _: None)
         probed = Probed(
             baseline=comparison.baseline, cells=comparison.predicted, has_copy=False, is_weak=False,
             bytes_per_real_byte=1.0, ranks_per_machine=None,
         )  # fmt: skip
-        probes = probe_cells(probed, workers, trials, seconds=0.3)
-    for probe, (strategy, sizes) in zip(
-        probes, {"zero1": [2, 4, 64], "fsdp2": [2, 4, 64], "pipeline": [2]}.items(), strict=True
-    ):
-        assert probe.strategy == strategy
-        assert probe.measured_world_sizes == [2]
-        assert set(probe.links) == set(find_communication(strategy).KINDS)
-        assert [
-            n
-            for n in (2, 4, 64)
-            if find_communication(strategy).explain_unknown({}, probe.exchange, world_size=n) is None
-        ] == sizes
-        found = predict(probe, [2], num_draws=50, seed=1)[2]
-        assert 0 < found.low <= found.value <= found.high < 20
+        (probe,) = probe_cells(probed, workers, trials, seconds=0.3)
+        waterfalls = make_staged_waterfalls(comparison, bench, trials)
+    found, communication = predict(probe, [2], num_draws=50, seed=1)[2], find_communication(strategy)
+    assert 0 < found.low <= found.value <= found.high < 20
+    assert (probe.strategy, probe.measured_world_sizes) == (strategy, [2])
+    assert set(probe.links) == set(communication.KINDS)
+    assert [n for n in (2, 4, 64) if communication.explain_unknown({}, probe.exchange, world_size=n) is None] == sizes
+    parts = [[part.name for part in one.parts] for one in waterfalls]
+    assert parts == ([["waiting for other stages", "contention"]] if strategy == "pipeline" else [])
