@@ -24,6 +24,7 @@ from tasks.records.fingerprint import CodeFile, InputsFile, MachineFile
 from tasks.records.run import RunFile
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
+from tasks.rehearsal.largest import settle_micro_batch
 from tasks.store.kept import mark_used
 from tasks.train import PlannedSegment, plan_segments
 from training.process.redaction import redact
@@ -98,7 +99,10 @@ class Trial:
     def plan(cls, name: str, drawn: Configuration, changes: Mapping[str, Any], *, cell: str) -> "Trial":
         """Return the trial that has these `changes` in its section `train`."""
         raw = read_raw_params(changes, {cell: cell})
-        params = Params.model_validate(raw)
+        params = settle_micro_batch(
+            Params.model_validate(raw), machine=MachineFile.read(find_path("train", "machine")),
+            base_model=find_path("train", "base-model"),
+        )  # fmt: skip
         segments = plan_segments(
             cell, params, slices=SlicesManifest.read(find_path("train", "slices")).slices,
             base_model=BaseModelManifest.read(find_path("train", "base-model")).digest,

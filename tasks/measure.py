@@ -45,6 +45,7 @@ from tasks.records.measurement import MeasurementFile
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.records.twins import Twins
+from tasks.rehearsal.largest import settle_micro_batch
 from tasks.store.kept import fill_folder, is_kept, keep
 from training.config import SegmentConfig
 from training.process.files import digest_json
@@ -292,6 +293,8 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
 
 def _read_inputs(arguments: argparse.Namespace) -> Inputs:
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
+    machine = MachineFile.read(arguments.machine)
+    params = settle_micro_batch(params, machine=machine, base_model=arguments.base_model)
     base_model = BaseModelManifest.read(arguments.base_model)
     ranges = [str(part) for part in params.ranges]
     is_weak = params.measure.scaling == "weak"
@@ -307,7 +310,7 @@ def _read_inputs(arguments: argparse.Namespace) -> Inputs:
         model_dir=arguments.base_model,
         base_model=base_model,
         code_digest=CodeFile.read(arguments.code).digest,
-        machine=MachineFile.read(arguments.machine),
+        machine=machine,
         trial=TrialFile.read(arguments.trial).trial,
         samples={
             batch: take_sample(

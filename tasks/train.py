@@ -32,6 +32,7 @@ from tasks.records.fingerprint import CodeFile, MachineFile
 from tasks.records.run import CellFacts, NodesFile, RunFile, SegmentEntry, read_segment
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
+from tasks.rehearsal.largest import settle_micro_batch
 from tasks.services.tracker import follow_cell
 from tasks.store.links import link_folder
 from training.config import SegmentConfig, TrainingConfig
@@ -177,6 +178,7 @@ def _main() -> None:
     parser.add_argument("--segments", type=int, metavar="N", help="train the first N segments alone, of the same plan")
     arguments = parser.parse_args()
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
+    params = settle_micro_batch(params, machine=MachineFile.read(arguments.machine), base_model=arguments.base_model)
     run = _describe(arguments, params)
     missing = run.list_missing()
     _log.info(

@@ -121,5 +121,5 @@ def _make_cell(params: Params, name: str, *, is_weak: bool) -> Cell:
     overrides = {"global_batch_size": batch} if is_weak else {}
     return Cell(
         name=name, strategy=spread.strategy, world_size=spread.world_size, num_nodes=spread.num_nodes,
-        global_batch_size=batch, overrides=overrides,
+        global_batch_size=batch, overrides=overrides, options=spread.options,
     )  # fmt: skip

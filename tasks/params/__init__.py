@@ -254,7 +254,8 @@ class Params(Section):
 
     def _require_even_split(self, cell: str) -> None:
         train, shares = self.train, self.count_shares(cell)
-        per_forward = shares * train.micro_batch_size
+        # One that is still to be found will be a part of each share.
+        per_forward = shares * max(train.micro_batch_size, 1)
         if train.global_batch_size % per_forward:
             below = train.global_batch_size // per_forward * per_forward
             remedy = f"{below} or {below + per_forward}" if below else str(per_forward)

@@ -174,7 +174,8 @@ class LostPart(Record):
     """One share of the time that a cell loses against the ideal."""
 
     name: str
-    """data wait, host-to-device copy, contention, DDP overhead, exposed communication, straggler, optimizer, fixed."""
+    """data wait, host-to-device copy, contention, DDP overhead, exposed communication, straggler, optimizer, fixed, or
+    waiting for other stages."""
     seconds: Estimate
     """Seconds per step lost to it."""
     how: str
@@ -241,8 +242,10 @@ class PredictedCurve(Record):
 
 
 class Prediction(Record):
-    """What more ranks would give."""
+    """What more ranks would give to one way of spreading the work."""
 
+    cells: list[str]
+    """The cells that it begins at: one strategy with the same options."""
     curves: list[PredictedCurve]
     """`as it is` first."""
     assumptions: list[str]
@@ -346,8 +349,9 @@ class Measurement(Record):
     """Seconds that measuring took."""
     waterfalls: list[Waterfall]
     """One for each cell with several ranks."""
-    prediction: Prediction | None
-    """What more ranks would give; null where there was nothing to predict from or if withheld."""
+    predictions: list[Prediction]
+    """What more ranks would give, one for each way of spreading the work; empty where there is nothing to predict from,
+    or if withheld."""
     advice: Advice | None
     """What to change; null where it was not asked for."""
     memory: list[CellMemory] = Field(default_factory=list)

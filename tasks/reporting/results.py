@@ -40,7 +40,7 @@ class LossCurve(Record):
 class Results(Record):
     """What one comparison found."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     """Version of this file's layout."""
     created_at: str
     """UTC time at which the figures were put together."""

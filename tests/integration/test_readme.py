@@ -48,6 +48,7 @@ COMMANDS_RUN_BELOW = [
     "make use PRESET=llama-1b-pipeline",
     "make use PRESET=bloomz-zero3-ray",
     "make use PRESET=strategies-2gpu",
+    "make use PRESET=embedded-strategies",
     "make use PRESET=resnet18-imagefolder",
     "dvc repro",
     "dvc dag",
