@@ -53,6 +53,8 @@ class CellResults(SpreadFacts):
 
     is_baseline: bool
     """True for the first cell, against which speedups are counted."""
+    is_other_training: bool = False
+    """Whether it has another global batch, openly: it has no speedup at equal work, but a time to quality."""
     standing: Standing
     """What the gates leave of its speedup: proven, unproven or withheld, and why."""
     nodes: list[NodeFacts] = Field(default_factory=list)
@@ -104,8 +106,8 @@ class CellResults(SpreadFacts):
 
     @property
     def is_withheld(self) -> bool:
-        """Whether its speedup is withheld."""
-        return self.standing.state == "withheld"
+        """Whether nothing compares it with the baseline at equal work: its speedup is withheld, or there is none."""
+        return self.is_other_training or self.standing.state == "withheld"
 
     @property
     def speedup(self) -> float | None:
