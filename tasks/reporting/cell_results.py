@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from tasks.process import wording
 from tasks.records.facts import NodeFacts, Record, SpreadFacts
 from tasks.records.gate import Standing
 from tasks.records.measurement import Estimate
@@ -108,6 +109,12 @@ class CellResults(SpreadFacts):
     def is_withheld(self) -> bool:
         """Whether nothing compares it with the baseline at equal work: its speedup is withheld, or there is none."""
         return self.is_other_training or self.standing.state == "withheld"
+
+    @property
+    def state(self) -> str:
+        """What the gates leave of its speedup, in a word; `another training` where it has none to be left."""
+        is_other = self.is_other_training and self.standing.state != "withheld"
+        return wording.OTHER_TRAINING if is_other else self.standing.state
 
     @property
     def speedup(self) -> float | None:

@@ -10,10 +10,12 @@ from tasks.gates.checks import Check, check_gates, compute_standings
 from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs
 from tasks.reporting.collect import collect_results
+from tasks.reporting.data_files import write_metrics
 from tasks.reporting.document import make_document
 from tasks.reporting.markdown import render_markdown
 from tasks.reporting.results import Results
 from tasks.reporting.time_to_quality import estimate_over_seeds, find_crossing
+from tasks.services.tracked import make_gate_tags
 from tests.tasks.reporting.comparison import PARAMS, edit_json, outputs_of, write_comparison
 
 BIG = {"strategy": "ddp", "world_size": 2, "batch": {"factor": "world_size", "learning_rate": "sqrt"}}
@@ -134,6 +136,13 @@ def test_the_time_to_the_loss_that_the_baseline_ends_with(tmp_path: Path, monkey
     assert "1.84x by 2big (batch 8, learning rate 0.00283), for 0.80 times the tokens and 1.09 times the device" in said
     assert "How much sooner is an equally good model there?" in said
     assert "trains 1.84x as fast" not in said
+    # Nobody is told that it has a speedup, nor that one is withheld.
+    assert results.cells[1].state == "another training"
+    assert make_gate_tags(results.model_dump(mode="json"))["2big"]["speedup"] == "another training"
+    write_metrics(tmp_path / "metrics.json", results)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())["2big"]
+    assert (metrics["state"], metrics["speedup"]) == ("another training", None)
+    assert metrics["times_as_soon_as_good"] == pytest.approx(10 / 5.44)
 
 
 def test_a_target_that_is_not_reached_is_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
