@@ -1,5 +1,6 @@
 """Time to quality, against arithmetic by hand; and a cell with another batch never passes for the same work."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.gates.checks import Check, check_gates, compute_standings
+from tasks.gates.other_training import check_seeds
 from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs
 from tasks.reporting.collect import collect_results
@@ -106,6 +108,25 @@ def test_a_cell_with_another_batch_has_no_speedup_anywhere_and_a_withheld_one_no
     assert results.answers == []
     found = find_time(write_with_big(tmp_path / "again"))
     assert (found.cells[1].speedup, found.cells[1].data) == (None, None), "its gates failed"
+
+
+def test_one_training_does_not_pass_for_one_from_another_seed(tmp_path: Path) -> None:
+    outputs = write_with_big(tmp_path)
+    assert check_seeds(outputs, "1proc") is None, "there is one seed"
+    epochs = {1: outputs.evaluation.epochs}
+    again = dataclasses.replace(
+        outputs, seeds={1: outputs.runs}, evaluation=outputs.evaluation.model_copy(update={"seeds": epochs})
+    )
+    found = check_seeds(again, "1proc")
+    assert found is not None
+    assert found.verdict == "failed"
+    assert "1proc from seed 1: trained with other settings than params.yaml asks for" in found.compared
+    assert "its rows are not in the order of seed 1" in found.compared
+    run = outputs.runs["1proc"]
+    other = dataclasses.replace(run, facts=run.facts.model_copy(update={"code_digest": "other"}))
+    found = check_seeds(dataclasses.replace(again, seeds={1: {"1proc": other}}), "1proc")
+    assert found is not None
+    assert "1proc from seed 1: code digest is not that of the cell's first training" in found.compared
 
 
 def tell(results: Results) -> str:
