@@ -22,6 +22,7 @@ from tasks.params.choices import (
 from tasks.params.complaint import describe_first_complaint
 from tasks.params.local_files import check_paths
 from tasks.params.options import explain_unfit, require_exact
+from tasks.params.quality import QualityParams
 from tasks.params.search import SearchParams
 from tasks.params.section import Day, Finite, Section
 from tasks.params.services import TrackingParams, UploadParams
@@ -66,23 +67,6 @@ class MeasureParams(Section):
     """Whether to try the knobs that could make a cell faster, and to advise those that do."""
     advice_seconds: Finite = Field(default=12.0, gt=0, le=86_400)
     """Seconds that timing them may take."""
-
-
-class QualityParams(Section):
-    """What is asked of the training itself."""
-
-    target_loss: Finite | None = Field(default=None, gt=0)
-    """Training loss (nats per label) until which the report counts each cell's seconds; null: the baseline's last."""
-    target_accuracy: Finite | None = Field(default=None, gt=0, le=1)
-    """Share of the held-out rows in the right class, until which it does so too; null: the baseline's last."""
-    target_heldout_loss: Finite | None = Field(default=None, gt=0)
-    """Held-out loss (nats per label) until which cells with another batch are timed; null: the highest that a seed of
-    the baseline ends with."""
-    seeds: int = Field(default=1, ge=1, le=100)
-    """How often each cell is trained, each time from another seed, where a cell has another batch; an interval takes
-    three."""
-    noise_batches: int = Field(default=16, ge=0, le=10_000)
-    """Batches from which the gradient noise scale is measured, at the start and after each segment; 0: it is not."""
 
 
 class CostParams(Section):
