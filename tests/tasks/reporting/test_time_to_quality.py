@@ -96,6 +96,23 @@ def test_gates_about_the_same_work_do_not_apply_and_the_cell_is_judged_by_what_i
     assert compute_standings(list(gates.values()), ["1proc", "2big"])["2big"].state == "withheld"
 
 
+def test_a_batch_that_learns_less_is_caught_where_it_passes_for_the_same_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = write_with_big(tmp_path)
+    edit_json(tmp_path / "runs" / "2big" / "run.json", global_batch_size=8)
+    monkeypatch.setattr("tasks.params.Params.other_trainings", [])
+    hidden = outputs_of(tmp_path, outputs.params.model_dump(mode="json"))
+    gates = {gate.name: gate for gate in check_gates(hidden)}
+    found = gates["Same work in every cell"].find_cell_finding("2big")
+    assert found is not None
+    assert found.verdict == "failed"
+    assert "samples per optimizer step 8, expected 4" in found.compared
+    results = collect_results(hidden)
+    assert results.cells[1].state == "withheld"
+    assert results.cells[1].speedup is None
+
+
 def test_a_cell_with_another_batch_has_no_speedup_anywhere_and_a_withheld_one_no_time_to_quality(
     tmp_path: Path,
 ) -> None:
