@@ -54,7 +54,8 @@ def find_path(stage: str, option: str, cell: str = "") -> Path:
 def read_raw_params(changes: Mapping[str, Any], cells: Mapping[str, str]) -> dict[str, Any]:
     """Return params.yaml with changes to its section `train` and other cells: name -> the cell that it is like.
 
-    It may stand in another folder, and has no tracker: the search sends what is finished, below its own run.
+    It may stand in another folder, and has no tracker: the search sends what is finished, below its own run. No
+    gradient noise is measured along a trial.
     """
     raw = read_strict_yaml(Path("params.yaml"))
     raw = {key: value for key, value in raw.items() if key not in ("search", "upload")}
@@ -63,7 +64,8 @@ def read_raw_params(changes: Mapping[str, Any], cells: Mapping[str, str]) -> dic
             if isinstance(value, str) and value.startswith("path:"):
                 raw[section][key] = f"path:{Path(value.removeprefix('path:')).absolute()}"
     others = {name: raw["cells"][like] for name, like in cells.items()}
-    return {**raw, "train": {**raw["train"], **changes}, "cells": others, "tracking": {"kind": "none"}}
+    own = {"tracking": {"kind": "none"}, "quality": {"noise_batches": 0}}
+    return {**raw, "train": {**raw["train"], **changes}, "cells": others, **own}
 
 
 def write_inputs(folder: Path, raw: Mapping[str, Any], snapshot: Path, *, without: str = "") -> dict[str, object]:
