@@ -164,8 +164,9 @@ def format_count(value: int) -> str:
 
 
 def format_plural(number: int, noun: str) -> str:
-    """Return `1 gate`, `2 gates`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """Return `1 gate`, `2 gates`, `2 launches`."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
 def join_names(names: list[str]) -> str:

@@ -111,7 +111,7 @@ def test_every_decision_is_short_and_stands_in_a_room(project: Path) -> None:
     assert len(decisions) == (project / "docs" / "decisions.md").read_text().count("\n### ") > 50
     assert {room for room, _ in decisions.values()} == {
         "The house", "Params", "Records and store", "Process", "Ranks and launchers", "Data", "Machine", "Equivalence",
-        "Measuring", "Gates", "Reporting", "Services", "Training", "Flows", "Tests",
+        "Measuring", "Gates", "Auditing", "Reporting", "Services", "Training", "Flows", "Tests",
     }  # fmt: skip
     long = {
         title: num for title, (_, text) in decisions.items() if (num := len(text.split())) >= MOST_WORDS_OF_A_DECISION
