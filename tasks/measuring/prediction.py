@@ -6,7 +6,7 @@ there.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -16,7 +16,7 @@ import numpy as np
 from tasks.measuring.probe import Probe
 from tasks.measuring.step_model import draw_ratios
 from tasks.process.wording import format_ratio_with_interval, join_names
-from tasks.records.measurement import Estimate, PredictedCurve, PredictedPoint, Prediction
+from tasks.records.measurement import BatchSpeed, Estimate, PredictedCurve, PredictedPoint, Prediction
 from tasks.strategies.communication import Draws, find_communication
 
 WORLD_SIZES = (2, 4, 8, 16, 64)
@@ -81,14 +81,15 @@ def predict(
     seed: int,
     model_error: ModelError | None = None,
     anchor: Anchor | None = None,
+    against: Probe | None = None,
 ) -> dict[int, Estimate]:
     """Return the speedup at each number of ranks, with a 90 % interval: strong or weak scaling, as the probe says.
 
     Without an anchor that is what the model says by itself, with one the measured speedup times what the model makes of
     it. The value is that of the repeats' medians. The interval comes from drawing the repeats anew, in the anchor's
-    probe likewise, from the interval of the measured speedup and from `model_error`.
+    probe likewise, from the interval of the measured speedup and from `model_error`. `against`: as draw_ratios has it.
     """
-    ratios = draw_ratios(probe, world_sizes, seed=seed, num_draws=num_draws)
+    ratios = draw_ratios(probe, world_sizes, seed=seed, num_draws=num_draws, against=against)
     random = np.random.default_rng([seed, 1])
     # Student's: few configurations leave the model's error itself uncertain.
     errors = random.standard_t(model_error.num_configurations, size=num_draws) if model_error else np.zeros(num_draws)
@@ -111,6 +112,10 @@ def _draw_measured(speedup: Estimate, random: np.random.Generator, num_draws: in
     deviates = random.standard_normal(num_draws)
     below, above = (abs(math.log(end / speedup.value)) / _DEVIATE for end in (speedup.low, speedup.high))
     return np.concatenate([[speedup.value], speedup.value * np.exp(deviates * np.where(deviates < 0, below, above))])
+
+
+BATCH_FACTORS = (1, 2, 4, 8)
+"""How many times the global batch whose throughput is predicted."""
 
 
 def make_prediction(
@@ -164,12 +169,43 @@ def make_prediction(
         levers = [PredictedCurve(lever=lever, points=extend(changed, sizes)) for lever, changed in list_levers(probe)]
         left_out += dict.fromkeys(filter(None, map(probe.explain_unknown, sizes)))
     as_is = PredictedCurve(lever="as it is", points=sorted(points, key=lambda point: point.world_size))
+    reached = sorted({1, *measured, *(() if why is not None else sizes)})
     return Prediction(
         cells=list(cells),
         curves=[as_is, *levers],
         assumptions=_list_assumptions(probe, model_error, largest),
         left_out=left_out,
+        batches=_predict_batches(probe, reached, measured, seed=seed, model_error=model_error),
     )
+
+
+def _predict_batches(
+    probe: Probe,
+    world_sizes: Iterable[int],
+    measured: Mapping[int, Estimate],
+    *,
+    seed: int,
+    model_error: ModelError | None,
+) -> list[BatchSpeed]:
+    """Return the throughput at larger global batches: more micro-batches of the same size, so that memory stays.
+
+    Each number of ranks begins at its own measured speedup, or at that of the most ranks; one rank at 1.
+    """
+    if probe.scaling == "weak":
+        return []
+    found = []
+    for world_size in world_sizes:
+        at = world_size if world_size in measured else max(measured)
+        anchor = None if world_size == 1 else Anchor(probe=probe, world_size=at, speedup=measured[at])
+        for factor in BATCH_FACTORS:
+            changed = probe.scale_accumulation(factor)
+            if (factor, world_size) == (1, 1) or world_size > changed.most_ranks:
+                continue
+            one = predict(changed, [world_size], seed=seed, model_error=model_error, anchor=anchor, against=probe)
+            is_measured = factor == 1 and world_size in measured
+            throughput = measured[world_size] if is_measured else one[world_size]
+            found.append(BatchSpeed(world_size=world_size, factor=factor, throughput=throughput))
+    return found
 
 
 def _explain_contradiction(anchor: Anchor, own: Estimate) -> str | None:

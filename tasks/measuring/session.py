@@ -133,6 +133,8 @@ def _compute_slowed_share(headline: Headline) -> float | None:
 
 def _explain_no_waterfall(comparison: TimedComparison) -> list[str]:
     baseline = comparison.baseline
+    if not comparison.waterfall_seconds:
+        return ["Waterfall and prediction were left out: measure.waterfall_seconds is 0."]
     if baseline.world_size == 1:
         others = [cell for cell in comparison.cells if cell.world_size > 1 and cell not in comparison.spreading]
         if baseline.strategy == "single" or not others:

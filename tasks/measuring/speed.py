@@ -47,6 +47,8 @@ class TimedComparison:
     """Whether micro-batches are copied to a device."""
     is_weak: bool
     """Whether a cell's global batch grows with its number of ranks."""
+    other_trainings: frozenset[str] = frozenset()
+    """Names of cells with another batch: they are timed per token, and nothing else is made of them."""
     is_exact: bool
     """Whether gradients are added up in one order instead of by DDP, which then has no counterfactuals."""
     half_width: float
@@ -54,7 +56,7 @@ class TimedComparison:
     max_seconds: float
     """Seconds for the speedups."""
     waterfall_seconds: float
-    """Seconds for the counterfactuals."""
+    """Seconds for the counterfactuals; 0: there are none."""
     most_share: float
     """Share of the CPUs that others may use in a quiet turn."""
     block_seconds: float
@@ -74,8 +76,8 @@ class TimedComparison:
 
     @property
     def wrapped(self) -> list[Arm]:
-        """The baseline in a wrapper; exact mode has no DDP to wrap it in."""
-        around = None if self.is_exact else make_wrapped_arm(self.baseline)
+        """The baseline in a wrapper, timed beside the counterfactuals; exact mode has no DDP to wrap it in."""
+        around = None if self.is_exact or not self.waterfall_seconds else make_wrapped_arm(self.baseline)
         return [around] if around else []
 
     @property
@@ -86,9 +88,10 @@ class TimedComparison:
     @property
     def spreading(self) -> list[Cell]:
         """The cells that get a waterfall: an ideal step, to be lost from, is that of one rank."""
-        if self.baseline.world_size > 1:
+        if self.baseline.world_size > 1 or not self.waterfall_seconds:
             return []
-        return [cell for cell in self.cells if cell.world_size > 1 and self._has_waterfall(cell)]
+        same = [cell for cell in self.cells if cell.name not in self.other_trainings]
+        return [cell for cell in same if cell.world_size > 1 and self._has_waterfall(cell)]
 
     @property
     def predicted(self) -> list[Cell]:
@@ -218,7 +221,8 @@ def _make_block_work(block: Timed, told: Mapping[str, Any]) -> BlockWork:
 
 def select_seconds(comparison: TimedComparison) -> Callable[[Timed], float]:
     """Return the seconds of a unit of work: in strong scaling all arms of a turn run the same rows, in weak not."""
-    return _compute_seconds_per_token if comparison.is_weak else _get_step_seconds
+    is_per_token = comparison.is_weak or comparison.other_trainings
+    return _compute_seconds_per_token if is_per_token else _get_step_seconds
 
 
 def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> Trials:

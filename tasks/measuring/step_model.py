@@ -17,10 +17,18 @@ _GROWTH = (0.0, 1.0)
 """Power of the hops with which a link's latency grows, where one number of ranks was measured: any as likely."""
 
 
-def draw_ratios(probe: Probe, world_sizes: Sequence[int], *, seed: int, num_draws: int) -> dict[int, Draws]:
-    """Return the speedups: of the medians, then of repeats drawn anew, of which a seed draws the same each time."""
+def draw_ratios(
+    probe: Probe, world_sizes: Sequence[int], *, seed: int, num_draws: int, against: Probe | None = None
+) -> dict[int, Draws]:
+    """Return the speedups: of the medians, then of repeats drawn anew, of which a seed draws the same each time.
+
+    `against`: whose step of one rank they are counted against, per micro-batch; the probe's own if None.
+    """
     drawn = StepModel(probe, np.random.default_rng(seed), num_draws)
     alone = drawn.step_seconds(1)
+    if against is not None:
+        work = len(probe.micro_batches) / len(against.micro_batches)
+        alone = work * StepModel(against, np.random.default_rng(seed), num_draws).step_seconds(1)
     return {n: np.asarray((n if probe.scaling == "weak" else 1) * alone / drawn.step_seconds(n)) for n in world_sizes}
 
 

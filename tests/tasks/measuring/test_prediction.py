@@ -425,3 +425,19 @@ def test_gradients_in_16_bits_are_no_change_where_they_are_so_already_and_bucket
     assert before.keys() - after.keys() == {"gradients exchanged in 16 bits"}
     # Four gradients of 1 MiB in fp32: two fill a bucket of 2 MiB, however few bytes the link carries of them.
     assert len(after["gradient buckets of 2 MiB"].buckets) == 2
+
+
+def test_larger_batches_begin_at_what_was_measured_and_pay_the_update_and_the_exchange_less_often() -> None:
+    # A micro-batch takes 3 s, the update 2 s; the link is free: 4 micro-batches take one rank 14 s, two ranks 8 s.
+    probe = _probe(optimizer_seconds=(2.0,))
+    measured = {2: Estimate(value=1.6, low=1.5, high=1.8)}
+    found = make_prediction(probe, measured=measured, seed=0, model_error=None, world_sizes=(2, 8)).batches
+    values = {(one.world_size, one.factor): one.throughput for one in found}
+    assert (1, 1) not in values, "that is the baseline itself"
+    assert values[2, 1] == measured[2]
+    assert values[1, 4].value == pytest.approx(4 * 14 / (4 * 12 + 2))
+    # The model alone gives 14 / 8 on two ranks; of twice the batch 2 * 14 / (12 + 2).
+    assert values[2, 2].value == pytest.approx(1.6 * (2 * 14 / 14) / (14 / 8))
+    assert values[2, 2].low < values[2, 2].value < values[2, 2].high
+    assert (8, 1) not in values, "a rank without a micro-batch"
+    assert (8, 2) in values
