@@ -11,7 +11,7 @@ from pydantic import Field
 
 from tasks.process import wording
 from tasks.records.facts import Record
-from tasks.records.measurement import Estimate, Measurement
+from tasks.records.measurement import BatchSpeed, Estimate, Measurement
 from tasks.records.noise_scale import NoiseScale
 from tasks.records.outputs import Outputs
 
@@ -109,11 +109,16 @@ def _invert(data: float, own: int) -> float | None:
 def _list_points(
     measurement: Measurement | None, scales: Sequence[tuple[float, NoiseScale, NoiseScale]], own: int
 ) -> list[GoodputPoint]:
-    if measurement is None or measurement.prediction is None:
+    if measurement is None:
         return []
+    fastest = dict[tuple[int, int], BatchSpeed]()
+    for one in (one for prediction in measurement.predictions for one in prediction.batches):
+        before = fastest.setdefault((one.world_size, one.factor), one)
+        if one.throughput.value > before.throughput.value:
+            fastest[one.world_size, one.factor] = one
     sizes = {arm.world_size for arm in measurement.arms if arm.speedup is not None}
     found = []
-    for one in measurement.prediction.batches:
+    for one in fastest.values():
         data = compute_data(scales, own * one.factor, own)
         through = one.throughput
         found.append(

@@ -61,7 +61,7 @@ def test_without_seconds_for_a_waterfall_neither_it_nor_a_prediction_is_there_an
     instructions: Workspace,
 ) -> None:
     measurement = read(instructions, "reports/results.json")["measurement"]
-    assert (measurement["waterfalls"], measurement["prediction"]) == ([], None)
+    assert (measurement["waterfalls"], measurement["predictions"]) == ([], [])
     assert [arm["arm"] for arm in measurement["arms"]] == list(CELLS)
     assert (
         "prediction were left out: measure.waterfall_seconds is 0"

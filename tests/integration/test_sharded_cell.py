@@ -22,8 +22,14 @@ def test_cells_of_shards_and_of_stages_pass_every_gate_and_the_report_says_what_
         {
             "cells.2proc": {"strategy": "fsdp2", "world_size": 2, "launcher": "forked"},
             "cells.2stages": {"strategy": "pipeline", "world_size": 2, "launcher": "forked"},
-            "measure": {"speed": True, "max_seconds": 4, "block_seconds": 0.12, "twin_seconds": 0}
-            | {"others_share": 1, "advice": True, "advice_seconds": 1},
+            "measure": {
+                "speed": True,
+                "max_seconds": 4,
+                "block_seconds": 0.12,
+                "twin_seconds": 0,
+                "waterfall_seconds": 1,
+            }
+            | {"others_share": 1, "advice": False},
         },
     )
     outcome = compare(copy, (*CELLS, "2stages"))
