@@ -24,6 +24,7 @@ from tasks.records.fingerprint import CodeFile, InputsFile, MachineFile
 from tasks.records.run import RunFile
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
+from tasks.rehearsal.largest import settle_micro_batch
 from tasks.store.kept import mark_used
 from tasks.train import PlannedSegment, plan_segments
 from training.process.redaction import redact
@@ -53,7 +54,8 @@ def find_path(stage: str, option: str, cell: str = "") -> Path:
 def read_raw_params(changes: Mapping[str, Any], cells: Mapping[str, str]) -> dict[str, Any]:
     """Return params.yaml with changes to its section `train` and other cells: name -> the cell that it is like.
 
-    It may stand in another folder, and has no tracker: the search sends what is finished, below its own run.
+    It may stand in another folder, and has no tracker: the search sends what is finished, below its own run. No
+    gradient noise is measured along a trial.
     """
     raw = read_strict_yaml(Path("params.yaml"))
     raw = {key: value for key, value in raw.items() if key not in ("search", "upload")}
@@ -62,7 +64,8 @@ def read_raw_params(changes: Mapping[str, Any], cells: Mapping[str, str]) -> dic
             if isinstance(value, str) and value.startswith("path:"):
                 raw[section][key] = f"path:{Path(value.removeprefix('path:')).absolute()}"
     others = {name: raw["cells"][like] for name, like in cells.items()}
-    return {**raw, "train": {**raw["train"], **changes}, "cells": others, "tracking": {"kind": "none"}}
+    own = {"tracking": {"kind": "none"}, "quality": {"noise_batches": 0}}
+    return {**raw, "train": {**raw["train"], **changes}, "cells": others, **own}
 
 
 def write_inputs(folder: Path, raw: Mapping[str, Any], snapshot: Path, *, without: str = "") -> dict[str, object]:
@@ -98,7 +101,10 @@ class Trial:
     def plan(cls, name: str, drawn: Configuration, changes: Mapping[str, Any], *, cell: str) -> "Trial":
         """Return the trial that has these `changes` in its section `train`."""
         raw = read_raw_params(changes, {cell: cell})
-        params = Params.model_validate(raw)
+        params = settle_micro_batch(
+            Params.model_validate(raw), machine=MachineFile.read(find_path("train", "machine")),
+            base_model=find_path("train", "base-model"),
+        )  # fmt: skip
         segments = plan_segments(
             cell, params, slices=SlicesManifest.read(find_path("train", "slices")).slices,
             base_model=BaseModelManifest.read(find_path("train", "base-model")).digest,

@@ -36,6 +36,7 @@ _CHANGES = SMALL | {
     "train.checkpoint_every_steps": 4,
     "train.watchdog_seconds": _WATCHDOG_SECONDS,
     "measure.twin_seconds": 0,
+    "measure.waterfall_seconds": 1,
     "cells": {
         "1node": {"strategy": "single", "world_size": 1},
         "2nodes": {"strategy": "ddp", "world_size": 2, "launcher": "ray", "num_nodes": 2},
@@ -150,8 +151,8 @@ def test_a_tenth_of_the_link_shows_in_speedup_waterfall_and_prediction(measured:
 
     def predicted(measurement: Measurement) -> dict[int, float]:
         """Return number of ranks -> what the model says, of measured ones by itself."""
-        assert measurement.prediction is not None, measurement.left_out
-        points = measurement.prediction.curves[0].points
+        assert measurement.predictions, measurement.left_out
+        points = measurement.predictions[0].curves[0].points
         return {point.world_size: found.value for point in points if (found := point.speedup or point.model)}
 
     speedups = [next(arm.speedup for arm in one.arms if arm.cell == "2nodes") for one in (fast, slow)]
