@@ -109,11 +109,12 @@ def _invert(data: float, own: int) -> float | None:
 def _list_points(
     measurement: Measurement | None, scales: Sequence[tuple[float, NoiseScale, NoiseScale]], own: int
 ) -> list[GoodputPoint]:
-    if measurement is None or measurement.prediction is None:
+    if measurement is None or not measurement.predictions:
         return []
     sizes = {arm.world_size for arm in measurement.arms if arm.speedup is not None}
     found = []
-    for one in measurement.prediction.batches:
+    # Of several ways of spreading, that of the first cells.
+    for one in measurement.predictions[0].batches:
         data = compute_data(scales, own * one.factor, own)
         through = one.throughput
         found.append(
