@@ -199,7 +199,7 @@ def _predict_batches(
         anchor = None if world_size == 1 else Anchor(probe=probe, world_size=at, speedup=measured[at])
         for factor in BATCH_FACTORS:
             changed = probe.scale_accumulation(factor)
-            if (factor, world_size) == (1, 1) or changed.explain_unknown(world_size) is not None:
+            if (factor, world_size) == (1, 1) or (world_size > 1 and changed.explain_unknown(world_size)):
                 continue
             one = predict(changed, [world_size], seed=seed, model_error=model_error, anchor=anchor, against=probe)
             is_measured = factor == 1 and world_size in measured

@@ -98,12 +98,13 @@ class TimedComparison:
         """The cells of which a prediction is available; one without a waterfall is held against whole copies of a plain
         baseline, for which there is room where the baseline has it.
         """
-        if self.baseline.world_size > 1:
+        if self.baseline.world_size > 1 or not self.waterfall_seconds:
             return []
         return [
             cell
             for cell in self.cells
             if cell.world_size > 1
+            and cell.name not in self.other_trainings
             and (profile := find_profile(cell.strategy)) is not None
             and profile.explain_no_prediction(cell.options, is_exact=self.is_exact) is None
             and (self._has_waterfall(cell) or self.baseline.strategy == "single")

@@ -47,8 +47,7 @@ def collect_results(outputs: Outputs) -> Results:
         measurement = withhold_cells(measurement, withheld - others)
     if measurement is not None and others:
         # What is left rests on cells of the same work alone; the speed of these stands with their time to quality.
-        left = withhold_comparison(measurement, others)
-        measurement = left.model_copy(update={"predictions": measurement.predictions})
+        measurement = withhold_comparison(measurement, others)
     cells = [
         _collect_cell(outputs, cell, measurement, standing=found[cell], is_withheld=cell in withheld | others)
         for cell in outputs.params.cells

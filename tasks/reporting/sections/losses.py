@@ -19,6 +19,8 @@ def make_blocks(results: Results) -> list[Block]:
         why = explain_omission(results.measurement, "waterfall: not available") or none
         return [Text(why), *[Items(waits)] * bool(waits)]
     told = [sentence for one in waterfalls for sentence in _tell(one)] + waits
+    # Of cells beside these, which have none.
+    told += [sentence for sentence in results.measurement.left_out if ": A waterfall: not available" in sentence]
     return [Items(told), Charts("losses"), Fold("Part by part", [_tabulate(one) for one in waterfalls])]
 
 
