@@ -91,6 +91,11 @@ class TrainingConfig:
     threads_per_rank: int
     log_every_steps: int
     checkpoint_every_steps: int
+    eval_every_steps: int
+    heldout_dir: Path = Path()
+    """Folder with the held-out rows' slice."""
+    heldout_digest: str = ""
+    """Digest of that slice; empty: nothing is evaluated while these ranks train."""
 
     def as_json(self) -> dict[str, Any]:
         """Return what its JSON file holds."""

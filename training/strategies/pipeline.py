@@ -212,6 +212,12 @@ class Pipeline:
         dist.all_reduce(squares, group=group)
         return clip_part(mine, squares.sum(), most=self._config.max_grad_norm)
 
+    def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        """Return the sum of losses on the last stage, 0 on others; torch's schedules go backward too, for nothing."""
+        with self._replica.evaluate():
+            self._steps.run(micro_batches, weight=0.0)
+        return self._replica.forget_gradient()
+
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing: as many micro-batches as a step has in memory."""
         number = self._config.global_batch_size // self._config.micro_batch_size // self.data_world_size
