@@ -18,6 +18,8 @@ from training.config import STORE
 from training.process.lifeline import set_parent_death_signal
 
 _SECONDS_BETWEEN_HEARTBEATS = 10**8
+NO_SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Unless it is told so, torchrun serves a store for the ranks on a port of all interfaces."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,7 @@ class FileRendezvous:
 
     def environment(self) -> dict[str, str]:
         """Return what torchrun and the ranks are told beside."""
-        # Unless it is told not to, torchrun serves a store for the ranks on a port of all interfaces.
-        return {STORE: str(self.folder / "ranks"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        return {STORE: str(self.folder / "ranks"), **NO_SHARED_STORE}
 
 
 class RanksHere:

@@ -17,8 +17,10 @@ from tasks.records.stage_file import read_checked
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.chaos import Chaos
 from tasks.reporting.cost import Cost
+from tasks.reporting.goodput import Goodput
 from tasks.reporting.history import History
 from tasks.reporting.quality import Quality
+from tasks.reporting.time_to_quality import TimeToQuality
 from training.process.files import write_json
 
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
@@ -40,7 +42,7 @@ class LossCurve(Record):
 class Results(Record):
     """What one comparison found."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     """Version of this file's layout."""
     created_at: str
     """UTC time at which the figures were put together."""
@@ -72,13 +74,21 @@ class Results(Record):
     """What the stage `measure` found; null where it did not run."""
     cost: Cost | None = None
     """What the cells cost whose speedup is given; null if none is."""
+    time_to_quality: TimeToQuality | None = None
+    """When cells with another batch had a model as good as the baseline's; null where no cell has another batch."""
+    goodput: Goodput | None = None
+    """Which batch on how many ranks is predicted to be the soonest; null where gradient noise was not measured."""
     history: History | None = None
     """This comparison among its earlier runs; null in results of an earlier version."""
 
     @property
     def is_withheld(self) -> bool:
-        """Whether no speedup or efficiency is given anywhere: that of every cell is withheld, or the baseline's is."""
-        return self.baseline.is_withheld or (len(self.cells) > 1 and not self.answers)
+        """Whether no speedup or efficiency is given anywhere: that of every cell is withheld, or the baseline's is.
+
+        Cells that are another training have none to be withheld.
+        """
+        has_others = any(not cell.is_other_training for cell in self.cells[1:])
+        return self.baseline.is_withheld or (has_others and not self.answers)
 
     def is_hidden(self, cell: str) -> bool:
         """Return whether what compares this cell with the baseline is withheld."""
@@ -92,7 +102,7 @@ class Results(Record):
     @property
     def is_speedup_measured(self) -> bool:
         """Whether every cell but the baseline has a measured speedup, withheld or not."""
-        if self.measurement is None or len(self.cells) < 2:
+        if self.measurement is None or all(cell.is_other_training for cell in self.cells[1:]):
             return False
         return all(cell.is_withheld or cell.measured_speedup for cell in self.cells[1:])
 

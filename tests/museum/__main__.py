@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.museum.catalogue import DOCUMENT, Shown, keys_shown, table_of, with_lines, with_shown
 from tests.museum.clean import run_clean
 from tests.museum.exhibits import EXHIBITS
-from tests.museum.kinds import KINDS, Kind, with_kinds
+from tests.museum.kinds import KINDS, Kind, with_kind
 from tests.museum.museum import Museum, Outcome
 from tests.museum.project import Size
 from tests.museum.workloads import PARAMS
@@ -45,7 +45,9 @@ def main() -> int:
     kind = Kind(workload=arguments.workload, precision=arguments.precision)
     is_other = kind != KINDS[0]
     console, progress = Console(), Console(stderr=True, highlight=False, soft_wrap=True)
-    exhibits = [part for part in EXHIBITS if arguments.only in part.key and part.applies_to(kind.workload)]
+    exhibits = [
+        part for part in EXHIBITS if arguments.only in part.key and part.applies_to(kind.workload, kind.precision)
+    ]
     if arguments.missing:
         there = keys_shown(DOCUMENT.read_text(encoding="utf-8"))
         exhibits = [part for part in exhibits if part.key not in there]
@@ -89,9 +91,10 @@ def main() -> int:
     num_alarms = sum(outcomes[-1].is_caught for outcomes in clean)
     if not arguments.only and not arguments.missing:
         text = DOCUMENT.read_text(encoding="utf-8")
-        caught = f"{len(shown) - len(wrong)} of {len(shown)}" if shown else "not run"
-        row = [str(kind), caught, str(len(clean)), str(num_alarms), today]
-        DOCUMENT.write_text(with_kinds(text, {str(kind): row}, machine=machine), encoding="utf-8")
+        caught = f"{len(shown) - len(wrong)} of {len(shown)}" if shown else None
+        without = (len(clean), num_alarms) if clean else None
+        text = with_kind(text, kind, caught=caught, clean=without, machine=machine, date=today)
+        DOCUMENT.write_text(text, encoding="utf-8")
     console.print("written: docs/museum.md")
     console.print(
         f"{len(shown) - len(wrong)} of {len(shown)} exhibits as expected{''.join(f'; not: {key}' for key in wrong)}"

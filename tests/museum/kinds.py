@@ -1,13 +1,13 @@
 """What the museum was shown on: workloads and precisions, each a row of a table in docs/museum.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tests.marked_table import replace_rows
 
 BEGIN = "<!-- written by make museum: begin -->"
-_HEADINGS = ("trained", "mutants caught by any gate", "without a defect", "alarms in those", "on")
+_HEADINGS = ("trained", "mutants caught by any gate", "on", "without a defect", "alarms in those", "on")
 _NAMES = {
     "causal_lm": "language model",
     "instruction": "instruction tuning",
@@ -31,8 +31,24 @@ KINDS = [Kind(workload=name, precision=precision) for name in _NAMES for precisi
 """In the order of the table; the first is the one of which all is told."""
 
 
-def with_kinds(text: str, rows: Mapping[str, Sequence[str]], *, machine: Mapping[str, Any]) -> str:
-    """Return the document with these rows in its table; those of other kinds stay what they were."""
+def with_kind(
+    text: str,
+    kind: Kind,
+    *,
+    caught: str | None,
+    clean: tuple[int, int] | None,
+    machine: Mapping[str, Any],
+    date: str,
+) -> str:  # fmt: skip
+    """Return the document with what was shown of a kind in its table; what is None stays as an earlier run left it.
+
+    `caught`: "73 of 73" mutants; `clean`: how many comparisons without a defect were run, and alarms in those.
+    """
     note = f"Last on one machine ({machine['cpu']}, {machine['num_cpus']} CPUs; torch {machine['versions']['torch']})."
-    order = [str(kind) for kind in KINDS]
+    order = [str(one) for one in KINDS]
+    line = next((line for line in text.splitlines() if line.startswith(f"| {kind} |")), "")
+    earlier = [cell.strip() for cell in line.split("|")[2:-1]] or ["not run", "", "0", "0", ""]
+    mutants = earlier[:2] if caught is None else [caught, date]
+    without = earlier[2:] if clean is None else [*map(str, clean), date]
+    rows = {str(kind): [str(kind), *mutants, *without]}
     return replace_rows(text, rows, begin=BEGIN, headings=_HEADINGS, order=order, note=note)

@@ -89,11 +89,10 @@ def test_the_held_out_loss_is_that_of_the_weights_after_the_step(
         ("zero1", 2, {}),
         ("fsdp2", 2, {}),
         ("fsdp2", 2, {"options": {"reshard_after_forward": False}}),
-        ("pipeline", 2, {}),
     ],
     ids=lambda value: "-".join(map(str, value)) or "plain" if isinstance(value, dict) else str(value),
 )
-def test_looking_at_held_out_rows_changes_neither_weights_nor_traffic_under_any_strategy(
+def test_looking_at_held_out_rows_changes_neither_weights_nor_traffic(
     strategy: str, world_size: int, changes: dict[str, Any], ranks: ForkedRanks, plain: dict[str, Any],
     tiny_model: Path, slices: list[Path], heldout: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
