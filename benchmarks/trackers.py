@@ -107,9 +107,9 @@ def prepare(folder: Path, params: Params, *, num_rows: int) -> None:
     np.save(part / "tokens.npy", np.resize(np.load(texts), num_rows * length))
     np.save(part / "offsets.npy", np.arange(num_rows + 1, dtype=np.int64) * length)
     np.save(part / "row_ids.npy", np.arange(num_rows, dtype=np.int64))
-    parts = map(str, (*params.ranges, params.heldout))
+    parts = (*map(str, params.ranges), params.heldout_name)
     SlicesManifest(
-        vocab_size=None, eos_token_id=None, workload=params.workload, heldout=str(params.heldout),
+        vocab_size=None, eos_token_id=None, workload=params.workload, heldout=params.heldout_name,
         slices={one: SliceFacts(range=one, num_rows=0, num_tokens=0, digest="") for one in parts},
     ).write(folder / "slices")  # fmt: skip
     collect_machine_facts().write(folder)

@@ -192,7 +192,7 @@ class Search:
         return SearchFile(
             name=self.params.name,
             about=f"{model}; {rows}; on {'GPUs' if self.devices else 'the CPU'}.",
-            heldout=str(self.params.heldout),
+            heldout=self.params.heldout_title,
             unit=read_unit(self.params.workload),
             asked=self.asked,
             train_seed=self.params.train.seed,

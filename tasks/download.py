@@ -14,8 +14,9 @@ from tasks.data.sources.commits import pin_commit
 from tasks.data.sources.image_models import store_image_model
 from tasks.data.sources.image_rows import collect_image_facts, store_images
 from tasks.data.sources.models import store_model
+from tasks.data.sources.repeated_rows import RepeatedRows
 from tasks.data.sources.row_policy import describe_faults
-from tasks.data.sources.row_store import place_rows, store_rows
+from tasks.data.sources.row_store import place_rows, require_classes, store_rows
 from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.prompts import FILE, read_template
@@ -23,26 +24,49 @@ from tasks.params.source_digest import digest_source
 from tasks.params.sources import DatasetParams, Source
 from tasks.process.failure import DataError, exit_with_one_line
 from tasks.records.fingerprint import SourcesFile
-from tasks.records.sources import ROWS, RawManifest
+from tasks.records.sources import HELDOUT, ROWS, RawManifest
 from tasks.store.links import link_file, link_folder
 from training.process.files import digest_file
 
 _log = logging.getLogger(__name__)
 
 
-def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> None:
-    """Fill `raw` with rows.parquet, up to the last row that a range or the held-out slice names, and manifest.json."""
-    dataset = params.dataset
-    if dataset.holds_images:
-        _download_images(params, raw, source_digest=source_digest)
-        return
-    commit = _find_commit(dataset, "dataset")
-    stored = store_rows(dataset, params.num_rows_needed, commit=commit)
-    _require_unchanged(dataset, source_digest, stored.source_digest)
+def download_rows(params: Params, raw: Path, *, source_digest: str | None, heldout_digest: str | None = None) -> None:
+    """Fill `raw` with rows.parquet, up to the last row that a slice names, and manifest.json.
+
+    The digests are those of local sources when the run began. Held-out rows with a source of their own go to its folder
+    `heldout`, in the same way. Raises DataError for classes among them that no row to be trained on has.
+    """
+    dataset, other = params.dataset, params.dataset.of_heldout
+    repeated = RepeatedRows(None if other else params.heldout)
+    place_part = _place_images if dataset.holds_images else _place_texts
     _clear(raw)
-    facts = place_rows(stored, params.num_rows_needed, heldout=params.heldout, target=raw / ROWS)
+    manifest = place_part(dataset, params.num_rows_needed, raw, repeated=repeated, source_digest=source_digest)
+    if dataset.label is not None:
+        require_classes(manifest.class_names)
+    if other is not None:
+        repeated.begin_heldout(params.heldout)
+        _clear(raw / HELDOUT)
+        found = place_part(other, params.heldout.end, raw / HELDOUT, repeated=repeated, source_digest=heldout_digest)
+        if unknown := set(found.class_names) - set(manifest.class_names):
+            raise DataError(
+                f"{other.place}: has rows of the class {min(unknown)!r}, which no row of {dataset.source} has; "
+                f"allowed: {', '.join(manifest.class_names[:10])}"
+            )
+        _finish(found.model_copy(update={"class_names": manifest.class_names}), raw / HELDOUT)
+    _finish(manifest.model_copy(update={**repeated.count(), "heldout_source": dataset.heldout_source}), raw)
+
+
+def _place_texts(
+    dataset: DatasetParams, num_rows: int, raw: Path, *, repeated: RepeatedRows, source_digest: str | None
+) -> RawManifest:
+    """Have the first rows of a data set of texts in `raw`; return what is to be said of them."""
+    commit = _find_commit(dataset, "dataset")
+    stored = store_rows(dataset, num_rows, commit=commit)
+    _require_unchanged(dataset, source_digest, stored.source_digest)
+    facts = place_rows(stored, num_rows, repeated=repeated, target=raw / ROWS)
     is_builtin = dataset.kind == "builtin"
-    manifest = RawManifest(
+    return RawManifest(
         source=dataset.source,
         kind=dataset.kind,
         revision=dataset.revision,
@@ -56,19 +80,18 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None) -> No
         packages=read_package_versions() if is_builtin else {},
         source_digest=stored.source_digest,
     )
-    _finish(manifest, raw)
 
 
-def _download_images(params: Params, raw: Path, *, source_digest: str | None) -> None:
-    """Fill `raw` with the rows.parquet of a data set of images, all of them, and manifest.json."""
-    dataset = params.dataset
+def _place_images(
+    dataset: DatasetParams, num_rows: int, raw: Path, *, repeated: RepeatedRows, source_digest: str | None
+) -> RawManifest:
+    """Have all rows of a data set of images in `raw`; return what is to be said of them."""
     stored = store_images(dataset)
     _require_unchanged(dataset, source_digest, stored.source_digest)
-    facts = collect_image_facts(stored, params.num_rows_needed, heldout=params.heldout, source=dataset.source)
-    _clear(raw)
+    facts = collect_image_facts(stored, num_rows, repeated=repeated, source=dataset.source)
     link_file(stored.file, raw / ROWS)
     name = "scikit-learn's digits (built-in)" if dataset.kind == "builtin" else Path(dataset.location).name
-    manifest = RawManifest(
+    return RawManifest(
         source=dataset.source,
         kind=dataset.kind,
         revision=None,
@@ -81,14 +104,13 @@ def _download_images(params: Params, raw: Path, *, source_digest: str | None) ->
         label=f"{name}, {len(stored.class_names)} classes, {dataset.image_size} x {dataset.image_size} pixels",
         source_digest=stored.source_digest,
     )
-    _finish(manifest, raw)
 
 
 def _require_unchanged(source: Source, *digests: str | None) -> None:
     """Raise DataError if the source was another when the run began."""
     if None not in digests and len(set(digests)) > 1:
-        section = "dataset" if isinstance(source, DatasetParams) else "model"
-        raise DataError(f"{section}.source {source.source}: changed since this run began; run again")
+        place = source.place if isinstance(source, DatasetParams) else f"model.source {source.source}"
+        raise DataError(f"{place}: changed since this run began; run again")
 
 
 def _finish(manifest: RawManifest, raw: Path) -> None:
@@ -148,13 +170,17 @@ def _main() -> None:
     arguments = make_parser("download", __doc__, "sources", "raw", "base-model").parse_args()
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     begun = SourcesFile.read(arguments.sources)
-    download_rows(params, arguments.raw, source_digest=begun.dataset.digest if begun.dataset else None)
+    download_rows(
+        params, arguments.raw, source_digest=begun.dataset.digest if begun.dataset else None,
+        heldout_digest=begun.heldout.digest if begun.heldout else None,
+    )  # fmt: skip
     download_model(params, arguments.base_model, class_names=RawManifest.read(arguments.raw).class_names)
     template = params.dataset.template or ""
     if begun.template is not None and digest_source(Path(template.removeprefix(FILE))) != begun.template.digest:
         raise DataError(f"dataset.template {template}: changed since this run began; run again")
-    for source, was in ((params.dataset, begun.dataset), (params.model, begun.model)):
-        if was is not None:
+    named = ((params.dataset, begun.dataset), (params.dataset.of_heldout, begun.heldout), (params.model, begun.model))
+    for source, was in named:
+        if source is not None and was is not None:
             _require_unchanged(source, was.digest, digest_source(Path(source.location)) or "")
     snapshot.require_unchanged()
 

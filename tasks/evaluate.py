@@ -175,7 +175,7 @@ def _make_summary(
         for index, sample in enumerate(base.samples)
     ]
     return EvaluationFile(
-        heldout=str(params.heldout),
+        heldout=params.heldout_title,
         num_rows=SliceManifest.read(rows.folder).num_rows,
         num_tokens=base.num_tokens,
         seq_len=rows.seq_len,
@@ -234,7 +234,7 @@ def _main() -> None:
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     manifest = SlicesManifest.read(arguments.slices)
     rows = HeldoutRows(
-        folder=arguments.slices / str(params.heldout),
+        folder=arguments.slices / params.heldout_name,
         seq_len=params.train.seq_len,
         vocab_size=manifest.vocab_size,
         eos_token_id=manifest.eos_token_id,

@@ -70,8 +70,10 @@ def read_trial(path: Path) -> str | None:
     return kept.trial if kept else None
 
 
-def _source_digest(source: Source) -> SourceDigest | None:
-    return SourceDigest(digest=digest_source(Path(source.location))) if source.kind == "path" else None
+def _source_digest(source: Source | None) -> SourceDigest | None:
+    if source is None or source.kind != "path":
+        return None
+    return SourceDigest(digest=digest_source(Path(source.location)))
 
 
 def _template_digest(params: Params) -> SourceDigest | None:
@@ -96,7 +98,10 @@ def _main() -> None:
     CodeFile(digest=digest_code(_TRAINING)).write(arguments.code)
     machine.write(arguments.machine)
     SourcesFile(
-        model=_source_digest(params.model), dataset=_source_digest(params.dataset), template=_template_digest(params)
+        model=_source_digest(params.model),
+        dataset=_source_digest(params.dataset),
+        heldout=_source_digest(params.dataset.of_heldout),
+        template=_template_digest(params),
     ).write(arguments.sources)
     note_comparison(params)
     write_json(arguments.optional, params.optional_sections)

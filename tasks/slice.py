@@ -18,7 +18,7 @@ from tasks.params.choices import read_unit
 from tasks.params.sources import RowRange
 from tasks.process.failure import ConfigurationError, exit_with_one_line
 from tasks.records.slices import SliceManifest, SlicesManifest
-from tasks.records.sources import ROWS, RawManifest
+from tasks.records.sources import HELDOUT, ROWS, RawManifest
 from tasks.store.kept import fill_folder, is_kept
 from tasks.store.links import link_folder
 from training.process.files import digest_file, digest_json
@@ -30,7 +30,7 @@ _STORE = Path(".work/slices")
 
 def check_extent(params: Params, num_rows: int) -> None:
     """Raise ConfigurationError if a slice overlaps another or ends beyond the data set's `num_rows` rows."""
-    parts = [*params.ranges, params.heldout]
+    parts = [*params.ranges, *([] if params.dataset.heldout_source else [params.heldout])]
     for index, part in enumerate(parts):
         if part.end > num_rows:
             raise ConfigurationError(
@@ -68,11 +68,13 @@ def store_slice(part: RowRange, rows: Slicer, *, unit: str = "token") -> Path:
 def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -> None:
     """Fill `slices` with every range and the held-out rows, as hard links into the store."""
     check_extent(params, pq.read_metadata(raw / ROWS).num_rows)
-    rows, unit = (
-        find_slicing(params.workload).open_rows(params, raw=raw, base_model=base_model),
-        read_unit(params.workload),
-    )
-    stored = {str(part): store_slice(part, rows, unit=unit) for part in (*params.ranges, params.heldout)}
+    slicing, unit = find_slicing(params.workload), read_unit(params.workload)
+    rows = slicing.open_rows(params, raw=raw, base_model=base_model)
+    of_heldout = rows
+    if params.dataset.heldout_source:
+        of_heldout = slicing.open_rows(params, raw=raw / HELDOUT, base_model=base_model)
+    stored = {str(part): store_slice(part, rows, unit=unit) for part in params.ranges}
+    stored[params.heldout_name] = store_slice(params.heldout, of_heldout, unit=unit)
     shutil.rmtree(slices, ignore_errors=True)
     for name, folder in stored.items():
         link_folder(folder, slices / name)
@@ -80,7 +82,7 @@ def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -
         workload=params.workload,
         class_names=RawManifest.read(raw).class_names,
         slices={name: SliceManifest.read(folder) for name, folder in stored.items()},
-        heldout=str(params.heldout),
+        heldout=params.heldout_name,
         **rows.about,
     ).write(slices)
 
@@ -88,7 +90,8 @@ def write_slices(params: Params, *, raw: Path, base_model: Path, slices: Path) -
 def _main() -> None:
     arguments = make_parser("slice", __doc__, "raw", "base-model", "slices").parse_args()
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
-    require_digest(arguments.raw / ROWS, RawManifest.read(arguments.raw).rows_sha256)
+    for raw in (arguments.raw, *[arguments.raw / HELDOUT] * bool(params.dataset.heldout_source)):
+        require_digest(raw / ROWS, RawManifest.read(raw).rows_sha256)
     write_slices(params, raw=arguments.raw, base_model=arguments.base_model, slices=arguments.slices)
     snapshot.require_unchanged()
 

@@ -5,6 +5,7 @@ segment is immutable there and appears in the output as hard links once the whol
 """
 
 import argparse
+import dataclasses
 import json
 import logging
 import shutil
@@ -31,7 +32,7 @@ from tasks.ranks.memory import run_within_memory
 from tasks.records.facts import SliceFacts
 from tasks.records.fingerprint import CodeFile, MachineFile
 from tasks.records.run import SEEDS_FOLDER, CellFacts, NodesFile, RunFile, SegmentEntry, read_segment
-from tasks.records.slices import SlicesManifest
+from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.rehearsal.largest import settle_micro_batch
 from tasks.services.tracker import follow_cell
@@ -167,8 +168,14 @@ class CellTraining:
             )
             for part in self.segments
         )  # fmt: skip
-        return make_ranks_config(
+        told = make_ranks_config(
             self.cell, self.params, device=self.device, base_model=base_model, work=self.work, segments=segments
+        )
+        if not self.params.train.eval_every_steps:
+            return told
+        heldout = slices / self.params.heldout_name
+        return dataclasses.replace(
+            told, heldout_dir=heldout.resolve(), heldout_digest=SliceManifest.read(heldout).digest
         )
 
 
@@ -247,7 +254,8 @@ def _require_whole(run: CellTraining, missing: list[PlannedSegment], arguments: 
     """Read what is going to be trained on; raises DataError for a file that is not what its manifest says."""
     require_whole(arguments.base_model, digest=run.base_model.digest)
     slices = SlicesManifest.read(arguments.slices).slices
-    for name in dict.fromkeys(part.range for part in missing):
+    heldout = [run.params.heldout_name] * bool(run.params.train.eval_every_steps)
+    for name in dict.fromkeys([*(part.range for part in missing), *heldout]):
         require_whole(arguments.slices / name, digest=slices[name].digest)
 
 

@@ -64,6 +64,10 @@ class TrainingConfig:
     """Folder for segments, partial checkpoints and the event stream; the only place written to."""
     segments: tuple[SegmentConfig, ...]
     """All segments of the run, in order; the finished ones are reused."""
+    heldout_dir: Path
+    """Folder with the held-out rows' slice."""
+    heldout_digest: str
+    """Digest of that slice; empty: nothing is evaluated while these ranks train."""
 
     # The values of the work: what each means stands in tasks/params/train.py, and a test holds the two together.
     global_batch_size: int
@@ -91,6 +95,7 @@ class TrainingConfig:
     threads_per_rank: int
     log_every_steps: int
     checkpoint_every_steps: int
+    eval_every_steps: int
 
     def as_json(self) -> dict[str, Any]:
         """Return what its JSON file holds."""

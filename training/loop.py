@@ -1,6 +1,7 @@
 """THE training loop: one cell, segment by segment, step by step. It knows no strategy and no workload by name."""
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from training.data.plan import SegmentPlan, make_micro_batch, make_micro_batches
 from training.data.prefetch import prefetch_micro_batches
 from training.data.rows import Rows
 from training.fault import read_planned_faults
+from training.heldout import Heldout
 from training.launch import TrainingLaunch, build_strategy, make_stopped_error, send_launch_event, stop_if_asked
 from training.process.distributed import Ranks
 from training.process.events import EventStream
@@ -26,7 +28,7 @@ from training.process.stop_request import StopRequest
 from training.record.segment import SegmentRecord, tell_utc_time
 from training.record.segment_facts import Counters, SegmentFacts
 from training.record.setting import gather_setting
-from training.record.window import Window
+from training.record.window import StepFacts, Window
 from training.state.checkpoint import CheckpointStore
 from training.step.divergence import DivergenceRule
 from training.step.schedule import compute_rate_in_segment
@@ -110,7 +112,7 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
     """Train one segment from wherever its record stands to its end; return its segment.json."""
     config, ranks, segment, heartbeat = launch.config, launch.ranks, record.segment, launch.heartbeat
     source = open_training_rows(launch.workload, config, segment)
-    plan = make_segment_plan(source, config, segment)
+    plan, heldout = make_segment_plan(source, config, segment), Heldout(launch)
 
     def make(segment_step: int) -> list[MicroBatch]:
         run_step = record.first_step + segment_step - 1
@@ -133,7 +135,7 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
         divergence.take(line["step"], line["loss"])
     steps_between_stop_checks, to_run_step = 1, record.first_step - 1
     record.start_span()
-    record.mark_exchanges(ranks)
+    record.mark_exchanges(ranks, num_steps=record.counters.num_steps)
     window = Window(ranks)
     heartbeat.on_enter = window.pace.enter
     for segment_step, micro_batches, data_wait_seconds in prefetch_micro_batches(
@@ -153,7 +155,8 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
         )  # fmt: skip
         is_last = segment_step == plan.num_steps
         is_checkpoint = config.checkpoint_every_steps > 0 and segment_step % config.checkpoint_every_steps == 0
-        is_log_point = is_last or is_checkpoint or segment_step % config.log_every_steps == 0
+        is_evaluated = heldout.is_due(step)
+        is_log_point = is_last or is_checkpoint or is_evaluated or segment_step % config.log_every_steps == 0
         if not is_log_point and segment_step % steps_between_stop_checks == 0:
             heartbeat.enter(StepSection.COLLECTIVE)
             with window.time_computation():
@@ -165,14 +168,16 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
         heartbeat.enter(StepSection.COLLECTIVE)
         with _name_culprits(ranks, strategy, micro_batches, step=step, num_targets=planned.num_targets):
             facts = window.close(forgives_overflow=strategy.may_overflow)
+        record.mark_exchanges(ranks, num_steps=segment_step)
+        if is_evaluated:
+            facts[-1] = _evaluate(launch, strategy, record, heldout, facts[-1])
         for line in record.add(facts):
             launch.events.send(**line)
             divergence.take(line["step"], line["loss"])
         record.file_away(ranks)
-        record.mark_exchanges(ranks)
         steps_between_stop_checks = max(1, int(_SECONDS_BETWEEN_STOP_CHECKS / facts[-1].seconds))
         stop_code = ranks.highest(launch.stop.exit_code)
-        record.counters.log_seconds += time.perf_counter() - window.closed_at
+        record.counters.log_seconds += time.perf_counter() - window.closed_at - (facts[-1].heldout_seconds or 0.0)
         if not is_last and (is_checkpoint or stop_code):
             _save_partial(launch, strategy, record)
         if not is_last and stop_code:
@@ -183,6 +188,23 @@ def train_segment(launch: TrainingLaunch, strategy: Strategy, record: SegmentRec
     facts_of_segment = _finish(launch, strategy, record)
     heartbeat.rest()
     return facts_of_segment
+
+
+def _evaluate(
+    launch: TrainingLaunch, strategy: Strategy, record: SegmentRecord, heldout: Heldout, fact: StepFacts
+) -> StepFacts:
+    """Return the step with the loss on the held-out rows after it, while the clock stands still."""
+    started = time.perf_counter()
+    loss = heldout.compute_loss(strategy, step=fact.step)
+    launch.heartbeat.enter(StepSection.COLLECTIVE)
+    if (done := fact.step - record.first_step + 1) < record.num_steps:
+        # What the evaluation exchanged is not the steps'.
+        record.mark_exchanges(launch.ranks, num_steps=done, anew=True)
+    seconds = time.perf_counter() - started
+    record.counters.heldout_seconds += seconds
+    return dataclasses.replace(
+        fact, heldout_loss=loss, heldout_rows=launch.config.heldout_digest, heldout_seconds=seconds
+    )
 
 
 def _warm_up(launch: TrainingLaunch, strategy: Strategy, plan: SegmentPlan, source: Rows) -> None:

@@ -26,13 +26,20 @@ def rows_file(work: Path) -> Path:
 
 def _download(work: Path, num_rows: int) -> Callable[[], object]:
     """Read a local source into the store, then place what is asked for: the stage `download` without the model."""
+    from tasks.data.sources.repeated_rows import RepeatedRows
     from tasks.data.sources.row_store import place_rows, store_rows
     from tasks.params.sources import DatasetParams, RowRange
 
     params = DatasetParams(source=f"path:{rows_file(work)}")
     heldout = RowRange(start=num_rows - num_rows // 100, end=num_rows)
     target = work / "rows.parquet"
-    return lambda: place_rows(store_rows(params, num_rows), num_rows, heldout=heldout, target=target)
+
+    def run() -> None:
+        repeated = RepeatedRows(heldout)
+        place_rows(store_rows(params, num_rows), num_rows, repeated=repeated, target=target)
+        repeated.count()
+
+    return run
 
 
 def _slice(work: Path, num_rows: int) -> Callable[[], object]:

@@ -83,6 +83,9 @@ class Setup:
             "threads_per_rank": self.threads,
             "log_every_steps": 10,
             "checkpoint_every_steps": 0,
+            "eval_every_steps": 0,
+            "heldout_dir": "",
+            "heldout_digest": "",
         }
 
 

@@ -20,6 +20,8 @@ _SKEW_SECONDS = 0.01
 
 Over the same comparisons 6.6 ms at most. One rank never counted a moment twice: there, more than the span is a mistake.
 """
+_ACCOUNTED = ("train_seconds", "checkpoint_seconds", "log_seconds", "heldout_seconds")
+"""What a segment's seconds by the wall clock have to add up from."""
 _SLOW_MULTIPLE = 10.0
 _SLOW_SHARE = 0.1
 """A step is out of place that takes so many times the median; all of them may add so large a share to the seconds.
@@ -85,6 +87,7 @@ def _find_sum_problem(run: RunOutputs) -> str | None:
             ("steps", "train_seconds"),
             ("checkpoints", "checkpoint_seconds"),
             ("log points", "log_seconds"),
+            ("held-out rows", "heldout_seconds"),
         )
     )
     meaning = (
@@ -121,7 +124,7 @@ def _compute_multiples(steps: Steps) -> NDArray[np.float64]:
 
 
 def _sum_accounted_seconds(run: RunOutputs) -> float:
-    return sum(_sum_facts(run, name) for name in ("train_seconds", "checkpoint_seconds", "log_seconds"))
+    return sum(_sum_facts(run, name) for name in _ACCOUNTED)
 
 
 def _sum_facts(run: RunOutputs, name: str) -> float:

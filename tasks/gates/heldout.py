@@ -6,10 +6,21 @@ from tasks.process import wording
 from tasks.records.gate import Finding, make_finding
 from tasks.records.outputs import Outputs
 
+_MOST_SEEN = 0.5
+"""Share of held-out rows with a source of their own that may say what a row to be trained on says.
+
+Chosen, not measured: a copy of the training rows repeats all of them, and the report counts what a split repeats.
+"""
+
 
 def check_heldout_rows(outputs: Outputs, cell: str) -> Finding:
-    """Check that no row the cell learned from is among the held-out ones."""
-    held_out = np.concatenate([np.zeros(0, np.int64), *outputs.slices[str(outputs.params.heldout)].row_ids()])
+    """Check that no row the cell learned from is among the held-out ones.
+
+    Rows of a source of their own are told by what they say, since their numbers are not those of the others.
+    """
+    if outputs.params.dataset.heldout_source is not None:
+        return _check_other_source(outputs, cell)
+    held_out = np.concatenate([np.zeros(0, np.int64), *outputs.slices[outputs.params.heldout_name].row_ids()])
     problems, num_samples, num_seen = [], 0, 0
     for segment in outputs.runs[cell].segments:
         in_segment = 0
@@ -23,6 +34,23 @@ def check_heldout_rows(outputs: Outputs, cell: str) -> Finding:
         problems,
         otherwise=f"{cell}: none of {num_samples:,} samples learned from is one of the {held_out.size:,} held-out rows",
         numbers={"samples": num_samples, "held_out_samples": num_seen},
+    )
+
+
+def _check_other_source(outputs: Outputs, cell: str) -> Finding:
+    num_rows, num_seen = (
+        outputs.slices[outputs.params.heldout_name].manifest.num_rows,
+        outputs.raw.num_heldout_rows_seen,
+    )
+    source, other = outputs.raw.source, outputs.raw.heldout_source
+    told = f"{cell}: {num_seen:,} of {num_rows:,} held-out rows ({other}) say what a row of {source} says"
+    is_other = other == outputs.params.dataset.heldout_source
+    is_copy = num_seen > _MOST_SEEN * num_rows
+    return make_finding(
+        [f"{told}, at most {_MOST_SEEN:.0%} allowed: choose rows that were held out"] * is_copy
+        + [f"{cell}: rows were held out of {other or source}, params.yaml has another source"] * (not is_other),
+        otherwise=told,
+        numbers={"held_out_rows": num_rows, "held_out_rows_seen": num_seen},
     )
 
 

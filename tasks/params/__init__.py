@@ -99,7 +99,7 @@ class Params(Section):
     ranges: list[Range] = Field(min_length=1, max_length=1000)
     """Slices of the data set, trained in this order, each continuing from the last."""
     heldout: Range
-    """Rows that no range overlaps, on which every model is evaluated."""
+    """Rows that no range overlaps, on which every model is evaluated; with dataset.heldout_source, rows of that."""
     workload: str
     """The ML problem: the name of a file in training/workloads/."""
     train: TrainParams
@@ -135,7 +135,18 @@ class Params(Section):
     @property
     def num_rows_needed(self) -> int:
         """Rows of the data set up to the end of the last slice that is asked for."""
-        return count_rows_needed(self.ranges, self.heldout)
+        return count_rows_needed(self.ranges if self.dataset.heldout_source else [*self.ranges, self.heldout])
+
+    @property
+    def heldout_name(self) -> str:
+        """The held-out slice's name beside those of the ranges, whose rows may have the same numbers."""
+        return f"heldout-{self.heldout}" if self.dataset.heldout_source else str(self.heldout)
+
+    @property
+    def heldout_title(self) -> str:
+        """What readers are told of which rows are held out."""
+        other = self.dataset.heldout_source
+        return f"{self.heldout} of {other}" if other else str(self.heldout)
 
     @model_validator(mode="after")
     def _check_cluster(self) -> Self:
@@ -169,7 +180,7 @@ class Params(Section):
             for other in self.ranges[:index]:
                 if part.overlaps(other):
                     raise ValueError(f"ranges: {part} overlaps {other}; allowed: ranges without a common row")
-            if part.overlaps(self.heldout):
+            if self.dataset.heldout_source is None and part.overlaps(self.heldout):
                 raise ValueError(f"heldout: {self.heldout} overlaps the range {part}; allowed: rows of no range")
         max_rows = self.dataset.max_rows
         if max_rows is not None and self.num_rows_needed > max_rows:

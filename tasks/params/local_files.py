@@ -18,13 +18,27 @@ def check_paths(
         raise ValueError(f"model.source: no file {model.location}/config.json; allowed: a model folder")
     if dataset.template is not None:
         read_template(dataset.template, base=base)
+    other = dataset.of_heldout
+    _check_rows(dataset, {"ranges": ranges, "heldout": [] if other else [heldout]}, base=base)
+    if other is not None:
+        _check_rows(other, {"heldout": [heldout]}, base=base)
+        files = [base / one.location for one in (dataset, other) if one.kind == "path"]
+        if len(files) > 1 and files[0].samefile(files[1]):
+            raise ValueError(
+                f"dataset.heldout_source: {other.location} is the file of dataset.source; allowed: another one, or "
+                "null and rows of no range as heldout"
+            )
+
+
+def _check_rows(dataset: DatasetParams, asked: dict[str, list[RowRange]], *, base: Path) -> None:
+    """Raise ValueError if the data set has fewer rows than are asked for, by key of params.yaml."""
     if dataset.kind != "path":
         return
     file = base / dataset.location
-    needed = count_rows_needed(ranges, heldout)
+    needed = count_rows_needed([part for parts in asked.values() for part in parts])
     num_rows = _count_images(file, dataset) if dataset.holds_images else _count_texts(file, dataset, enough=needed)
     if num_rows is not None and needed > num_rows:
-        key = "heldout" if heldout.end > num_rows else "ranges"
+        key = next(key for key, parts in reversed(asked.items()) if any(part.end > num_rows for part in parts))
         raise ValueError(
             f"{key}: row {needed} is beyond the {num_rows} rows of {dataset.location}; allowed: 0-{num_rows}"
         )
@@ -34,29 +48,29 @@ def _count_images(source: Path, dataset: DatasetParams) -> int | None:
     """Return the number of images; None where counting takes long."""
     if not source.is_dir() and source.suffix != ".tar":
         raise ValueError(
-            f"dataset.source: got {dataset.location!r} with image_size; allowed: a folder of class folders of images, "
+            f"{dataset.key}: got {dataset.location!r} with image_size; allowed: a folder of class folders of images, "
             "or an uncompressed .tar of such"
         )
     if not source.exists():
-        raise ValueError(f"dataset.source: no file {dataset.location}; allowed: a folder or .tar of images")
+        raise ValueError(f"{dataset.key}: no file {dataset.location}; allowed: a folder or .tar of images")
     if source.is_file() and source.stat().st_size > _MAX_TAR_BYTES_TO_COUNT:
         return None
     try:
         return len(list_image_files(source))
     except ValueError as error:
-        raise ValueError(f"dataset.source: {dataset.location}: {error}") from None
+        raise ValueError(f"{dataset.key}: {dataset.location}: {error}") from None
 
 
 def _count_texts(file: Path, dataset: DatasetParams, *, enough: int) -> int | None:
     if file.is_dir() or file.suffix == ".tar":
         raise ValueError(
-            f"dataset.source: got {dataset.location!r} without image_size; allowed: a .parquet or .jsonl file of "
+            f"{dataset.key}: got {dataset.location!r} without image_size; allowed: a .parquet or .jsonl file of "
             "texts, or images with dataset.image_size"
         )
     if file.suffix not in (".parquet", ".jsonl"):
-        raise ValueError(f"dataset.source: got {dataset.location!r}; allowed: a .parquet or .jsonl file")
+        raise ValueError(f"{dataset.key}: got {dataset.location!r}; allowed: a .parquet or .jsonl file")
     if not file.is_file():
-        raise ValueError(f"dataset.source: no file {dataset.location}; allowed: a .parquet or .jsonl file")
+        raise ValueError(f"{dataset.key}: no file {dataset.location}; allowed: a .parquet or .jsonl file")
     return _count_rows(file, enough=enough)
 
 

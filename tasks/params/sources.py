@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PrivateAttr, model_validator
 
 from tasks.params.choices import has_labels, join_choices, read_unit, require_name
 from tasks.params.prompts import COLUMNS, require_template
@@ -23,6 +23,8 @@ BUILTIN_DATASETS = ("docstrings", *BUILTIN_INSTRUCTIONS, *BUILTIN_IMAGES)
 BUILTIN_LABELS = ("package",)
 BUILTIN_MAX_ROWS = 6_000
 """Rows that the built-in texts can give at most, on any install of the pinned packages."""
+_SPLIT = "split:"
+"""Before the name of another split of the same Hub source."""
 _MOST_ROWS = 2**31 - 1
 """What the work ledger can number (training/record/segment.py)."""
 _BUILTIN_ROWS = {"docstrings": BUILTIN_MAX_ROWS, "instructions": 4_000, "digits": 1_797}
@@ -66,9 +68,9 @@ def _parse_range(value: Any) -> RowRange:
 Range = Annotated[RowRange, BeforeValidator(_parse_range), PlainSerializer(str, return_type=str)]
 
 
-def count_rows_needed(ranges: list[RowRange], heldout: RowRange) -> int:
-    """Return the rows of the data set up to the end of the last slice that is asked for."""
-    return max(part.end for part in (*ranges, heldout))
+def count_rows_needed(parts: list[RowRange]) -> int:
+    """Return the rows of a data set up to the end of the last slice that is asked for."""
+    return max(part.end for part in parts)
 
 
 class Source(Section):
@@ -141,6 +143,10 @@ class DatasetParams(Source):
 
     split: str = "train"
     """Hub sources only: the split to read, or several, one after another: train+test."""
+    heldout_source: str | None = None
+    """Where the rows of `heldout` stand, if they are none of `source`: `split:NAME` (of a Hub source, such as
+    split:test) or `path:FILE_OR_FOLDER`, with the same columns; null: they are rows of `source`, of no range."""
+    _key: str = PrivateAttr("source")
     text_column: str = "text"
     """The column that holds the text of a row."""
     label: str | None = None
@@ -157,6 +163,30 @@ class DatasetParams(Source):
     """Instructions only: the column that is to be learned; null: `response` or `output`."""
     image_size: int | None = Field(default=None, ge=8, le=1024)
     """Rows are images, and their middle square is resized to so many pixels a side, once; null: rows are texts."""
+
+    @property
+    def key(self) -> str:
+        """The key of params.yaml that names it."""
+        return f"dataset.{self._key}"
+
+    @property
+    def place(self) -> str:
+        """What messages call it: its key, and its value."""
+        return f"{self.key} {self.source}" + (
+            f" split {self.split}" if self._key != "source" and self.kind == "hub" else ""
+        )
+
+    @property
+    def of_heldout(self) -> "DatasetParams | None":
+        """The data set of the held-out rows, read as this one is; None where they are rows of this one."""
+        if self.heldout_source is None:
+            return None
+        changes = {"source": self.heldout_source, "revision": None}
+        if self.heldout_source.startswith(_SPLIT):
+            changes = {"split": self.heldout_source.removeprefix(_SPLIT)}
+        other = self.model_copy(update={**changes, "heldout_source": None})
+        other._key = "heldout_source"
+        return other
 
     @property
     def holds_images(self) -> bool:
@@ -190,12 +220,30 @@ class DatasetParams(Source):
         if self.kind == "builtin" and self.label not in (None, *BUILTIN_LABELS):
             raise ValueError(f"label: got {self.label[:80]!r}; allowed: {join_choices('', BUILTIN_LABELS)}")
         self._check_instructions()
+        self._check_heldout_source()
         if self.kind == "hub" or (self.kind == "builtin" and self.location not in BUILTIN_IMAGES):
             if self.holds_images:
                 raise ValueError(f"image_size: got {self.image_size} for texts; allowed: null")
         elif self.kind == "builtin" and not self.holds_images:
             raise ValueError("image_size: got null for images; allowed: pixels of a side, such as 32")
         return self
+
+    def _check_heldout_source(self) -> None:
+        """Raise ValueError unless the held-out rows, where they have a source, have another than the rest."""
+        if (other := self.heldout_source) is None:
+            return
+        kind, _, location = other.partition(":")
+        if f"{kind}:" == _SPLIT and self.kind == "hub":
+            require_name("heldout_source", location)
+            if location in self.split.split("+"):
+                raise ValueError(
+                    f"heldout_source: got {other}, which is trained on; allowed: another split than {self.split}"
+                )
+        elif kind != "path" or not location or "\0" in location or other == self.source:
+            raise ValueError(
+                f"heldout_source: got {other[:80]!r} with source {self.source[:80]!r}; allowed: another file as "
+                "path:FILE, or split:NAME of a hub: source"
+            )
 
     def _check_instructions(self) -> None:
         """Raise ValueError unless what is said of prompts fits the rows."""

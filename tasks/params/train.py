@@ -8,9 +8,9 @@ from tasks.params.section import Finite, Section
 
 NOT_FOR_RANKS = frozenset({"epochs", "schedule_span", "watchdog_seconds", "emulated_bf16"})
 """Keys that the ranks are not told; of a schedule they are told where in it each segment stands."""
-NOT_CONTENT = NOT_FOR_RANKS - {"schedule_span"} | {"log_every_steps", "checkpoint_every_steps"}
-"""Keys that no segment's content depends on: how far the run goes, when it logs or saves, what is called a hang, and
-what is refused."""
+NOT_CONTENT = NOT_FOR_RANKS - {"schedule_span"} | {"log_every_steps", "checkpoint_every_steps", "eval_every_steps"}
+"""Keys that no segment's content depends on: how far the run goes, when it logs, saves or looks at held-out rows, what
+is called a hang, and what is refused."""
 AUTO = 0
 """A micro_batch_size that is still to be found (tasks/rehearsal/largest.py)."""
 
@@ -101,6 +101,11 @@ class TrainParams(Section):
     """Optimizer steps between two log points; between them the host never waits for the device."""
     checkpoint_every_steps: int = Field(default=0, ge=0, le=10_000_000)
     """Optimizer steps between two checkpoints inside a segment; 0: only at its end and when asked to stop."""
+    eval_every_steps: int = Field(default=0, ge=0, le=10_000_000)
+    """Optimizer steps, counted over the whole run, between two looks at the loss on the held-out rows; 0: none.
+
+    The clock stands still meanwhile and no weight depends on it: segments that are trained already stay as they are.
+    """
     watchdog_seconds: Finite = Field(default=60.0, gt=0, le=86_400)
     """Seconds without a sign of a rank in a step, after which all are ended; more than one forward or backward takes.
 

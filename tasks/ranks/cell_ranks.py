@@ -97,6 +97,8 @@ def make_ranks_config(
         model_name=params.model.name,
         work_dir=work,
         segments=tuple(segments),
+        heldout_dir=Path(),
+        heldout_digest="",
     )
 
 

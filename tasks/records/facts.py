@@ -59,6 +59,8 @@ class DatasetFacts(SourceFacts):
     """Rows whose text stands in an earlier row too; they are trained on like others."""
     num_heldout_rows_seen: int = 0
     """Held-out rows whose text also stands in a row outside the held-out slice."""
+    heldout_source: str | None = None
+    """Where the held-out rows are from, if not from there; null: they are rows of the same source."""
     packages: dict[str, str] = {}
     """Built-in data set only: the packages whose texts were read, with their versions."""
 

@@ -42,6 +42,8 @@ class SourcesFile(StageFile):
     """The base model's."""
     dataset: SourceDigest | None
     """The data set's."""
+    heldout: SourceDigest | None = None
+    """The held-out rows', where they have one of their own."""
     template: SourceDigest | None = None
     """The file's that says how instructions become prompts."""
 

@@ -103,6 +103,16 @@ class SegmentOutputs:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise damaged(path, error) from None
 
+    def read_heldout_losses(self, rows: str) -> list[tuple[int, float]]:
+        """Return (step, loss) of every look at the held-out rows whose slice has that digest, in mid-training."""
+        path = self.folder / "steps.jsonl"
+        try:
+            with path.open(encoding="utf-8") as lines:
+                found = [json.loads(line) for line in lines if "heldout_loss" in line]
+            return [(int(one["step"]), float(one["heldout_loss"])) for one in found if one["heldout_rows"] == rows]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise damaged(path, error) from None
+
     @cached_property
     def ledger(self) -> Ledger:
         """What all samples that the segment learned from come to."""
@@ -223,7 +233,7 @@ def read_outputs(
     machine: Path,
 ) -> Outputs:
     """Return what the earlier stages wrote; raises DataError in one line for anything missing or damaged."""
-    names = [*(str(part) for part in params.ranges), str(params.heldout)]
+    names = [*(str(part) for part in params.ranges), params.heldout_name]
     return Outputs(
         params=params,
         raw=RawManifest.read(raw),

@@ -9,6 +9,8 @@ from tasks.records.stage_file import StageFile
 
 ROWS = "rows.parquet"
 """The rows of a data set, beside their manifest."""
+HELDOUT = "heldout"
+"""The folder beside them of held-out rows with a source of their own, as a data set of its own."""
 
 
 class RawManifest(DatasetFacts, StageFile):

@@ -21,7 +21,7 @@ from tasks.reporting.cell_results import CellResults, Figures, Spread
 from tasks.reporting.chaos import compute_chaos
 from tasks.reporting.cost import compute_cost
 from tasks.reporting.goodput import compute_goodput
-from tasks.reporting.quality import ModelQuality, Quality
+from tasks.reporting.quality import HeldoutCurve, ModelQuality, Quality
 from tasks.reporting.results import LossCurve, Results
 from tasks.reporting.straggler import find_slowest_rank
 from tasks.reporting.time_to_loss import compute_time_to_loss
@@ -90,7 +90,7 @@ def _collect_comparison(outputs: Outputs) -> ComparisonFacts:
             **raw.model_dump(include=set(DatasetFacts.model_fields) - {"label"}), label=replace_unprintable(raw.label)
         ),
         ranges=[_collect_slice(outputs, str(part)) for part in params.ranges],
-        heldout=_collect_slice(outputs, str(params.heldout)),
+        heldout=_collect_slice(outputs, params.heldout_name),
         workload=trained.workload,
         unit=read_unit(trained.workload),
         train={key: value for key, value in trained.train.items() if value is not None},
@@ -230,10 +230,20 @@ def _collect_quality(outputs: Outputs) -> Quality:
             )
             for sample in evaluation.samples
         ],
+        heldout_curves=_collect_heldout_curves(outputs) if outputs.params.train.eval_every_steps else [],
         time_to_loss=compute_time_to_loss(outputs),
         epochs=epochs,
         time_to_accuracy=compute_time_to_accuracy(outputs, epochs),
     )
+
+
+def _collect_heldout_curves(outputs: Outputs) -> list[HeldoutCurve]:
+    rows = outputs.slices[outputs.params.heldout_name].manifest.digest
+    curves = []
+    for cell, run in outputs.runs.items():
+        points = [point for segment in run.segments for point in segment.read_heldout_losses(rows)]
+        curves.append(HeldoutCurve(cell=cell, steps=[step for step, _ in points], losses=[loss for _, loss in points]))
+    return curves
 
 
 def _collect_loss_curve(cell: str, run: RunOutputs) -> LossCurve:

@@ -29,6 +29,17 @@ class ModelQuality(Record):
     """The checkpoint that was evaluated; null for the base model."""
 
 
+class HeldoutCurve(Record):
+    """Loss on the held-out rows while one cell trained, in the arithmetic of its training."""
+
+    cell: str
+    """Name of the cell."""
+    steps: list[int]
+    """After which steps of the run (1-based)."""
+    losses: list[float]
+    """Nats per label; empty where its segments were trained without a look, or before these rows were held out."""
+
+
 class Quality(Record):
     """What the models are worth on rows that none was trained on."""
 
@@ -42,6 +53,8 @@ class Quality(Record):
     """The base model first, then each cell's last checkpoint."""
     samples: list[EvaluatedSample]
     """A few held-out rows, continued by every model."""
+    heldout_curves: list[HeldoutCurve] = Field(default_factory=list)
+    """Every cell's, where `train.eval_every_steps` asks for one."""
     time_to_loss: TimeToLoss | None = None
     """When each cell's training came to a loss; null in results of an earlier version."""
     epochs: list[EpochAccuracy] = Field(default_factory=list)

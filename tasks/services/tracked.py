@@ -22,7 +22,7 @@ _MAX_CHARACTERS = 6_000
 _NOT_IN_KEYS = re.compile(r"[^\w\-. :/]")
 """Characters that MLflow refuses in names."""
 
-_STEP_METRICS = ("loss", "learning_rate", "grad_norm", "data_wait_seconds", "num_tokens")
+_STEP_METRICS = ("loss", "learning_rate", "grad_norm", "data_wait_seconds", "num_tokens", "heldout_loss")
 _EPOCH_METRICS = (
     "loss", "train_seconds", "data_wait_seconds", "checkpoint_seconds", "tokens_per_second", "samples_per_second",
     "num_samples", "num_tokens", "num_steps", "num_resumes", "peak_memory_gib",
@@ -112,7 +112,7 @@ def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine
         "code": run.code_digest,
         "base_model": run.base_model_digest,
         "machine": facts.digest,
-        "slices": {str(part): parts[str(part)].digest for part in (*params.ranges, params.heldout)},
+        "slices": {name: parts[name].digest for name in (*map(str, params.ranges), params.heldout_name)},
     }
     return TrackedComparison(
         experiment=params.tracking.experiment,

@@ -39,6 +39,8 @@ def linear_cross_entropy(
         scale = hidden.new_ones((), dtype=torch.float32)
     # A warm-up weighs nothing: its gradients are then those of a weight of 1, times 0.
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    # What needs a gradient is asked of the tensors alone, not whether anybody is going to want one.
+    weight = weight if torch.is_grad_enabled() else weight.detach()
     with torch.autocast(kind, enabled=False):
         loss: Tensor = _Chunked.apply(hidden, weight, targets, scale, chunk_rows, dtype)
     return loss

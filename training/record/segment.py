@@ -67,11 +67,16 @@ class SegmentRecord:
             with (self._loaded_from / STEPS).open("rb") as saved:
                 yield from map(json.loads, saved)
 
-    def mark_exchanges(self, ranks: Ranks) -> None:
-        """Note where the counters stand, while no step runs: from there on they are compared with what was recorded."""
+    def mark_exchanges(self, ranks: Ranks, *, num_steps: int, anew: bool = False) -> None:
+        """Note where the counters stand, while no step runs: from there on they are compared with what was recorded.
+
+        `num_steps`: of the segment so far; `anew`: what was recorded before is forgotten, not all of it was steps.
+        """
+        if anew:
+            self._marks.clear()
         kinds = [total for kind, total in self.counters.traffic.items() if kind != SEND]
         number, num_bytes = sum(kind.number for kind in kinds), sum(kind.num_bytes for kind in kinds)
-        self._marks.append((count_exchanges(ranks), self.counters.num_steps, number, num_bytes))
+        self._marks.append((count_exchanges(ranks), num_steps, number, num_bytes))
 
     def _find_recorded_exchanges(self, ranks: Ranks) -> RecordedExchanges | None:
         """Return what the exchanges of the last steps were given by torch's record, beside what the steps counted.
@@ -195,6 +200,7 @@ class SegmentRecord:
 
     def _make_line(self, fact: StepFacts) -> dict[str, Any]:
         values = _drop_repeated_count(dataclasses.asdict(fact))
+        values = {key: value for key, value in values.items() if value is not None or not key.startswith("heldout_")}
         loss_sum = values.pop("loss_sum")
         return {
             "event": "step",

@@ -77,6 +77,8 @@ class Counters:
     """Seconds spent on checkpoints, never part of train_seconds."""
     log_seconds: float = 0.0
     """Seconds spent at log points, never part of train_seconds."""
+    heldout_seconds: float = 0.0
+    """Seconds spent on the held-out rows, never part of train_seconds."""
     span_seconds: float = 0.0
     """Wall-clock seconds from before the first step to here, all launches together; by a clock that never stops."""
     traffic: dict[str, Exchanged] = field(default_factory=dict)

@@ -51,6 +51,12 @@ class StepFacts:
     """Of every rank: what it did without waiting for another (record/pace.py); 0 where the strategy does not say."""
     rank_own_positions: list[int]
     """Of every rank: how many positions it computed in those seconds, a backward pass counted twice."""
+    heldout_loss: float | None = None
+    """Mean loss on the held-out rows after it, in nats per label; None where they were not looked at."""
+    heldout_rows: str | None = None
+    """Digest of their slice."""
+    heldout_seconds: float | None = None
+    """What that took, no part of `seconds`."""
 
 
 class Window:

@@ -160,7 +160,7 @@ class Replica:
 
     def forward(self, model: nn.Module, micro_batch: MicroBatch, *, weight: float = 1.0) -> Tensor:
         """Return the micro-batch's sum of losses, () float32: the first half of `add`; `weight`: the second's."""
-        if self._has_dropout:
+        if self._has_dropout and self.module.training:
             torch.manual_seed(micro_batch.dropout_seed)
         scale = self._scaler.scale(torch.full((), weight, device=self.device))
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
@@ -177,6 +177,25 @@ class Replica:
     def count_loss(self, loss_sum: Tensor) -> None:
         """Add what `forward` gave to this rank's sum of losses."""
         self._loss_sum += loss_sum.detach()
+
+    @contextlib.contextmanager
+    def evaluate(self) -> Iterator[None]:
+        """Have the model run as when it is used, without dropout and as it was written, while inside."""
+        self.module.eval()
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                yield
+        finally:
+            self.module.train()
+
+    def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        """Return the sum of their losses without dropout; see Strategy."""
+        total = torch.zeros_like(self._loss_sum)
+        with self.evaluate(), torch.no_grad():
+            for micro_batch in micro_batches:
+                self.on_section(StepSection.FORWARD)
+                total += self.forward(self.module, micro_batch)
+        return total
 
     def step(self, learning_rate: float) -> tuple[Tensor, Tensor]:
         """Clip and apply the gradient, and forget it; return this rank's sum of losses and the gradient's L2 norm.
@@ -196,8 +215,7 @@ class Replica:
             self._optimizer.found_inf = (~grad_norm.isfinite()).float()  # type: ignore[attr-defined]
         self._scaler.step(self._optimizer)
         self._scaler.update()
-        loss_sum = self._loss_sum
-        self.forget_gradient()
+        loss_sum = self.forget_gradient()
         # Of weights that stay on the host it is there.
         return loss_sum, grad_norm.to(self.device)
 
@@ -229,12 +247,13 @@ class Replica:
         for parameter, part in zip(self._parameters, gradient, strict=True):
             parameter.grad = part
 
-    def forget_gradient(self) -> None:
-        """Drop what was added up."""
+    def forget_gradient(self) -> Tensor:
+        """Drop what was added up; return the sum of its losses."""
         self.drop_gradient()
         if self.head_weight is not None:
             self.head_weight.grad = None
-        self._loss_sum = torch.zeros_like(self._loss_sum)
+        loss_sum, self._loss_sum = self._loss_sum, torch.zeros_like(self._loss_sum)
+        return loss_sum
 
     def drop_gradient(self) -> None:
         """Drop what was added up, but not the losses."""

@@ -77,6 +77,10 @@ class Replicated:
         """About how much a checkpoint takes."""
         return self.replica.num_checkpoint_bytes
 
+    def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        """Return the sum of this rank's losses, without any exchange."""
+        return self.replica.sum_losses(micro_batches)
+
     def may_overflow(self) -> bool:
         """Return whether a step with a non-finite gradient is a normal event."""
         return self.replica.may_overflow()

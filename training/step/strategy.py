@@ -104,6 +104,14 @@ class Strategy(Protocol):
         """
         ...
 
+    def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        """Return the sum of this rank's losses, without dropout: () float64; changes nothing that is trained or saved.
+
+        Collective, with as many micro-batches on every rank. Ranks that have the same micro-batches (`data_rank`) hold
+        their losses between them, once. Never while a training is timed.
+        """
+        ...
+
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing: first times cost more and are not timed.
 

@@ -219,6 +219,19 @@ class Fsdp2:
             dist.all_reduce(squares, group=self._group)
         return clip_part(mine, squares.to(mine[0].device), most=self._max_grad_norm)
 
+    def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        """Return the sum of this rank's losses, with weights that are gathered as in a step."""
+        total = self._replica.sum_losses(micro_batches)
+        for unit in self._units:
+            unit.reshard()
+            # A backward would follow, torch thinks, and what the next one gathers ahead goes by this order.
+            state: Any = unit._get_fsdp_state()
+            for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
+                if group is not None:
+                    group.comm_ctx.post_forward_order.clear()
+                    group._post_forward_indices.clear()
+        return total
+
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing."""
         for micro_batches in self._replica.generate_warm_up_steps(micro_batch):

@@ -66,6 +66,7 @@ def build(
     for name, is_asked in (
         ("compile: true", config.compile),
         ("precision: fp16", config.precision == "fp16"),
+        (f"eval_every_steps: {config.eval_every_steps}", config.heldout_digest != ""),
         # gloo sends nothing from one GPU's memory to another rank.
         ("oversubscribe: true", ranks.world_size > 1 and (ranks.device.type, ranks.backend) == ("cuda", "gloo")),
         (f"torch {torch.__version__}", not takes_micro_batches()),
@@ -242,6 +243,10 @@ class Pipeline:
         group: Any = self._ranks.gradient_group
         dist.all_reduce(squares, group=group)
         return clip_part(mine, squares.sum(), most=self._config.max_grad_norm)
+
+    def sum_losses(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        """Raise UnfitModelError, as `build` does where it is asked for: there is no forward alone here."""
+        raise UnfitModelError("eval_every_steps is not available for the strategy pipeline")
 
     def warm_up(self, micro_batch: MicroBatch) -> None:
         """Run forward, backward and communication, change nothing: as many micro-batches as a step has in memory."""

@@ -23,7 +23,7 @@ from tasks.data.sources.repeated_rows import RepeatedRows
 from tasks.data.sources.row_policy import MAX_QUARANTINED_SHARE, QUARANTINED_IMAGES, list_class_names
 from tasks.params.image_files import ImageFile, list_image_files
 from tasks.params.source_digest import digest_source
-from tasks.params.sources import DatasetParams, RowRange
+from tasks.params.sources import DatasetParams
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.progress import show_progress
 from tasks.records.sources import ROWS, StoredManifest
@@ -82,7 +82,7 @@ def store_images(dataset: DatasetParams) -> StoredImages:
             facts = _read(source, dataset, new / ROWS)
             # The store is named after what the source held.
             if source_digest is not None and digest_source(source) != source_digest:
-                raise DataError(f"dataset.source {dataset.source}: changed while it was read; run again")
+                raise DataError(f"{dataset.place}: changed while it was read; run again")
             kept = StoredManifest(**facts, identity=identity, files={ROWS: digest_file(new / ROWS)})
             kept.write(new)
         _log.info("%s: read %d images into %s", dataset.source, kept.num_rows, folder)
@@ -91,7 +91,7 @@ def store_images(dataset: DatasetParams) -> StoredImages:
     return StoredImages(folder / ROWS, kept.num_rows, kept.class_names, kept.files[ROWS], source_digest)
 
 
-def collect_image_facts(stored: StoredImages, num_rows: int, *, heldout: RowRange, source: str) -> dict[str, Any]:
+def collect_image_facts(stored: StoredImages, num_rows: int, *, repeated: RepeatedRows, source: str) -> dict[str, Any]:
     """Return facts on the first `num_rows` images, as place_rows does on texts, and `class_names`.
 
     Raises ConfigurationError if there are fewer.
@@ -102,7 +102,6 @@ def collect_image_facts(stored: StoredImages, num_rows: int, *, heldout: RowRang
             f"allowed: 0-{stored.num_rows}"
         )
     faults: Counter[str] = Counter()
-    repeated = RepeatedRows(heldout)
     for row_id, pixels, fault in _read_first_rows(stored.file, num_rows):
         if fault is None:
             repeated.add(row_id, pixels)
@@ -111,7 +110,6 @@ def collect_image_facts(stored: StoredImages, num_rows: int, *, heldout: RowRang
     return {
         "num_rows": num_rows,
         "digest": stored.digest,
-        **repeated.count(),
         "quarantined": {fault: faults[fault] for fault in QUARANTINED_IMAGES if faults[fault]},
         "num_cut_rows": 0,
         "class_names": stored.class_names,
@@ -137,7 +135,7 @@ def _store_digits() -> Path:
 
 def _read(source: Path, dataset: DatasetParams, target: Path) -> dict[str, Any]:
     """Write every image of the source to `target`; return `num_rows` and `class_names`."""
-    place = f"dataset.source {dataset.source}"
+    place = f"{dataset.place}"
     try:
         files = list_image_files(source)
     except ValueError as error:

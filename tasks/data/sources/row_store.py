@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tasks.data.sources.parquet import open_parquet, read_groups
 from tasks.data.sources.repeated_rows import RepeatedRows
 from tasks.data.sources.row_policy import CUT, QUARANTINED, Row, RowCheck, list_class_names, make_rows
 from tasks.data.sources.rows import read_source_values
-from tasks.params.sources import DatasetParams, RowRange
+from tasks.params.sources import DatasetParams
 from tasks.process.failure import ConfigurationError, DataError
 from tasks.process.progress import show_progress
 from tasks.records.sources import ROWS, StoredManifest
@@ -80,7 +80,7 @@ def store_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = No
             _read(dataset, num_rows, commit, new / ROWS)
             # The store is named after what the source held.
             if _make_identity(dataset, commit) != identity:
-                raise DataError(f"dataset.source {dataset.source}: changed while it was read; run again")
+                raise DataError(f"{dataset.place}: changed while it was read; run again")
             license_id = None if commit is None else hub.find_license(dataset.location, commit, kind="dataset")
             files = {ROWS: digest_file(new / ROWS)}
             kept = StoredManifest(num_rows=num_rows, license=license_id, identity=identity, files=files)
@@ -89,21 +89,19 @@ def store_rows(dataset: DatasetParams, num_rows: int, *, commit: str | None = No
     return StoredRows(folder / ROWS, kept.num_rows, identity.get("digest"), kept.license)
 
 
-def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: Path) -> dict[str, Any]:
+def place_rows(stored: StoredRows, num_rows: int, *, repeated: RepeatedRows, target: Path) -> dict[str, Any]:
     """Have exactly the first `num_rows` rows at `target`, by a hard link if those are all, and return facts on them.
 
-    The facts: `num_rows`, `digest` (sha256 of what the rows say, and of their classes), `num_duplicate_rows` (rows that
-    say what an earlier row says), `num_heldout_rows_seen` (held-out rows that say what a row outside says),
-    `quarantined` (how many rows of each fault are left out) and `num_cut_rows`; where rows have classes, `class_names`
-    in their order.
-    Raises DataError unless there are 2 to 10,000 of them.
+    The facts: `num_rows`, `digest` (sha256 of what the rows say, and of their classes), `quarantined` (how many rows of
+    each fault are left out) and `num_cut_rows`; where rows have classes, `class_names` in their order. `repeated` is
+    told of all rows that are not left out.
     """
     digest = hashlib.sha256()
     faults: Counter[str] = Counter()
     classes: Counter[str] = Counter()
     schema = pq.read_schema(stored.file)
     with contextlib.ExitStack() as opened:
-        first, repeated, writer = 0, RepeatedRows(heldout), None
+        first, writer = 0, None
         if num_rows < stored.num_rows:
             temporary = opened.enter_context(replace_file(target))
             writer = opened.enter_context(pq.ParquetWriter(temporary, schema, compression="zstd"))
@@ -126,20 +124,19 @@ def place_rows(stored: StoredRows, num_rows: int, *, heldout: RowRange, target: 
     return {
         "num_rows": num_rows,
         "digest": digest.hexdigest(),
-        **repeated.count(),
         "quarantined": {fault: faults[fault] for fault in QUARANTINED if faults[fault]},
         "num_cut_rows": faults[CUT],
-        **({"class_names": _require_classes(classes)} if "label" in schema.names else {}),
+        **({"class_names": list_class_names(classes)} if "label" in schema.names else {}),
     }
 
 
-def _require_classes(classes: Counter[str]) -> list[str]:
+def require_classes(classes: Sequence[str]) -> None:
+    """Raise DataError unless there are 2 to 10,000 classes."""
     if not 2 <= len(classes) <= _MAX_CLASSES:
         raise DataError(
             f"dataset.label: the rows have {len(classes)} classes; allowed: 2 to {_MAX_CLASSES:,}; choose another "
             "column or other ranges"
         )
-    return list_class_names(classes)
 
 
 def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Path) -> None:
@@ -151,7 +148,7 @@ def _read(dataset: DatasetParams, num_rows: int, commit: str | None, target: Pat
             "instruction_column and dataset.response_column",
             list(_OF_INSTRUCTIONS),
         )
-    check = RowCheck(f"dataset.source {dataset.source}: {what}", key=key)
+    check = RowCheck(f"{dataset.place}: {what}", key=key)
     schema = pa.schema([*_SCHEMA, *(pa.field(name, pa.string()) for name in more)])
     first = 0
     with (

@@ -74,12 +74,12 @@ def _choose_columns(dataset: DatasetParams, columns: Iterable[str], where: str =
                 listed = ", ".join(there) or "none"
                 raise ValueError(f"no column {column!r}; the columns there are: {listed}; set dataset.{key}")
     except ValueError as error:
-        raise DataError(f"dataset.source {dataset.source}: {where}{error}") from None
+        raise DataError(f"{dataset.place}: {where}{error}") from None
     return [dataset.text_column, *([] if dataset.label is None else [dataset.label])]
 
 
 def _read_parquet(path: Path, dataset: DatasetParams) -> Iterator[Any]:
-    place = f"dataset.source {dataset.source}"
+    place = f"{dataset.place}"
     columns = _choose_columns(dataset, read_column_names(path, place=place))
     present = [column for column in columns if column is not None]
     values = read_values(path, present, place=place, num_texts=len(present) if dataset.holds_instructions else 1)
@@ -102,7 +102,7 @@ def _read_jsonl(path: Path, dataset: DatasetParams) -> Iterator[Any]:
 
 
 def _parse_line(line: bytes, where: str, dataset: DatasetParams) -> Any:
-    place = f"dataset.source {dataset.source}: {where}"
+    place = f"{dataset.place}: {where}"
     if len(line) == _MAX_LINE_BYTES and not line.endswith(b"\n"):
         raise DataError(f"{place} is longer than {_MAX_LINE_BYTES} bytes; allowed: one JSON object a line")
     try:
@@ -126,7 +126,7 @@ def _read_hub(dataset: DatasetParams, num_rows: int, commit: str) -> Generator[l
     hub.bound_requests()
     # Its warnings show addresses with signatures.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    place = f"dataset.source {dataset.source} at {commit}"
+    place = f"{dataset.place} at {commit}"
     try:
         with bound_decoding(MOST_BYTES, place=place):
             left = num_rows

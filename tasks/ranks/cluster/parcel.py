@@ -23,6 +23,7 @@ class Parcel:
     def __init__(self, config: Path) -> None:
         self._told = json.loads(config.read_bytes())
         named = [self._told["model_dir"], *(segment["slice_dir"] for segment in self._told["segments"])]
+        named += [self._told["heldout_dir"]] * bool(self._told["heldout_digest"])
         self._folders = {name: f"data/{index}" for index, name in enumerate(dict.fromkeys(named))}
         found = [(f"{to}/{file.name}", file) for name, to in self._folders.items() for file in _list_files(Path(name))]
         found += [(f"code/{file.relative_to(_PROJECT)}", file) for file in _list_code()]
@@ -38,7 +39,11 @@ class Parcel:
             {**part, "slice_dir": str(folder / self._folders[part["slice_dir"]])} for part in self._told["segments"]
         ]
         model = str(folder / self._folders[self._told["model_dir"]])
-        return {**self._told, "work_dir": str(folder / "work"), "model_dir": model, "segments": segments}
+        heldout = self._told["heldout_dir"]
+        return {
+            **self._told, "work_dir": str(folder / "work"), "model_dir": model, "segments": segments,
+            "heldout_dir": str(folder / self._folders[heldout]) if heldout in self._folders else heldout,
+        }  # fmt: skip
 
 
 def list_checkpoints(work: Path, fingerprints: list[str]) -> Iterator[Path]:

@@ -46,7 +46,7 @@ def tell_facts(results: Results) -> list[tuple[str, str]]:
             "Ranges",
             f"{', '.join(part.range for part in facts.ranges)} ({wording.format_count(rows)} rows"
             f"{'' if facts.unit == 'image' else f', {wording.format_count(tokens)} tokens'}); held out: "
-            f"{facts.heldout.range}",
+            f"{facts.heldout.range}{f' of {dataset.heldout_source}' if dataset.heldout_source else ''}",
         ),
         ("Rows", _describe_rows(facts)),
         (

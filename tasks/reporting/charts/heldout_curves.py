@@ -1,0 +1,55 @@
+"""Loss on the held-out rows while the cells trained, laid over each other."""
+
+from tasks.process import wording
+from tasks.reporting.drawing import Axes, add_legend, select_color, select_dashes, shorten
+from tasks.reporting.quality import HeldoutCurve
+from tasks.reporting.results import Results
+
+TITLE = "Held-out loss"
+POSITION = 52
+NEEDS_SPEEDUP = False
+SECTION = "quality"
+
+
+def is_shown(results: Results) -> bool:
+    """Return True where a cell was looked at while it trained."""
+    return bool(_list_curves(results))
+
+
+def describe_chart(results: Results) -> str:
+    """Return first, lowest and last held-out loss of every cell."""
+    told = "; ".join(
+        f"{curve.cell} from {curve.losses[0]:.3f} to {curve.losses[-1]:.3f}, at lowest {min(curve.losses):.3f} after "
+        f"step {wording.format_count(curve.steps[curve.losses.index(min(curve.losses))])}"
+        for curve in _list_curves(results)
+    )
+    return (
+        "Loss on rows that none is trained on, lower is better; where it rises while the training loss falls, rows are "
+        f"learned by heart. {told}."
+    )
+
+
+def draw(results: Results, axes: Axes) -> None:
+    """Draw a line per cell, the first one broad, so that a line on top of another stays visible."""
+    for curve in _list_curves(results):
+        number = [cell.cell for cell in results.cells].index(curve.cell)
+        axes.plot(
+            curve.steps,
+            curve.losses,
+            color=select_color(number),
+            linestyle=select_dashes(number),
+            linewidth=3.2 if number == 0 else 1.3,
+            alpha=0.55 if number == 0 else 1,
+            marker="o",
+            markersize=4,
+            label=shorten(curve.cell),
+        )
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel(f"held-out loss ({results.loss_unit})")
+    axes.margins(x=0.02)
+    axes.grid()
+    add_legend(axes)
+
+
+def _list_curves(results: Results) -> list[HeldoutCurve]:
+    return [curve for curve in results.quality.heldout_curves if curve.losses]
