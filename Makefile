@@ -75,7 +75,7 @@ clean:  ## Remove everything that a comparison made; asks first
 
 ##@ Look: at runs, at schedules, and at what scaling looks like
 
-mlflow: $(READY)  ## Open the MLflow UI on http://127.0.0.1:5000
+mlflow: $(READY)  ## Open the runs in MLflow, on http://127.0.0.1:5000/runs
 	@python -m tasks.services.tracker_ui
 
 serve: $(READY)  ## Serve the deployments ddp-compare and rebench (weekly), until Ctrl-C

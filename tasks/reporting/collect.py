@@ -20,11 +20,12 @@ from tasks.reporting.accuracy import compute_time_to_accuracy, list_accuracies
 from tasks.reporting.cell_results import CellResults, Figures, Spread
 from tasks.reporting.chaos import compute_chaos
 from tasks.reporting.cost import compute_cost
+from tasks.reporting.evidence import collect_paired_blocks, collect_residuals
 from tasks.reporting.quality import ModelQuality, Quality
 from tasks.reporting.results import LossCurve, Results
 from tasks.reporting.straggler import find_slowest_rank
 from tasks.reporting.time_to_loss import compute_time_to_loss
-from tasks.reporting.verdict import make_label, make_verdict
+from tasks.reporting.verdict import make_label, make_verdict, name_state
 
 Value = TypeVar("Value")
 
@@ -62,9 +63,13 @@ def collect_results(outputs: Outputs) -> Results:
         quality=_collect_quality(outputs),
         loss_curves=[_collect_loss_curve(cell, run) for cell, run in outputs.runs.items()],
         measurement=measurement,
+        paired_blocks=collect_paired_blocks(outputs.measurement, withheld) if outputs.measurement else [],
+        residuals=collect_residuals(outputs.measurement, measurement.waterfalls)
+        if outputs.measurement and measurement
+        else [],
         cost=compute_cost(outputs, given, measurement) if given else None,
     )
-    return results.model_copy(update={"verdict": make_verdict(results)})
+    return results.model_copy(update={"verdict": make_verdict(results), "state": name_state(results)})
 
 
 def _collect_comparison(outputs: Outputs) -> ComparisonFacts:

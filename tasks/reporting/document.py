@@ -9,11 +9,10 @@ from tasks.reporting.blocks import (
     Charts,
     Document,
     Fold,
+    Links,
     PageSection,
-    ShownChart,
     Table,
     Terms,
-    Text,
     list_blocks,
 )
 from tasks.reporting.results import Results
@@ -32,6 +31,7 @@ from tasks.reporting.sections import (
     not_claimed,
     prediction,
     preflight,
+    provenance,
     quality,
     speed,
     trust,
@@ -40,22 +40,28 @@ from tasks.reporting.sections import (
 
 SECTIONS: Sequence[SectionFile] = (
     verdict, losses, advice, prediction, memory, gates, trust, quality, cost, history, speed, compared, preflight,
-    measured, not_claimed, glossary,
+    measured, provenance, not_claimed, glossary,
 )  # fmt: skip
 """In the order of the report: what was asked first, then what stands behind it."""
-_FOLDED = (speed, compared, preflight, measured, not_claimed, glossary)
+_FOLDED = (speed, compared, preflight, measured, provenance, not_claimed, glossary)
 """What stands behind the answers, for who wants to know."""
 
-_FILES = (
-    "Machine-readable: results.json (everything), blocks.parquet, epochs.csv, losses.csv, metrics.json; the charts "
-    "alone: charts/."
+_FILES = Links(
+    [
+        ("results.json", "results.json", "everything that stands here, for machines"),
+        ("blocks.parquet", "blocks.parquet", "every timed block as it ran; `make reanalyse` works from it"),
+        ("epochs.csv", "epochs.csv", "seconds, tokens and loss of every epoch"),
+        ("losses.csv", "losses.csv", "the loss of every optimizer step"),
+        ("report.md", "report.md", "the same report for a terminal"),
+        ("charts/", "charts/", "the charts as SVG files"),
+    ]
 )
 
 
 def make_document(results: Results) -> Document:
     """Return the report of these results, for every renderer."""
     charts = [
-        (chart.SECTION, ShownChart(name, chart.TITLE, drawing.make_caption(chart, results)))
+        (chart.SECTION, drawing.show_chart(name, chart, results))
         for name, chart in drawing.select_charts(results).items()
     ]
 
@@ -79,7 +85,7 @@ def make_document(results: Results) -> Document:
         summary=results.verdict,
         lead=verdict.make_lead(results),
         sections=[replace(one, blocks=[_keep_words(block, words) for block in one.blocks]) for one in sections],
-        end=[Text(_FILES)],
+        end=[Fold("Files beside this page", [_FILES])],
     )
 
 

@@ -48,6 +48,8 @@ COMMANDS_RUN_BELOW = [
     "make use PRESET=llama-1b-pipeline",
     "make use PRESET=bloomz-zero3-ray",
     "make use PRESET=strategies-2gpu",
+    "make use PRESET=scan-8gpu",
+    "make use PRESET=qwen3-arxiv",
     "make use PRESET=resnet18-imagefolder",
     "dvc repro",
     "dvc dag",

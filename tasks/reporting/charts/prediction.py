@@ -2,13 +2,17 @@
 
 from tasks.process import wording
 from tasks.records.measurement import PredictedPoint
-from tasks.reporting.drawing import INK, MUTED, Axes, add_legend, select_color, set_height, shorten
+from tasks.reporting.drawing import INK, MUTED, Axes, add_hover_points, add_legend, select_color, set_height, shorten
 from tasks.reporting.results import Results
 
 TITLE = "Predicted speedup"
 POSITION = 70
 NEEDS_SPEEDUP = True
 SECTION = "prediction"
+CAPTION = (
+    "Speedup as the comparison stands. Points: measured, with 95 % intervals. Dashed: more ranks than were measured, "
+    "with 90 % intervals. Thin lines: after one change."
+)
 
 _MARKERS = "s^vD"
 """One per thin line, so that no line is told by its colour alone; changes beyond these are in the table only."""
@@ -37,13 +41,7 @@ def describe_chart(results: Results) -> str:
         for point in points
         if point.measured is not None
     )
-    beginning = f"Speedup as the comparison stands. Measured, with 95 % intervals: {measured}."
-    if not foretold:
-        return f"{beginning} Predicted: nothing."
-    return (
-        f"{beginning} Predicted from there, with 90 % intervals: {foretold}. Dashed: more ranks than were measured; "
-        "thin lines: after one change."
-    )
+    return f"Measured: {measured}. Predicted from there: {foretold or 'nothing'}."
 
 
 def draw(results: Results, axes: Axes) -> None:
@@ -73,6 +71,11 @@ def draw(results: Results, axes: Axes) -> None:
                 [point.world_size], [measured.value], yerr=errors, color=INK, marker="o", markersize=5, capsize=4,
                 linestyle="none", label="measured" if point is _find_first_measured(points) else None,
             )  # fmt: skip
+    lines = [points, *(curve.points for curve in results.measurement.prediction.curves[1 : 1 + len(_MARKERS)])]
+    levers = [curve.lever for curve in results.measurement.prediction.curves]
+    for lever, line in zip(levers, lines, strict=False):
+        told = [f"{lever}, {point.world_size}: {wording.format_ratio_with_interval(point.shown)}" for point in line]
+        add_hover_points(axes, [point.world_size for point in line], [point.shown.value for point in line], told)
     _label_axes(axes, sorted({base, *sizes}), min(low), results)
 
 
