@@ -21,6 +21,7 @@ from tasks.reporting.html import render_html
 from tasks.reporting.markdown import render_markdown
 from tasks.reporting.provenance import Provenance, collect_provenance, draw_badge, tell_badge
 from tasks.reporting.results import Results, read_results, write_results
+from tasks.reporting.timeline import write_timelines
 from tasks.reporting.verdict import name_state, sort_by_merit
 from tasks.services.tracker import log_report
 
@@ -34,6 +35,7 @@ def make_report(outputs: Outputs, reports: Path, provenance: Provenance | None =
     results = add_history(collect_results(outputs), outputs, reports / "history.csv")
     results = results.model_copy(update={"provenance": provenance})
     write_report(results, reports)
+    write_timelines(reports / "timelines", outputs.measurement.timelines if outputs.measurement else {})
     data_files.write_metrics(reports / "metrics.json", results)
     data_files.write_epochs(reports / "epochs.csv", results)
     data_files.write_losses(reports / "losses.csv", outputs)

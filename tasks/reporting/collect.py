@@ -25,6 +25,7 @@ from tasks.reporting.quality import ModelQuality, Quality
 from tasks.reporting.results import LossCurve, Results
 from tasks.reporting.straggler import find_slowest_rank
 from tasks.reporting.time_to_loss import compute_time_to_loss
+from tasks.reporting.timeline import collect_timelines
 from tasks.reporting.verdict import make_label, make_verdict, name_state
 
 Value = TypeVar("Value")
@@ -67,6 +68,7 @@ def collect_results(outputs: Outputs) -> Results:
         residuals=collect_residuals(outputs.measurement, measurement.waterfalls)
         if outputs.measurement and measurement
         else [],
+        timelines=collect_timelines(outputs.measurement.timelines) if outputs.measurement else [],
         cost=compute_cost(outputs, given, measurement) if given else None,
     )
     return results.model_copy(update={"verdict": make_verdict(results), "state": name_state(results)})

@@ -85,8 +85,15 @@ def make_document(results: Results) -> Document:
         summary=results.verdict,
         lead=verdict.make_lead(results),
         sections=[replace(one, blocks=[_keep_words(block, words) for block in one.blocks]) for one in sections],
-        end=[Fold("Files beside this page", [_FILES])],
+        end=[Fold("Files beside this page", [_list_files(results)])],
     )
+
+
+def _list_files(results: Results) -> Links:
+    """Return the files beside the page, with a trace of one step of each cell where one was recorded."""
+    what = "one step of {}, rank by rank: open it in ui.perfetto.dev or chrome://tracing"
+    traces = [(one.file, one.file, what.format(one.cell)) for one in results.timelines]
+    return Links([*_FILES.links, *traces])
 
 
 def _keep_words(block: Block, words: set[str]) -> Block:

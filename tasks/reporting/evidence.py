@@ -1,12 +1,12 @@
 """What the raw blocks say beside the speedups: every paired block by itself, and whether the lost parts add up."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
-from tasks.measuring.account import make_estimate
-from tasks.measuring.blocks import Timed, Trials, is_quiet
+from tasks.gates.counted_blocks import select_blocks, select_counted
+from tasks.gates.measured import select_arm, select_cell_arms
 from tasks.measuring.intervals import FEWEST_TURNS, estimate_ratio
-from tasks.measuring.reanalyse import make_trials
+from tasks.records.blocks import BlockWork
 from tasks.records.facts import Record
 from tasks.records.measurement import Estimate, MeasurementFile, Waterfall
 
@@ -24,6 +24,8 @@ class PairedBlock(Record):
     """The baseline's seconds per unit of work / the cell's, of these two blocks alone."""
     is_quiet: bool
     """Whether the turn counts: others used no more of the CPUs in it than a quiet turn allows."""
+    others_share: float | None = None
+    """Share of the CPUs that others used meanwhile; null where the machine does not tell."""
 
 
 class Residual(Record):
@@ -46,60 +48,52 @@ class Residual(Record):
 
 def collect_paired_blocks(found: MeasurementFile, withheld: Collection[str]) -> list[PairedBlock]:
     """Return every block of the speedups of the cells that are not withheld; nothing if the first cell is."""
-    trials = _read_trials(found, "speedup")
-    first, *others = [arm.cell for arm in found.arms if not arm.is_wrapped_baseline]
+    first, *others = (arm.cell for arm in select_cell_arms(found))
     if first in withheld:
         return []
-    seconds = _choose_seconds(found)
+    below = {block.turn: block for block in select_blocks(found, first, phase="speedup")}
     pairs = []
-    for turn, blocks in trials.turns.items():
-        by_arm = {block.arm: block for block in blocks}
-        is_counted = all(is_quiet(block, found.most_others_share) for block in blocks)
+    for cell in (one for one in others if one not in withheld):
+        counted = {block.turn for block in select_counted(found, cell)}
         pairs += [
             PairedBlock(
-                cell=cell, turn=turn, launch=by_arm[cell].launch, is_quiet=is_counted,
-                speedup=seconds(by_arm[first]) / seconds(by_arm[cell]),
+                cell=cell, turn=block.turn, launch=block.launch, is_quiet=block.turn in counted,
+                speedup=_compute_seconds(found, below[block.turn]) / _compute_seconds(found, block),
+                others_share=block.others_share,
             )
-            for cell in others
-            if cell not in withheld and first in by_arm and cell in by_arm
+            for block in select_blocks(found, cell, phase="speedup")
+            if block.turn in below
         ]  # fmt: skip
     return pairs
 
 
 def collect_residuals(found: MeasurementFile, waterfalls: Sequence[Waterfall]) -> list[Residual]:
     """Return the residual of each waterfall that is not withheld."""
-    trials = _read_trials(found, "waterfall")
-    quiet = trials.select_quiet(found.most_others_share)
-    counted, seconds = quiet if len(quiet.turns) >= FEWEST_TURNS else trials, _choose_seconds(found)
-    first = next(arm for arm in found.arms if not arm.is_wrapped_baseline)
-    residuals = []
+    first, residuals = select_cell_arms(found)[0], []
     for one in waterfalls:
-        arm = next(arm for arm in found.arms if arm.cell == one.cell and not arm.is_wrapped_baseline)
-        if one.lost_efficiency is None or arm.speedup is None or not {first.arm, arm.arm} <= counted.blocks.keys():
+        arm = select_arm(found, one.cell)
+        seconds = [
+            [_compute_seconds(found, block) for block in select_blocks(found, cell, phase="waterfall")]
+            for cell in (first.cell, one.cell)
+        ]
+        if one.lost_efficiency is None or arm.speedup is None or min(map(len, seconds)) < FEWEST_TURNS:
             continue
-        times = arm.world_size / first.world_size
-        blocks = [[counted.list_by_turn(name, seconds)] for name in (first.arm, arm.arm)]
-        beside = make_estimate(estimate_ratio(*blocks))
+        times, beside = arm.world_size / first.world_size, estimate_ratio(*([each] for each in seconds))
         lost = 1 - arm.speedup.value / times
         explained = sum(part.seconds.value for part in one.parts) / one.measured_seconds
         doubt = math.hypot(*(each.relative_half_width * each.value / times for each in (arm.speedup, beside)))
+        rest = lost - explained
         residuals.append(
             Residual(
-                cell=one.cell, lost_efficiency=lost, explained_efficiency=explained,
-                residual=Estimate(
-                    value=lost - explained, low=lost - explained - doubt, high=lost - explained + doubt
-                ),
+                cell=one.cell,
+                lost_efficiency=lost,
+                explained_efficiency=explained,
+                residual=Estimate(value=rest, low=rest - doubt, high=rest + doubt),
             )
-        )  # fmt: skip
+        )
     return residuals
 
 
-def _read_trials(found: MeasurementFile, phase: str) -> Trials:
-    return make_trials([arm for arm in found.blocks if arm.phase == phase])
-
-
-def _choose_seconds(found: MeasurementFile) -> Callable[[Timed], float]:
-    """Return the seconds of a unit of work: in weak scaling the arms of a turn have different rows."""
-    if found.scaling == "weak":
-        return lambda block: block.seconds * block.step_seconds.shape[1] / block.num_tokens
-    return lambda block: block.seconds
+def _compute_seconds(found: MeasurementFile, block: BlockWork) -> float:
+    """Return the seconds of a unit of work: in weak scaling the blocks of a turn have different rows."""
+    return block.seconds / (block.num_tokens if found.scaling == "weak" else len(block.steps))

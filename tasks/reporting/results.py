@@ -21,6 +21,7 @@ from tasks.reporting.evidence import PairedBlock, Residual
 from tasks.reporting.history import History
 from tasks.reporting.provenance import Provenance
 from tasks.reporting.quality import Quality
+from tasks.reporting.timeline import CellTimeline
 from training.process.files import write_json
 
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
@@ -81,6 +82,8 @@ class Results(Record):
     """Whether the parts of each waterfall add up to what the speedup lost; empty likewise."""
     cost: Cost | None = None
     """What the cells cost whose speedup is given; null if none is."""
+    timelines: list[CellTimeline] = Field(default_factory=list)
+    """One recorded step of each cell, thinned for drawing; empty where none was recorded."""
     provenance: Provenance | None = None
     """Where the figures come from; null in results of an earlier version."""
     history: History | None = None

@@ -104,14 +104,18 @@ def _draw_blocks(results: Results, axes: Axes, arm: ArmSpeed, color: str, most: 
             places, [block.speedup for block in shown], linestyle="none", marker="o", markersize=3.2, color=color,
             markerfacecolor=color if is_quiet else "none", alpha=0.5, markeredgewidth=0.7,
         )  # fmt: skip
-        quiet = "" if is_quiet else ", not quiet"
         add_hover(
             dots,
             *(
-                f"{block.cell}, turn {block.turn} of start {block.launch}{quiet}: {block.speedup:.3f}x"
+                f"{block.cell}, turn {block.turn} of start {block.launch}: {block.speedup:.3f}x{_tell_others(block)}"
                 for block in shown
             ),
         )
+
+
+def _tell_others(block: PairedBlock) -> str:
+    others = "" if block.others_share is None else f"; others used {wording.format_small_percent(block.others_share)}"
+    return f"{others}{'' if block.is_quiet else ', not quiet'}"
 
 
 def _select_arms(results: Results) -> list[ArmSpeed]:
