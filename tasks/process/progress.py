@@ -34,7 +34,9 @@ def show_progress(what: str, total: int | None, *, seconds: float | None = None)
             end = "" if total is None else f" of {total}"
         else:
             progress.update(bar, completed=min(spent, seconds), description=f"{what}: {done}")
-            end = f", about {seconds - spent:.0f} s left" if spent < seconds else ", about to end"
+            end = (
+                f", about {seconds - spent:.0f} s left" if spent < seconds else f", past the {seconds:.0f} s asked for"
+            )
         if not is_terminal and time.monotonic() >= next_line:
             next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
             _log.info("%s: %d%s", what, done, end)

@@ -12,7 +12,7 @@ from tasks.process.progress import show_progress
         (40, None, "blocks: 12 of 40"),
         (None, None, "blocks: 12"),
         (None, 60.0, "blocks: 12, about 45 s left"),
-        (None, 15.0, "blocks: 12, about to end"),
+        (None, 15.0, "blocks: 12, past the 15 s asked for"),
     ],
 )
 def test_a_line_says_what_is_done_and_what_is_left(
