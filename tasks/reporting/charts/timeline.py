@@ -63,7 +63,7 @@ def draw(results: Results, axes: Axes) -> None:
     axes.set_xlabel(f"{unit} after the first event")
     axes.set_ylabel("rank")
     axes.grid(axis="x")
-    add_legend(axes)
+    add_legend(axes, columns=2)
 
 
 def _select(results: Results) -> CellTimeline:
