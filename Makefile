@@ -18,7 +18,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup extras compare rebench report gallery diff use params search rehearse fit mlflow serve check lint types imports audit test test-fast emulate nodes-demo museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
+.PHONY: help setup extras compare rebench report gallery diff use params audit search rehearse fit mlflow serve check lint types imports licences test test-fast emulate nodes-demo museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
@@ -46,6 +46,9 @@ params: $(READY)  ## Check params.yaml
 
 rehearse: $(READY)  ## Will it fit, how fast will it be, without a GPU: make rehearse GPU="2x H100-80"
 	@python -m tasks.rehearsal "$${GPU-}"
+
+audit: $(READY)  ## Any training script, unchanged: make audit SCRIPT="train.py --epochs 2" CELLS=1,2
+	@python -m tasks.auditing
 
 search: $(READY)  ## Which parameters are best: trials of params.yaml, halved rung by rung
 	@python -m flows.search
@@ -163,7 +166,7 @@ $(EXTRAS): requirements-extras.lock $(READY)
 test-fast: $(READY)  ## The quick answer: tests that take seconds
 	@pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
 
-check: lint types imports audit  ## Lint, types, import rules, licences and known vulnerabilities
+check: lint types imports licences  ## Lint, types, import rules, licences and known vulnerabilities
 
 lint: $(READY)
 	@ruff check . && ruff format --check .
@@ -174,8 +177,8 @@ types: $(READY)
 imports: $(READY)
 	@lint-imports
 
-audit: $(READY)  ## Licences of requirements.lock, and known vulnerabilities where the network allows
-	@python -m tests.audit
+licences: $(READY)  ## Licences of requirements.lock, and known vulnerabilities where the network allows
+	@python -m tests.licences
 
 lock: $(READY)  ## Resolve requirements.lock and requirements-extras.lock anew from pyproject.toml
 	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock

@@ -110,7 +110,7 @@ def measure_case(bench: Bench, causes: Sequence[str], *, folder: Path, num_round
     ]  # fmt: skip
     comparison = TimedComparison(
         cells=cells, has_copy=True, is_weak=False, is_exact=False, half_width=0.03,
-        max_seconds=0.0, waterfall_seconds=0.0, most_share=1.0, block_seconds=0.1, seed=1,
+        max_seconds=0.0, waterfall_seconds=0.001, most_share=1.0, block_seconds=0.1, seed=1,
     )  # fmt: skip
     arms = [make_trained_arm(cell) for cell in cells] + comparison.counterfactuals
     bench.build(arms)

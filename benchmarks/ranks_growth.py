@@ -1,9 +1,10 @@
 """`python -m benchmarks.ranks_growth`: what the bookkeeping of a training costs per rank, from 2 ranks up.
 
-What runs in one process (the watchdog, the facts of a step, its line, the record of a segment) is replayed for up to
-1,024 ranks with the code of the product. What passes between ranks is done by as many idle ranks as `--ranks` says,
-processes of this machine that have a process group and no model. Processor seconds of rank 0 count, and of the process
-that looks; seconds of the clock for the exchanges are given beside them, and belong to this machine's cores.
+What runs in one process (the watchdog, the cap on logs, the facts of a step, its line, the record of a segment) is
+replayed for up to 1,024 ranks with the code of the product. What passes between ranks is done by as many idle ranks as
+`--ranks` says, processes of this machine that have a process group and no model. Processor seconds of rank 0 count, and
+of the process that looks; seconds of the clock for the exchanges are given beside them, and belong to this machine's
+cores.
 Writes benchmarks/results/<date>_<machine>_ranks-growth.{json,md}.
 """
 
@@ -25,6 +26,7 @@ from rich.console import Console
 
 from benchmarks.growth.fit import exponent
 from benchmarks.results_file import write_results
+from tasks.process.log_cap import LogCap
 from tasks.ranks.watchdog import Watchdog
 from training.data.plan import StepPlan
 from training.process.distributed import Ranks
@@ -61,6 +63,18 @@ def time_look(num_ranks: int) -> float:
             Heartbeat(watchdog.file, rank=rank).begin(rank + 1)
         watchdog.look()
         return _time(watchdog.look)
+
+
+def time_log_look(num_ranks: int) -> float:
+    """Return the seconds of one look at the logs of all ranks, two each, none of them too long."""
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(num_ranks):
+            (Path(folder) / str(rank)).mkdir()
+            for name in ("stdout.log", "stderr.log"):
+                (Path(folder) / str(rank) / name).write_text("a line\n")
+        cap = LogCap(Path(folder))
+        cap.close()
+        return _time(cap._look)
 
 
 def time_step_facts(num_ranks: int) -> tuple[float, int]:
@@ -134,9 +148,10 @@ def time_exchanges(num_ranks: int) -> dict[str, dict[str, float]]:
 
 def measure(joined: tuple[int, ...]) -> dict[str, Points]:
     """Return what was measured: name -> number of ranks -> figure."""
-    found: dict[str, Points] = {"look": {}, "facts": {}, "line": {}, "segment": {}}
+    found: dict[str, Points] = {"look": {}, "logs": {}, "facts": {}, "line": {}, "segment": {}}
     for num_ranks in _REPLAYED:
         found["look"][num_ranks] = time_look(num_ranks)
+        found["logs"][num_ranks] = time_log_look(num_ranks)
         found["facts"][num_ranks], found["line"][num_ranks] = time_step_facts(num_ranks)
         found["segment"][num_ranks] = count_segment_bytes(num_ranks)
     for num_ranks in joined:
@@ -148,7 +163,8 @@ def measure(joined: tuple[int, ...]) -> dict[str, Points]:
 
 
 _WHAT = {
-    "look": ("the watchdog looks at all ranks", "look, about ten a second", "processor time, replayed"),
+    "look": ("the watchdog looks at all ranks", "look, five a second", "processor time, replayed"),
+    "logs": ("the cap looks at the logs of all ranks", "look, two a second", "processor time, replayed"),
     "facts": ("rank 0 makes the facts of a step", "step", "processor time, replayed"),
     "line": ("line of steps.jsonl", "step", "bytes"),
     "segment": ("segment.json, of its ranks", "segment", "bytes"),

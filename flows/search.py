@@ -14,11 +14,13 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from flows.child import make_environment, run_child
 from flows.fair_trials import read_epochs, require_comparable
 from flows.output import StageOutput
 from flows.pipeline import reproduce
+from flows.places import open_places
 from flows.trials import Trial, find_path, make_stage_error, read_command, read_raw_params, run_trials, write_inputs
 from tasks.params import Params, load_params
 from tasks.params.choices import read_unit
@@ -29,9 +31,10 @@ from tasks.process.logs import configure_logging
 from tasks.process.parent import STARTER
 from tasks.records.evaluation import EvaluationFile
 from tasks.records.fingerprint import MachineFile
+from tasks.records.noise_scale import NoiseScale
 from tasks.records.search import RepeatRecord, SearchFile, SpreadRecord, TrialEpoch, TrialRecord
 from tasks.records.sources import BaseModelManifest, RawManifest
-from tasks.reporting.search import tell_best, tell_luck, write_search_report
+from tasks.reporting.search import tell_best, tell_luck, tell_noise, write_search_report
 from tasks.services.tracked import Figures, Report, TrackedComparison, flatten
 from tasks.services.tracker import send_trials
 from tasks.store.kept import fill_folder
@@ -68,6 +71,7 @@ class Search:
         num_gpus = MachineFile.read(find_path("train", "machine")).num_gpus
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.devices = visible.split(",") if visible and num_gpus else list(map(str, range(num_gpus)))
+        self.places = open_places(params.ray.address, at_once=self.asked.at_once)
         self.losses: dict[int, dict[int, float]] = {}
         """Epochs of a rung -> number of a trial -> held-out loss after them."""
         self.base_loss = math.nan
@@ -110,7 +114,7 @@ class Search:
 
     def train(self, trials: list[Trial], epochs: int) -> dict[str, float]:
         """Have the trials trained so far; return name -> held-out loss of those that did not diverge."""
-        run_trials(trials, epochs, at_once=self.asked.at_once, devices=self.devices)
+        run_trials(trials, epochs, places=self.places, devices=self.devices)
         whole = [trial for trial in trials if not trial.has_diverged(epochs)]
         require_comparable(whole, epochs, span=self.asked.rungs[-1])
         losses = self._evaluate(whole, epochs) if whole else {}
@@ -119,18 +123,26 @@ class Search:
         return losses
 
     def _evaluate(self, trials: Sequence[Trial], epochs: int) -> dict[str, float]:
-        """Return name -> loss on the held-out rows, by the stage `evaluate`, which keeps what it has found."""
+        """Return name -> loss on the held-out rows."""
+        models = self._run_evaluate(trials, epochs).models
+        self.base_loss = models["base"].loss
+        return {trial.name: models[trial.name].loss for trial in trials}
+
+    def measure_noise(self) -> list[NoiseScale]:
+        """Return the gradient noise scale along the best trial's training: which batch sizes are worth a trial."""
+        return self._run_evaluate([self.trials[self.best]], self.asked.rungs[-1], quality={}).noise_scales
+
+    def _run_evaluate(self, trials: Sequence[Trial], epochs: int, **sections: Any) -> EvaluationFile:
+        """Return what the stage `evaluate` finds of the trials, which keeps it; `sections`: others of params.yaml."""
         shutil.rmtree(_EVALUATING, ignore_errors=True)
         for trial in trials:
             link_folder(trial.locate_run(epochs), _EVALUATING / "runs" / trial.name)
-        raw = read_raw_params({}, {trial.name: self.cell for trial in trials})
+        raw = read_raw_params({}, {trial.name: self.cell for trial in trials}) | sections
         own = find_path("evaluate", "runs")
         options = write_inputs(_EVALUATING, raw, find_path("evaluate", "inputs"), without=str(own))
         options |= {"runs": _EVALUATING / "runs", "evaluation": _EVALUATING / "found"}
         _run_stage("evaluate", read_command("evaluate", others=options))
-        models = EvaluationFile.read(_EVALUATING / "found").models
-        self.base_loss = models["base"].loss
-        return {trial.name: models[trial.name].loss for trial in trials}
+        return EvaluationFile.read(_EVALUATING / "found")
 
     def repeat(self) -> list[RepeatRecord]:
         """Return best and runner-up trained with other seeds, for as many epochs as they were compared after."""
@@ -155,7 +167,7 @@ class Search:
         if self.params.cells[cell].num_nodes > 1 or batch % self.params.count_shares(cell):
             return f"{cell} cannot split the best batch, {batch}, on this machine"
         trial = self._plan(f"trial-{self.best}-{cell}", self.best, cell=cell)
-        run_trials([trial], 1, at_once=1, devices=self.devices)
+        run_trials([trial], 1, places=self.places[:1], devices=self.devices)
         if trial.problem:
             return trial.problem
         self.runs[trial.name] = trial.locate_run(1)
@@ -169,7 +181,9 @@ class Search:
                 with fill_folder(target) as new:
                     link_folder(self.trials[self.best].folder / "work" / "segments" / part.fingerprint, new)
 
-    def make_record(self, repeats: list[RepeatRecord], spread: SpreadRecord | str) -> SearchFile:
+    def make_record(
+        self, repeats: list[RepeatRecord], spread: SpreadRecord | str, noise_scales: list[NoiseScale]
+    ) -> SearchFile:
         """Return what was found."""
         (runner_up, compared_after), part = self.find_runner_up(), str(self.params.ranges[0])
         model = BaseModelManifest.read(find_path("train", "base-model")).label
@@ -189,6 +203,7 @@ class Search:
             compared_after=compared_after,
             repeats=repeats,
             spread=spread,
+            noise_scales=noise_scales,
             patch=make_patch(_PARAMS.read_text(encoding="utf-8"), changes),
         )
 
@@ -252,10 +267,12 @@ def _main() -> None:
             search = Search(params)
             search.climb()
             repeats = search.repeat()
-            found = search.make_record(repeats, search.spread())
+            found = search.make_record(repeats, search.spread(), search.measure_noise())
             search.hand_over()
         search.track(write_search_report(found, _REPORTS))
-    sys.stdout.write(f"{tell_best(found)}\n{tell_luck(found)}\nReport: {_REPORTS / 'search.html'}\n")
+    sys.stdout.write(
+        f"{tell_best(found)}\n{tell_luck(found)}\n{tell_noise(found)}\nReport: {_REPORTS / 'search.html'}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""Trials of a search: what each is, where it lives, and several of them as processes at the same time."""
+"""Trials of a search: what each is, where it lives, and several of them trained at the same time."""
 
+import contextlib
 import json
 import logging
-import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,18 +13,18 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from flows.child import end_group, make_environment
+from flows.child import make_environment
+from flows.places import Place
 from tasks.inputs.snapshot import select_values
 from tasks.params import Params, load_params
 from tasks.params.search import Configuration
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.process.failure import ExitCode, StageError
-from tasks.process.lock import is_taken, make_lock_name
-from tasks.process.parent import STARTER
 from tasks.records.fingerprint import CodeFile, InputsFile, MachineFile
 from tasks.records.run import RunFile
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
+from tasks.rehearsal.largest import settle_micro_batch
 from tasks.store.kept import mark_used
 from tasks.train import PlannedSegment, plan_segments
 from training.process.redaction import redact
@@ -36,8 +35,6 @@ _log = logging.getLogger(__name__)
 TRIALS = Path(".work/search/trials")
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_BETWEEN_LINES = 30.0
-_SECONDS_TO_END = 60.0
-"""That a trial of a search that was killed may take to save."""
 _DIVERGED = "diverged-{}.txt"
 
 
@@ -57,7 +54,8 @@ def find_path(stage: str, option: str, cell: str = "") -> Path:
 def read_raw_params(changes: Mapping[str, Any], cells: Mapping[str, str]) -> dict[str, Any]:
     """Return params.yaml with changes to its section `train` and other cells: name -> the cell that it is like.
 
-    It may stand in another folder, and has no tracker: the search sends what is finished, below its own run.
+    It may stand in another folder, and has no tracker: the search sends what is finished, below its own run. No
+    gradient noise is measured along a trial.
     """
     raw = read_strict_yaml(Path("params.yaml"))
     raw = {key: value for key, value in raw.items() if key not in ("search", "upload")}
@@ -66,7 +64,8 @@ def read_raw_params(changes: Mapping[str, Any], cells: Mapping[str, str]) -> dic
             if isinstance(value, str) and value.startswith("path:"):
                 raw[section][key] = f"path:{Path(value.removeprefix('path:')).absolute()}"
     others = {name: raw["cells"][like] for name, like in cells.items()}
-    return {**raw, "train": {**raw["train"], **changes}, "cells": others, "tracking": {"kind": "none"}}
+    own = {"tracking": {"kind": "none"}, "quality": {"noise_batches": 0}}
+    return {**raw, "train": {**raw["train"], **changes}, "cells": others, **own}
 
 
 def write_inputs(folder: Path, raw: Mapping[str, Any], snapshot: Path, *, without: str = "") -> dict[str, object]:
@@ -102,7 +101,10 @@ class Trial:
     def plan(cls, name: str, drawn: Configuration, changes: Mapping[str, Any], *, cell: str) -> "Trial":
         """Return the trial that has these `changes` in its section `train`."""
         raw = read_raw_params(changes, {cell: cell})
-        params = Params.model_validate(raw)
+        params = settle_micro_batch(
+            Params.model_validate(raw), machine=MachineFile.read(find_path("train", "machine")),
+            base_model=find_path("train", "base-model"),
+        )  # fmt: skip
         segments = plan_segments(
             cell, params, slices=SlicesManifest.read(find_path("train", "slices")).slices,
             base_model=BaseModelManifest.read(find_path("train", "base-model")).digest,
@@ -142,22 +144,22 @@ class Trial:
             find_problem(place, fingerprint=part.fingerprint) for place, part in places
         )
 
-    def start(self, epochs: int, *, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    def start(self, epochs: int, place: Place, devices: Sequence[str]) -> None:
         """Start the stage that trains it so far, which goes on from what is finished or saved."""
         options = write_inputs(self.folder, self.raw, find_path("train", "inputs", self.cell))
         options |= {"work": self.folder / "work", "run": self.locate_run(epochs), "segments": epochs}
-        # The lock of the machine bears TMPDIR in its name: the search holds it, and every trial one of its own.
+        # The lock of a machine bears TMPDIR in its name: the search holds it, and every trial one of its own.
         scratch = (self.folder / "tmp").absolute()
         scratch.mkdir(exist_ok=True)
-        waiting_since = time.monotonic()
-        while is_taken(make_lock_name(str(scratch))) and time.monotonic() - waiting_since < _SECONDS_TO_END:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-        own = {STARTER: str(os.getpid()), "TMPDIR": str(scratch), **environment}
-        with self.log.open("ab") as log:
-            return subprocess.Popen(
-                read_command("train", self.cell, options), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=make_environment(sys.executable) | own, start_new_session=True,
-            )  # fmt: skip
+        own = {"TMPDIR": str(scratch), **self._choose_devices(place.turn, devices)}
+        command = read_command("train", self.cell, options)
+        place.ask("start", command, make_environment(sys.executable) | own, self.folder)
+
+    def _choose_devices(self, turn: int, devices: Sequence[str]) -> dict[str, str]:
+        """Return the environment in which it sees GPUs of its own, as far as there are enough."""
+        num_ranks = self.params.cells[self.cell].world_size
+        chosen = [devices[(turn * num_ranks + rank) % len(devices)] for rank in range(num_ranks if devices else 0)]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(chosen))} if chosen else {}
 
     def end(self, code: int, epochs: int) -> None:
         """Note how its process ended; raises the StageError that it ended with, but for one that diverged."""
@@ -180,40 +182,34 @@ def make_stage_error(message: str, code: int) -> StageError:
     return error
 
 
-def run_trials(trials: Sequence[Trial], epochs: int, *, at_once: int, devices: Sequence[str] = ()) -> None:
-    """Train every trial up to so many epochs, some at once; raises StageError for one that fails.
+def run_trials(trials: Sequence[Trial], epochs: int, *, places: Sequence[Place], devices: Sequence[str] = ()) -> None:
+    """Train every trial up to so many epochs, one in each place; raises StageError for one that fails.
 
-    `devices`: the GPUs of the machine, which are dealt out by turns. Trials that still run when this is left are asked
+    `devices`: the GPUs of a machine, which are dealt out by turns. Trials that still run when this is left are asked
     to save, and end.
     """
     waiting = [trial for trial in trials if not (trial.has_diverged(epochs) or trial.is_finished(epochs))]
     _log.info("to epoch %d: %d of %d trials are there already", epochs, len(trials) - len(waiting), len(trials))
-    running: dict[int, tuple[Trial, subprocess.Popen[bytes]]] = {}
+    running: dict[int, Trial] = {}
     next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
     try:
         while waiting or running:
-            for slot in (slot for slot in range(at_once) if waiting and slot not in running):
+            for slot in (slot for slot in range(len(places)) if waiting and slot not in running):
                 trial = waiting.pop(0)
-                _log.info("%s: to epoch %d with %s", trial.name, epochs, trial.drawn)
-                running[slot] = trial, trial.start(epochs, environment=_choose_devices(trial, slot, devices))
+                _log.info("%s: to epoch %d on %s, with %s", trial.name, epochs, places[slot].name, trial.drawn)
+                trial.start(epochs, places[slot], devices)
+                running[slot] = trial
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-            for slot, (trial, process) in list(running.items()):
-                if process.poll() is not None:
-                    del running[slot]
-                    trial.end(process.returncode, epochs)
+            for slot in list(running):
+                if (code := places[slot].ask("poll")) is not None:
+                    running.pop(slot).end(code, epochs)
             if time.monotonic() >= next_line:
                 next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-                for trial, _ in running.values():
+                for trial in running.values():
                     _log.info("%s: %s", trial.name, trial.read_last_line())
     finally:
-        for _, process in running.values():
-            end_group(process)
+        for slot in running:
+            with contextlib.suppress(StageError):
+                places[slot].ask("end")
     for trial in trials:
         mark_used(trial.folder)
-
-
-def _choose_devices(trial: Trial, slot: int, devices: Sequence[str]) -> dict[str, str]:
-    """Return the environment in which the trial sees GPUs of its own, as far as there are enough."""
-    num_ranks = trial.params.cells[trial.cell].world_size
-    chosen = [devices[(slot * num_ranks + rank) % len(devices)] for rank in range(num_ranks if devices else 0)]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(chosen))} if chosen else {}

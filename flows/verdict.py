@@ -6,7 +6,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tasks.process.wording import BASELINE, NOTHING, WITHHELD, format_percent, format_ratio, format_seconds
+from tasks.process.wording import (
+    BASELINE,
+    NOTHING,
+    OTHER_TRAINING,
+    WITHHELD,
+    format_percent,
+    format_ratio,
+    format_seconds,
+)
 
 
 def print_verdict(results: Mapping[str, Any]) -> None:
@@ -26,6 +34,8 @@ def _tell_speedup(cell: Mapping[str, Any]) -> tuple[str, str, str, str]:
         return BASELINE, NOTHING, NOTHING, cell["standing"]["state"]
     measured = cell["measured_speedup"]
     speedup = measured["value"] if measured else cell["whole"]["speedup"]
+    if cell.get("is_other_training") and cell["standing"]["state"] != "withheld":
+        return OTHER_TRAINING, NOTHING, NOTHING, NOTHING
     if speedup is None:
         return WITHHELD, NOTHING, NOTHING, WITHHELD
     interval = f"{format_ratio(measured['low'])} to {format_ratio(measured['high'])}" if measured else NOTHING

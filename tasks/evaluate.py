@@ -1,28 +1,31 @@
 """Stage `evaluate`: the base model and every cell's last checkpoint on the held-out rows.
 
 Every model is evaluated in fp32, whatever precision it was trained in, so that only the weights differ. The base model
-is also evaluated on the rows of the first optimizer step, for the loss that step has to log. What was found of a model
+is also evaluated on the rows of the first optimizer step, for the loss that step has to log, and the noise of gradients
+is measured along the baseline's training, where no clock runs. What was found of a model
 stays in .work/evaluation/ under the digest of everything that it depends on: another cell or range evaluates only what
 is new, and the base model once.
 """
 
-import importlib.metadata
+import argparse
 import logging
 import math
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tasks.equivalence.reference.first_step import compute_first_step
 from tasks.evaluating.continuations import continue_rows
+from tasks.evaluating.kept import reuse_or_make
+from tasks.evaluating.subjects import ModelToEvaluate, list_epoch_subjects, list_subjects, locate_run
 from tasks.evaluating.sums import compute_sums
 from tasks.gates.statistics import compute_perplexity
-from tasks.inputs.damage import remove_damaged, require_digest, require_whole
+from tasks.inputs.damage import require_whole
 from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot, make_parser
+from tasks.measuring.noise_points import Point, measure_points
 from tasks.params import Params
 from tasks.params.choices import has_labels
 from tasks.process.failure import DataError, DivergedError, exit_with_one_line
@@ -35,35 +38,11 @@ from tasks.records.evaluation import (
     FoundFile,
 )
 from tasks.records.fingerprint import CodeFile
-from tasks.records.run import RunFile, SegmentReceipt
+from tasks.records.noise_scale import NoiseScale
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
-from tasks.store.kept import fill_folder, keep, read_kept
-from training.process.files import digest_json
 
 _log = logging.getLogger(__name__)
-
-_STORE = Path(".work/evaluation")
-Found = TypeVar("Found", FoundFile, FirstStepFile)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelToEvaluate:
-    """One model to be evaluated."""
-
-    name: str
-    """`base`, or the name of the cell that trained it."""
-    checkpoint: Path | None
-    """The cell's checkpoint; None for the base model."""
-    weights_digest: str
-    """sha256 of the weights."""
-    segment: tuple[str, int] | None = None
-    """The range and epoch after which the weights were so; None for the base model and a cell's last weights."""
-
-    @property
-    def title(self) -> str:
-        """What messages call it."""
-        return self.name if self.segment is None else f"{self.name} after {self.segment[0]} epoch {self.segment[1]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,37 +59,6 @@ class HeldoutRows:
     """The folder whose tokenizer made the tokens."""
     workload: str
     snapshot: Snapshot = field(default_factory=lambda: Snapshot(None))
-
-
-def list_subjects(params: Params, *, base_model: Path, runs: Path) -> list[ModelToEvaluate]:
-    """Return the base model and every cell's last checkpoint.
-
-    Raises DataError (exit code 3) if one is missing or is not, byte for byte, what its manifest or receipt says.
-    """
-    require_whole(base_model)
-    base = ModelToEvaluate(name="base", checkpoint=None, weights_digest=BaseModelManifest.read(base_model).digest)
-    return [
-        base, *(_make_subject(cell, runs / cell / RunFile.read(runs / cell).final_checkpoint) for cell in params.cells)
-    ]  # fmt: skip
-
-
-def list_epoch_subjects(params: Params, *, runs: Path) -> list[ModelToEvaluate]:
-    """Return every cell's checkpoint after every segment, in order; raises DataError as above."""
-    subjects = []
-    for cell in params.cells:
-        for part in RunFile.read(runs / cell).segments:
-            file = runs / cell / part.folder / f"{params.model.name}_{part.range}-epoch-{part.epoch}.pt"
-            subjects.append(_make_subject(cell, file, segment=(part.range, part.epoch)))
-    return subjects
-
-
-def _make_subject(cell: str, file: Path, *, segment: tuple[str, int] | None = None) -> ModelToEvaluate:
-    try:
-        promised = SegmentReceipt.read(file.parent).files.get(file.name)
-    except DataError as error:
-        raise remove_damaged(SegmentReceipt.path_in(file.parent), f"cannot be used ({error})") from None
-    digest = require_digest(file, promised.sha256 if promised else None)
-    return ModelToEvaluate(name=cell, checkpoint=file, weights_digest=digest, segment=segment)
 
 
 def evaluate(subject: ModelToEvaluate, rows: HeldoutRows) -> FoundFile:
@@ -171,7 +119,7 @@ def list_evaluation_inputs(subject: ModelToEvaluate, rows: HeldoutRows, *, code:
 
 def _evaluate_or_reuse(subject: ModelToEvaluate, rows: HeldoutRows, *, code: str) -> FoundFile:
     what, depends_on = f"{subject.title}: evaluated", list_evaluation_inputs(subject, rows, code=code)
-    return _reuse_or_make(what, FoundFile, depends_on, lambda: evaluate(subject, rows), rows.snapshot)
+    return reuse_or_make(what, FoundFile, depends_on, lambda: evaluate(subject, rows), rows.snapshot)
 
 
 def list_first_step_inputs(params: Params, *, slices: Path, base_model: Path, code: str) -> dict[str, Any]:
@@ -201,22 +149,7 @@ def _evaluate_first_step(
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return compute_first_step(params, slices=slices, base_model=base_model, device=device)
 
-    return _reuse_or_make("base: loss of step 1 computed", FirstStepFile, depends_on, compute, snapshot)
-
-
-def _reuse_or_make(
-    what: str, kind: type[Found], depends_on: dict[str, Any], make: Callable[[], Found], snapshot: Snapshot
-) -> Found:
-    versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
-    folder = _STORE / digest_json({**depends_on, "versions": versions})
-    if kept := read_kept(folder, kind):
-        _log.info("%s before, on these rows and with this code", what)
-        return kept
-    found = make()
-    snapshot.require_unchanged()
-    with fill_folder(folder) as new:
-        keep(found, new)
-    return found
+    return reuse_or_make("base: loss of step 1 computed", FirstStepFile, depends_on, compute, snapshot)
 
 
 def _make_summary(
@@ -226,7 +159,8 @@ def _make_summary(
     *,
     runs: Path,
     code: str,
-    first_step: FirstStepFile,
+    first_steps: dict[str, FirstStepFile],
+    noise: list[NoiseScale],
 ) -> EvaluationFile:
     """Return every model's figures, and their samples side by side or, where rows have classes, every epoch's."""
     found = {subject.name: _evaluate_or_reuse(subject, rows, code=code) for subject in subjects}
@@ -245,24 +179,45 @@ def _make_summary(
         num_rows=SliceManifest.read(rows.folder).num_rows,
         num_tokens=base.num_tokens,
         seq_len=rows.seq_len,
-        first_step=first_step,
+        first_step=first_steps[params.baseline],
+        first_steps={cell: first_steps[cell] for cell in params.other_trainings},
         models={
             subject.name: EvaluatedModel(**found[subject.name].figures(), checkpoint=_checkpoint_of(subject, runs))
             for subject in subjects
         },
         samples=samples,
-        epochs=_evaluate_epochs(params, rows, runs=runs, code=code) if has_labels(rows.workload) else {},
+        epochs=_evaluate_epochs(params, rows, runs=runs, code=code)
+        if has_labels(rows.workload) or params.other_trainings
+        else {},
+        seeds={seed: _evaluate_epochs(params, rows, runs=runs, code=code, seed=seed) for seed in params.seeds[1:]},
+        noise_scales=noise,
     )
 
 
+def _measure_noise(params: Params, arguments: argparse.Namespace, snapshot: Snapshot, code: str) -> list[NoiseScale]:
+    """Return the gradient noise scale along the baseline's training, from the base model on."""
+    digest = BaseModelManifest.read(arguments.base_model).digest
+    points = [Point(str(params.ranges[0]), 0, None, digest)]
+    for subject in list_epoch_subjects(params, [params.baseline], runs=arguments.runs):
+        assert subject.segment is not None
+        points.append(Point(*subject.segment, subject.checkpoint, subject.weights_digest))
+    return measure_points(
+        points, params, snapshot,
+        slices=arguments.slices, base_model={"folder": arguments.base_model, "digest": digest}, code=code,
+    )  # fmt: skip
+
+
 def _checkpoint_of(subject: ModelToEvaluate, runs: Path) -> str | None:
-    return None if subject.checkpoint is None else str(subject.checkpoint.relative_to(runs / subject.name))
+    run = locate_run(runs, subject.name, subject.seed)
+    return None if subject.checkpoint is None else str(subject.checkpoint.relative_to(run))
 
 
-def _evaluate_epochs(params: Params, rows: HeldoutRows, *, runs: Path, code: str) -> dict[str, list[EvaluatedEpoch]]:
+def _evaluate_epochs(
+    params: Params, rows: HeldoutRows, *, runs: Path, code: str, seed: int | None = None
+) -> dict[str, list[EvaluatedEpoch]]:
     """Return the figures of every cell's checkpoint after each of its segments, in the order of training."""
     found: dict[str, list[EvaluatedEpoch]] = {}
-    for subject in list_epoch_subjects(params, runs=runs):
+    for subject in list_epoch_subjects(params, params.cells, runs=runs, seed=seed):
         assert subject.segment is not None
         part, epoch = subject.segment
         figures = _evaluate_or_reuse(subject, rows, code=code).figures()
@@ -272,6 +227,9 @@ def _evaluate_epochs(params: Params, rows: HeldoutRows, *, runs: Path, code: str
 
 
 def _main() -> None:
+    # Threads of torch that wait by running in circles take a core each from whoever else is on the machine, and on one
+    # that others use an evaluation takes many times as long. Read when torch is imported, which is later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = make_parser("evaluate", __doc__, "slices", "base-model", "runs", "code", "evaluation").parse_args()
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
     manifest = SlicesManifest.read(arguments.slices)
@@ -287,8 +245,14 @@ def _main() -> None:
     require_whole(rows.folder)
     subjects = list_subjects(params, base_model=arguments.base_model, runs=arguments.runs)
     code = CodeFile.read(arguments.code).digest
-    first = _evaluate_first_step(params, snapshot, slices=arguments.slices, base_model=arguments.base_model, code=code)
-    evaluation = _make_summary(params, rows, subjects, runs=arguments.runs, code=code, first_step=first)
+    firsts = {
+        cell: _evaluate_first_step(
+            params.alone(cell), snapshot, slices=arguments.slices, base_model=arguments.base_model, code=code
+        )
+        for cell in (params.baseline, *params.other_trainings)
+    }
+    noise = _measure_noise(params, arguments, snapshot, code)
+    evaluation = _make_summary(params, rows, subjects, runs=arguments.runs, code=code, first_steps=firsts, noise=noise)
     snapshot.require_unchanged()
     evaluation.write(arguments.evaluation)
 

@@ -30,6 +30,7 @@ from tasks.measuring.sample import Sample, take_sample
 from tasks.measuring.session import measure_cells
 from tasks.measuring.timed_ranges import select_timed_ranges
 from tasks.params import Params
+from tasks.params.cells import CellParams
 from tasks.params.schedule import list_schedule_spans
 from tasks.params.train import NOT_CONTENT
 from tasks.process.disk import require_room
@@ -45,6 +46,7 @@ from tasks.records.measurement import MeasurementFile
 from tasks.records.slices import SliceManifest, SlicesManifest
 from tasks.records.sources import BaseModelManifest
 from tasks.records.twins import Twins
+from tasks.rehearsal.largest import settle_micro_batch
 from tasks.store.kept import fill_folder, is_kept, keep
 from training.config import SegmentConfig
 from training.process.files import digest_json
@@ -91,13 +93,14 @@ class Inputs:
     @property
     def certified(self) -> list[tuple[str, int]]:
         """(cell, samples per update) of every certificate: as trained, and as timed where that is another training."""
-        trained = self.params.train.global_batch_size
         return [
             (cell, batch)
             for cell, spread in self.params.cells.items()
             # A plain process without a wrapper is what the others are held against.
             if spread.strategy != "single"
-            for batch in dict.fromkeys((trained, compute_timed_batch(self.params, cell)))
+            for batch in dict.fromkeys(
+                (self.params.train_of(cell).global_batch_size, compute_timed_batch(self.params, cell))
+            )
         ]
 
     def key(self, cell: str, batch: int) -> str:
@@ -105,8 +108,8 @@ class Inputs:
         return digest_json(
             {
                 "cell": cell,
-                "spread": self.params.cells[cell].model_dump(),
-                "train": self.params.train.model_dump(exclude=set(NOT_CONTENT)),
+                "spread": self.params.cells[cell].spread,
+                "train": self.params.train_of(cell).model_dump(exclude=set(NOT_CONTENT)),
                 "workload": self.params.workload,
                 "base_model": self.base_model.digest,
                 "batch": batch,
@@ -118,16 +121,21 @@ class Inputs:
         )
 
     @property
+    def same_work(self) -> dict[str, CellParams]:
+        """The cells that are held against twins: those of the baseline's own work."""
+        return {name: spread for name, spread in self.params.cells.items() if spread.batch is None}
+
+    @property
     def needs_twins(self) -> bool:
         """Whether something is held against twins, and there is a second computation to train them with."""
-        is_wanted = len(self.params.cells) > 1 and self.params.measure.twin_seconds > 0
+        is_wanted = len(self.same_work) > 1 and self.params.measure.twin_seconds > 0
         return is_wanted and has_reference(self.params.workload)
 
     def compute_twins_key(self) -> str:
         """Return the digest of everything that the twins depend on."""
         return digest_json(
             {
-                "cells": {cell: spread.model_dump() for cell, spread in self.params.cells.items()},
+                "cells": {cell: spread.spread for cell, spread in self.same_work.items()},
                 "train": self.params.train.model_dump(exclude=set(NOT_CONTENT) - {"epochs"}),
                 "seconds": self.params.measure.twin_seconds,
                 "workload": self.params.workload,
@@ -143,7 +151,11 @@ class Inputs:
         """Return the digest of everything that the speed of the cells depends on."""
         return digest_json(
             {
-                "cells": {cell: spread.model_dump() for cell, spread in self.params.cells.items()},
+                "cells": {cell: spread.spread for cell, spread in self.params.cells.items()},
+                "others": {
+                    cell: self.params.train_of(cell).model_dump(exclude=set(NOT_CONTENT))
+                    for cell in self.params.other_trainings
+                },
                 "train": self.params.train.model_dump(exclude=set(NOT_CONTENT)),
                 "measure": self.params.measure.model_dump(exclude={"twin_seconds"}),
                 "workload": self.params.workload,
@@ -256,7 +268,7 @@ def _train_twins(inputs: Inputs, stop: threading.Event) -> None:
                 cell, params, device=choose_device(cell, params, inputs.machine), base_model=inputs.model_dir,
                 work=folder / "ranks", segments=segments,
             )
-            for cell in params.cells
+            for cell in inputs.same_work
         }  # fmt: skip
 
         def count_step() -> None:
@@ -292,11 +304,14 @@ def _measure_speed(key: str, inputs: Inputs, stop: threading.Event) -> None:
 
 def _read_inputs(arguments: argparse.Namespace) -> Inputs:
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
+    machine = MachineFile.read(arguments.machine)
+    params = settle_micro_batch(params, machine=machine, base_model=arguments.base_model)
     base_model = BaseModelManifest.read(arguments.base_model)
     ranges = [str(part) for part in params.ranges]
     is_weak = params.measure.scaling == "weak"
     least = params.train.global_batch_size * (max(one.world_size for one in params.cells.values()) if is_weak else 1)
     batches = {params.train.global_batch_size, *(compute_timed_batch(params, cell) for cell in params.cells)}
+    least = max(least, *batches)
     timed = select_timed_ranges(arguments.slices, ranges, seq_len=params.train.seq_len, least_rows=least)
     return Inputs(
         snapshot=snapshot,
@@ -307,7 +322,7 @@ def _read_inputs(arguments: argparse.Namespace) -> Inputs:
         model_dir=arguments.base_model,
         base_model=base_model,
         code_digest=CodeFile.read(arguments.code).digest,
-        machine=MachineFile.read(arguments.machine),
+        machine=machine,
         trial=TrialFile.read(arguments.trial).trial,
         samples={
             batch: take_sample(

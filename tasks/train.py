@@ -18,6 +18,7 @@ from tasks.inputs.snapshot import Snapshot, make_parser
 from tasks.params import Params
 from tasks.params.choices import read_unit
 from tasks.params.schedule import ScheduleSpan, describe_rates, list_schedule_spans
+from tasks.params.services import TrackingParams
 from tasks.params.train import NOT_CONTENT
 from tasks.process.disk import require_room, require_writable
 from tasks.process.failure import ConfigurationError, DataError, exit_with_one_line
@@ -29,9 +30,10 @@ from tasks.ranks.live import TrainingProgress
 from tasks.ranks.memory import run_within_memory
 from tasks.records.facts import SliceFacts
 from tasks.records.fingerprint import CodeFile, MachineFile
-from tasks.records.run import CellFacts, NodesFile, RunFile, SegmentEntry, read_segment
+from tasks.records.run import SEEDS_FOLDER, CellFacts, NodesFile, RunFile, SegmentEntry, read_segment
 from tasks.records.slices import SlicesManifest
 from tasks.records.sources import BaseModelManifest
+from tasks.rehearsal.largest import settle_micro_batch
 from tasks.services.tracker import follow_cell
 from tasks.store.links import link_folder
 from training.config import SegmentConfig, TrainingConfig
@@ -64,7 +66,7 @@ def plan_segments(
     The number of epochs and ranges is not part of a fingerprint: one more of either leaves the finished ones valid,
     unless the learning rate decays over all of them.
     """
-    spread = params.cells[cell].model_dump()
+    spread, params = params.cells[cell].spread, params.alone(cell)
     content = params.train.model_dump(exclude=set(NOT_CONTENT))
     previous = base_model
     segments = []
@@ -142,7 +144,7 @@ class CellTraining:
         train, spread = self.params.train, self.params.cells[self.cell]
         return CellFacts(
             cell=self.cell,
-            **spread.model_dump(),
+            **spread.spread,
             threads_per_rank=train.threads_per_rank,
             device=self.device,
             micro_batch_size=train.micro_batch_size,
@@ -177,11 +179,22 @@ def _main() -> None:
     parser.add_argument("--segments", type=int, metavar="N", help="train the first N segments alone, of the same plan")
     arguments = parser.parse_args()
     snapshot, params = Snapshot.begin(arguments.inputs, arguments.params)
-    run = _describe(arguments, params)
+    params = settle_micro_batch(params, machine=MachineFile.read(arguments.machine), base_model=arguments.base_model)
+    runs = [_describe(arguments, params, seed) for seed in (params.seeds if arguments.segments is None else [None])]
+    for run in runs:
+        _train_or_reuse(run, arguments, params, snapshot)
+    _assemble(runs[0], arguments.run)
+    for run in runs[1:]:
+        _assemble(run, arguments.run / SEEDS_FOLDER / str(run.params.train.seed))
+
+
+def _train_or_reuse(run: CellTraining, arguments: argparse.Namespace, params: Params, snapshot: Snapshot) -> None:
+    """Train what is missing of a run; what another seed trains is sent to no tracker."""
     missing = run.list_missing()
     _log.info(
-        "%s: %d of %d segments are finished already%s",
-        run.cell, len(run.segments) - len(missing), len(run.segments), "" if missing else "; nothing to train",
+        "%s, seed %d: %d of %d segments are finished already%s",
+        run.cell, run.params.train.seed, len(run.segments) - len(missing), len(run.segments),
+        "" if missing else "; nothing to train",
     )  # fmt: skip
     if missing and run.params.train.schedule_span == "run" and run.params.train.schedule != "constant":
         _log.info(
@@ -194,9 +207,11 @@ def _main() -> None:
         require_writable(run.work, arguments.run.parent)
         _require_whole(run, missing, arguments)
         require_room(run.work, run.checkpoint_bytes, num=run.count_max_checkpoints(missing), what="checkpoint")
+        if run.params.train.seed != params.train.seed:
+            params = params.model_copy(update={"tracking": TrackingParams(kind=["none"])})
         with (
             lock_machine(f"training of cell {run.cell}"),
-            follow_cell(run.params, run.facts(), slices=arguments.slices, machine=arguments.machine) as follower,
+            follow_cell(params, run.facts(), slices=arguments.slices, machine=arguments.machine) as follower,
         ):
             config = run.config(base_model=arguments.base_model, slices=arguments.slices)
             _train(run, config, follower, total_steps=sum(part.num_steps for part in missing))
@@ -207,7 +222,6 @@ def _main() -> None:
         for part in missing:
             set_aside(run.locate_segment(part), str(error))
         raise
-    _assemble(run, arguments.run)
 
 
 def explain_left_work(work: Path, *, world_size: int) -> str | None:
@@ -237,10 +251,11 @@ def _require_whole(run: CellTraining, missing: list[PlannedSegment], arguments: 
         require_whole(arguments.slices / name, digest=slices[name].digest)
 
 
-def _describe(arguments: argparse.Namespace, params: Params) -> CellTraining:
+def _describe(arguments: argparse.Namespace, params: Params, seed: int | None) -> CellTraining:
     cell = arguments.cell
     if cell not in params.cells:
         raise ConfigurationError(f"cell {cell!r} is not in params.yaml; allowed: {', '.join(params.cells)}")
+    params = params.alone(cell, seed=seed)
     code, machine = CodeFile.read(arguments.code).digest, MachineFile.read(arguments.machine)
     base_model = BaseModelManifest.read(arguments.base_model)
     segments = plan_segments(

@@ -22,7 +22,7 @@ from tests.processes import left_of, new_mark
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="the package ray is not installed; `make extras` installs it"
 )
-_RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+_RAY = ["-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
 _SECONDS = 180.0
 Popen = Callable[..., "subprocess.Popen[Any]"]
 
@@ -30,8 +30,8 @@ Popen = Callable[..., "subprocess.Popen[Any]"]
 class Cluster:
     """Two raylets; the first has the head of the cluster beside it."""
 
-    def __init__(self, folder: Path, *, addresses: tuple[str, str], starts: tuple[Popen, Popen]) -> None:
-        self.mark = new_mark()
+    def __init__(self, folder: Path, *, addresses: tuple[str, str], starts: tuple[Popen, Popen], python: str) -> None:
+        self._python, self.mark = python, new_mark()
         """In the environment of all that Ray started."""
         token = folder / "token"
         token.touch(mode=0o600)
@@ -48,14 +48,16 @@ class Cluster:
         self._processes: list[subprocess.Popen[Any] | None] = [None, None]
 
     def start(self, number: int) -> None:
-        """Start a machine's part."""
+        """Start a machine's part, if it does not run."""
+        if self._processes[number] is not None:
+            return
         own = [f"--address={self.address}"]
         if number == 0:
-            own = ["--head", f"--port={self.address.rpartition(':')[2]}", "--include-dashboard=false"]
+            own = ["--head", f"--port={self.address.rpartition(':')[2]}", "--include-dashboard=false", "--no-monitor"]
             own.append(f"--temp-dir={self._scratch}")
         with (self._folder / f"ray-{number}.log").open("ab") as log:
             self._processes[number] = self._starts[number](
-                [*_RAY, f"--node-ip-address={self._addresses[number]}", "--num-cpus=1", "--num-gpus=0",
+                [self._python, *_RAY, f"--node-ip-address={self._addresses[number]}", "--num-cpus=1", "--num-gpus=0",
                  "--object-store-memory=100000000", *own],
                 env={**os.environ, **self.environment, **self.mark, "OMP_NUM_THREADS": "1",
                      "RAY_raylet_start_wait_time_s": "120"},
@@ -73,6 +75,7 @@ class Cluster:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=30)
+        self._processes[number] = None
         (self._folder / f"ray-{number}.log").unlink(missing_ok=True)
 
     def find(self, words: str) -> list[int]:
@@ -81,9 +84,11 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def two_raylets(folder: Path, *, addresses: tuple[str, str], starts: tuple[Popen, Popen]) -> Iterator[Cluster]:
-    """Yield the cluster, and end all that is left of it."""
-    cluster = Cluster(folder, addresses=addresses, starts=starts)
+def two_raylets(
+    folder: Path, *, addresses: tuple[str, str], starts: tuple[Popen, Popen], python: str = sys.executable
+) -> Iterator[Cluster]:
+    """Yield the cluster, and end all that is left of it; `python`: of Ray, and of ranks on the second machine."""
+    cluster = Cluster(folder, addresses=addresses, starts=starts, python=python)
     try:
         cluster.start(0)
         cluster.start(1)
@@ -98,7 +103,14 @@ def two_raylets(folder: Path, *, addresses: tuple[str, str], starts: tuple[Popen
 
 
 def find_own_address() -> str:
-    """Return the address that Ray takes for this machine's."""
-    import ray
+    """Return the address that Ray takes for this machine's.
 
-    return str(ray.util.get_node_ip_address())
+    Without Ray: whoever has imported it before a launcher does has told it that there are no tokens.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plug:
+        try:
+            # Nothing is sent.
+            plug.connect(("8.8.8.8", 80))
+            return str(plug.getsockname()[0])
+        except OSError:
+            return socket.gethostbyname(socket.gethostname())

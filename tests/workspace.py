@@ -30,7 +30,7 @@ SMALL = {
     "train.warmup_steps": 2,
     "measure.max_seconds": 1,
     "measure.block_seconds": 0.05,
-    "measure.waterfall_seconds": 1,
+    "measure.waterfall_seconds": 0,
     "measure.others_share": 1,
     "measure.advice": False,
     "measure.memory": False,

@@ -53,7 +53,7 @@ def _main() -> None:
     console = Console()
     for table in (_scaling(measurement), _losses(measurement)):
         console.print(table)
-    for sentence in measurement.prediction.left_out if measurement.prediction else []:
+    for sentence in measurement.predictions[0].left_out if measurement.predictions else []:
         console.print(sentence)
     _write_charts(measurement, arguments.charts)
     console.print(f"Charts: {arguments.charts}/", highlight=False)
@@ -64,7 +64,7 @@ def _scaling(measurement: Measurement) -> Table:
     table = Table(title=f"{_DEVICE.num_layers} layers that sleep, {_NUM_MICRO_BATCHES} micro-batches per step")
     for heading in ("devices", "ms", "truth", "speedup (95 %)", "truth", "predicted (90 %)"):
         table.add_column(heading, justify="right", no_wrap=True)
-    points = measurement.prediction.curves[0].points if measurement.prediction else []
+    points = measurement.predictions[0].curves[0].points if measurement.predictions else []
     predicted = {point.world_size: point.speedup or point.model for point in points}
     alone = expected_step_seconds(_DEVICE, 1, _NUM_MICRO_BATCHES)
     measured = {arm.world_size: arm for arm in measurement.arms if not arm.is_wrapped_baseline}
@@ -115,7 +115,7 @@ def _write_charts(measurement: Measurement, folder: Path) -> None:
     ]
     results = Results.model_construct(measurement=measurement, cells=cells)
     charts = find_charts()
-    for name in _CHARTS if measurement.prediction else _CHARTS[:-1]:
+    for name in _CHARTS if measurement.predictions else _CHARTS[:-1]:
         (folder / f"{name}.svg").write_text(draw_svg(name, charts[name], results), encoding="utf-8")
 
 

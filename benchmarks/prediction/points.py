@@ -150,7 +150,7 @@ def calibrated(tried: Sequence[Tried], *, date: str) -> ModelError:
 
 def _known(probe: Probe, world_size: int) -> str:
     probed, link_only, nothing = KNOWN
-    if world_size not in probe.all_reduce:
+    if world_size not in probe.swept_world_sizes:
         return nothing
     return link_only if world_size in probe.link_only else probed
 
@@ -185,9 +185,12 @@ def try_configuration(
     probed = Probed(
         baseline=baseline, cells=[pair], has_copy=True, is_weak=False,
         bytes_per_real_byte=device.bytes_per_real_byte, ranks_per_machine=None,
-        sweeps_beyond_cells={four.world_size: sweep_link(workers[four.name], four, seconds=_SWEEP_SECONDS)},
+        sweeps_beyond_cells={
+            kind: {four.world_size: sweep}
+            for kind, sweep in sweep_link(workers[four.name], four, seconds=_SWEEP_SECONDS).items()
+        },
     )  # fmt: skip
-    probe = probe_cells(probed, workers, trials, seconds=_SWEEP_SECONDS)
+    (probe,) = probe_cells(probed, workers, trials, seconds=_SWEEP_SECONDS)
     bench.forget()
     return Tried(configuration=configuration, probe=probe, measured=_compute_speedups(cells, trials))
 

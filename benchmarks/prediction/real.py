@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.real_session import plan_real_session
 from benchmarks.results_file import RESULTS, write_results
 from tasks.measuring.session import measure_cells
-from tasks.process.wording import format_ratio_with_interval, format_signed_percent, format_small_percent
+from tasks.process.wording import format_ratio_with_interval, format_signed_percent, format_small_percent, join_names
 from tasks.records.measurement import Estimate, Measurement, MeasurementFile
 
 _METHOD = """\
@@ -28,6 +28,8 @@ class Said:
 
     session: str
     """Which one."""
+    cells: str
+    """Whose model it is."""
     world_size: int
     """Number of ranks."""
     model: Estimate
@@ -78,10 +80,16 @@ def list_said(session: str, measurement: Measurement) -> list[Said]:
 
     Earlier versions have it as the prediction itself.
     """
-    points = [] if measurement.prediction is None else measurement.prediction.curves[0].points
     return [
-        Said(session=session, world_size=point.world_size, model=model, measured=point.measured)
-        for point in points
+        Said(
+            session=session,
+            cells=join_names(one.cells),
+            world_size=point.world_size,
+            model=model,
+            measured=point.measured,
+        )
+        for one in measurement.predictions
+        for point in one.curves[0].points
         if point.measured is not None and (model := point.model or point.speedup) is not None
     ]
 
@@ -97,10 +105,10 @@ def judge_sessions(num_sessions: int, records: Sequence[Path], *, folder: Path =
         "prediction-real",
         title="What the model says by itself against what was measured",
         method=_METHOD.format(num_sessions=len(measured)),
-        headings=["session", "ranks", "the model alone (90 %)", "measured (95 %)", "off by", "covered"],
+        headings=["session", "cells", "ranks", "the model alone (90 %)", "measured (95 %)", "off by", "covered"],
         rows=[
             [
-                point.session, str(point.world_size), format_ratio_with_interval(point.model),
+                point.session, point.cells, str(point.world_size), format_ratio_with_interval(point.model),
                 format_ratio_with_interval(point.measured), format_signed_percent(math.expm1(point.error)),
                 "yes" if point.is_covered else "**no**",
             ]
@@ -125,6 +133,7 @@ def _measure_session() -> Measurement:
 def _as_json(point: Said) -> dict[str, object]:
     return {
         "session": point.session,
+        "cells": point.cells,
         "world_size": point.world_size,
         "model": point.model.model_dump(mode="json"),
         "measured": point.measured.model_dump(mode="json"),

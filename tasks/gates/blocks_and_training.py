@@ -143,7 +143,7 @@ def _find_block_mismatches(measurement: MeasurementFile, arm: ArmSpeed, first: s
         )
     if arm.speedup is None:
         return problems
-    of = _compute_seconds_per_token if measurement.scaling == "weak" else _compute_seconds_per_step
+    of = _compute_seconds_per_token if measurement.is_per_token else _compute_seconds_per_step
     ratio = _compute_mean_of_launches(its, of) / _compute_mean_of_launches(mine, of)
     if not math.isclose(arm.speedup.value, ratio, rel_tol=_ROUNDING):
         problems.append(

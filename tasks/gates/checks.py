@@ -18,12 +18,14 @@ from tasks.gates import (
     equivalence,
     heldout,
     loss_curves,
+    other_training,
     own_device,
     quiet_turns,
     rows_of_blocks,
     synchronisation,
     work_of_blocks,
 )
+from tasks.gates.other_training import is_other_training, make_inapplicable_finding
 from tasks.records.gate import QUIET_TURNS, CellFinding, Finding, Gate, Standing, make_unchecked_finding
 from tasks.records.outputs import Outputs
 
@@ -40,12 +42,19 @@ class Check:
     """Judges a cell."""
     is_owed_by_several_ranks: bool = False
     """Whether nothing found of a cell with several ranks is `not checked`: it shows that they train as one."""
+    asks_for_same_work: bool = False
+    """Whether it holds the cell against the baseline's own work, which a cell with another batch does not do."""
+    sees_baseline: bool = False
+    """Whether such a cell is judged beside the baseline; else by itself, by what it was asked for."""
     spares_throughput: bool = False
     """Whether it may fail while tokens per second can still be compared, so that a figure per unit of work is true."""
 
     def judge(self, outputs: Outputs, cell: str) -> Finding | None:
         """Return what is found of the cell; None if the gate says nothing about it."""
-        found = self.find(outputs, cell)
+        is_other = is_other_training(outputs, cell)
+        if is_other and self.asks_for_same_work:
+            return make_inapplicable_finding(cell)
+        found = self.find(outputs.alone(cell) if is_other and not self.sees_baseline else outputs, cell)
         if found is None and self.is_owed_by_several_ranks and outputs.runs[cell].facts.world_size > 1:
             return make_unchecked_finding(f"{cell}: nothing was found")
         return found
@@ -74,6 +83,7 @@ CHECKS = [
         name="No break between segments",
         question="Did all cells start from the same weights, and each segment from those the one before ended with?",
         find=correctness.check_segment_continuity,
+        sees_baseline=True,
     ),
     Check(
         name="Starts from the base model",
@@ -85,6 +95,7 @@ CHECKS = [
         question="Does every cell's loss follow the baseline's, step by step?",
         find=loss_curves.check_loss_curves,
         spares_throughput=True,
+        asks_for_same_work=True,
     ),
     Check(
         name="Evaluated what was trained",
@@ -102,12 +113,14 @@ CHECKS = [
         name="Same work in every cell",
         question="Do all cells share start weights, code, machine, global batch and learning-rate policy?",
         find=comparability.check_same_setting,
+        asks_for_same_work=True,
     ),
     Check(
         name="Same rows in the same steps",
         question="Did each optimizer step learn from the same rows in every cell?",
         find=comparability.check_rows_per_step,
         spares_throughput=True,
+        asks_for_same_work=True,
     ),
     Check(
         name="Every sample exactly once",
@@ -131,6 +144,7 @@ CHECKS = [
         name="Not data-bound",
         question="Did the ranks compute, rather than wait for data?",
         find=comparability.check_data_wait,
+        sees_baseline=True,
     ),
     Check(
         name="Only steps were timed",
@@ -147,14 +161,32 @@ CHECKS = [
         question="Is no cell faster than its number of ranks can make it?",
         find=comparability.check_plausible_speedup,
         spares_throughput=True,
+        asks_for_same_work=True,
     ),
 ]
+
+CHECKS_OF_BATCHES = [
+    Check(
+        name="Only the batch differs",
+        question="Does a cell with another batch differ from the baseline in what it says, and in nothing else?",
+        find=other_training.check_only_batch_differs,
+        sees_baseline=True,
+    ),
+    Check(
+        name="Every seed was trained alike",
+        question="Was each training from another seed as complete and as right as the first?",
+        find=other_training.check_seeds,
+        sees_baseline=True,
+    ),
+]
+"""Where a cell has another batch than the baseline, and is openly another training."""
 
 CHECKS_OF_BLOCKS = [
     Check(
         name=QUIET_TURNS,
         question="Were there turns enough in which nobody else used the machine?",
         find=quiet_turns.check_quiet_turns,
+        sees_baseline=True,
     ),
     Check(
         name="Timed blocks did the work",
@@ -170,6 +202,7 @@ CHECKS_OF_BLOCKS = [
         name="Training bears out the blocks",
         question="Do the blocks give the published speedup, and does the whole training bear it out?",
         find=blocks_and_training.check_blocks_against_training,
+        sees_baseline=True,
     ),
 ]
 """Where the speedup was measured in blocks."""
@@ -179,7 +212,8 @@ _SPARE_THROUGHPUT = {check.name for check in CHECKS + CHECKS_OF_BLOCKS if check.
 def check_gates(outputs: Outputs) -> list[Gate]:
     """Return what every gate found of every cell."""
     gates = []
-    for check in CHECKS + (CHECKS_OF_BLOCKS if outputs.measurement is not None else []):
+    batches = CHECKS_OF_BATCHES if outputs.params.other_trainings else []
+    for check in CHECKS + batches + (CHECKS_OF_BLOCKS if outputs.measurement is not None else []):
         found = {cell: check.judge(outputs, cell) for cell in outputs.runs}
         findings = [CellFinding(cell=cell, **asdict(one)) for cell, one in found.items() if one is not None]
         gates.append(Gate(name=check.name, question=check.question, findings=findings))

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from tasks.gates import statistics
 from tasks.process.wording import format_percent, format_small_percent, join_names
-from tasks.records.measurement import DATA_BOUND_SHARE, ArmSpeed, Estimate, LostPart, Measurement, Waterfall
+from tasks.records.measurement import DATA_BOUND_SHARE, ArmSpeed, Estimate, LostPart, Measurement, Prediction, Waterfall
 
 DATA_WAIT = "data wait"
 """Name of the part of a waterfall that is waiting for data."""
@@ -16,10 +16,10 @@ def withhold_cells(measurement: Measurement, cells: Collection[str]) -> Measurem
     """Return what failed gates of these cells leave of the measurement: nothing that compares one of them or rests on
     it.
 
-    The prediction rests on all cells, a change on the cell that it was tried on.
+    A prediction rests on the baseline and the cells that it begins at, a change on the cell that it was tried on.
     """
     left, left_out = withhold_comparison(measurement, cells), list(measurement.left_out)
-    if measurement.prediction is not None:
+    if len(_select_kept(measurement, cells)) < len(measurement.predictions):
         left_out.append(f"The prediction is withheld: it rests on {_describe_withheld(measurement, cells)}.")
     advice = measurement.advice
     tried = [one.cell for one in advice.tried] if advice is not None else []
@@ -32,6 +32,12 @@ def withhold_cells(measurement: Measurement, cells: Collection[str]) -> Measurem
             f"{_describe_withheld(measurement, set(cells) & set(tried))}."
         )
     return left.model_copy(update={"advice": advice, "left_out": left_out})
+
+
+def _select_kept(measurement: Measurement, cells: Collection[str]) -> list[Prediction]:
+    """Return the predictions that rest on none of these cells."""
+    baseline = select_cell_arms(measurement)[0].cell
+    return [] if baseline in cells else [one for one in measurement.predictions if not set(one.cells) & set(cells)]
 
 
 def _describe_withheld(measurement: Measurement, cells: Collection[str]) -> str:
@@ -63,7 +69,7 @@ def withhold_comparison(measurement: Measurement, cells: Collection[str]) -> Mea
                 else one
                 for one in measurement.waterfalls
             ],
-            "prediction": None,
+            "predictions": _select_kept(measurement, cells),
         }
     )
 

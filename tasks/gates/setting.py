@@ -18,6 +18,8 @@ _OF_THE_CELL = {"strategy", "options", "world_size", "ranks_differ", "priority"}
 
 The priority of their processes is held between timed cells: of a training it changes the time alone.
 """
+_OF_THE_BATCH = ("global_batch_size", "learning_rate", "warmup_steps")
+"""Keys of `train` in which a cell with another batch differs, openly; it was then asked for those values."""
 _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
 """Keys of `train` that become another value on the way: halved where memory ran out, or the device's default."""
 
@@ -25,10 +27,14 @@ _RESOLVED = {"micro_batch_size", "loss_chunk_rows"}
 def find_setting_problems(outputs: Outputs, cell: str) -> list[str]:
     """Return in what the cell's records differ from params.yaml, from the baseline's records or among its ranks."""
     run, first = outputs.runs[cell], outputs.params.baseline
-    asked = {**outputs.params.train.model_dump(mode="json"), "workload": outputs.params.workload}
+    own = outputs.params.train_of(cell)
+    asked = {**own.model_dump(mode="json"), "workload": outputs.params.workload}
     recorded = {**run.facts.train, "workload": run.facts.workload}
     problems = _compare_values(recorded, asked, f"{cell}: the record has", "params.yaml")
     reference = next((setting for _, setting in _list_settings(outputs.baseline)), None)
+    if reference is not None and cell in outputs.params.other_trainings:
+        changed = {name: getattr(own, name) for name in _OF_THE_BATCH}
+        reference = {**reference, "train": {**reference["train"], **changed}}
     for where, setting in _list_settings(run):
         if setting is None or reference is None:
             problems.append(f"{where}: nothing was recorded of what it trained with")

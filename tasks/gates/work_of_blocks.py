@@ -106,7 +106,7 @@ class _Judge:
             if block.num_samples:
                 yield "rows", f"{block.num_samples} samples in an update alone in turn {block.turn}"
         elif arm.kind == "alone":
-            its = self._own_by_turn.get(block.turn)
+            its = (self._own_by_turn if self._has_rows_of_its_own else self._copies_by_turn).get(block.turn)
             if its is not None and its.rows_of_first_rank != block.rows:
                 yield "rows", f"turn {block.turn} had other rows than the first rank has beside the others"
         else:
@@ -248,8 +248,17 @@ class _Judge:
     def _own_by_turn(self) -> dict[int, BlockWork]:
         return _index_by_turn(self.measurement, self.cell)
 
+    @cached_property
+    def _copies_by_turn(self) -> dict[int, BlockWork]:
+        return _index_by_turn(self.measurement, self.cell, kind="independent")
 
-def _index_by_turn(measurement: MeasurementFile, cell: str) -> dict[int, BlockWork]:
-    """Return turn -> the block of the cell as it is trained."""
-    arms = [arm for arm in measurement.blocks if arm.cell == cell and arm.kind == "as trained"]
+    @property
+    def _has_rows_of_its_own(self) -> bool:
+        """Whether each rank has a share of the rows; of stages that see the same ones the first counts none."""
+        return self.outputs.params.count_shares(self.cell) == self.run.facts.world_size
+
+
+def _index_by_turn(measurement: MeasurementFile, cell: str, *, kind: str = "as trained") -> dict[int, BlockWork]:
+    """Return turn -> the block of the cell's arm of this kind, by default as it is trained."""
+    arms = [arm for arm in measurement.blocks if arm.cell == cell and arm.kind == kind]
     return {block.turn: block for arm in arms for block in arm.blocks}

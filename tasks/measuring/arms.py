@@ -48,6 +48,8 @@ class Cell:
     """Machines that the ranks are on, as many on each."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Fields of TrainingConfig in which its measured step differs from the trained one: the batch, in weak scaling."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of its strategy."""
 
 
 def make_trained_arm(cell: Cell) -> Arm:
@@ -89,11 +91,17 @@ def make_copies_arm(cell: Cell) -> Arm:
     return Arm(name=name, cell=cell.name, variant=variant, data="device", kind="independent")
 
 
+def make_contention_arms(cell: Cell) -> list[Arm]:
+    """Return the arms that tell what ranks take from each other without an exchange: whole copies, and one alone."""
+    copies = make_copies_arm(cell)
+    return [copies, replace(copies, name=f"{cell.name}, one copy alone", is_alone=True, kind="alone")]
+
+
 def make_spreading_arms(cell: Cell) -> list[Arm]:
     """Return the arms that leave out what only several ranks have, one thing after another."""
-    alone = replace(make_copies_arm(cell), name=f"{cell.name}, one copy alone", is_alone=True, kind="alone")
+    copies, alone = make_contention_arms(cell)
     update = replace(alone, name=f"{cell.name}, update only", data="loader", part="update", kind="update")
-    return [make_silent_arm(cell), make_copies_arm(cell), alone, update]
+    return [make_silent_arm(cell), copies, alone, update]
 
 
 def name_data_arm(cell: Cell, place: str) -> str:

@@ -20,7 +20,7 @@ class PairedParts:
     straggler_seconds: Repeats
     """By how much the slowest rank of a step is later than one with the first rank's speed and an even share."""
     wrapper_seconds: Repeats
-    """What the wrapper costs when it exchanges nothing."""
+    """What the wrapper costs when it exchanges nothing; 0 where no step can do without an exchange."""
     beyond_share_seconds: Repeats
     """What one rank's even share takes while the others stand still, beyond that share of the baseline's step."""
     share: float
@@ -34,8 +34,10 @@ def pair_arms(trials: Trials, *, baseline: Cell, cell: Cell, is_weak: bool) -> P
     def list_first_rank(kind: str) -> np.ndarray:
         return np.array(trials.list_by_turn(arms[kind], lambda block: block.first_rank_seconds))
 
-    silent, copies, alone = (list_first_rank(kind) for kind in ("silent", "independent", "alone"))
-    slowest = np.array(trials.list_by_turn(arms["silent"], lambda block: block.slowest_rank_seconds))
+    # A step that cannot be made in silence has its own way of waiting, and copies say how far ranks are apart.
+    quiet = "silent" if arms["silent"] in trials.blocks else "independent"
+    silent, copies, alone = (list_first_rank(kind) for kind in (quiet, "independent", "alone"))
+    slowest = np.array(trials.list_by_turn(arms[quiet], lambda block: block.slowest_rank_seconds))
     # Rows differ in length: the first rank has an even share of them in the mean only.
     even = np.array(trials.list_by_turn(arms["independent"], lambda block: block.first_rank_share))
     share = 1.0 if is_weak else 1 / cell.world_size

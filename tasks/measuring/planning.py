@@ -56,15 +56,16 @@ def plan_session(
     device = devices[params.baseline]
     is_weak = params.measure.scaling == "weak"
     cells = [_make_cell(params, name, is_weak=is_weak) for name in params.cells]
+    others = frozenset(params.other_trainings)
     num_rows, lengths = len(np.load(rows[0] / "row_ids.npy", allow_pickle=False)), None
     if read_unit(params.workload) == "token":
         whole = [np.diff(np.load(part / "offsets.npy", allow_pickle=False)) for part in rows]
         lengths = np.minimum(np.concatenate(whole), params.train.seq_len).tolist()
     largest = max(cell.global_batch_size for cell in cells)
-    if is_weak and num_rows < largest:
+    if (is_weak or others) and num_rows < largest:
         raise DataError(
-            f"range {rows[0].name} has {num_rows} rows, a step of the largest cell {largest} in weak scaling; "
-            "allowed: a first range with at least as many"
+            f"range {rows[0].name} has {num_rows} rows, a step of the largest cell {largest}"
+            f"{' in weak scaling' if is_weak else ''}; allowed: a first range with at least as many"
         )
     segments = [
         SegmentConfig(range=part.name, epoch=1, fingerprint="measured", slice_dir=part.resolve()) for part in rows
@@ -74,6 +75,7 @@ def plan_session(
             cells=cells,
             has_copy=device == "cuda",
             is_weak=is_weak,
+            other_trainings=others,
             is_exact=params.train.exact,
             half_width=params.measure.half_width or _HALF_WIDTHS[device],
             max_seconds=params.measure.max_seconds,
@@ -110,7 +112,7 @@ def _count_cores(machine: MachineFile) -> int:
 
 def compute_timed_batch(params: Params, cell: str) -> int:
     """Return the samples of a timed step of the cell: in weak scaling they grow with its number of ranks."""
-    batch = params.train.global_batch_size
+    batch = params.train_of(cell).global_batch_size
     if params.measure.scaling == "strong":
         return batch
     return batch * params.cells[cell].world_size // params.cells[params.baseline].world_size
@@ -121,5 +123,5 @@ def _make_cell(params: Params, name: str, *, is_weak: bool) -> Cell:
     overrides = {"global_batch_size": batch} if is_weak else {}
     return Cell(
         name=name, strategy=spread.strategy, world_size=spread.world_size, num_nodes=spread.num_nodes,
-        global_batch_size=batch, overrides=overrides,
+        global_batch_size=batch, overrides=overrides, options=spread.options,
     )  # fmt: skip

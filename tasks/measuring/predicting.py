@@ -3,20 +3,23 @@
 The parts are those of one rank. What several cost each other is in the blocks of the waterfall.
 """
 
+import json
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tasks.measuring.arms import Arm, Cell, make_copies_arm, make_trained_arm
+from tasks.measuring.arms import Arm, Cell, make_copies_arm, make_trained_arm, name_data_arm
 from tasks.measuring.blocks import Trials
 from tasks.measuring.paired import list_copy_seconds, list_device_seconds, pair_arms
 from tasks.measuring.prediction import make_prediction, read_model_error
 from tasks.measuring.probe import Probe, make_probe
 from tasks.measuring.workers import Workers
 from tasks.records.measurement import Estimate, Prediction
+from tasks.strategies import get_exchange_dtype
+from tasks.strategies.communication import find_communication
 from training.probing.parts import probe_buckets
 
 _log = logging.getLogger(__name__)
@@ -25,7 +28,10 @@ _NUM_ROUNDS = 4
 _REPEATS_PER_ROUND = 2
 _SHORTER_REACH = 4
 _SWEEP_SECONDS = 3.0
-"""For the sweep of one number of ranks."""
+"""For the sweeps of one number of ranks."""
+
+Sweeps = Mapping[str, Mapping[int, dict[str, Any]]]
+"""Kind of exchange -> number of ranks -> its sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +41,7 @@ class Probed:
     baseline: Cell
     """One rank."""
     cells: list[Cell]
-    """Those with several ranks, all of one strategy, whose communication there is a model of."""
+    """Those with several ranks, of whose step there is a model."""
     has_copy: bool
     """Whether micro-batches are copied to a device."""
     is_weak: bool
@@ -44,10 +50,24 @@ class Probed:
     """Bytes that the link carries for each byte of gradient that is really there; 1 unless it only sleeps for them."""
     ranks_per_machine: int | None
     """Devices of this machine; None: not known."""
-    is_16_bit: bool = False
-    """Whether the ranks exchange gradients in 16 bits."""
-    sweeps_beyond_cells: Mapping[int, dict[str, Any]] = field(default_factory=dict)
-    """Number of ranks, more than any cell has -> the sweep of their link (sweep_link); they ran nothing else."""
+    overlaps: bool = False
+    """Whether the devices compute while weights are gathered."""
+    sweeps_beyond_cells: Sweeps = field(default_factory=dict)
+    """Of numbers of ranks more than any cell has; they ran nothing else."""
+
+    @property
+    def groups(self) -> list[list[Cell]]:
+        """The cells that spread the work in the same way, by number of ranks, one for each number, the first."""
+        groups: dict[str, dict[int, Cell]] = {}
+        for cell in self.cells:
+            of_group = groups.setdefault(json.dumps([cell.strategy, dict(cell.options)], sort_keys=True), {})
+            of_group.setdefault(cell.world_size, cell)
+        return [[by_size[size] for size in sorted(by_size)] for by_size in groups.values()]
+
+
+def list_kinds(cells: Iterable[Cell]) -> list[str]:
+    """Return the kinds of exchange that the models of the cells' steps ask for."""
+    return list(dict.fromkeys(kind for cell in cells for kind in find_communication(cell.strategy).KINDS))
 
 
 def probe_cells(
@@ -57,54 +77,110 @@ def probe_cells(
     *,
     seconds: float = _SWEEP_SECONDS,
     make_ready: Callable[[Arm], None] = lambda _: None,
-) -> Probe:
+) -> list[Probe]:
     """Have one rank time the parts of a step one by one, and all ranks their link; the rest is in `trials`.
 
-    `seconds`: for the sweep of one number of ranks; `make_ready` is told whose ranks are about to be asked.
+    Returns one probe for each group of cells. `seconds`: for the sweeps of one number of ranks; `make_ready` is told
+    whose ranks are about to be asked.
     """
-    baseline, cells = probed.baseline, probed.cells
-    largest = max(cells, key=lambda cell: cell.world_size)
-    compute, in_flight = list[dict[str, Any]](), list[dict[str, Any]]()
-    trained = make_trained_arm(largest)
+    baseline, groups = probed.baseline, probed.groups
+    exchanges = [_ask_exchange(workers, group[-1], make_ready) for group in groups]
+    compute, in_flight = _probe_in_turn(probed, workers, exchanges, make_ready)
+    by_size = {cell.world_size: cell for cell in reversed(probed.cells)}
+    sweeps: dict[str, dict[int, dict[str, Any]]] = {}
+    kinds = list_kinds(probed.cells)
+    for size in sorted(by_size):
+        swept = sweep_link(workers[by_size[size].name], by_size[size], kinds, seconds=seconds)
+        for kind, sweep in swept.items():
+            sweeps.setdefault(kind, {})[size] = sweep
+    for kind, beyond in probed.sweeps_beyond_cells.items():
+        # More ranks get less far in the same time; one that ended far earlier says nothing of large buckets.
+        reach = min(_compute_reach(sweep) for sweep in sweeps[kind].values()) / _SHORTER_REACH
+        sweeps[kind] |= {size: sweep for size, sweep in beyond.items() if _compute_reach(sweep) >= reach}
+    alone, baseline_seconds = _merge_compute(compute), list_device_seconds(trials, baseline)
+    probes = []
+    for group, exchange in zip(groups, exchanges, strict=True):
+        strategy, options = group[0].strategy, group[0].options
+        is_16_bit = get_exchange_dtype(strategy, options) != "none"
+        bucket_bytes = exchange.get("bucket_bytes", [])
+        probes.append(
+            make_probe(
+                alone,
+                {kind: sweeps[kind] for kind in find_communication(strategy).KINDS},
+                strategy=strategy,
+                buckets=probe_buckets(bucket_bytes, alone["gradients"]) if bucket_bytes else [],
+                paired={
+                    cell.world_size: pair_arms(trials, baseline=baseline, cell=cell, is_weak=probed.is_weak)
+                    for cell in group
+                },
+                baseline_seconds=baseline_seconds,
+                copy_seconds={
+                    one.world_size: list_copy_seconds(trials, one)
+                    for one in (baseline, *group)
+                    if name_data_arm(one, "host") in trials.blocks
+                }
+                if probed.has_copy
+                else None,
+                in_flight=_merge_in_flight(in_flight) if in_flight else None,
+                link_bytes_per_byte=probed.bytes_per_real_byte * (0.5 if is_16_bit else 1.0),
+                is_16_bit=is_16_bit,
+                scaling="weak" if probed.is_weak else "strong",
+                ranks_per_machine=probed.ranks_per_machine,
+                options=options,
+                exchange=exchange,
+                overlaps=probed.overlaps,
+            )
+        )
+    return probes
+
+
+def _ask_exchange(workers: Mapping[str, Workers], cell: Cell, make_ready: Callable[[Arm], None]) -> dict[str, Any]:
+    """Return how the cell's exchange is laid out."""
+    trained = make_trained_arm(cell)
     make_ready(trained)
-    facts = workers[largest.name].ask("facts", variant=dict(trained.variant), doing="asking for buckets")[0]
-    bucket_bytes = facts["exchange"]["bucket_bytes"]
-    exchanged = 0.5 if probed.is_16_bit else 1.0
-    beside = {"num_bytes": round(exchanged * max(bucket_bytes)), "num_repeats": 1}
-    # A little of each after the other, so that what drifts is in both.
+    facts = workers[cell.name].ask("facts", variant=dict(trained.variant), doing="asking for the exchange")[0]
+    found: dict[str, Any] = facts["exchange"]
+    return found
+
+
+def _probe_in_turn(
+    probed: Probed,
+    workers: Mapping[str, Workers],
+    exchanges: Sequence[Mapping[str, Any]],
+    make_ready: Callable[[Arm], None],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return one rank's parts, and a backward beside all-reduces where something is exchanged beside one.
+
+    A little of each after the other, so that what drifts is in both.
+    """
+    baseline, largest = probed.baseline, max(probed.cells, key=lambda cell: cell.world_size)
+    sizes = [
+        size * (0.5 if get_exchange_dtype(group[0].strategy, group[0].options) != "none" else 1.0)
+        for group, exchange in zip(probed.groups, exchanges, strict=True)
+        for size in exchange.get("bucket_bytes", exchange.get("unit_bytes", []))
+    ]
+    compute, in_flight = list[dict[str, Any]](), list[dict[str, Any]]()
     for _ in range(_NUM_ROUNDS):
         make_ready(make_copies_arm(baseline))
         compute.append(_ask_first_rank(workers[baseline.name], "probe", baseline, num_repeats=_REPEATS_PER_ROUND))
-        make_ready(make_copies_arm(largest))
-        in_flight.append(_ask_first_rank(workers[largest.name], "in_flight", largest, **beside))
-    sweeps = {cell.world_size: sweep_link(workers[cell.name], cell, seconds=seconds) for cell in cells}
-    # More ranks get less far in the same time; one that ended far earlier says nothing of large buckets.
-    reach = min(_compute_reach(sweep) for sweep in sweeps.values()) / _SHORTER_REACH
-    sweeps |= {size: sweep for size, sweep in probed.sweeps_beyond_cells.items() if _compute_reach(sweep) >= reach}
-    alone = _merge_compute(compute)
-    return make_probe(
-        alone,
-        sweeps,
-        strategy=largest.strategy,
-        buckets=probe_buckets(bucket_bytes, alone["gradients"]),
-        paired={
-            cell.world_size: pair_arms(trials, baseline=baseline, cell=cell, is_weak=probed.is_weak) for cell in cells
-        },
-        baseline_seconds=list_device_seconds(trials, baseline),
-        copy_seconds={one.world_size: list_copy_seconds(trials, one) for one in (baseline, *cells)}
-        if probed.has_copy
-        else None,
-        in_flight=_merge_in_flight(in_flight),
-        link_bytes_per_byte=probed.bytes_per_real_byte * exchanged,
-        is_16_bit=probed.is_16_bit,
-        scaling="weak" if probed.is_weak else "strong",
-        ranks_per_machine=probed.ranks_per_machine,
-    )
+        if sizes:
+            make_ready(make_copies_arm(largest))
+            beside = {"num_bytes": round(max(sizes)), "num_repeats": 1}
+            in_flight.append(_ask_first_rank(workers[largest.name], "in_flight", largest, **beside))
+    return compute, in_flight
 
 
-def sweep_link(workers: Workers, cell: Cell, *, seconds: float = _SWEEP_SECONDS) -> dict[str, Any]:
-    """Return the all-reduce of the ranks' link by size (training/probing/sweep.py), in about so many seconds."""
-    return _ask_first_rank(workers, "sweep", cell, num_repeats=_NUM_ROUNDS * _REPEATS_PER_ROUND, seconds_budget=seconds)
+def sweep_link(
+    workers: Workers, cell: Cell, kinds: Sequence[str] = ("all_reduce",), *, seconds: float = _SWEEP_SECONDS
+) -> dict[str, dict[str, Any]]:
+    """Return kind of exchange -> the ranks' link by size (training/probing/sweep.py), in about so many seconds."""
+    return {
+        kind: _ask_first_rank(
+            workers, "sweep", cell, kind=kind, num_repeats=_NUM_ROUNDS * _REPEATS_PER_ROUND,
+            seconds_budget=seconds / len(kinds),
+        )
+        for kind in kinds
+    }  # fmt: skip
 
 
 def predict_cells(
@@ -115,26 +191,31 @@ def predict_cells(
     *,
     seed: int,
     make_ready: Callable[[Arm], None] = lambda _: None,
-) -> Prediction | None:
-    """Return what other numbers of ranks would give; None without a cell that exchanges gradients.
+) -> list[Prediction]:
+    """Return what other numbers of ranks would give each group of cells; none without a cell that can be predicted.
 
-    `speedups`: arm -> speedup, with a 95 % interval; `trials`: the blocks of the waterfall.
+    `speedups`: arm -> speedup, with a 95 % interval; `trials`: the blocks of the counterfactuals.
     """
     if not probed.cells or trials is None:
-        return None
+        return []
     if not speedups:
         raise ValueError("it begins at a measured speedup, and none has an interval")
-    by_size = {cell.world_size: cell for cell in reversed(probed.cells)}
-    # One cell per number of ranks, the first: others spread the same work otherwise.
-    probed = replace(probed, cells=sorted(by_size.values(), key=lambda cell: cell.world_size))
     _log.info("probing the parts of a step, and the link, for a prediction")
-    probe = probe_cells(probed, workers, trials, make_ready=make_ready)
-    measured = {cell.world_size: speedups[cell.name] for cell in probed.cells}
-    return make_prediction(probe, measured=measured, seed=seed, model_error=read_model_error())
+    probes = probe_cells(probed, workers, trials, make_ready=make_ready)
+    return [
+        make_prediction(
+            probe,
+            measured={cell.world_size: speedups[cell.name] for cell in group},
+            cells=[cell.name for cell in group],
+            seed=seed,
+            model_error=read_model_error(),
+        )
+        for group, probe in zip(probed.groups, probes, strict=True)
+    ]
 
 
 def _compute_reach(sweep: Mapping[str, Any]) -> float:
-    """Return the bytes of the largest all-reduce of a sweep; 0 if it has none."""
+    """Return the bytes of the largest exchange of a sweep; 0 if it has none."""
     return max((point["num_bytes"] for point in sweep["points"]), default=0)
 
 

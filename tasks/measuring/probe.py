@@ -13,6 +13,8 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from tasks.measuring.paired import PairedParts, Repeats, make_repeats
+from tasks.strategies import count_shares
+from tasks.strategies.communication import find_communication
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +28,11 @@ class Gradient:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduce:
-    """All-reduces of one size."""
+class Swept:
+    """Exchanges of one kind and size."""
 
     num_bytes: float
-    """Size of the tensor."""
+    """Size of the whole tensor, which of a gather is what every rank has in the end."""
     seconds: Repeats
     """Of the slowest rank, by repeat."""
 
@@ -55,8 +57,8 @@ class Probe:
     """One per parameter, in the order in which they become ready."""
     buckets: tuple[Gradient, ...]
     """How they are exchanged, in the order of the exchange."""
-    all_reduce: Mapping[int, tuple[AllReduce, ...]]
-    """Number of ranks -> the sweep, by ascending size."""
+    links: Mapping[str, Mapping[int, tuple[Swept, ...]]]
+    """Kind of exchange -> number of ranks -> the sweep, by ascending size."""
     contention: Mapping[int, Repeats]
     """Number of ranks -> seconds of a step while all run without exchanging anything / while one runs alone."""
     in_flight_slowdown: Repeats = (1.0,)
@@ -74,36 +76,58 @@ class Probe:
     is_16_bit: bool = False
     """Whether gradients are exchanged in 16 bits."""
     link_only: frozenset[int] = frozenset()
-    """Those numbers of ranks in `all_reduce` that ran the sweep and nothing else."""
+    """Those numbers of ranks in `links` that ran the sweeps and nothing else."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the strategy."""
+    exchange: Mapping[str, Any] = field(default_factory=dict)
+    """How the exchange is laid out on the most ranks that were measured, as they said."""
+    overlaps: bool = False
+    """Whether weights are gathered while the device computes."""
+
+    @property
+    def swept_world_sizes(self) -> list[int]:
+        """Numbers of ranks whose link was measured."""
+        return sorted({n for sweeps in self.links.values() for n in sweeps})
 
     @property
     def measured_world_sizes(self) -> list[int]:
         """Numbers of ranks whose steps and communication were measured."""
-        return sorted(self.all_reduce.keys() - self.link_only)
+        return [n for n in self.swept_world_sizes if n not in self.link_only]
 
-    @property
-    def most_ranks(self) -> float:
-        """Ranks that have a micro-batch each in a step; infinite in weak scaling."""
-        return math.inf if self.scaling == "weak" else len(self.micro_batches)
+    def explain_unknown(self, world_size: int) -> str | None:
+        """Return why nothing can be said of so many ranks, a whole sentence; None where something can."""
+        busy, shares = len(self.micro_batches), self.count_shares(world_size)
+        if self.scaling == "strong" and shares > busy:
+            return (
+                f"From {busy + 1} {'ranks' if shares == world_size else 'replicas'} on nothing is predicted: in strong "
+                f"scaling the number of micro-batches per step stays {busy}, and a rank would have none. A change that "
+                "makes more of them moves that number."
+            )
+        return find_communication(self.strategy).explain_unknown(self.options, self.exchange, world_size=world_size)
+
+    def count_shares(self, world_size: int) -> int:
+        """Return into how many shares a step's micro-batches are dealt."""
+        return min(count_shares(self.strategy, world_size, self.options), world_size)
 
     def drop_link_only(self) -> Self:
         """Return it without the sweeps of numbers of ranks that ran nothing else."""
-        swept = {n: points for n, points in self.all_reduce.items() if n not in self.link_only}
-        return replace(self, all_reduce=swept, link_only=frozenset())
+        links = {
+            kind: {n: points for n, points in sweeps.items() if n not in self.link_only}
+            for kind, sweeps in self.links.items()
+        }
+        return replace(self, links=links, link_only=frozenset())
 
-    def compute_busiest_share(self, world_size: int) -> tuple[int, float, float]:
-        """Return the busiest rank's part of a step: number of micro-batches, their work, the work of its last one.
+    def list_busiest_works(self, num_shares: int, world_size: int) -> tuple[float, ...]:
+        """Return the work of each micro-batch of the busiest of so many shares, that of its last one first.
 
         Micro-batches are dealt as training/data/plan.py deals them; what does not divide is one more for some.
         """
         works = np.repeat(self.micro_batches, world_size if self.scaling == "weak" else 1)
-        num_turns = -(-len(works) // world_size)
-        dealt = np.zeros((num_turns, world_size))
+        dealt = np.zeros((-(-len(works) // num_shares), num_shares))
         dealt.flat[: len(works)] = works
         dealt[1::2] = dealt[1::2, ::-1]
-        busiest = int(dealt.sum(axis=0).argmax())
-        mine = dealt[:, busiest]
-        return int((mine > 0).sum()), float(mine.sum()), float(mine[0])
+        mine = dealt[:, int(dealt.sum(axis=0).argmax())]
+        return tuple(mine[mine > 0].tolist())
 
     def scale_gradient_bytes(self, factor: float) -> Self:
         """Return it with gradients of other precision."""
@@ -114,12 +138,15 @@ class Probe:
         return replace(self, gradients=scale(self.gradients), buckets=scale(self.buckets))
 
     def scale_link_seconds(self, factor: float) -> Self:
-        """Return it with every all-reduce taking that many times as long."""
-        swept = {
-            world_size: tuple(replace(part, seconds=tuple(one * factor for one in part.seconds)) for part in points)
-            for world_size, points in self.all_reduce.items()
+        """Return it with every exchange taking that many times as long."""
+        links = {
+            kind: {
+                n: tuple(replace(part, seconds=tuple(one * factor for one in part.seconds)) for part in points)
+                for n, points in sweeps.items()
+            }
+            for kind, sweeps in self.links.items()
         }
-        return replace(self, all_reduce=swept)
+        return replace(self, links=links)
 
     def scale_accumulation(self, factor: int) -> Self:
         """Return it with that many times as many micro-batches in a step."""
@@ -157,7 +184,7 @@ def make_buckets(gradients: Sequence[Gradient], most: float) -> tuple[Gradient, 
 
 def make_probe(
     alone: Mapping[str, Any],
-    sweeps: Mapping[int, Mapping[str, Any]],
+    sweeps: Mapping[str, Mapping[int, Mapping[str, Any]]],
     *,
     strategy: str,
     buckets: Sequence[Mapping[str, Any]],
@@ -169,14 +196,17 @@ def make_probe(
     scaling: Literal["strong", "weak"] = "strong",
     ranks_per_machine: int | None = None,
     is_16_bit: bool = False,
+    options: Mapping[str, Any] | None = None,
+    exchange: Mapping[str, Any] | None = None,
+    overlaps: bool = False,
 ) -> Probe:
     """Return the probe from what the ranks measured.
 
     `alone`: probe_compute's answer; its parts are scaled so that together they are as long as the baseline's step in
-    the blocks, `baseline_seconds`. `sweeps`: number of ranks -> sweep_all_reduce's answer; `buckets`: probe_buckets'
-    answer; `paired`, `copy_seconds`: by number of ranks, of whole steps; `in_flight`: probe_slowdown_in_flight's,
-    without repeats where there is none. The link carries `link_bytes_per_byte` bytes for each byte of gradient; its
-    sweep is in bytes of the link.
+    the blocks, `baseline_seconds`. `sweeps`: kind of exchange -> number of ranks -> sweep_exchange's answer; `buckets`:
+    probe_buckets' answer; `paired`, `copy_seconds`: by number of ranks, of whole steps; `in_flight`:
+    probe_slowdown_in_flight's, without repeats where there is none. The link carries `link_bytes_per_byte` bytes for
+    each byte of gradient; its sweep is in bytes of the link.
     """
     parts = _scale_parts(alone, baseline_seconds)
     forward, backward = parts["forward_seconds"], parts["backward_seconds"]
@@ -189,12 +219,15 @@ def make_probe(
         micro_batches=_estimate_works(forward + backward),
         gradients=_make_gradients(alone["gradients"], link_bytes_per_byte),
         buckets=_make_gradients(buckets, link_bytes_per_byte),
-        all_reduce={
-            world_size: tuple(
-                AllReduce(num_bytes=point["num_bytes"], seconds=make_repeats(point["seconds"]))
-                for point in sweep["points"]
-            )
-            for world_size, sweep in sweeps.items()
+        links={
+            kind: {
+                n: tuple(
+                    Swept(num_bytes=point["num_bytes"], seconds=make_repeats(point["seconds"]))
+                    for point in sweep["points"]
+                )
+                for n, sweep in of_kind.items()
+            }
+            for kind, of_kind in sweeps.items()
         },
         contention={n: one.contention for n, one in paired.items()},
         in_flight_slowdown=_compute_slowdown(in_flight),
@@ -202,14 +235,17 @@ def make_probe(
         scaling=scaling,
         ranks_per_machine=ranks_per_machine,
         is_16_bit=is_16_bit,
-        link_only=frozenset(sweeps.keys() - paired.keys()),
+        link_only=frozenset({n for of_kind in sweeps.values() for n in of_kind} - paired.keys()),
+        options=options or {},
+        exchange=exchange or {},
+        overlaps=overlaps,
     )
     return replace(
         plain,
         fixed_seconds=dict(plain.fixed_seconds) | {n: _compute_fixed(plain, one) for n, one in paired.items()},
         spread_seconds={n: _compute_spread(plain, n, one) for n, one in paired.items()},
         copy_seconds={
-            n: tuple(one / plain.compute_busiest_share(n)[0] for one in repeats)
+            n: tuple(one / len(plain.list_busiest_works(n, n)) for one in repeats)
             for n, repeats in (copy_seconds or {}).items()
         },
     )
@@ -242,11 +278,11 @@ def _compute_spread(probe: Probe, world_size: int, paired: PairedParts) -> Repea
 
     That it has more micro-batches, or longer ones, than an even share is no spread.
     """
-    num_micro_batches, work, _ = probe.compute_busiest_share(world_size)
+    works = probe.list_busiest_works(world_size, world_size)
     even = sum(probe.micro_batches) * (1.0 if probe.scaling == "weak" else 1 / world_size)
     micro_batch = np.median(probe.forward_seconds) + np.median(probe.backward_seconds)
-    uneven = float((work - even) * micro_batch * np.median(paired.contention))
-    apart = compute_expected_maximum(world_size) * math.sqrt(num_micro_batches)
+    uneven = float((sum(works) - even) * micro_batch * np.median(paired.contention))
+    apart = compute_expected_maximum(world_size) * math.sqrt(len(works))
     return tuple((one - uneven) / apart for one in paired.straggler_seconds)
 
 

@@ -65,8 +65,8 @@ def _tabulate(
     """Return a line for each cell but the first: its speedup by several figures, beside the published one."""
     trials = make_trials(arms)
     quiet = trials.select_quiet(most_share, fewest_of_launch=FEWEST_QUIET_TURNS)
-    is_weak = published is not None and published.scaling == "weak"
-    of = _compute_seconds_per_token if is_weak else _get_seconds
+    is_per_token = published is not None and published.is_per_token
+    of = _compute_seconds_per_token if is_per_token else _get_seconds
     names = [one.arm for one in arms]
     table = Table(
         title=f"{len(quiet.turns)} of {len(trials.turns)} turns in which others used at most "

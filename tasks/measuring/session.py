@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from tasks.measuring.blocks import Bench
 from tasks.measuring.headline import Headline, find_alikeness
 from tasks.measuring.memory import observe_memory, rehearse_memory
 from tasks.measuring.planning import Session
-from tasks.measuring.predicting import Probed, predict_cells, sweep_link
+from tasks.measuring.predicting import Probed, list_kinds, predict_cells, sweep_link
 from tasks.measuring.speed import Measured, TimedComparison, measure_speed, select_quiet_turns, select_seconds
 from tasks.measuring.workers import Workers, open_workers
 from tasks.params import Params
@@ -33,7 +33,7 @@ from tasks.ranks.cell_ranks import find_nodes
 from tasks.records.fingerprint import MachineFile
 from tasks.records.measurement import Advice, MeasurementFile, Prediction, RankTimeline, Waterfall
 from tasks.records.sources import BaseModelManifest
-from tasks.strategies import find_profile, get_exchange_dtype, list_unavailable
+from tasks.strategies import find_profile, list_unavailable
 from training.record.segment_facts import RankDevice
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ _MORE_RANKS = (4, 8)
 class _Further:
     """What is measured after the speedups."""
 
-    prediction: Prediction | None = None
+    predictions: list[Prediction] = field(default_factory=list)
     advice: Advice | None = None
     left_out: list[str] = field(default_factory=list)
 
@@ -114,7 +114,7 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         alikeness=find_alikeness(headline, [arm.name for arm in comparison.trained], select_seconds(comparison)),
         seconds=time.perf_counter() - started,
         waterfalls=measured.waterfalls,
-        prediction=more.prediction,
+        predictions=more.predictions,
         advice=more.advice,
         blocks=measured.blocks,
         ranges=[part.name for part in session.rows],
@@ -123,7 +123,9 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         timelines=timelines,
         devices_of_starts=devices,
         settings=settings,
-        left_out=_explain_no_waterfall(comparison) + _collect_unavailable(params) + more.left_out,
+        left_out=_explain_no_waterfall(comparison)
+        + _collect_unavailable(params, {one.cell for one in measured.waterfalls})
+        + more.left_out,
     )
 
 
@@ -152,21 +154,31 @@ def _compute_slowed_share(headline: Headline) -> float | None:
 
 def _explain_no_waterfall(comparison: TimedComparison) -> list[str]:
     baseline = comparison.baseline
+    if not comparison.waterfall_seconds:
+        return ["Waterfall and prediction were left out: measure.waterfall_seconds is 0."]
     if baseline.world_size == 1:
-        return []
+        others = [cell for cell in comparison.cells if cell.world_size > 1 and cell not in comparison.spreading]
+        if baseline.strategy == "single" or not others:
+            return []
+        return [
+            f"A prediction of {', '.join(cell.name for cell in others)} was left out: the baseline {baseline.name} is "
+            "no plain process (strategy single), whose parts could be timed."
+        ]
     return [
         f"Waterfall and prediction were left out: the baseline {baseline.name} has {baseline.world_size} ranks, and "
         "what is lost is counted from one."
     ]
 
 
-def _collect_unavailable(params: Params) -> list[str]:
+def _collect_unavailable(params: Params, with_waterfall: Collection[str]) -> list[str]:
     """Return what the strategies of the cells with several ranks do not offer; of two alike it is said once."""
     found = {
         sentence.partition(": ")[2]: sentence
         for name, spread in reversed(params.cells.items())
         if spread.world_size > 1
-        for sentence in list_unavailable(name, spread.strategy, spread.options, is_exact=params.train.exact)
+        for sentence in list_unavailable(
+            name, spread.strategy, spread.options, is_exact=params.train.exact, has_waterfall=name in with_waterfall
+        )
     }
     return list(reversed(found.values()))
 
@@ -195,7 +207,7 @@ def _predict_and_advise(
     """Return the prediction and the advice; the speedups are measured, and what fails here must not cost them."""
     more = _Further()
     try:
-        more.prediction = _predict(session, bench, workers, measured, stop)
+        more.predictions = _predict(session, bench, workers, measured, stop)
     except PreemptedError:
         raise
     except ValueError as error:
@@ -252,12 +264,11 @@ def _advise(
 
 def _predict(
     session: Session, bench: Bench, workers: Mapping[str, Workers], measured: Measured, stop: threading.Event
-) -> Prediction | None:
+) -> list[Prediction]:
     comparison = session.comparison
-    cells = _select_predicted(session.params, comparison.spreading)
+    cells = comparison.predicted
     if not cells:
-        return None
-    exchanged = [get_exchange_dtype(cell.strategy, session.params.cells[cell.name].options) for cell in cells]
+        return []
     largest = max(cell.world_size // cell.num_nodes for cell in comparison.cells)
     has_several_machines = any(cell.num_nodes > 1 for cell in comparison.cells)
     baseline, num_gpus = comparison.baseline, session.machine.num_gpus
@@ -269,36 +280,24 @@ def _predict(
         bytes_per_real_byte=bench.facts(make_trained_arm(baseline))[0]["bytes_per_real_byte"],
         # Ranks may share devices, and then as many as there were do.
         ranks_per_machine=max(num_gpus, largest) if num_gpus or has_several_machines else None,
-        is_16_bit=any(one != "none" for one in exchanged),
+        overlaps=session.device == "cuda",
         sweeps_beyond_cells={} if has_several_machines else _sweep_beyond_cells(session, stop),
     )
     speedups = {arm: make_estimate(interval) for arm, interval in measured.headline.intervals.items()}
-    trials = select_quiet_turns(measured.beside, comparison.most_share) if comparison.spreading else None
+    trials = select_quiet_turns(measured.beside, comparison.most_share)
     return predict_cells(probed, workers, speedups, trials, seed=comparison.seed, make_ready=bench.make_ready)
 
 
-def _select_predicted(params: Params, cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells of which a prediction is available, of one strategy: that of the most ranks."""
-    known = [
-        cell
-        for cell in cells
-        if (profile := find_profile(cell.strategy)) is not None
-        and profile.explain_no_prediction(params.cells[cell.name].options, is_exact=params.train.exact) is None
-    ]
-    largest = max(known, key=lambda cell: cell.world_size, default=None)
-    return [cell for cell in known if largest is not None and cell.strategy == largest.strategy]
+def _sweep_beyond_cells(session: Session, stop: threading.Event) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return the sweeps of the link for each number of ranks beyond the cells' that the machine has devices for.
 
-
-def _sweep_beyond_cells(session: Session, stop: threading.Event) -> dict[int, dict[str, Any]]:
-    """Return the sweep of the link for each number of ranks beyond the cells' that the machine has devices for.
-
-    How an all-reduce grows with the ranks cannot be told from one number of them. A group that fails costs its sweep.
+    How an exchange grows with the ranks cannot be told from one number of them. A group that fails costs its sweeps.
     """
-    spreading = session.comparison.spreading
-    if not spreading:
+    cells = session.comparison.predicted
+    if not cells:
         return {}
-    largest = max(spreading, key=lambda cell: cell.world_size)
-    sweeps = {}
+    largest = max(cells, key=lambda cell: cell.world_size)
+    sweeps: dict[str, dict[int, dict[str, Any]]] = {}
     for num_ranks in (n for n in _MORE_RANKS if largest.world_size < n <= session.num_devices):
         if num_ranks * GIB_PER_RANK * 2**30 > _SHARE_OF_MEMORY * read_free_memory_bytes()[0]:
             _log.warning("the link of %d ranks is not measured: memory has no room for them", num_ranks)
@@ -311,7 +310,8 @@ def _sweep_beyond_cells(session: Session, stop: threading.Event) -> dict[int, di
         _log.info("measuring the link of %d ranks, for the prediction", num_ranks)
         try:
             with open_workers({cell.name: config}, launchers=launchers, stop=stop) as workers:
-                sweeps[num_ranks] = sweep_link(workers[cell.name], cell)
+                for kind, sweep in sweep_link(workers[cell.name], cell, list_kinds(cells)).items():
+                    sweeps.setdefault(kind, {})[num_ranks] = sweep
         except (ResourceError, DistributedError) as error:
             _log.warning("the prediction goes without the link of %d ranks: %s", num_ranks, error)
     return sweeps

@@ -14,6 +14,7 @@ from typing import Any
 from tasks.measuring.arms import (
     Arm,
     Cell,
+    make_contention_arms,
     make_data_arms,
     make_spreading_arms,
     make_trained_arm,
@@ -23,13 +24,15 @@ from tasks.measuring.blocks import Bench, Timed, Trials
 from tasks.measuring.headline import Headline, measure_headline
 from tasks.measuring.interleaving import generate_turns
 from tasks.measuring.intervals import FEWEST_TURNS, Interval, estimate_ratio
-from tasks.measuring.waterfall import compute_waterfall
+from tasks.measuring.waterfall import compute_staged_waterfall, compute_waterfall
 from tasks.records.blocks import ArmBlocks, BlockWork, Phase
 from tasks.records.measurement import Waterfall
 from tasks.strategies import find_profile
 
 _log = logging.getLogger(__name__)
 
+_TIMED_WAITS = 5
+"""How often ranks are asked how long they waited for each other."""
 _FEWEST_PARTS_TURNS = 6
 """Turns of the counterfactuals, whatever the time."""
 
@@ -44,6 +47,8 @@ class TimedComparison:
     """Whether micro-batches are copied to a device."""
     is_weak: bool
     """Whether a cell's global batch grows with its number of ranks."""
+    other_trainings: frozenset[str] = frozenset()
+    """Names of cells with another batch: they are timed per token, and nothing else is made of them."""
     is_exact: bool
     """Whether gradients are added up in one order instead of by DDP, which then has no counterfactuals."""
     half_width: float
@@ -51,7 +56,7 @@ class TimedComparison:
     max_seconds: float
     """Seconds for the speedups."""
     waterfall_seconds: float
-    """Seconds for the counterfactuals."""
+    """Seconds for the counterfactuals; 0: there are none."""
     most_share: float
     """Share of the CPUs that others may use in a quiet turn."""
     block_seconds: float
@@ -71,8 +76,8 @@ class TimedComparison:
 
     @property
     def wrapped(self) -> list[Arm]:
-        """The baseline in a wrapper; exact mode has no DDP to wrap it in."""
-        around = None if self.is_exact else make_wrapped_arm(self.baseline)
+        """The baseline in a wrapper, timed beside the counterfactuals; exact mode has no DDP to wrap it in."""
+        around = None if self.is_exact or not self.waterfall_seconds else make_wrapped_arm(self.baseline)
         return [around] if around else []
 
     @property
@@ -83,9 +88,26 @@ class TimedComparison:
     @property
     def spreading(self) -> list[Cell]:
         """The cells that get a waterfall: an ideal step, to be lost from, is that of one rank."""
+        if self.baseline.world_size > 1 or not self.waterfall_seconds:
+            return []
+        same = [cell for cell in self.cells if cell.name not in self.other_trainings]
+        return [cell for cell in same if cell.world_size > 1 and self._has_waterfall(cell)]
+
+    @property
+    def predicted(self) -> list[Cell]:
+        """The cells of which a prediction is available; one without a waterfall is held against whole copies of a plain
+        baseline, for which there is room where the baseline has it.
+        """
         if self.baseline.world_size > 1:
             return []
-        return [cell for cell in self.cells if cell.world_size > 1 and self._has_waterfall(cell)]
+        return [
+            cell
+            for cell in self.cells
+            if cell.world_size > 1
+            and (profile := find_profile(cell.strategy)) is not None
+            and profile.explain_no_prediction(cell.options, is_exact=self.is_exact) is None
+            and (self._has_waterfall(cell) or self.baseline.strategy == "single")
+        ]
 
     def _has_waterfall(self, cell: Cell) -> bool:
         profile = find_profile(cell.strategy)
@@ -94,12 +116,13 @@ class TimedComparison:
     @property
     def counterfactuals(self) -> list[Arm]:
         """The other arms of the waterfalls."""
-        if not self.spreading:
+        spreading = self.spreading
+        others = [cell for cell in self.predicted if cell not in spreading]
+        if not spreading and not others:
             return []
-        arms = [
-            arm for cell in (self.baseline, *self.spreading) for arm in make_data_arms(cell, has_copy=self.has_copy)
-        ]
-        return arms + [arm for cell in self.spreading for arm in make_spreading_arms(cell)]
+        arms = [arm for cell in (self.baseline, *spreading) for arm in make_data_arms(cell, has_copy=self.has_copy)]
+        arms += [arm for cell in spreading for arm in make_spreading_arms(cell)]
+        return arms + [arm for cell in others for arm in make_contention_arms(cell)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,13 +157,14 @@ def measure_speed(comparison: TimedComparison, bench: Bench, *, advance: Callabl
         comparison.trained, bench, half_width=comparison.half_width, max_seconds=comparison.max_seconds,
         most_share=comparison.most_share, of=select_seconds(comparison), seed=comparison.seed, advance=advance,
     )  # fmt: skip
-    beside = _measure_counterfactuals(comparison, bench, advance)
+    beside = measure_counterfactuals(comparison, bench, advance)
     return Measured(
         headline=headline,
         beside=beside,
         over_wrapped=_compare_beside(comparison, beside, comparison.wrapped, comparison.trained[1:]),
         of_wrapped=_compare_beside(comparison, beside, comparison.trained[:1], comparison.wrapped),
-        waterfalls=[_make_waterfall(comparison, bench, beside, cell) for cell in comparison.spreading],
+        waterfalls=[_make_waterfall(comparison, bench, beside, cell) for cell in comparison.spreading]
+        + make_staged_waterfalls(comparison, bench, beside),
         blocks=_make_arm_blocks("speedup", comparison.trained, headline.trials)
         + _make_arm_blocks("waterfall", [*comparison.arms, *comparison.counterfactuals], beside),
     )
@@ -197,10 +221,11 @@ def _make_block_work(block: Timed, told: Mapping[str, Any]) -> BlockWork:
 
 def select_seconds(comparison: TimedComparison) -> Callable[[Timed], float]:
     """Return the seconds of a unit of work: in strong scaling all arms of a turn run the same rows, in weak not."""
-    return _compute_seconds_per_token if comparison.is_weak else _get_step_seconds
+    is_per_token = comparison.is_weak or comparison.other_trainings
+    return _compute_seconds_per_token if is_per_token else _get_step_seconds
 
 
-def _measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> Trials:
+def measure_counterfactuals(comparison: TimedComparison, bench: Bench, advance: Callable[[int], None]) -> Trials:
     """Run the cells beside the wrapped baseline and all counterfactuals until the time for them is spent."""
     others, trials = [*comparison.wrapped, *comparison.counterfactuals], Trials()
     if not others:
@@ -242,6 +267,30 @@ def _make_waterfall(comparison: TimedComparison, bench: Bench, trials: Trials, c
         has_copy=comparison.has_copy, is_weak=comparison.is_weak,
         ddp_timers=bench.fetch_ddp_timers(make_trained_arm(cell)),
     )  # fmt: skip
+
+
+def make_staged_waterfalls(comparison: TimedComparison, bench: Bench, trials: Trials) -> list[Waterfall]:
+    """Return those of the cells whose ranks time how long they wait for each other."""
+    found = []
+    for cell in (one for one in comparison.predicted if one not in comparison.spreading):
+        profile = find_profile(cell.strategy)
+        assert profile is not None, "a cell that can be predicted"
+        said = [
+            profile.split_waits(bench.fetch_timers(make_trained_arm(cell)), cell.options, world_size=cell.world_size)
+        ]
+        if said[0] is None:
+            continue
+        while len(said) < _TIMED_WAITS:
+            timers = bench.fetch_timers(make_trained_arm(cell))
+            said.append(profile.split_waits(timers, cell.options, world_size=cell.world_size))
+        waits = [one[0] for one in said if one is not None]
+        found.append(
+            compute_staged_waterfall(
+                select_quiet_turns(trials, comparison.most_share), baseline=comparison.baseline, cell=cell, waits=waits,
+                theory=said[0][1], is_weak=comparison.is_weak,
+            )
+        )  # fmt: skip
+    return found
 
 
 def _get_step_seconds(block: Timed) -> float:

@@ -11,16 +11,24 @@ import numpy as np
 from tasks.measuring.link import Link
 from tasks.measuring.paired import Repeats
 from tasks.measuring.probe import Probe, compute_expected_maximum
-from tasks.strategies.communication import Draws, LastBackward, find_communication
+from tasks.strategies.communication import Draws, SpreadStep, find_communication
 
 _GROWTH = (0.0, 1.0)
 """Power of the hops with which a link's latency grows, where one number of ranks was measured: any as likely."""
 
 
-def draw_ratios(probe: Probe, world_sizes: Sequence[int], *, seed: int, num_draws: int) -> dict[int, Draws]:
-    """Return the speedups: of the medians, then of repeats drawn anew, of which a seed draws the same each time."""
+def draw_ratios(
+    probe: Probe, world_sizes: Sequence[int], *, seed: int, num_draws: int, against: Probe | None = None
+) -> dict[int, Draws]:
+    """Return the speedups: of the medians, then of repeats drawn anew, of which a seed draws the same each time.
+
+    `against`: whose step of one rank they are counted against, per micro-batch; the probe's own if None.
+    """
     drawn = StepModel(probe, np.random.default_rng(seed), num_draws)
     alone = drawn.step_seconds(1)
+    if against is not None:
+        work = len(probe.micro_batches) / len(against.micro_batches)
+        alone = work * StepModel(against, np.random.default_rng(seed), num_draws).step_seconds(1)
     return {n: np.asarray((n if probe.scaling == "weak" else 1) * alone / drawn.step_seconds(n)) for n in world_sizes}
 
 
@@ -42,37 +50,39 @@ class StepModel:
         self._slowdown = np.maximum(draw(probe.in_flight_slowdown), 1.0)
         self._per_bucket = np.maximum(draw(probe.wrapper_seconds), 0.0) / max(len(probe.buckets), 1)
         self._contention = {n: draw(repeats) for n, repeats in probe.contention.items()}
-        swept = {n: np.stack([draw(one.seconds) for one in points], axis=1) for n, points in probe.all_reduce.items()}
-        growth = np.concatenate([[np.mean(_GROWTH)], random.uniform(*_GROWTH, size=num_draws)])
-        self._link = Link(probe.all_reduce, swept, growth=growth)
+        growth: Draws | None = None
+        self._links: dict[str, Link] = {}
+        for kind, sweeps in probe.links.items():
+            drawn = {n: np.stack([draw(one.seconds) for one in points], axis=1) for n, points in sweeps.items()}
+            if growth is None:
+                growth = np.concatenate([[np.mean(_GROWTH)], random.uniform(*_GROWTH, size=num_draws)])
+            self._links[kind] = Link(sweeps, drawn, growth=growth, kind=kind)
 
     def step_seconds(self, world_size: int) -> Draws:
         """Return the seconds of one optimizer step."""
-        num_micro_batches, work, last = self._probe.compute_busiest_share(world_size)
+        works = self._probe.list_busiest_works(self._probe.count_shares(world_size), world_size)
         slower = self._compute_contention(world_size)
-        earlier = (work - last) * slower * (self._forward + self._backward)
-        copy = num_micro_batches * _select_nearest(self._copy, world_size)
-        update = slower * (self._optimizer + _select_nearest(self._fixed, world_size)) + copy
-        forward, backward = last * slower * self._forward, last * slower * self._backward
+        copy = len(works) * _select_nearest(self._copy, world_size)
+        beside = slower * _select_nearest(self._fixed, world_size) + copy
+        forward, backward, optimizer = slower * self._forward, slower * self._backward, slower * self._optimizer
         if world_size == 1:
-            return np.asarray(earlier + forward + backward + update)
+            return np.asarray(sum(works) * (forward + backward) + optimizer + beside)
+        step = SpreadStep(
+            world_size=world_size, works=works, forward=forward, backward=backward, optimizer=optimizer,
+            buckets=self._probe.buckets, wrapper_seconds=self._per_bucket, slowdown=self._slowdown,
+            overlaps=self._probe.overlaps, link_seconds=self._compute_link_seconds,
+            options=self._probe.options, exchange=self._probe.exchange,
+        )  # fmt: skip
         straggler = (
-            math.sqrt(num_micro_batches)
-            * compute_expected_maximum(world_size)
-            * _select_nearest(self._spread, world_size)
+            math.sqrt(len(works)) * compute_expected_maximum(world_size) * _select_nearest(self._spread, world_size)
         )
-        return np.asarray(earlier + forward + self._compute_exchange_seconds(backward, world_size) + update + straggler)
+        passes = find_communication(self._probe.strategy).compute_step_seconds(step)
+        return np.asarray(passes + beside + straggler)
 
-    def _compute_exchange_seconds(self, backward: Draws, world_size: int) -> Draws:
-        """Return the seconds from the beginning of the last backward until all is exchanged."""
-        last = LastBackward(
-            seconds=backward,
-            buckets=self._probe.buckets,
-            wrapper_seconds=self._per_bucket,
-            slowdown=self._slowdown,
-            link_seconds=lambda num_bytes: self._link.seconds(num_bytes, world_size),
-        )
-        return find_communication(self._probe.strategy).compute_exchange_seconds(last)
+    def _compute_link_seconds(self, kind: str, num_bytes: float, num_ranks: int) -> Draws:
+        if num_ranks == 1:
+            return np.zeros_like(self._forward)
+        return self._links[kind].seconds(num_bytes, num_ranks)
 
     def _compute_contention(self, world_size: int) -> Draws:
         """Return the contention: per further rank as much as at the nearest numbers measured, never below 1."""

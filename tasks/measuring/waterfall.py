@@ -13,13 +13,21 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from tasks.measuring.arms import Arm, Cell, make_spreading_arms, make_trained_arm, name_data_arm
+from tasks.measuring.arms import (
+    Arm,
+    Cell,
+    make_contention_arms,
+    make_spreading_arms,
+    make_trained_arm,
+    name_data_arm,
+)
 from tasks.measuring.blocks import Trials
 from tasks.measuring.intervals import estimate_mean
 from tasks.measuring.paired import compute_relative_tokens
 from tasks.records.measurement import DATA_BOUND_SHARE, Estimate, LostPart, Waterfall
 
 COPY, WRAPPER = "host-to-device copy", "DDP overhead"
+WAITING = "waiting for other stages"
 
 _STANDS = 1e9
 """Weight of a level that the others, which have 1, cannot move."""
@@ -72,6 +80,57 @@ def compute_waterfall(
         is_data_bound=max(
             data_wait, *(compute_data_wait_share(trials, make_trained_arm(one)) for one in (baseline, cell))
         )
+        > DATA_BOUND_SHARE,
+    )
+
+
+def compute_staged_waterfall(
+    trials: Trials, *, baseline: Cell, cell: Cell, waits: Sequence[float], theory: str, is_weak: bool
+) -> Waterfall:
+    """Return what a cell loses whose stages cannot run without each other.
+
+    `waits`: by repeat, the seconds of a step in which the mean rank waits for others; `theory`: what they would be of
+    stages alike. The lost seconds of the mean rank are those of the step, since all begin and end it together.
+    """
+    copies, alone = make_contention_arms(cell)
+    share = 1.0 if is_weak else baseline.world_size / cell.world_size
+    work = compute_relative_tokens(trials, baseline, cell) if is_weak else np.ones(1)
+    measured = np.array(trials.list_by_turn(make_trained_arm(cell).name))
+    ideal = np.array(trials.list_by_turn(make_trained_arm(baseline).name)) * work * share
+    beside, by_itself = (
+        np.array(trials.list_by_turn(arm.name, lambda block: block.first_rank_seconds)) for arm in (copies, alone)
+    )
+    even = np.array(trials.list_by_turn(copies.name, lambda block: block.first_rank_share))
+    found = [
+        (WAITING, waits, f"the passes of all ranks against what each of them computed; {theory}"),
+        (
+            "contention",
+            ((beside - by_itself) / even).tolist(),
+            "the first rank's whole copy beside the others against the same while they stand still",
+        ),
+    ]
+    parts = [
+        LostPart(
+            name=name,
+            seconds=Estimate(value=max(one.value, 0.0), low=max(one.low, 0.0), high=max(one.high, 0.0)),
+            how=how,
+        )
+        for name, seconds, how in found
+        for one in [estimate_mean([list(seconds)])]
+    ]
+    mean, least = (estimate_mean([seconds.tolist()]).value for seconds in (measured, ideal))
+    unexplained = round(mean - least - sum(part.seconds.value for part in parts), 9) + 0.0
+    return Waterfall(
+        cell=cell.name,
+        ideal_seconds=least,
+        measured_seconds=mean,
+        parts=parts,
+        unexplained_seconds=unexplained,
+        lost_efficiency=1 - least / mean,
+        unexplained_efficiency=unexplained / mean,
+        ddp_exposed_communication_seconds=None,
+        verdict=_describe_verdict(cell, parts, max(parts, key=lambda part: part.seconds.value), mean),
+        is_data_bound=max(compute_data_wait_share(trials, make_trained_arm(one)) for one in (baseline, cell))
         > DATA_BOUND_SHARE,
     )
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from tasks.params.batches import explain_unfit_batches, make_own_train
 from tasks.params.cells import CellParams, RayParams
 from tasks.params.choices import (
     NAME,
@@ -21,6 +22,7 @@ from tasks.params.choices import (
 from tasks.params.complaint import describe_first_complaint
 from tasks.params.local_files import check_paths
 from tasks.params.options import explain_unfit, require_exact
+from tasks.params.quality import QualityParams
 from tasks.params.search import SearchParams
 from tasks.params.section import Day, Finite, Section
 from tasks.params.services import TrackingParams, UploadParams
@@ -53,8 +55,9 @@ class MeasureParams(Section):
     others_share: Finite = Field(default=0.05, ge=0, le=1)
     """Share of the CPUs that others may use in a turn that counts; 1: every turn counts, whoever else was there. Where
     others used over 5 % in the mean of those that count, the speedup is unproven."""
-    waterfall_seconds: Finite = Field(default=12.0, gt=0, le=86_400)
-    """Seconds in which cells are timed beside what they would be with one thing less, to see where time is lost."""
+    waterfall_seconds: Finite = Field(default=12.0, ge=0, le=86_400)
+    """Seconds in which cells are timed beside what they would be with one thing less, to see where time is lost. 0: no
+    waterfall, and no prediction, which begins there."""
     block_seconds: Finite = Field(default=0.2, gt=0, le=600)
     """Seconds of one block of the baseline, about; a block has four steps at least."""
     scaling: Literal["strong", "weak"] = "strong"
@@ -65,15 +68,6 @@ class MeasureParams(Section):
     """Whether to try the knobs that could make a cell faster, and to advise those that do."""
     advice_seconds: Finite = Field(default=12.0, gt=0, le=86_400)
     """Seconds that timing them may take."""
-
-
-class QualityParams(Section):
-    """What is asked of the training itself."""
-
-    target_loss: Finite | None = Field(default=None, gt=0)
-    """Training loss (nats per label) until which the report counts each cell's seconds; null: the baseline's last."""
-    target_accuracy: Finite | None = Field(default=None, gt=0, le=1)
-    """Share of the held-out rows in the right class, until which it does so too; null: the baseline's last."""
 
 
 class CostParams(Section):
@@ -185,11 +179,13 @@ class Params(Section):
             )
         for name, cell in self.cells.items():
             require_cell_name(name)
-            if unfit := explain_unfit(cell.strategy, cell.options, cell.world_size, unit=read_unit(self.workload)):
-                raise ValueError(f"cells.{name}.{unfit}")
+            if wrong := explain_unfit(cell.strategy, cell.options, cell.world_size, unit=read_unit(self.workload)):
+                raise ValueError(f"cells.{name}.{wrong}")
             self._require_even_split(name)
             if self.train.exact:
                 require_exact(f"cells.{name}", cell.strategy, cell.options)
+        if unfit := explain_unfit_batches(self):
+            raise ValueError(unfit)
         self._check_optional()
         return self
 
@@ -236,10 +232,29 @@ class Params(Section):
         if not needs_images and train.augment != "none":
             raise ValueError(f"train.augment: got {train.augment}; allowed: none, texts are trained on as they are")
 
+    @property
+    def other_trainings(self) -> list[str]:
+        """The cells that have another global batch: no speedup at equal work is theirs."""
+        return [name for name, cell in self.cells.items() if cell.batch is not None]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that every cell is trained with, `train.seed` first; that one alone where all do the same work."""
+        return [self.train.seed + number for number in range(self.quality.seeds if self.other_trainings else 1)]
+
+    def train_of(self, cell: str, *, seed: int | None = None) -> TrainParams:
+        """Return the work of a cell: the comparison's own unless the cell says that its batch is another."""
+        return make_own_train(self.train, self.cells[cell], seed=seed)
+
+    def alone(self, cell: str, *, seed: int | None = None) -> "Params":
+        """Return the comparison of this cell alone, with its own work as the work."""
+        spread = self.cells[cell].model_copy(update={"batch": None})
+        return self.model_copy(update={"train": self.train_of(cell, seed=seed), "cells": {cell: spread}})
+
     def grad_accum_steps(self, cell: str) -> int:
         """Return the number of micro-batches that each rank of the cell adds up for one full optimizer step."""
-        per_forward = self.count_shares(cell) * self.train.micro_batch_size
-        return self.train.global_batch_size // per_forward
+        train = self.train_of(cell)
+        return train.global_batch_size // (self.count_shares(cell) * train.micro_batch_size)
 
     def count_shares(self, cell: str) -> int:
         """Return into how many shares the cell deals the micro-batches of a step."""
@@ -252,8 +267,9 @@ class Params(Section):
         return self.search.explain_unfit(self.baseline, ranges=self.ranges, num_nodes=nodes, shares=shares)
 
     def _require_even_split(self, cell: str) -> None:
-        train, shares = self.train, self.count_shares(cell)
-        per_forward = shares * train.micro_batch_size
+        train, shares = self.train_of(cell), self.count_shares(cell)
+        # One that is still to be found will be a part of each share.
+        per_forward = shares * max(train.micro_batch_size, 1)
         if train.global_batch_size % per_forward:
             below = train.global_batch_size // per_forward * per_forward
             remedy = f"{below} or {below + per_forward}" if below else str(per_forward)

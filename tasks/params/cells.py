@@ -1,12 +1,29 @@
 """The sections `cells` and `ray` of params.yaml: how the same work is spread."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from tasks.params.choices import list_file_names, require_installed, require_one_of
 from tasks.params.options import require_options
 from tasks.params.section import Finite, Section
+
+
+class BatchParams(Section):
+    """Another global batch than the comparison's: the cell is then openly another training, judged by its quality."""
+
+    factor: int | Literal["world_size"] = "world_size"
+    """How many times the global batch; world_size: as many times as the cell has ranks."""
+    learning_rate: Literal["sqrt", "linear", "none"]
+    """How the peak learning rate grows with it: with the root of the factor, in proportion, or not at all."""
+    epochs: int | None = Field(default=None, ge=1, le=10_000)
+    """Passes over each range, more of them where a larger batch learns less of each; null: as many as the others."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.factor != "world_size" and not 1 < self.factor <= 1024:
+            raise ValueError(f"factor: got {self.factor}; allowed: world_size, or a number from 2 to 1024")
+        return self
 
 
 class CellParams(Section):
@@ -24,6 +41,8 @@ class CellParams(Section):
     """Machines that the ranks are on, as many on each; with several: docs/ray.md."""
     oversubscribe: bool = False
     """Allow more ranks than GPUs: the ranks then share devices, and the cell says nothing about scaling."""
+    batch: BatchParams | None = None
+    """Another global batch, openly: the cell has no speedup at equal work then, but a time to quality."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -41,6 +60,18 @@ class CellParams(Section):
         if self.num_nodes > 1 and self.launcher == "torchrun":
             raise ValueError(f"num_nodes: got {self.num_nodes} with launcher torchrun; allowed: launcher ray")
         return self
+
+    @property
+    def spread(self) -> dict[str, Any]:
+        """Return all but the batch: how an update is spread, whatever it is an update of."""
+        return self.model_dump(exclude={"batch"})
+
+    @property
+    def batch_factor(self) -> int:
+        """How many times the comparison's global batch the cell has."""
+        if self.batch is None:
+            return 1
+        return self.world_size if self.batch.factor == "world_size" else self.batch.factor
 
     @property
     def ranks_per_node(self) -> int:

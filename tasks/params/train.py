@@ -1,8 +1,8 @@
 """The section `train` of params.yaml: the work itself."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from tasks.params.section import Finite, Section
 
@@ -11,6 +11,12 @@ NOT_FOR_RANKS = frozenset({"epochs", "schedule_span", "watchdog_seconds", "emula
 NOT_CONTENT = NOT_FOR_RANKS - {"schedule_span"} | {"log_every_steps", "checkpoint_every_steps"}
 """Keys that no segment's content depends on: how far the run goes, when it logs or saves, what is called a hang, and
 what is refused."""
+AUTO = 0
+"""A micro_batch_size that is still to be found (tasks/rehearsal/largest.py)."""
+
+
+def _read_auto(given: Any) -> Any:
+    return AUTO if given == "auto" else given
 
 
 class TrainParams(Section):
@@ -20,8 +26,11 @@ class TrainParams(Section):
     """Passes over each range."""
     global_batch_size: int = Field(ge=1, le=1_000_000)
     """Samples per optimizer step, all ranks together."""
-    micro_batch_size: int = Field(ge=1, le=1_000_000)
-    """Samples per forward pass of one rank."""
+    micro_batch_size: Annotated[int, BeforeValidator(_read_auto)] = Field(ge=0, le=1_000_000)
+    """Samples per forward pass of one rank; auto (or 0): the largest with which every cell fits into its memory.
+
+    The update is the same for any, to the rounding of sums.
+    """
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """What turns a gradient into an update."""
     momentum: Finite = Field(default=0.9, ge=0, lt=1)

@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 
 from tasks.params import Params
 from tasks.params.search import Configuration
+from tasks.params.train import AUTO
 
 _VALUE = re.compile(r"[^\s#,}]+")
 
@@ -22,12 +23,13 @@ def make_train_changes(params: Params, drawn: Configuration) -> dict[str, Any]:
     """
     shares = {params.count_shares(cell) for cell in params.cells}
     per_rank = [drawn.batch_size // number for number in shares if drawn.batch_size % number == 0]
+    size = params.train.micro_batch_size
     return {
         "epochs": params.search.rungs[-1],
         "schedule_span": "run",
         "learning_rate": drawn.learning_rate,
         "global_batch_size": drawn.batch_size,
-        "micro_batch_size": math.gcd(params.train.micro_batch_size, *per_rank),
+        "micro_batch_size": "auto" if size == AUTO else math.gcd(size, *per_rank),
         "weight_decay": drawn.weight_decay,
         "warmup_steps": drawn.warmup_steps,
     }

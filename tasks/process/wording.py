@@ -11,8 +11,10 @@ NOT_AVAILABLE = "n/a"
 BASELINE = "baseline"
 NOTHING = "–"
 """In place of a verdict where a gate says nothing about a cell."""
-MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not checked"}
+MARKS = {"passed": "✓ passed", "failed": "✗ failed", "not checked": "– not checked", "does not apply": "does not apply"}
 """Verdict of a gate -> how a table shows it."""
+OTHER_TRAINING = "another training"
+"""What stands in place of a speedup of a cell that has another batch, openly."""
 FOLLOWS = "Withheld with the speedup, from which it follows."
 UNMEASURED = "Not measured: the stage measure left no speed.json for this comparison."
 TRAIN_AGAIN = (
@@ -162,8 +164,9 @@ def format_count(value: int) -> str:
 
 
 def format_plural(number: int, noun: str) -> str:
-    """Return `1 gate`, `2 gates`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """Return `1 gate`, `2 gates`, `2 launches`."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
 def join_names(names: list[str]) -> str:

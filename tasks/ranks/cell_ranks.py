@@ -82,10 +82,10 @@ def make_ranks_config(
     segments: Iterable[SegmentConfig],
 ) -> TrainingConfig:
     """Return what the ranks of a cell are told."""
-    spread = params.cells[cell]
+    spread, train = params.cells[cell], params.train_of(cell)
     return TrainingConfig(
-        **params.train.model_dump(exclude={*NOT_FOR_RANKS, "loss_chunk_rows"}),
-        loss_chunk_rows=params.train.loss_chunk_rows or LOSS_CHUNK_ROWS[device],
+        **train.model_dump(exclude={*NOT_FOR_RANKS, "loss_chunk_rows"}),
+        loss_chunk_rows=train.loss_chunk_rows or LOSS_CHUNK_ROWS[device],
         cell=cell,
         strategy=spread.strategy,
         options=spread.options,

@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 from tasks.process.log_cap import LogCap
 from tasks.ranks.rank_logs import RankLogs
@@ -18,6 +19,8 @@ from training.config import STORE
 from training.process.lifeline import set_parent_death_signal
 
 _SECONDS_BETWEEN_HEARTBEATS = 10**8
+NO_SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Unless it is told so, torchrun serves a store for the ranks on a port of all interfaces."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,7 @@ class FileRendezvous:
 
     def environment(self) -> dict[str, str]:
         """Return what torchrun and the ranks are told beside."""
-        # Unless it is told not to, torchrun serves a store for the ranks on a port of all interfaces.
-        return {STORE: str(self.folder / "ranks"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        return {STORE: str(self.folder / "ranks"), **NO_SHARED_STORE}
 
 
 class RanksHere:
@@ -68,14 +70,48 @@ class RanksHere:
         module: str = "training",
     ) -> None:
         """Start `python -m module --config config *arguments` as every rank."""
+        words = ["-m", module, "--config", str(config), *arguments]
+        self._start(words, world_size=world_size, threads_per_rank=threads_per_rank, log_folder=log_folder)
+
+    @classmethod
+    def run_script(
+        cls,
+        words: Sequence[str],
+        *,
+        python: str,
+        folder: Path,
+        environment: Mapping[str, str],
+        world_size: int,
+        threads_per_rank: int,
+        log_folder: Path,
+    ) -> Self:
+        """Start `python *words` in a folder as every rank: a script of somebody else's, in their own environment."""
+        launch = cls.__new__(cls)
+        launch._start(
+            words, world_size=world_size, threads_per_rank=threads_per_rank, log_folder=log_folder.absolute(),
+            python=python, folder=folder, environment=environment,
+        )  # fmt: skip
+        return launch
+
+    def _start(
+        self,
+        words: Sequence[str],
+        *,
+        world_size: int,
+        threads_per_rank: int,
+        log_folder: Path,
+        python: str = sys.executable,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         log_folder.mkdir(parents=True, exist_ok=True)
         self.log_folder = log_folder
         self._logs = RankLogs(log_folder)
         self._rendezvous = FileRendezvous(log_folder.resolve() / "rendezvous")
         self._rendezvous.make()
-        command = [sys.executable, "-m", "torch.distributed.run", *self._rendezvous.arguments()]
+        command = [python, "-m", "torch.distributed.run", *self._rendezvous.arguments()]
         command += [f"--nproc-per-node={world_size}", "--max-restarts=0"]
-        command += [f"--log-dir={log_folder}", "--redirects=3", "-m", module, "--config", str(config), *arguments]
+        command += [f"--log-dir={log_folder}", "--redirects=3", *words]
         with self._logs.file.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -83,7 +119,12 @@ class RanksHere:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads_per_rank), **self._rendezvous.environment()},
+                cwd=folder,
+                env={
+                    **(os.environ if environment is None else environment),
+                    "OMP_NUM_THREADS": str(threads_per_rank),
+                    **self._rendezvous.environment(),
+                },
                 preexec_fn=partial(set_parent_death_signal, signal.SIGTERM, parent=os.getpid()),
             )
         self._log_cap = LogCap(log_folder)

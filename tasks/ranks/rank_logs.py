@@ -30,10 +30,7 @@ class RankLogs:
             cause = (rank, self._read_endings().get(rank, 0))
         if cause is None:
             return f"torchrun ended: {read_last_lines(self.file)} (whole log: {self.file})"
-        rank, code = cause
-        ending = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        words = self.read_last_words(rank)
-        return f"rank {rank} {ending}; logs in {self.folder}" + (f"\n{words}" if words else "")
+        return tell_end(*cause, words=self.read_last_words(cause[0]), folder=self.folder)
 
     def read_last_words(self, rank: int) -> str:
         """Return the end of what the rank wrote on its standard error."""
@@ -67,3 +64,9 @@ def read_last_lines(file: Path) -> str:
     if not file.exists():
         return "without a log"
     return "\n".join(file.read_text(errors="replace").strip().splitlines()[-_LINES_SHOWN:])
+
+
+def tell_end(rank: int, code: int, *, words: str, folder: Path) -> str:
+    """Return how a rank ended (negative: by a signal), where all logs are, and on further lines its last words."""
+    ending = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"rank {rank} {ending}; logs in {folder}" + (f"\n{words}" if words else "")

@@ -174,7 +174,8 @@ class LostPart(Record):
     """One share of the time that a cell loses against the ideal."""
 
     name: str
-    """data wait, host-to-device copy, contention, DDP overhead, exposed communication, straggler, optimizer, fixed."""
+    """data wait, host-to-device copy, contention, DDP overhead, exposed communication, straggler, optimizer, fixed, or
+    waiting for other stages."""
     seconds: Estimate
     """Seconds per step lost to it."""
     how: str
@@ -240,15 +241,30 @@ class PredictedCurve(Record):
     """By number of ranks."""
 
 
-class Prediction(Record):
-    """What more ranks would give."""
+class BatchSpeed(Record):
+    """What a number of ranks would learn from in a second at a larger global batch, more micro-batches of one size."""
 
+    world_size: int
+    """Number of ranks."""
+    factor: int
+    """How many times the comparison's global batch."""
+    throughput: Estimate
+    """Tokens per second / the baseline's at its own batch, with a 90 % interval; not that of an equally good model."""
+
+
+class Prediction(Record):
+    """What more ranks would give to one way of spreading the work."""
+
+    cells: list[str]
+    """The cells that it begins at: one strategy with the same options."""
     curves: list[PredictedCurve]
     """`as it is` first."""
     assumptions: list[str]
     """What it takes for granted, in plain sentences."""
     left_out: list[str] = Field(default_factory=list)
     """For which numbers of ranks nothing is said, in whole sentences with the reason."""
+    batches: list[BatchSpeed] = Field(default_factory=list)
+    """Throughput at larger global batches; empty in weak scaling and in earlier results."""
 
 
 class Advised(Record):
@@ -359,8 +375,9 @@ class Measurement(Record):
     """Seconds that measuring took."""
     waterfalls: list[Waterfall]
     """One for each cell with several ranks."""
-    prediction: Prediction | None
-    """What more ranks would give; null where there was nothing to predict from or if withheld."""
+    predictions: list[Prediction]
+    """What more ranks would give, one for each way of spreading the work; empty where there is nothing to predict from,
+    or if withheld."""
     advice: Advice | None
     """What to change; null where it was not asked for."""
     memory: list[CellMemory] = Field(default_factory=list)
@@ -369,6 +386,11 @@ class Measurement(Record):
     """How long ranks that need each other in every pass wait for each other, in whole sentences; of such cells only."""
     left_out: list[str] = Field(default_factory=list)
     """What was asked for and could not be measured, in whole sentences with the reason."""
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether speedups are of seconds per token: the steps of the cells have other numbers of samples."""
+        return self.scaling == "weak" or len({arm.global_batch_size for arm in self.arms}) > 1
 
 
 class MeasurementFile(Measurement, StageFile):

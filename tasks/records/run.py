@@ -11,6 +11,8 @@ from training.process.files import digest_file
 from training.record.segment_facts import SEGMENT_FILE, SegmentFacts
 from training.state.receipt import RECEIPT
 
+SEEDS_FOLDER = "seeds"
+"""Below a run: the same cell trained from other seeds, each in a folder with the seed as its name."""
 _SEGMENT = TypeAdapter(SegmentFacts)
 
 

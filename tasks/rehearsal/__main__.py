@@ -10,8 +10,10 @@ from pathlib import Path
 
 from tasks.params import Params, load_params
 from tasks.params.leaving_out import find_refused, move_out
+from tasks.params.train import AUTO
 from tasks.process.failure import ConfigurationError, ResourceError, exit_with_one_line
 from tasks.rehearsal.cards import Card, parse_gpu
+from tasks.rehearsal.inputs import Inputs, gather_inputs
 
 
 def _main() -> None:
@@ -31,12 +33,14 @@ def _main() -> None:
     from rich.console import Console
 
     from tasks.rehearsal.cell import rehearse_cell
-    from tasks.rehearsal.inputs import gather_inputs
     from tasks.rehearsal.telling import explain_misfit, tell_cell, tell_left_out, tell_what_is_assumed
     from training.process.failure import UnfitModelError
 
     console, unfit, baseline = Console(), dict[str, str](), None
     with gather_inputs(params) as inputs:
+        if params.train.micro_batch_size == AUTO:
+            params = _settle_for_card(params, inputs, card, leaves_out=arguments.leave_out)
+            console.print(f"train.micro_batch_size: auto: {params.train.micro_batch_size}")
         for name in params.cells:
             try:
                 found = rehearse_cell(
@@ -61,6 +65,16 @@ def _main() -> None:
             f"{', '.join(unfit)}: would not fit on {num_cards} x {card.name} (modelled, not measured); needed: one of "
             "the changes above, or other cards"
         )
+
+
+def _settle_for_card(params: Params, inputs: Inputs, card: Card, *, leaves_out: bool) -> Params:
+    """Return the comparison with the largest micro-batch with which every cell fits on such cards."""
+    from tasks.rehearsal.largest import find_largest, replace_micro_batch
+
+    configs = {cell: inputs.make_config(params, cell) for cell in params.cells}
+    rooms = dict.fromkeys(configs, card.memory_gib)
+    size = find_largest(params, configs, rooms, capability=card.capability, leaves_out=leaves_out)
+    return replace_micro_batch(params, size)
 
 
 def _require_precision(params: Params, card: Card) -> None:

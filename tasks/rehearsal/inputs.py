@@ -47,7 +47,8 @@ def gather_inputs(params: Params) -> Iterator[Inputs]:
     with tempfile.TemporaryDirectory() as scratch:
         model_dir = _find_model(params, Path(scratch))
         slices = _find_slices(params)
-        rows = slices or {f"0-{params.train.global_batch_size}": _write_longest_rows(Path(scratch) / "rows", params)}
+        number = max(params.train_of(cell).global_batch_size for cell in params.cells)
+        rows = slices or {f"0-{number}": write_longest_rows(Path(scratch) / "rows", params, number)}
         yield Inputs(model_dir=model_dir, slices=rows, are_rows_assumed=slices is None)
 
 
@@ -76,10 +77,10 @@ def _find_slices(params: Params) -> dict[str, Path] | None:
     return {part: _SLICES / part for part in wanted}
 
 
-def _write_longest_rows(folder: Path, params: Params) -> Path:
-    """Write a step's rows, all as long as they may be."""
+def write_longest_rows(folder: Path, params: Params, number: int) -> Path:
+    """Write the rows of the largest step, all as long as they may be."""
     folder.mkdir()
-    number, size, length = params.train.global_batch_size, params.dataset.image_size, params.train.seq_len
+    size, length = params.dataset.image_size, params.train.seq_len
     arrays = {"row_ids": np.arange(number, dtype=np.int64)}
     if read_unit(params.workload) == "image":
         assert size is not None

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from tasks.process import wording
 from tasks.records.facts import NodeFacts, Record, SpreadFacts
 from tasks.records.gate import Standing
 from tasks.records.measurement import Estimate
@@ -53,6 +54,8 @@ class CellResults(SpreadFacts):
 
     is_baseline: bool
     """True for the first cell, against which speedups are counted."""
+    is_other_training: bool = False
+    """Whether it has another global batch, openly: it has no speedup at equal work, but a time to quality."""
     standing: Standing
     """What the gates leave of its speedup: proven, unproven or withheld, and why."""
     nodes: list[NodeFacts] = Field(default_factory=list)
@@ -104,8 +107,14 @@ class CellResults(SpreadFacts):
 
     @property
     def is_withheld(self) -> bool:
-        """Whether its speedup is withheld."""
-        return self.standing.state == "withheld"
+        """Whether nothing compares it with the baseline at equal work: its speedup is withheld, or there is none."""
+        return self.is_other_training or self.standing.state == "withheld"
+
+    @property
+    def state(self) -> str:
+        """What the gates leave of its speedup, in a word; `another training` where it has none to be left."""
+        is_other = self.is_other_training and self.standing.state != "withheld"
+        return wording.OTHER_TRAINING if is_other else self.standing.state
 
     @property
     def speedup(self) -> float | None:

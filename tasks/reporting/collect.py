@@ -8,7 +8,7 @@ from typing import TypeVar
 from tasks.gates import statistics
 from tasks.gates.checks import check_gates, compute_standings
 from tasks.gates.equivalence import list_equivalences
-from tasks.gates.measured import compute_efficiency, select_arm, withhold_cells
+from tasks.gates.measured import compute_efficiency, select_arm, withhold_cells, withhold_comparison
 from tasks.params.choices import read_unit
 from tasks.process.wording import replace_unprintable
 from tasks.records.evaluation import EvaluatedSample
@@ -21,10 +21,12 @@ from tasks.reporting.cell_results import CellResults, Figures, Spread
 from tasks.reporting.chaos import compute_chaos
 from tasks.reporting.cost import compute_cost
 from tasks.reporting.evidence import collect_paired_blocks, collect_residuals
+from tasks.reporting.goodput import compute_goodput
 from tasks.reporting.quality import ModelQuality, Quality
 from tasks.reporting.results import LossCurve, Results
 from tasks.reporting.straggler import find_slowest_rank
 from tasks.reporting.time_to_loss import compute_time_to_loss
+from tasks.reporting.time_to_quality import compute_time_to_quality
 from tasks.reporting.timeline import collect_timelines
 from tasks.reporting.verdict import make_label, make_verdict, name_state
 
@@ -38,17 +40,22 @@ def collect_results(outputs: Outputs) -> Results:
     gates = check_gates(outputs)
     found = compute_standings(gates, list(outputs.runs))
     withheld = {cell for cell, one in found.items() if one.state == "withheld"}
-    if withheld >= set(outputs.others) and outputs.others:
+    others = set(outputs.params.other_trainings)
+    if withheld >= set(outputs.others) - others and outputs.others.keys() - others:
         # With nothing beside it, not even the baseline's own 1.00x says anything.
         withheld.add(outputs.params.baseline)
     measurement = outputs.measurement.published if outputs.measurement else None
-    if measurement is not None and withheld:
-        measurement = withhold_cells(measurement, withheld)
+    if measurement is not None and withheld - others:
+        measurement = withhold_cells(measurement, withheld - others)
+    if measurement is not None and others:
+        # What is left rests on cells of the same work alone; the speed of these stands with their time to quality.
+        left = withhold_comparison(measurement, others)
+        measurement = left.model_copy(update={"predictions": measurement.predictions})
     cells = [
-        _collect_cell(outputs, cell, measurement, standing=found[cell], is_withheld=cell in withheld)
+        _collect_cell(outputs, cell, measurement, standing=found[cell], is_withheld=cell in withheld | others)
         for cell in outputs.params.cells
     ]
-    given = [cell for cell in cells if cell.cell not in withheld]
+    given = [cell for cell in cells if cell.cell not in withheld | others]
     results = Results(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         name=outputs.params.name,
@@ -70,6 +77,8 @@ def collect_results(outputs: Outputs) -> Results:
         else [],
         timelines=collect_timelines(outputs.measurement.timelines) if outputs.measurement else [],
         cost=compute_cost(outputs, given, measurement) if given else None,
+        time_to_quality=compute_time_to_quality(outputs, found),
+        goodput=compute_goodput(outputs, measurement),
     )
     return results.model_copy(update={"verdict": make_verdict(results), "state": name_state(results)})
 
@@ -125,6 +134,7 @@ def _collect_cell(
         **run.facts.model_dump(include=set(CellResults.model_fields) - {"segments", "nodes"}),
         nodes=[NodeFacts(**node.model_dump(include=set(NodeFacts.model_fields))) for node in run.facts.nodes],
         is_baseline=is_baseline,
+        is_other_training=cell in outputs.params.other_trainings,
         standing=standing,
         num_epochs=len(epochs),
         seconds_per_epoch=whole.train_seconds / len(epochs),

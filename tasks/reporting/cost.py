@@ -158,7 +158,7 @@ def _compute_slowdown(waterfall: Waterfall | None) -> float | None:
     if waterfall is None or waterfall.ideal_seconds is None:
         return None
     seconds = {part.name: part.seconds.value for part in waterfall.parts}
-    alone = waterfall.ideal_seconds + seconds["optimizer"] + seconds["fixed"]
+    alone = waterfall.ideal_seconds + seconds.get("optimizer", 0.0) + seconds.get("fixed", 0.0)
     return 1 + seconds["contention"] / alone
 
 

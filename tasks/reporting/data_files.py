@@ -22,13 +22,16 @@ def collect_metrics(results: Results) -> dict[str, Any]:
         cell.cell: {
             "seconds_per_epoch": cell.seconds_per_epoch,
             "tokens_per_second": cell.whole.tokens_per_second,
-            "state": cell.standing.state,
+            "state": cell.state,
             "speedup": cell.speedup,
             "parallel_efficiency": cell.parallel_efficiency,
             **_collect_measured(results, cell),
         }
         for cell in results.cells
     }
+    for one in results.time_to_quality.cells[1:] if results.time_to_quality else []:
+        per_token = None if one.speed_per_token is None else one.speed_per_token.value
+        cells[one.cell] |= {"times_as_soon_as_good": one.speedup, "speed_per_token": per_token}
     for name, model in losses.items():
         cells.setdefault(name, {})["heldout_loss"] = model.loss
         if model.accuracy is not None:

@@ -19,6 +19,7 @@ from tasks.reporting.results import Results
 from tasks.reporting.sections import (
     SectionFile,
     advice,
+    batch,
     compared,
     cost,
     gates,
@@ -39,8 +40,8 @@ from tasks.reporting.sections import (
 )
 
 SECTIONS: Sequence[SectionFile] = (
-    verdict, losses, advice, prediction, memory, gates, trust, quality, cost, history, speed, compared, preflight,
-    measured, provenance, not_claimed, glossary,
+    verdict, losses, advice, prediction, batch, memory, gates, trust, quality, cost, history, speed, compared,
+    preflight, measured, provenance, not_claimed, glossary,
 )  # fmt: skip
 """In the order of the report: what was asked first, then what stands behind it."""
 _FOLDED = (speed, compared, preflight, measured, provenance, not_claimed, glossary)

@@ -146,7 +146,7 @@ def _describe_preflight(results: Results) -> str | None:
 
 
 def _judge(cell: CellResults) -> bool | str:
-    return cell.standing.state if cell.standing.state == "unproven" else not cell.is_withheld
+    return cell.standing.state if cell.standing.state == "unproven" else cell.standing.state != "withheld"
 
 
 def _collect_figures(results: Results, cell: CellResults) -> dict[str, str | float | None]:

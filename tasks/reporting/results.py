@@ -18,9 +18,11 @@ from tasks.reporting.cell_results import CellResults
 from tasks.reporting.chaos import Chaos
 from tasks.reporting.cost import Cost
 from tasks.reporting.evidence import PairedBlock, Residual
+from tasks.reporting.goodput import Goodput
 from tasks.reporting.history import History
 from tasks.reporting.provenance import Provenance
 from tasks.reporting.quality import Quality
+from tasks.reporting.time_to_quality import TimeToQuality
 from tasks.reporting.timeline import CellTimeline
 from training.process.files import write_json
 
@@ -43,7 +45,7 @@ class LossCurve(Record):
 class Results(Record):
     """What one comparison found."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     """Version of this file's layout."""
     created_at: str
     """UTC time at which the figures were put together."""
@@ -86,13 +88,21 @@ class Results(Record):
     """One recorded step of each cell, thinned for drawing; empty where none was recorded."""
     provenance: Provenance | None = None
     """Where the figures come from; null in results of an earlier version."""
+    time_to_quality: TimeToQuality | None = None
+    """When cells with another batch had a model as good as the baseline's; null where no cell has another batch."""
+    goodput: Goodput | None = None
+    """Which batch on how many ranks is predicted to be the soonest; null where gradient noise was not measured."""
     history: History | None = None
     """This comparison among its earlier runs; null in results of an earlier version."""
 
     @property
     def is_withheld(self) -> bool:
-        """Whether no speedup or efficiency is given anywhere: that of every cell is withheld, or the baseline's is."""
-        return self.baseline.is_withheld or (len(self.cells) > 1 and not self.answers)
+        """Whether no speedup or efficiency is given anywhere: that of every cell is withheld, or the baseline's is.
+
+        Cells that are another training have none to be withheld.
+        """
+        has_others = any(not cell.is_other_training for cell in self.cells[1:])
+        return self.baseline.is_withheld or (has_others and not self.answers)
 
     def is_hidden(self, cell: str) -> bool:
         """Return whether what compares this cell with the baseline is withheld."""
@@ -106,7 +116,7 @@ class Results(Record):
     @property
     def is_speedup_measured(self) -> bool:
         """Whether every cell but the baseline has a measured speedup, withheld or not."""
-        if self.measurement is None or len(self.cells) < 2:
+        if self.measurement is None or all(cell.is_other_training for cell in self.cells[1:]):
             return False
         return all(cell.is_withheld or cell.measured_speedup for cell in self.cells[1:])
 

@@ -11,6 +11,7 @@ from tasks.records.measurement import ArmSpeed, Estimate, Measurement
 from tasks.records.outputs import Outputs
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.results import Results
+from tasks.reporting.tell_quality import list_others, tell_cell
 
 _VAGUE = 0.10
 """Relative half-width beyond which an interval says more than the figure in its middle."""
@@ -25,6 +26,9 @@ def list_clauses(results: Results) -> list[str]:
     """Return the clauses of that sentence; the first is the answer by itself."""
     if results.is_withheld:
         return [_explain_withheld(results)]
+    others = [tell_cell(results, one) for one in list_others(results)]
+    if not results.answers and others:
+        return [*others, count_passed_gates(results)]
     if not results.answers:
         only = results.baseline
         return [
@@ -32,12 +36,13 @@ def list_clauses(results: Results) -> list[str]:
             "a speedup needs a second cell to compare with",
             count_passed_gates(results),
         ]
-    best, *others = sort_by_merit(results)
+    best, *rest = sort_by_merit(results)
     spoilt = [*_warn_above_linear(results), *_warn_slow_ranks(results), *_explain_missing_speedups(results)]
     if results.measurement is not None and results.is_speedup_measured:
-        said = [*_describe_measured(results.measurement, best, others), *spoilt, count_passed_gates(results)]
+        said = [*_describe_measured(results.measurement, best, rest), *others, *spoilt, count_passed_gates(results)]
     else:
-        said = [_describe_cell(results, best), *_describe_others(others, None), *spoilt, count_passed_gates(results)]
+        said = [_describe_cell(results, best), *_describe_others(rest, None), *others, *spoilt]
+        said.append(count_passed_gates(results))
         said.append(f"one run of each cell{_describe_spread(best)}, so no interval yet")
     return [_prefix_unproven(best) + said[0], *said[1:]]
 
@@ -132,7 +137,7 @@ def _explain_missing_speedups(results: Results) -> list[str]:
     """Return which cells are unproven or have no speedup, and why: a clause for all that one gate decided."""
     decided: dict[tuple[str, ...], list[CellResults]] = {}
     for cell in results.cells[1:]:
-        if cell.standing.state != "proven":
+        if cell.standing.state != "proven" and not cell.is_other_training:
             decided.setdefault((cell.standing.state, *cell.standing.gates), []).append(cell)
     return [_explain_standing(cells) for cells in decided.values()]
 
@@ -244,8 +249,9 @@ def _name_gates(number: int) -> str:
 
 def count_passed_gates(results: Results) -> str:
     verdicts = [gate.verdict for gate in results.gates]
-    if verdicts.count("passed") == len(verdicts):
-        return f"all {len(verdicts)} gates passed"
+    applicable = len(verdicts) - verdicts.count("does not apply")
+    if applicable and verdicts.count("passed") == applicable:
+        return f"all {applicable} gates passed" + ("" if applicable == len(verdicts) else " that apply")
     others = [f"{number} {verdict}" for verdict in ("failed", "not checked") if (number := verdicts.count(verdict))]
     return f"{verdicts.count('passed')} of {len(verdicts)} gates passed, {', '.join(others)}"
 

@@ -160,6 +160,12 @@ class Profile(Protocol):
         """Return what the ranks timed (`own_timers`, rank by rank), in words; None where there is nothing to say."""
         ...
 
+    def split_waits(
+        self, timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
+    ) -> tuple[float, str] | None:
+        """Return the seconds of a step in which the mean rank waits for others, and what theory says; None: nothing."""
+        ...
+
     def explain_no_waterfall(self, *, is_exact: bool) -> str | None:
         """Return for what a waterfall is not available, `the strategy ...`; None where it is."""
         ...
@@ -208,15 +214,20 @@ def sum_expected(expected: Mapping[str, Expected]) -> Expected:
     )
 
 
-def list_unavailable(cell: str, strategy: str, options: Mapping[str, Any], *, is_exact: bool) -> list[str]:
-    """Return a sentence for each thing that a report cannot say of a cell of several ranks with this strategy."""
+def list_unavailable(
+    cell: str, strategy: str, options: Mapping[str, Any], *, is_exact: bool, has_waterfall: bool = False
+) -> list[str]:
+    """Return a sentence for each thing that a report cannot say of a cell of several ranks with this strategy.
+
+    `has_waterfall`: whether it has one all the same, by what its ranks timed themselves.
+    """
     profile = find_profile(strategy)
     if profile is None:
         unknown = f"the strategy {strategy}, of which nothing is known beside its step (tasks/strategies/{strategy}.py)"
         reasons: list[tuple[str, str | None]] = [("Waterfall, prediction and advice on options", unknown)]
     else:
         reasons = [
-            ("A waterfall", profile.explain_no_waterfall(is_exact=is_exact)),
+            ("A waterfall", None if has_waterfall else profile.explain_no_waterfall(is_exact=is_exact)),
             ("A prediction", profile.explain_no_prediction(options, is_exact=is_exact)),
             ("Advice on options", profile.explain_no_knobs(is_exact=is_exact)),
         ]

@@ -168,6 +168,13 @@ def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any
     return None
 
 
+def split_waits(
+    timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
+) -> tuple[float, str] | None:
+    """Return None: its ranks time no waits."""
+    return None
+
+
 def explain_no_waterfall(*, is_exact: bool) -> str | None:
     """Return None, but in exact mode: its gathers cannot be left out."""
     return "the strategy ddp in exact mode" if is_exact else None

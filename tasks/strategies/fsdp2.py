@@ -160,14 +160,29 @@ def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any
     return None
 
 
+def split_waits(
+    timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
+) -> tuple[float, str] | None:
+    """Return None: its ranks time no waits."""
+    return None
+
+
 def explain_no_waterfall(*, is_exact: bool) -> str | None:
     """Return that its communication cannot be left out of a step."""
     return "the strategy fsdp2, whose step cannot be made without its communication"
 
 
 def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-    """Return that there is no model of it yet."""
-    return "the strategy fsdp2, which has no communication model yet"
+    """Return what the model of units, gathered and reduced one after another, does not know."""
+    if is_exact:
+        return "the strategy fsdp2 in exact mode"
+    return (
+        "the strategy fsdp2 with offload, whose copies to the host are in no model" if _is_offloaded(options) else None
+    )
+
+
+def _is_offloaded(options: Mapping[str, Any]) -> bool:
+    return bool(options.get("offload", "none") != "none")
 
 
 def explain_no_knobs(*, is_exact: bool) -> str | None:

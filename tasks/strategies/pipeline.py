@@ -137,12 +137,13 @@ def _tell_layers(work: Work) -> str:
 def told(traffic: Mapping[str, Exchanged], work: Work) -> str:
     """Return the messages per step, and the cut."""
     sent, replicas = (traffic[SEND].number / work.num_steps if SEND in traffic else 0), work.options.get("replicas", 1)
+    is_by_time = work.options.get("cut") == "time"
     added = f", each added up over {replicas} replicas" if replicas > 1 else ""
     return (
         f"{sent:g} messages from the first rank of {wording.format_plural(len(_list_stages(work)), 'stage')} and one "
         f"norm of all{added}; "
-        f"the stages have the layers {_tell_layers(work)}, cut so that the largest has as few weights to multiply by "
-        "as can be"
+        f"the stages have the layers {_tell_layers(work)}, cut so that the largest "
+        f"{'takes as little time' if is_by_time else 'has as few weights to multiply by'} as can be"
     )
 
 
@@ -165,13 +166,30 @@ def compute_least_idle_share(options: Mapping[str, Any], *, world_size: int, num
 def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> str | None:
     """Return which share of a step's passes the ranks waited for each other, beside what theory says."""
     passes, own = (sum(one[name] for one in timers) for name in ("pass_seconds", "own_seconds"))
-    number = timers[0]["num_micro_batches"]
-    least = compute_least_idle_share(options, world_size=world_size, num_micro_batches=number)
+    number, least = timers[0]["num_micro_batches"], _compute_least(timers, options, world_size=world_size)
     return (
         f"its ranks wait for each other {wording.format_percent(1 - own / passes)} of the forward and backward passes "
         f"of a step, which has {wording.format_count(int(number))} of each per stage; with stages that take equally "
         f"long and messages that take no time it would be {wording.format_percent(least)}, less with more micro-batches"
     )
+
+
+def split_waits(
+    timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
+) -> tuple[float, str] | None:
+    """Return what the mean rank waits in the passes of a step, and the bubble of stages alike."""
+    if not all(timers):
+        return None
+    waits = sum(one["pass_seconds"] - one["own_seconds"] for one in timers) / len(timers)
+    least = _compute_least(timers, options, world_size=world_size)
+    return waits, (
+        f"of stages alike, with messages that take no time, it would be {wording.format_percent(least)} of the passes"
+    )
+
+
+def _compute_least(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int) -> float:
+    number = timers[0]["num_micro_batches"]
+    return compute_least_idle_share(options, world_size=world_size, num_micro_batches=number)
 
 
 def explain_no_waterfall(*, is_exact: bool) -> str | None:
@@ -180,8 +198,8 @@ def explain_no_waterfall(*, is_exact: bool) -> str | None:
 
 
 def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-    """Return that there is no model of it yet."""
-    return "the strategy pipeline, which has no communication model yet"
+    """Return None: the model of stages knows all schedules."""
+    return None
 
 
 def explain_no_knobs(*, is_exact: bool) -> str | None:
@@ -201,6 +219,7 @@ def list_knobs(
             change=f"the schedule {other} instead of {now}",
             overrides={"options": {**options, _SCHEDULE: other}},
             note=note,
+            against=("waiting for other stages",),
         )
         for other, note in _SCHEDULES.items()
         if other != now and (other != "interleaved" or num_layers >= 2 * len(stages) > 2)

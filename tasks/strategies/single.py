@@ -56,6 +56,13 @@ def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any
     return None
 
 
+def split_waits(
+    timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
+) -> tuple[float, str] | None:
+    """Return None: its ranks time no waits."""
+    return None
+
+
 def explain_no_waterfall(*, is_exact: bool) -> str | None:
     """Return that one rank loses nothing to others."""
     return "one rank, which loses nothing to others"

@@ -88,14 +88,21 @@ def tell_timers(timers: Sequence[Mapping[str, float]], options: Mapping[str, Any
     return None
 
 
+def split_waits(
+    timers: Sequence[Mapping[str, float]], options: Mapping[str, Any], *, world_size: int
+) -> tuple[float, str] | None:
+    """Return None: its ranks time no waits."""
+    return None
+
+
 def explain_no_waterfall(*, is_exact: bool) -> str | None:
     """Return that an update of a share is no part of what one rank does."""
     return "the strategy zero1, each of whose ranks makes a share of the update"
 
 
 def explain_no_prediction(options: Mapping[str, Any], *, is_exact: bool) -> str | None:
-    """Return that there is no model of it yet."""
-    return "the strategy zero1, which has no communication model yet"
+    """Return what the model of ddp, which reduces the gradient, does not know."""
+    return "the strategy zero1 in exact mode" if is_exact else ddp.explain_no_prediction(options, is_exact=False)
 
 
 def explain_no_knobs(*, is_exact: bool) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from tasks.gates.checks import CHECKS, CHECKS_OF_BLOCKS
+from tasks.gates.checks import CHECKS, CHECKS_OF_BATCHES, CHECKS_OF_BLOCKS
 from tasks.process.failure import ExitCode
 
 MOST_WORDS = {"README.md": 1200, "docs/*.md": 1000}
@@ -111,7 +111,7 @@ def test_every_decision_is_short_and_stands_in_a_room(project: Path) -> None:
     assert len(decisions) == (project / "docs" / "decisions.md").read_text().count("\n### ") > 50
     assert {room for room, _ in decisions.values()} == {
         "The house", "Params", "Records and store", "Process", "Ranks and launchers", "Data", "Machine", "Equivalence",
-        "Measuring", "Gates", "Reporting", "Services", "Training", "Flows", "Tests",
+        "Measuring", "Gates", "Auditing", "Reporting", "Services", "Training", "Flows", "Tests",
     }  # fmt: skip
     long = {
         title: num for title, (_, text) in decisions.items() if (num := len(text.split())) >= MOST_WORDS_OF_A_DECISION
@@ -135,9 +135,13 @@ def test_code_names_a_decision_by_the_beginning_of_its_title(project: Path) -> N
 
 
 def test_the_page_of_gates_has_every_gate_with_its_question(project: Path) -> None:
-    rows = re.findall(r"^\| (.+?) \| (.+\?) \|$", (project / "docs" / "gates.md").read_text(), flags=re.MULTILINE)
-    assert rows == [(check.name, check.question) for check in (*CHECKS, *CHECKS_OF_BLOCKS)]
-    assert f"All of today's {len(rows)} gates passed" in " ".join((project / "README.md").read_text().split())
+    for page, checks in (("gates", [*CHECKS, *CHECKS_OF_BLOCKS]), ("goodput", CHECKS_OF_BATCHES)):
+        text = (project / "docs" / f"{page}.md").read_text()
+        rows = re.findall(r"^\| (.+?) \| (.+\?) \|$", text, flags=re.MULTILINE)
+        assert rows == [(check.name, check.question) for check in checks]
+    assert f"All of today's {len(CHECKS + CHECKS_OF_BLOCKS)} gates passed" in " ".join(
+        (project / "README.md").read_text().split()
+    )
 
 
 def test_the_page_of_trouble_has_every_exit_code(project: Path) -> None:

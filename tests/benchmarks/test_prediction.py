@@ -12,7 +12,7 @@ from benchmarks.prediction.chart import draw
 from benchmarks.prediction.configurations import FITTING, VALIDATION
 from benchmarks.prediction.points import KNOWN, WORLD_SIZES, Point, Tried, calibrated, score
 from benchmarks.prediction.real import judge_sessions
-from tasks.measuring.probe import AllReduce, Gradient, Probe
+from tasks.measuring.probe import Gradient, Probe, Swept
 from tasks.records.measurement import Estimate, MeasurementFile, PredictedCurve, PredictedPoint, Prediction
 from tests.tasks.reporting.measured import measurement
 
@@ -58,7 +58,8 @@ def _tried(*, measured: dict[int, float]) -> Tried:
         strategy="ddp",
         forward_seconds=(1.0,), backward_seconds=(2.0,), optimizer_seconds=(0.0,), fixed_seconds={1: (0.0,)},
         micro_batches=(1.0,) * 4, gradients=buckets, buckets=buckets, contention={},
-        all_reduce={size: (AllReduce(num_bytes=1.0, seconds=(1e-15,)),) for size in (2, 4)}, link_only=frozenset([4]),
+        links={"all_reduce": {size: (Swept(num_bytes=1.0, seconds=(1e-15,)),) for size in (2, 4)}},
+        link_only=frozenset([4]),
     )  # fmt: skip
     speedups = {size: Estimate(value=value, low=value, high=value) for size, value in measured.items()}
     return Tried(configuration=FITTING[0], probe=probe, measured=speedups)
@@ -76,7 +77,7 @@ def test_on_a_real_machine_the_model_alone_is_scored_by_logarithms(tmp_path: Pat
     files = []
     for number, point in enumerate(points):
         curve = PredictedCurve(lever="as it is", points=[point, further])
-        found = measurement(prediction=Prediction(curves=[curve], assumptions=[]))
+        found = measurement(predictions=[Prediction(cells=["2proc"], curves=[curve], assumptions=[])])
         files.append(tmp_path / f"{number}" / "measurements" / "speed.json")
         files[-1].parent.mkdir(parents=True)
         MeasurementFile(**dict(found)).write(files[-1].parent)

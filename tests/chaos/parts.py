@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.chaos import comparison, crash_points, damage, hangs, kills, soak, starts, stragglers
+from tests.chaos import comparison, crash_points, damage, hangs, kills, ray_kills, soak, starts, stragglers
 from tests.chaos.course import Size
 from tests.chaos.saved import Saved
 from tests.chaos.torchrun import Torchrun
@@ -57,6 +57,15 @@ PARTS = [
         fault="SIGTERM to both ranks at a random moment after the first step",
         survives="the step is finished and saved, exit code 75 within 5 s, nothing lost, the clean run's weights",
         trials=_with_forked_ranks(kills.stop_trials, 20),
+        num_trials=20,
+    ),
+    Part(
+        key="ray",
+        fault="SIGKILL to an actor, a rank, a raylet, the stage, the head of a Ray cluster of two raylets, in turn; "
+        "every other five while it starts",
+        survives="said in one line, exit code 6, no rank and no actor left, nothing saved is lost, torchrun's weights "
+        "to the bit; seconds until nobody was left",
+        trials=partial(ray_kills.ray_trials, num_trials=20),
         num_trials=20,
     ),
     Part(

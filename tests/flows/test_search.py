@@ -1,11 +1,16 @@
 """Who goes on to the next rung, and the commands that trials run."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from flows import places
+from flows.places import Stage
 from flows.search import choose_promoted, rank
 from flows.trials import find_path, read_command
+from tasks.process.failure import ResourceError
+from tests.flows.toy_project import wait_for
 
 
 def test_the_best_go_on_and_of_equal_losses_the_lower_number() -> None:
@@ -30,3 +35,16 @@ def test_paths_of_trials_are_those_of_dvc_yaml(project: Path, monkeypatch: pytes
     command = read_command("train", "2proc", {"run": Path("elsewhere"), "segments": 3})
     assert command[1:4] == ["-m", "tasks.train", "2proc"]
     assert command[-4:] == ["--run", "elsewhere", "--segments", "3"]
+
+
+def test_nobody_trains_in_the_folder_of_a_trial_whose_stage_still_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, ours = Stage(), Stage()
+    left.start(["sleep", "600"], os.environ, tmp_path)
+    monkeypatch.setattr(places, "_SECONDS_TO_SAVE", 0.2)
+    with pytest.raises(ResourceError, match="another search trains there"):
+        ours.start(["true"], os.environ, tmp_path)
+    left.end()
+    ours.start(["true"], os.environ, tmp_path)
+    wait_for(lambda: ours.poll() == 0, seconds=60, what="it ended well")

@@ -57,6 +57,18 @@ def test_every_gate_that_no_clock_decides_passes_and_speed_was_measured(instruct
     assert [arm["cell"] for arm in results["measurement"]["arms"] if not arm["is_wrapped_baseline"]] == list(CELLS)
 
 
+def test_without_seconds_for_a_waterfall_neither_it_nor_a_prediction_is_there_and_the_page_says_so(
+    instructions: Workspace,
+) -> None:
+    measurement = read(instructions, "reports/results.json")["measurement"]
+    assert (measurement["waterfalls"], measurement["predictions"]) == ([], [])
+    assert [arm["arm"] for arm in measurement["arms"]] == list(CELLS)
+    assert (
+        "prediction were left out: measure.waterfall_seconds is 0"
+        in (instructions.folder / "reports/report.md").read_text()
+    )
+
+
 def test_tokens_and_targets_are_counted_exactly_and_the_targets_are_the_responses(instructions: Workspace) -> None:
     num_tokens, num_targets = count_by_hand(instructions, "0-160")
     assert 0 < num_targets < num_tokens / 2

@@ -32,7 +32,7 @@ def two_cores() -> Iterator[None]:
 def of_three(two_cores: None, finished: Workspace, tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Workspace:
     """The finished comparison of 1 and 2 processes, and of 4 that are added to it."""
     workspace = finished.copy(tmp_path_factory.mktemp("cells") / "project", programs=warm)
-    workspace.change({"cells.4proc": FOUR})
+    workspace.change({"cells.4proc": FOUR, "measure.waterfall_seconds": 0})
     (workspace.folder / "second-run.log").write_text(workspace.flow())
     return workspace
 

@@ -1,7 +1,10 @@
 """`make search`, for real and tiny: killed and taken up, in the tracker, and taken on by a comparison."""
 
+import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import time
@@ -12,12 +15,14 @@ import pytest
 from mlflow import MlflowClient
 
 from flows.fair_trials import require_comparable
+from flows.places import Stage
 from flows.search import Search
 from flows.trials import TRIALS, Trial
 from tasks.params import load_params
 from tasks.process.failure import DataError, ExitCode
 from tasks.records.run import RunFile, SegmentReceipt
 from tests.processes import left_of, new_mark, none_left_of
+from tests.ray_cluster import find_own_address, needs_ray, two_raylets
 from tests.workspace import Workspace
 from training.process.files import digest_file
 
@@ -73,6 +78,12 @@ def _digest_weights(workspace: Workspace) -> dict[str, str]:
         (name,) = (name for name in SegmentReceipt.read(folder).files if name.endswith(".pt") and name != "state.pt")
         found[folder.name] = digest_file(folder / name)
     return found
+
+
+def _plan_trials(workspace: Workspace) -> list[Path]:
+    """Return the folders of the search's trials, by their numbers."""
+    with contextlib.chdir(workspace.folder):
+        return [trial.folder for trial in Search(load_params()).trials]
 
 
 def _count_launches(workspace: Workspace) -> dict[str, int]:
@@ -137,6 +148,30 @@ def test_a_search_that_is_finished_trains_nothing(searched: Workspace, warm: Pat
     assert _read(again) == _read(searched)
 
 
+@needs_ray
+def test_trials_spread_over_a_cluster_have_the_weights_of_those_of_one_machine(
+    searched: Workspace, warm: Path, tmp_path: Path
+) -> None:
+    spread, found = searched.copy(tmp_path / "project", programs=warm), _read(searched)
+    for index, trial in enumerate(_plan_trials(spread)):
+        if index != found["best"]:
+            shutil.rmtree(spread.folder / trial)
+    here = find_own_address()
+    with two_raylets(tmp_path, addresses=(here, here), starts=(subprocess.Popen, subprocess.Popen)) as cluster:
+        spread.change({"tracking.kind": "none", "ray": {"address": cluster.address}})
+        said = spread.run(*SEARCH, **cluster.environment).stdout
+    assert re.search(r"trial-\d: to epoch 1 on node 0 \(.*\), with learning rate", said)
+    assert re.search(r"trial-\d: to epoch 1 on node 1 \(.*\), with learning rate", said)
+    assert _digest_weights(spread) == _digest_weights(searched)
+    assert _without_times(_read(spread)) == _without_times(found)
+
+
+def test_a_machine_that_does_not_see_the_folder_runs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "seen").write_text("of another folder")
+    assert Stage().prepare(str(tmp_path), "seen", "of this folder") is None
+    assert Stage().prepare(str(tmp_path), "nothing", "of this folder") is None
+
+
 def test_the_best_goes_on_as_an_ordinary_comparison(searched: Workspace, warm: Path, tmp_path: Path) -> None:
     goes_on = searched.copy(tmp_path / "project", programs=warm)
     found = _read(goes_on)
@@ -190,7 +225,7 @@ def test_a_search_whose_trials_begin_their_schedule_anew_in_every_epoch_is_refus
     searched: Workspace, warm: Path, tmp_path: Path
 ) -> None:
     wrong = searched.copy(tmp_path / "project", programs=warm)
-    wrong.change({"tracking.kind": "none", "search.trials": 2, "search.rungs": [2]})
+    wrong.change({"tracking.kind": "none", "search.trials": 1, "search.rungs": [2]})
     file = wrong.folder / "tasks/params/trials.py"
     text = file.read_text()
     assert text.count('"schedule_span": "run"') == 1

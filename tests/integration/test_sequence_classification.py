@@ -15,6 +15,7 @@ from tests.workspace import SMALL, Workspace
 pytestmark = pytest.mark.slow
 
 CLASSIFIER = SMALL | {
+    "measure.waterfall_seconds": 1,
     "name": "packages",
     "description": "A small random-weight classifier tells which package a docstring is of.",
     "model.source": "builtin:tiny-modernbert",

@@ -1,5 +1,6 @@
 """A cell on two hosts, with real stages: certified, measured over a fast and a slow link, trained, lost and resumed."""
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -35,6 +36,7 @@ _CHANGES = SMALL | {
     "train.checkpoint_every_steps": 4,
     "train.watchdog_seconds": _WATCHDOG_SECONDS,
     "measure.twin_seconds": 0,
+    "measure.waterfall_seconds": 1,
     "cells": {
         "1node": {"strategy": "single", "world_size": 1},
         "2nodes": {"strategy": "ddp", "world_size": 2, "launcher": "ray", "num_nodes": 2},
@@ -98,10 +100,16 @@ def _start_blind(host: Host, hidden: Path, cache: Path, command: list[str], **op
 def lab(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Iterator[Laboratory]:
     folder = tmp_path_factory.mktemp("hosts")
     (folder / "project").mkdir()
-    with two_hosts() as hosts, warm_environment(start=hosts.alpha.popen) as on_alpha:
+    with contextlib.ExitStack() as stack:
+        hosts = stack.enter_context(two_hosts())
         blind = partial(_start_blind, hosts.beta, folder / "project", folder / "cache")
+        on_alpha, on_beta = (stack.enter_context(warm_environment(start=one)) for one in (hosts.alpha.popen, blind))
+
+        def start_on_beta(command: list[str], **options: Any) -> "subprocess.Popen[str]":
+            return blind([str(on_beta / "python"), *command[1:]], **options)
+
         addresses = (hosts.alpha.address, hosts.beta.address)
-        with two_raylets(folder, addresses=addresses, starts=(hosts.alpha.popen, blind)) as cluster:
+        with two_raylets(folder, addresses=addresses, starts=(hosts.alpha.popen, start_on_beta)) as cluster:
             changes = {"ray": {"address": cluster.address}} | _CHANGES
             head = Workspace.create(folder / "project" / "head", project=project, changes=changes, programs=on_alpha)
             lab = Laboratory(hosts, cluster, head)
@@ -143,8 +151,8 @@ def test_a_tenth_of_the_link_shows_in_speedup_waterfall_and_prediction(measured:
 
     def predicted(measurement: Measurement) -> dict[int, float]:
         """Return number of ranks -> what the model says, of measured ones by itself."""
-        assert measurement.prediction is not None, measurement.left_out
-        points = measurement.prediction.curves[0].points
+        assert measurement.predictions, measurement.left_out
+        points = measurement.predictions[0].curves[0].points
         return {point.world_size: found.value for point in points if (found := point.speedup or point.model)}
 
     speedups = [next(arm.speedup for arm in one.arms if arm.cell == "2nodes") for one in (fast, slow)]

@@ -45,7 +45,9 @@ def main() -> int:
     kind = Kind(workload=arguments.workload, precision=arguments.precision)
     is_other = kind != KINDS[0]
     console, progress = Console(), Console(stderr=True, highlight=False, soft_wrap=True)
-    exhibits = [part for part in EXHIBITS if arguments.only in part.key and part.applies_to(kind.workload)]
+    exhibits = [
+        part for part in EXHIBITS if arguments.only in part.key and part.applies_to(kind.workload, kind.precision)
+    ]
     if arguments.missing:
         there = keys_shown(DOCUMENT.read_text(encoding="utf-8"))
         exhibits = [part for part in exhibits if part.key not in there]

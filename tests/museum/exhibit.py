@@ -79,8 +79,13 @@ class Exhibit:
     has_dropout: bool = False
     """Whether the model has dropout; nothing can then be shared with the comparison without a defect."""
 
-    def applies_to(self, workload: str) -> bool:
-        """Return whether the lines are ones that this workload runs."""
+    no_defect_in: str = ""
+    """A precision in which the line changes nothing."""
+
+    def applies_to(self, workload: str, precision: str) -> bool:
+        """Return whether the lines are ones that this workload runs, and do something in this precision."""
+        if precision == self.no_defect_in:
+            return False
         is_of_text = self.has_dropout or any(part.file in _OF_TEXT for part in self.mutations)
         return workload in ("causal_lm", "instruction") or not is_of_text
 

@@ -27,7 +27,7 @@ ABOUT_SECONDS = {
 _MEASURE = {
     "speed": True,
     "max_seconds": 4,
-    "waterfall_seconds": 2,
+    "waterfall_seconds": 0,
     "others_share": 1,
     "advice": False,
     "memory": False,

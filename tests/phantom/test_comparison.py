@@ -36,7 +36,7 @@ def test_a_comparison_runs_from_counting_the_cards_to_the_evaluation(
     speed = read("measurements/speed.json")
     assert [len(starts[-1]) for starts in speed["devices_of_starts"].values()] == [1, 2]
     assert speed["left_out"] == []
-    assert speed["prediction"]["curves"]
+    assert speed["predictions"][0]["curves"]
     assert speed["waterfalls"]
     for cell, num_ranks in (("1proc", 1), ("2proc", 2)):
         run = read(f"runs/{cell}/run.json")

@@ -19,8 +19,10 @@ from tasks.evaluate import HeldoutRows, ModelToEvaluate, list_evaluation_inputs,
 from tasks.inputs.meaning import collect_meanings
 from tasks.inputs.snapshot import Snapshot, Stage, read_stages
 from tasks.measure import Inputs
+from tasks.measuring.noise_points import Point, list_noise_inputs
 from tasks.measuring.sample import take_sample
 from tasks.params import Params, load_params
+from tasks.params.cells import BatchParams
 from tasks.params.sources import RowRange
 from tasks.params.train import NOT_CONTENT
 from tasks.records.facts import SliceFacts
@@ -32,6 +34,8 @@ from tests.tiny import make_slice, with_manifest
 CELL = "2proc"
 ONLY_NAMED = {"model.name"}
 """Names the checkpoints and is in nothing that is measured."""
+EXTENT_OF_RUNS = "quality.seeds"
+"""How many trainings there are, each with segments of its own: none of them depends on how many others there are."""
 
 
 @pytest.fixture
@@ -47,6 +51,8 @@ def stages(project: Path, params: Params, monkeypatch: pytest.MonkeyPatch) -> di
 
 def _change(value: Any, annotation: Any) -> Any:
     """Return another value of the same kind."""
+    if any(part is BatchParams for part in get_args(annotation)):
+        return BatchParams(factor=2, learning_rate="none")
     words = [word for word in get_args(annotation) if isinstance(word, str)]
     if words:
         return next(word for word in words if word != value)
@@ -102,7 +108,7 @@ def test_a_segment_is_told_from_others_by_every_value_that_its_stage_depends_on(
     changed = dict(_change_each(params, stages[f"train@{CELL}"].params))
     assert len(changed) > 25
     same = {key for key, other in changed.items() if _fingerprint(other) == before}
-    assert same == {f"train.{name}" for name in NOT_CONTENT}
+    assert same == {f"train.{name}" for name in NOT_CONTENT} | {EXTENT_OF_RUNS}
 
 
 def test_a_segment_is_told_from_others_by_every_file_that_its_stage_depends_on(
@@ -201,7 +207,7 @@ def test_what_is_measured_is_told_from_others_by_every_file_that_its_stage_depen
 
 @pytest.fixture
 def evaluated(params: Params, tmp_path: Path) -> Callable[..., dict[str, dict[str, Any]]]:
-    """What the two results of the stage `evaluate` say that they depend on, with one input or another changed."""
+    """What the results of the stage `evaluate` say that they depend on, with one input or another changed."""
     slices = tmp_path / "slices"
     for number, part in enumerate(("0-500", "0-400", "1300-1500")):
         make_slice(slices / part, num_rows=8, seed=number)
@@ -214,9 +220,13 @@ def evaluated(params: Params, tmp_path: Path) -> Callable[..., dict[str, dict[st
             base_model=tmp_path / "model", workload=params.workload,
         )  # fmt: skip
         subject = ModelToEvaluate(name=CELL, checkpoint=None, weights_digest=weights)
+        model = BaseModelManifest.read(tmp_path / "model").digest
         return {
             "figures": list_evaluation_inputs(subject, rows, code=code),
             "first step": list_first_step_inputs(params, slices=slices, base_model=tmp_path / "model", code=code),
+            "noise": list_noise_inputs(
+                params, Point("0-500", 1, None, weights), slices=slices, base_model=model, code=code
+            ),
         }
 
     return list_inputs
@@ -232,7 +242,8 @@ def test_what_is_evaluated_is_told_from_others_by_every_value_that_does_not_come
     for key, other in changed.items():
         names = {name for name, found in evaluated(params=other).items() if found != before[name]}
         comes_with_weights = _fingerprint(other) != _fingerprint(params) or key.startswith("cells.1proc")
-        assert names or comes_with_weights or key.removeprefix("train.") in NOT_CONTENT, key
+        is_extent = key == EXTENT_OF_RUNS or key.removeprefix("train.") in NOT_CONTENT
+        assert names or comes_with_weights or is_extent, key
     order = {f"train.{name}" for name in ("seed", "global_batch_size", "micro_batch_size", "seq_len", "augment")}
     found = {key for key, other in changed.items() if evaluated(params=other)["first step"] != before["first step"]}
     assert found == {*order, "workload", "ranges"}
@@ -255,9 +266,10 @@ def test_what_is_evaluated_is_told_from_others_by_every_file_that_its_stage_depe
     }
     assert set(others) == _list_files(stages["evaluate"])
     assert [found["figures"] == before["figures"] for found in others.values()] == [False] * 4
-    with_rows = edit("slices/0-500")["first step"]
-    assert len({str(one) for one in (before["first step"], others["data/base_model"]["first step"], with_rows)}) == 3
-    assert others["data/fingerprint/code.json"]["first step"] != before["first step"]
+    others["rows"] = edit("slices/0-500")
+    for name in ("first step", "noise"):
+        assert len({str(one[name]) for one in (before, others["data/base_model"], others["rows"])}) == 3
+        assert others["data/fingerprint/code.json"][name] != before[name]
 
 
 def test_a_field_that_is_added_to_a_measurement_measures_anew(project: Path, tmp_path: Path) -> None:

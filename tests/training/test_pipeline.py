@@ -1,6 +1,7 @@
 """The strategy pipeline: any architecture with a list of layers, any number of stages, and checkpoints that fit all."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,9 @@ from tests.tiny import make_config, make_slice, make_tiny_classifier, make_tiny_
 from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end
 from tests.training.forked_ranks import ForkedRanks, last_words
 from training.data.plan import make_micro_batches, make_segment_plan
-from training.model.cut import balance, count_multiplied
+from training.model.balance import balance
+from training.model.cut import _weigh, count_multiplied
+from training.model.part_times import time_parts
 from training.process.distributed import Ranks
 from training.step.strategy import STATE, WEIGHTS
 from training.strategies import find_strategy
@@ -51,6 +54,60 @@ def _spread(world_size: int, **changes: Any) -> dict[str, Any]:
 def _train(forked: ForkedRanks, work: Path, model: Path, slices: list[Path], world_size: int, **changes: Any) -> Any:
     config = forked.train(make_config(work, model, slices[:1], **_spread(world_size, **changes)))
     return weights_at_end(config)
+
+
+def test_a_cut_by_measured_time_changes_no_bit_and_says_by_what_it_was_cut(
+    forked: ForkedRanks, slices: list[Path], tmp_path: Path
+) -> None:
+    model, found = make_tiny_model(tmp_path / "model", num_layers=_NUM_LAYERS), {}
+    for cut in ("weights", "time"):
+        config = make_config(tmp_path / cut, model, slices[:1], **_spread(2, options={"cut": cut}))
+        found[cut] = forked.train(config)
+    assert are_bitwise_equal(weights_at_end(found["weights"]), weights_at_end(found["time"]))
+    costs = {cut: facts_of(config)["exchange"]["part_costs"] for cut, config in found.items()}
+    # Layers alike cost alike, and looking rows up costs something.
+    assert costs["weights"][0] == 0 < costs["time"][0]
+    assert len(set(costs["time"][1:-1])) == len(set(costs["weights"][1:-1])) == 1
+
+
+class _Slow(nn.Module):
+    """A layer that takes as long as it is told, with a weight of one number."""
+
+    def __init__(self, seconds: float, width: int) -> None:
+        super().__init__()
+        self.seconds, self.weight = seconds, nn.Parameter(torch.ones(1, width))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return hidden * self.weight
+
+
+def test_parts_are_timed_one_by_one_and_those_alike_alike_and_what_is_not_called_goes_by_its_weights() -> None:
+    layers = [_Slow(0.04, 3), _Slow(0.01, 4), _Slow(0.012, 4)]
+    embedding, head = nn.Embedding(5, 3), nn.Linear(3, 4)
+
+    def run() -> None:
+        hidden = embedding(torch.zeros(2, 6, dtype=torch.long))
+        layers[0](hidden)
+        for layer in layers[1:]:
+            layer(torch.ones(2, 6, 4))
+
+    groups = [[embedding], *[[layer] for layer in layers], [head]]
+    found = time_parts(groups, run, torch.device("cpu"))
+    (first,), (slow,), (quick,), (same,), (uncalled,) = found
+    assert first is not None
+    assert slow is not None
+    assert quick is not None
+    assert first > 0
+    # Sleep takes no less than it is told.
+    assert (quick, quick >= 0.011, slow >= 0.04) == (same, True, True)
+    assert uncalled is None
+    assert all(part.grad is None for layer in layers for part in layer.parameters())
+    # 12 weights of the head, against 3 + 4 + 4 of the layers.
+    costs = _weigh(groups, found)
+    assert costs[-1] == pytest.approx(1e9 * (slow + 2 * quick) * 12 / 11, rel=1e-6)
+    assert costs[1:-1] == [round(1e9 * one) for one in (slow, quick, quick)]
+    assert _weigh(groups, None) == [0, 3, 4, 4, 12]
 
 
 def test_stages_are_cut_so_that_the_costliest_is_as_cheap_as_can_be() -> None:

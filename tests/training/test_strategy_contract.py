@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,18 +77,52 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def steps(
-    cell: Cell, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What its ranks say of a few steps (tests/training/contract_steps.py), and what one plain process says."""
-    told = []
-    for each in (cell, cell.alone):
-        work = tmp_path_factory.mktemp(f"steps-{each.name}") / "work"
-        config = _config(work, model, slices[:1], each)
-        codes = ranks.launch(config, entry="tests.training.contract_steps")
-        assert codes == [0] * config["world_size"], last_words(config)
-        told.append({**json.loads((work / "told.json").read_bytes()), **torch.load(work / "tensors.pt")})
-    return told[0], told[1]
+def make_steps(
+    ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Cell], dict[str, Any]]:
+    """Return what the ranks of a cell say of a few steps (tests/training/contract_steps.py), once of each."""
+    told: dict[str, dict[str, Any]] = {}
+
+    def make(cell: Cell) -> dict[str, Any]:
+        if repr(cell) not in told:
+            work = tmp_path_factory.mktemp(f"steps-{cell.name}") / "work"
+            config = _config(work, model, slices[:1], cell)
+            codes = ranks.launch(config, entry="tests.training.contract_steps")
+            assert codes == [0] * config["world_size"], last_words(config)
+            told[repr(cell)] = {**json.loads((work / "told.json").read_bytes()), **torch.load(work / "tensors.pt")}
+        return told[repr(cell)]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def steps(cell: Cell, make_steps: Callable[[Cell], dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What its ranks say of a few steps, and what one plain process says."""
+    return make_steps(cell), make_steps(cell.alone)
+
+
+@pytest.fixture(scope="module")
+def train_plain(
+    ranks: ForkedRanks, slices: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., dict[str, Any]]:
+    """Return the config of one plain process's training of the first slice, once of each model and way."""
+    done: dict[str, dict[str, Any]] = {}
+
+    def train(model: Path, cell: Cell, **changes: Any) -> dict[str, Any]:
+        key = repr((model, cell.alone, changes))
+        if key not in done:
+            work = tmp_path_factory.mktemp("plain") / "work"
+            done[key] = ranks.train(_config(work, model, slices[:1], cell.alone, **changes))
+        return done[key]
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def tied_and_not(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """A model whose head is its embedding, and one that has both."""
+    folder = tmp_path_factory.mktemp("tied")
+    return {tied: make_tiny_model(folder / str(tied), tied=tied) for tied in (True, False)}
 
 
 @pytest.fixture(scope="module")
@@ -191,11 +226,18 @@ def test_torch_recorded_what_its_ranks_counted_in_a_training(clean: dict[str, An
 @of_strategies
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_finished_checkpoint_is_one_whole_file_in_which_what_is_tied_is_stored_once(
-    cell: Cell, tied: bool, ranks: ForkedRanks, slices: list[Path], tmp_path: Path
+    cell: Cell,
+    tied: bool,
+    ranks: ForkedRanks,
+    tied_and_not: dict[bool, Path],
+    train_plain: Callable[..., dict[str, Any]],
+    slices: list[Path],
+    tmp_path: Path,
 ) -> None:
-    model_dir = make_tiny_model(tmp_path / "model", tied=tied)
-    config = ranks.train(_config(tmp_path / "work", model_dir, slices[:1], cell))
-    plain = ranks.train(_config(tmp_path / "plain", model_dir, slices[:1], cell.alone))
+    model_dir = tied_and_not[tied]
+    plain = train_plain(model_dir, cell)
+    # One plain process is held to nothing else.
+    config = plain if cell.name == "single" else ranks.train(_config(tmp_path / "work", model_dir, slices[:1], cell))
     weights, fresh = weights_at_end(config), causal_lm.load_model(model_dir)
     assert list(weights) == list(fresh.state_dict())
     head, embedding = (weights[f"{part}.weight"] for part in ("lm_head", "model.embed_tokens"))
@@ -283,9 +325,14 @@ def test_what_another_number_of_ranks_saved_is_refused_in_one_line(
 
 @of_strategies
 def test_in_exact_mode_it_is_refused_or_another_number_of_ranks_goes_on_with_the_same_bits(
-    cell: Cell, ranks: ForkedRanks, model: Path, slices: list[Path], tmp_path: Path
+    cell: Cell,
+    ranks: ForkedRanks,
+    model: Path,
+    train_plain: Callable[..., dict[str, Any]],
+    slices: list[Path],
+    tmp_path: Path,
 ) -> None:
-    one = ranks.train(_config(tmp_path / "one", model, slices[:1], cell.alone, exact=True))
+    one = train_plain(model, cell, exact=True)
     config = _config(tmp_path / "work", model, slices[:1], cell, exact=True, checkpoint_every_steps=2)
     codes = ranks.launch(config, fault="rank=0,step=4,kind=sigkill", ends_others=True)
     if "allowed: exact: false" in last_words(config):

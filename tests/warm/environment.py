@@ -38,7 +38,10 @@ def warm_environment(
         server = start(
             [sys.executable, "-m", "tests.warm.server", str(path), _ROOM_FOR_WORDS], cwd=_PROJECT, text=True,
             stdout=subprocess.PIPE,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "ROOM": _ROOM_FOR_ENVIRONMENT, **(given or {})},
+            env={
+                **os.environ, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "ROOM": _ROOM_FOR_ENVIRONMENT,
+                **(given or {}),
+            },
         )  # fmt: skip
         try:
             assert server.stdout is not None

@@ -5,14 +5,18 @@ handed on.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from training.model.balance import balance
 from training.model.layers import list_layers
 from training.process.failure import UnfitModelError
+
+TimeParts = Callable[[Sequence[Sequence[nn.Module]]], Sequence[Sequence[float | None]]]
+"""Parts of a model, in groups -> the seconds of each; None for one that was not called."""
 
 
 class _HandedOnError(Exception):
@@ -26,8 +30,11 @@ class _HandedOnError(Exception):
 class Cut:
     """A model of which some stages are run here: its layers one after another, what comes before them, and after."""
 
-    def __init__(self, model: nn.Module, run: Callable[[], object], *, num_stages: int) -> None:
-        """`run` makes one forward pass of the whole model.
+    def __init__(
+        self, model: nn.Module, run: Callable[[], object], *, num_stages: int, time_parts: TimeParts | None = None
+    ) -> None:
+        """`run` makes one forward pass of the whole model; `time_parts` gives the seconds of each of its parts, group
+        by group; None: weights to multiply by stand for them.
 
         Raises UnfitModelError for a model whose class names no layers, or fewer than stages.
         """
@@ -39,12 +46,13 @@ class Cut:
                 "layers, or strategy ddp"
             )
         self._front, self._back, self.hidden_size = _watch_forward(model, self._layers, run)
-        self.layers_of_stages = balance(
-            [count_multiplied(layer) for layer in self._layers],
-            num_stages,
-            before=sum(map(count_multiplied, self._front)),
-            after=sum(map(count_multiplied, self._back)),
-        )
+        groups = [list(self._front), *([layer] for layer in self._layers), self._back]
+        self.part_costs = _weigh(groups, None if time_parts is None else time_parts(groups))
+        """About what each takes of a step: all that comes before the layers, every layer, all that comes after."""
+        self.part_bytes = [_count_bytes(parts) for parts in groups]
+        """Of the parameters of each of these; of a tied one in both."""
+        before, *layers, after = self.part_costs
+        self.layers_of_stages = balance(layers, num_stages, before=before, after=after)
         """Stage -> its layers, numbered from 0."""
         self._received: Tensor | None = None
         self._begin: Callable[[], None] = lambda: None
@@ -206,31 +214,26 @@ def count_multiplied(part: nn.Module) -> int:
     return sum(one.numel() for one in part.parameters() if one.ndim >= 2 and id(one) not in looked_up)
 
 
-def balance(costs: Sequence[int], num_stages: int, *, before: int = 0, after: int = 0) -> list[range]:
-    """Return which parts each stage has, one after another and at least one each, the costliest as cheap as can be.
+def _weigh(groups: Sequence[Sequence[nn.Module]], seconds: Sequence[Sequence[float | None]] | None) -> list[int]:
+    """Return what each group costs: weights to multiply by, or nanoseconds.
 
-    `before`, `after`: what the first and the last stage cost beside their parts. Of equals, earlier stages have more.
+    A part that was not called, as a head by whose weight the loss multiplies, is as quick as the layers by its weights.
     """
-    total = [0]
-    for cost in costs:
-        total.append(total[-1] + cost)
-    best: dict[tuple[int, int], tuple[int, int]] = {(0, 0): (0, 0)}
-    """(Stages, parts) -> cost of the costliest stage, where the last one begins."""
-    for stage in range(1, num_stages + 1):
-        extra = (before if stage == 1 else 0) + (after if stage == num_stages else 0)
-        for end in range(stage, len(costs) - (num_stages - stage) + 1):
-            found = [
-                (max(best[stage - 1, start][0], total[end] - total[start] + extra), -start)
-                for start in range(stage - 1, end)
-                if (stage - 1, start) in best
-            ]
-            if found:
-                cost, start = min(found)
-                best[stage, end] = (cost, -start)
-    ranges: list[range] = []
-    end = len(costs)
-    for stage in range(num_stages, 0, -1):
-        start = best[stage, end][1]
-        ranges.insert(0, range(start, end))
-        end = start
-    return ranges
+    weights = [[count_multiplied(part) for part in group] for group in groups]
+    if seconds is None:
+        return [sum(of_group) for of_group in weights]
+    timed = [
+        (one, weight)
+        for of_group, of_weights in zip(seconds[1:-1], weights[1:-1], strict=True)
+        for one, weight in zip(of_group, of_weights, strict=True)
+        if one is not None
+    ]
+    per_weight = sum(one for one, _ in timed) / max(sum(weight for _, weight in timed), 1)
+    return [
+        round(1e9 * sum(per_weight * weight if one is None else one for one, weight in zip(mine, own, strict=True)))
+        for mine, own in zip(seconds, weights, strict=True)
+    ]
+
+
+def _count_bytes(parts: Iterable[nn.Module]) -> int:
+    return sum(one.nbytes for one in {one for part in parts for one in part.parameters()})

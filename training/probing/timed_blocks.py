@@ -29,7 +29,7 @@ from training.probing.cpu_use import CpuUse
 from training.probing.observed_memory import observe_memory
 from training.probing.parts import probe_compute, probe_slowdown_in_flight
 from training.probing.shared_state import SharedState
-from training.probing.sweep import sweep_all_reduce
+from training.probing.sweep import sweep_exchange
 from training.probing.timeline import record_timeline
 from training.probing.variants import (
     Made,
@@ -213,14 +213,14 @@ class BlockRunner:
         begin = partial(made.hardware.begin, made.model)
         return probe_compute(require_replica(made), self._ranks, parts, num_repeats=num_repeats, on_start=begin)
 
-    def sweep(self, variant: Variant, *, num_repeats: int, seconds_budget: float) -> dict[str, Any]:
-        """Return the all-reduce of the ranks' link by size (training/probing/sweep.py)."""
+    def sweep(self, variant: Variant, *, kind: str, num_repeats: int, seconds_budget: float) -> dict[str, Any]:
+        """Return an exchange over the ranks' link by size (training/probing/sweep.py)."""
         model_dir = Path(variant.overrides.get("model_dir", self._config.model_dir))
         # No variant needs to be built for it.
         hardware = select_hardware(find_workload(self._config.workload))
         link = hardware.compute_link_seconds(model_dir, world_size=self._ranks.world_size)
-        return sweep_all_reduce(
-            self._ranks, num_repeats=num_repeats, seconds_budget=seconds_budget, seconds_of_link=link
+        return sweep_exchange(
+            self._ranks, kind=kind, num_repeats=num_repeats, seconds_budget=seconds_budget, seconds_of_link=link
         )
 
     def probe_in_flight(self, variant: Variant, *, num_bytes: int, num_repeats: int) -> dict[str, Any]:
@@ -363,7 +363,7 @@ def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[st
     if command == "in_flight":
         return runner.probe_in_flight(variant, num_bytes=asked["num_bytes"], num_repeats=asked["num_repeats"])
     if command == "sweep":
-        return runner.sweep(variant, num_repeats=asked["num_repeats"], seconds_budget=asked["seconds_budget"])
+        return runner.sweep(variant, **{name: asked[name] for name in ("kind", "num_repeats", "seconds_budget")})
     if command == "forget":
         runner.forget()
         return {}

@@ -112,11 +112,14 @@ class Zero1Step:
             self._shares.send()
 
     def describe(self) -> dict[str, Any]:
-        """Return what ddp says, `share_bytes` of the weights that each rank updates and sends, and their number."""
+        """Return what ddp says, `share_bytes` of the weights that each rank updates and sends, `largest_bytes` of one
+        of them, which is never divided, and their number.
+        """
         shares = self._shares
         return {
             **self._step.describe(),
             "share_bytes": [flat.nbytes for flat in shares.flats],
+            "largest_bytes": max(part.nbytes for part in shares.owners),
             "num_parameters": len(shares.owners),
         }
 

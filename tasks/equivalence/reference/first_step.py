@@ -35,7 +35,8 @@ def compute_first_step(params: Params, *, slices: Path, base_model: Path, device
         epoch=1,
         rows=part,
         global_batch_size=train.global_batch_size,
-        micro_batch_size=train.micro_batch_size,
+        # Which rows are in the step does not depend on it.
+        micro_batch_size=max(train.micro_batch_size, 1),
     )
     rows = np.concatenate(plan.step(1).micro_batches)
     model = workload.load_model(base_model)

@@ -6,9 +6,9 @@ the sum of the gradients, clipping, and the calls of the optimizer.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,6 +54,19 @@ class StepGradient:
     """Mean over the step's labels."""
     by_order: list[dict[str, Tensor]]
     """The reduced gradient before clipping, by parameter name, once for each order asked for."""
+
+
+class BatchSquares(NamedTuple):
+    """Squared norms of one batch's gradients, each of a mean over labels."""
+
+    num_samples: int
+    """Samples of the batch."""
+    num_labels: Sequence[int]
+    """Labels of each part that has one."""
+    squares: Sequence[float]
+    """Squared L2 norm of each such part's gradient."""
+    square_of_all: float
+    """Squared L2 norm of the whole batch's gradient."""
 
 
 Part = list[Tensor | None]
@@ -154,6 +167,26 @@ class OneProcess:
             self._rescale(is_finite)
         return is_finite
 
+    def square_gradients(self, numbers: Iterable[int]) -> BatchSquares:
+        """Return the squared norms of the gradients of these steps, from 1, and of all their rows together.
+
+        At the weights as they are. What is a step is here a part of a batch: its rows are drawn at random, where those
+        of a micro-batch are of like lengths.
+        """
+        assert self._num_ranks == self._scale == 1, "one process, in fp32"
+        num_samples, labels, squares, total = 0, [], [], None
+        for number in numbers:
+            num_samples += sum(len(rows) for rows in self._steps[number - 1].plan.micro_batches)
+            parts = self._make_micro_batches(number)
+            if not (own := sum(int((part.labels != IGNORED_LABEL).sum()) for part in parts)):
+                continue
+            gradient = functools.reduce(_add, (self._compute_micro_batch_gradient(part, 1)[1] for part in parts))
+            labels.append(own)
+            squares.append(_square(gradient) / own**2)
+            total = gradient if total is None else _add(total, gradient)
+        square_of_all = 0.0 if total is None else _square(total) / sum(labels) ** 2
+        return BatchSquares(num_samples, labels, squares, square_of_all)
+
     def update(self, order: Order, *, on_step: Callable[[], None]) -> Updated:
         """Make all updates from the base model on, in this order; raises DivergedError if no gradient is finite."""
         self.start_over()
@@ -220,6 +253,11 @@ class OneProcess:
 def is_all_finite(gradient: Mapping[str, Tensor]) -> bool:
     """Return whether every element of it is a finite number."""
     return all(bool(part.isfinite().all()) for part in gradient.values())
+
+
+def _square(gradient: Part) -> float:
+    """Return the squared L2 norm, each tensor's share of it added up in fp64."""
+    return sum(float(torch.linalg.vector_norm(part)) ** 2 for part in gradient if part is not None)
 
 
 def _add(left: Part, right: Part) -> Part:

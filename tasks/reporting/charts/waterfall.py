@@ -17,7 +17,7 @@ CAPTION = (
 )
 
 _COLORS = {"data wait": 4, "host-to-device copy": 4, "contention": 3, "straggler": 3, "DDP overhead": 1}
-_COLORS |= {"exposed communication": 1, "optimizer": 2, "fixed": 2}
+_COLORS |= {"exposed communication": 1, "optimizer": 2, "fixed": 2, "waiting for other stages": 1}
 """Part -> colour of the palette: what belongs together looks alike; the labels tell the parts apart."""
 _INCHES_PER_ROW, _INCHES_AROUND = 0.25, 0.95
 

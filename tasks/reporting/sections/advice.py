@@ -4,13 +4,19 @@ from tasks.gates.measured import explain_omission
 from tasks.process import wording
 from tasks.records.measurement import Advice, Advised, Measurement
 from tasks.reporting.blocks import Block, Code, Heading, Text, tabulate
+from tasks.reporting.goodput import describe_noise
 from tasks.reporting.results import Results
 
 TITLE = "What to change"
 
 
 def make_blocks(results: Results) -> list[Block]:
-    """Return what was tried and what is recommended, or why nothing is."""
+    """Return what was tried and what is recommended, or why nothing is; and what a larger batch would cost."""
+    batch = [] if results.goodput is None else [Text(describe_noise(results.goodput))]
+    return [*_show_changes(results), *batch]
+
+
+def _show_changes(results: Results) -> list[Block]:
     measurement = results.measurement
     if measurement is None:
         return [Text(wording.UNMEASURED)]

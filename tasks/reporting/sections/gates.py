@@ -40,7 +40,7 @@ def tabulate_gates(results: Results) -> Table:
         [in_unit(gate.name), *(_mark_verdict(gate, name) for name in names), in_unit(gate.question)]
         for gate in results.gates
     ]
-    states = [wording.BASELINE if cell.is_baseline else cell.standing.state for cell in results.cells]
+    states = [wording.BASELINE if cell.is_baseline else cell.state for cell in results.cells]
     rows.append(["Speedup", *states, "What do the gates leave of it?"])
     headings = ["Gate", *names, "What it asks"]
     return Table("Each gate, cell by cell", headings, rows, num_prose=1, words=dict.fromkeys(names, "Cell"))

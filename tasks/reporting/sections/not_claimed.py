@@ -27,7 +27,7 @@ def tell(results: Results) -> list[str]:
             "The measured speedup is that of optimizer steps in short blocks. Of the whole training there is one run "
             "of each cell: its seconds have no interval, and a few percent between two of them are no difference.",
         ]
-    is_predicted = measurement is not None and measurement.prediction is not None
+    is_predicted = measurement is not None and bool(measurement.predictions)
     other = (
         "what is said about other numbers of ranks is a prediction"
         if is_predicted

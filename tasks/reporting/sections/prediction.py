@@ -14,26 +14,31 @@ def make_blocks(results: Results) -> list[Block]:
     measurement = results.measurement
     if measurement is None:
         return [Text(wording.UNMEASURED)]
-    prediction = measurement.prediction
     if results.is_withheld:
         return [Text(wording.FOLLOWS), Charts("prediction")]
-    if prediction is None or not prediction.curves:
+    predictions = [one for one in measurement.predictions if one.curves]
+    if not predictions:
         return [Text(explain_omission(measurement, "prediction") or "There was nothing to predict from.")]
-    blocks: list[Block] = [Charts("prediction"), _tabulate_speedups(measurement, prediction)]
-    told = [*_describe_errors(prediction), *prediction.left_out]
-    if told:
-        blocks.append(Items(told))
-    if len(prediction.curves) > 1:
-        blocks.append(_tabulate_changes(prediction))
-    if prediction.assumptions:
-        blocks.append(Fold("What the prediction takes for granted", [Items(prediction.assumptions)]))
+    withheld = explain_omission(measurement, "prediction is withheld")
+    blocks: list[Block] = [Charts("prediction"), *([] if withheld is None else [Text(withheld)])]
+    for prediction in predictions:
+        of_cells = f" of {wording.join_names(prediction.cells)}" if len(predictions) > 1 else ""
+        blocks.append(_tabulate_speedups(measurement, prediction, of_cells))
+        told = [*_describe_errors(prediction), *prediction.left_out]
+        if told:
+            blocks.append(Items(told))
+        if len(prediction.curves) > 1:
+            changes = _tabulate_changes(prediction, of_cells)
+            blocks.append(Fold(f"Predicted after one change{of_cells}", [changes]) if of_cells else changes)
+        if prediction.assumptions:
+            blocks.append(Fold(f"What the prediction{of_cells} takes for granted", [Items(prediction.assumptions)]))
     return blocks
 
 
-def _tabulate_speedups(measurement: Measurement, prediction: Prediction) -> Table:
+def _tabulate_speedups(measurement: Measurement, prediction: Prediction, of_cells: str) -> Table:
     base = select_cell_arms(measurement)[0].world_size
     return tabulate(
-        "Speedup by number of ranks, as it is",
+        f"Speedup{of_cells} by number of ranks, as it is",
         [
             ("Ranks", lambda point: str(point.world_size)),
             ("Speedup", lambda point: wording.format_ratio_with_interval(point.shown)),
@@ -64,7 +69,7 @@ def _describe_errors(prediction: Prediction) -> list[str]:
     ]
 
 
-def _tabulate_changes(prediction: Prediction) -> Table:
+def _tabulate_changes(prediction: Prediction, of_cells: str) -> Table:
     sizes = sorted({point.world_size for curve in prediction.curves for point in curve.points})
     by_size = [{point.world_size: point.shown for point in curve.points} for curve in prediction.curves]
     rows = [
@@ -72,5 +77,5 @@ def _tabulate_changes(prediction: Prediction) -> Table:
         for curve, found in zip(prediction.curves, by_size, strict=True)
     ]
     ranks = [wording.format_plural(size, "rank") for size in sizes]
-    title = "Predicted speedup after one change, 90 % intervals; what was measured with 95 %"
+    title = f"Predicted speedup{of_cells} after one change, 90 % intervals; what was measured with 95 %"
     return Table(title, ["Change", *ranks], rows, words=dict.fromkeys(ranks, "N ranks"))

@@ -1,6 +1,7 @@
 """How much faster: measured in turns where that was done, and of the whole training."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tasks.gates.measured import compute_efficiency
 from tasks.process import wording
@@ -21,21 +22,26 @@ def make_blocks(results: Results) -> list[Block]:
     """Return what is withheld, the measured speedups, and the seconds of the whole training."""
     blocks: list[Block] = _tell_withheld(results)
     measurement = results.measurement
-    if measurement is None:
-        return [*blocks, *_tabulate_training(results), Charts("training")]
-    return [
-        *blocks,
-        _tabulate_speedups(results, measurement),
-        _tabulate_rates(measurement, results.unit),
-        Heading("Of the whole training, one run"),
-        *_tabulate_training(results),
-        Charts("training"),
+    if measurement is not None:
+        blocks += [_tabulate_speedups(results, measurement), _tabulate_rates(measurement, results.unit)]
+        blocks.append(Heading("Of the whole training, one run"))
+    shown = [*blocks, *_tabulate_training(results), Charts("training")]
+    return [_name_other_trainings(results, one) if isinstance(one, Table) else one for one in shown]
+
+
+def _name_other_trainings(results: Results, table: Table) -> Table:
+    """Return it with `another training` where a cell with another batch has no figure that is withheld."""
+    names = {cell.cell for cell in results.cells if cell.is_other_training and cell.standing.state != "withheld"}
+    rows = [
+        [wording.OTHER_TRAINING if one == wording.WITHHELD else one for one in row] if names & set(row[:2]) else row
+        for row in table.rows
     ]
+    return replace(table, rows=rows)
 
 
 def _tell_withheld(results: Results) -> list[Block]:
     """Return why speedups are not given and what the figures that are given are; nothing if nothing is withheld."""
-    cells = [cell.cell for cell in results.cells[1:] if cell.is_withheld]
+    cells = [cell.cell for cell in results.cells[1:] if cell.standing.state == "withheld"]
     if not (cells or results.is_withheld):
         return []
     failed = wording.format_plural(len(results.failed_gates), "gate")

@@ -9,6 +9,7 @@ from tasks.reporting.blocks import Answers, Block, Charts, KeyFigures, Text
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.cost import CellCost, Cost
 from tasks.reporting.results import Results
+from tasks.reporting.tell_quality import tell_soonest
 from tasks.reporting.verdict import (
     count_passed_gates,
     is_resolved,
@@ -63,13 +64,15 @@ def _make_sentence(clause: str) -> str:
 
 def _answer(results: Results) -> Answers:
     """Return what a reader with a minute asks of the best cell, in one sentence each."""
+    sooner = ("How much sooner is an equally good model there?", tell_soonest(results), "batch")
     if not results.answers:
-        asked = [("What next?", _tell_next(results), "gates")]
+        asked = [sooner] * bool(results.time_to_quality) + [("What next?", _tell_next(results), "gates")]
         return Answers([("Can I trust it?", _tell_trust(results), "gates"), *asked])
     best = sort_by_merit(results)[0]
     times = best.world_size / results.baseline.world_size
     return Answers(
         [
+            *[sooner] * (results.goodput is not None or results.time_to_quality is not None),
             ("Is it worth the ranks?", _tell_worth(results, best), "cost"),
             ("Can I trust it?", _tell_trust(results), "gates"),
             (f"Why not {times:g}x?", _tell_losses(results, best), "losses"),

@@ -3,9 +3,25 @@
 What is not over when the backward is, is exposed.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
-from tasks.strategies.communication import Draws, LastBackward
+from tasks.strategies.communication import Draws, LastBackward, SpreadStep
+
+KINDS: tuple[str, ...] = ("all_reduce",)
+ASSUMPTIONS: tuple[str, ...] = ()
+
+
+def explain_unknown(options: Mapping[str, Any], exchange: Mapping[str, Any], *, world_size: int) -> str | None:
+    """Return None: it takes any number."""
+    return None
+
+
+def compute_step_seconds(step: SpreadStep) -> Draws:
+    """Return passes, the exchange beside the last backward, and an update that every rank makes of all."""
+    return step.earlier + step.works[0] * step.forward + compute_exchange_seconds(step.last) + step.optimizer
 
 
 def compute_exchange_seconds(last: LastBackward) -> Draws:

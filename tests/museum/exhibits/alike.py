@@ -78,5 +78,6 @@ EXHIBITS = [
         ),
         caught_by="Starts from the base model",
         spares_baseline=True,
+        no_defect_in="bf16",
     ),
 ]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tasks.measuring.link import Link
-from tasks.measuring.probe import AllReduce
+from tasks.measuring.probe import Swept
 
 
 def _swept(seconds: Any, world_sizes: tuple[int, ...], growth: float = 1.0) -> Link:
     sizes = [2.0**power for power in range(16, 30)]
-    sweeps = {n: tuple(AllReduce(num_bytes=size, seconds=(seconds(size, n),)) for size in sizes) for n in world_sizes}
+    sweeps = {n: tuple(Swept(num_bytes=size, seconds=(seconds(size, n),)) for size in sizes) for n in world_sizes}
     drawn = {n: np.array([[point.seconds[0] for point in points]]) for n, points in sweeps.items()}
     return Link(sweeps, drawn, growth=np.array([growth]))
 
@@ -71,7 +71,7 @@ def test_a_sweep_that_is_no_ring_is_still_met_where_it_was_measured() -> None:
 
 
 def test_more_bytes_never_take_less_time() -> None:
-    sweeps = {2: tuple(AllReduce(num_bytes=size, seconds=(1.0,)) for size in (1.0, 2.0, 4.0))}
+    sweeps = {2: tuple(Swept(num_bytes=size, seconds=(1.0,)) for size in (1.0, 2.0, 4.0))}
     link = Link(sweeps, {2: np.array([[1.0, 3.0, 2.0]])}, growth=np.ones(1))
     assert link.seconds(4.0, 2)[0] == pytest.approx(3.0)
 

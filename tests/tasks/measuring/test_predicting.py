@@ -2,6 +2,7 @@
 
 import math
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,10 +14,17 @@ from benchmarks.emulator.measuring import emulated_params, emulated_ranks
 from tasks.measuring.arms import Cell, make_data_arms, make_spreading_arms, make_trained_arm
 from tasks.measuring.blocks import Bench, Trials
 from tasks.measuring.interleaving import generate_turns
+from tasks.measuring.planning import plan_session
 from tasks.measuring.predicting import Probed, predict_cells, probe_cells
 from tasks.measuring.prediction import predict
 from tasks.measuring.probe import Probe
-from tasks.measuring.workers import Workers
+from tasks.measuring.speed import make_staged_waterfalls, measure_counterfactuals
+from tasks.measuring.workers import Workers, open_workers
+from tasks.params import Params
+from tasks.strategies.communication import find_communication
+from tests.machines import make_machine
+from tests.tiny import make_slice, make_tiny_model, with_manifest
+from tests.tracked_run import PARAMS
 from tests.undisturbed import hold_undisturbed
 
 ONE = Cell(name="1dev", strategy="single", world_size=1, global_batch_size=4)
@@ -43,7 +51,7 @@ def _run_blocks(workers: Mapping[str, Workers]) -> Trials:
 
 def _probe_device(device: EmulatedDevice, folder: Path) -> Probe:
     with emulated_ranks(emulated_params([1, 2], num_micro_batches=4), folder=folder, device=device) as workers:
-        return probe_cells(PROBED, workers, _run_blocks(workers), seconds=0.5)
+        return probe_cells(PROBED, workers, _run_blocks(workers), seconds=0.5)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -73,4 +81,38 @@ def test_a_late_rank_is_found_in_the_blocks_and_the_step_is_foretold(tmp_path: P
 
 
 def test_without_blocks_of_a_waterfall_nothing_is_predicted() -> None:
-    assert predict_cells(PROBED, {}, {}, None, seed=1) is None
+    assert predict_cells(PROBED, {}, {}, None, seed=1) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "sizes"), [("zero1", [2, 4, 64]), ("fsdp2", [2, 4, 64]), ("pipeline", [2])])
+def test_ranks_of_every_strategy_that_has_a_model_are_probed_and_foretell_a_step(
+    strategy: str, sizes: list[int], tmp_path: Path
+) -> None:
+    base_model = with_manifest(make_tiny_model(tmp_path / "model"), num_parameters=10**5, model_type="qwen2")
+    rows = make_slice(tmp_path / "0-80", num_rows=80, max_len=24)
+    cells = {"alone": {"strategy": "single", "world_size": 1}, "pair": {"strategy": strategy, "world_size": 2}}
+    params = Params.model_validate(
+        PARAMS | {"cells": cells, "measure": {"block_seconds": 0.05, "waterfall_seconds": 0.1}}
+    )
+    asked = plan_session(params, machine=make_machine(), base_model=base_model, rows=[rows], work=tmp_path / "work")
+    comparison = asked.comparison
+    assert [cell.name for cell in comparison.predicted] == ["pair"]
+    assert not comparison.spreading
+    with open_workers(asked.configs, launchers=dict.fromkeys(cells, "torchrun"), stop=threading.Event()) as workers:
+        bench = Bench(workers, seed=1)
+        bench.build(comparison.trained)
+        trials = measure_counterfactuals(comparison, bench, lambda _: None)
+        probed = Probed(
+            baseline=comparison.baseline, cells=comparison.predicted, has_copy=False, is_weak=False,
+            bytes_per_real_byte=1.0, ranks_per_machine=None,
+        )  # fmt: skip
+        (probe,) = probe_cells(probed, workers, trials, seconds=0.3)
+        waterfalls = make_staged_waterfalls(comparison, bench, trials)
+    found, communication = predict(probe, [2], num_draws=50, seed=1)[2], find_communication(strategy)
+    assert 0 < found.low <= found.value <= found.high < 20
+    assert (probe.strategy, probe.measured_world_sizes) == (strategy, [2])
+    assert set(probe.links) == set(communication.KINDS)
+    assert [n for n in (2, 4, 64) if communication.explain_unknown({}, probe.exchange, world_size=n) is None] == sizes
+    parts = [[part.name for part in one.parts] for one in waterfalls]
+    assert parts == ([["waiting for other stages", "contention"]] if strategy == "pipeline" else [])

@@ -18,7 +18,7 @@ from tasks.measuring.prediction import (
     predict,
     read_model_error,
 )
-from tasks.measuring.probe import AllReduce, Gradient, Probe, compute_expected_maximum
+from tasks.measuring.probe import Gradient, Probe, Swept, compute_expected_maximum
 from tasks.records.measurement import Estimate, Prediction
 from training.data.plan import StepPlan
 
@@ -41,10 +41,12 @@ def _probe(*, seconds_per_byte: Mapping[int, float] | float = 0.0, **changes: An
         "micro_batches": (1.0,) * 4,
         "gradients": buckets,
         "buckets": buckets,
-        "all_reduce": {
+        "links": {
             # Below any clock, so that its logarithm is a number.
-            n: tuple(AllReduce(num_bytes=size, seconds=(max(size * each, 1e-15),)) for size in sizes)
-            for n, each in per_byte.items()
+            "all_reduce": {
+                n: tuple(Swept(num_bytes=size, seconds=(max(size * each, 1e-15),)) for size in sizes)
+                for n, each in per_byte.items()
+            }
         },
         "contention": {},
         **changes,
@@ -133,18 +135,17 @@ def test_micro_batches_that_do_not_divide_cost_a_round_more(
 
 
 def test_the_busiest_rank_is_the_one_of_the_plan_that_training_deals_by() -> None:
-    works = np.sort(np.random.default_rng(3).uniform(0.5, 2.0, size=11))[::-1]
-    probe = _probe(micro_batches=tuple((works / works.mean()).tolist()))
+    drawn = np.sort(np.random.default_rng(3).uniform(0.5, 2.0, size=11))[::-1]
+    probe = _probe(micro_batches=tuple((drawn / drawn.mean()).tolist()))
     plan = StepPlan(micro_batches=tuple(np.array([index]) for index in range(11)), num_tokens=0, num_targets=0)
     for world_size in (1, 2, 3, 4, 8, 16):
         dealt = [
             [part for part in plan.select_for_rank(rank, world_size) if part is not None] for rank in range(world_size)
         ]
         busiest = max(dealt, key=lambda parts: sum(probe.micro_batches[part] for part in parts))
-        num, work, last = probe.compute_busiest_share(world_size)
-        assert num == len(busiest)
-        assert work == pytest.approx(sum(probe.micro_batches[part] for part in busiest))
-        assert last == probe.micro_batches[busiest[-1]]
+        works = probe.list_busiest_works(world_size, world_size)
+        assert sorted(works) == sorted(probe.micro_batches[part] for part in busiest)
+        assert works[0] == probe.micro_batches[busiest[-1]]
 
 
 def test_weak_scaling_compares_n_times_the_work() -> None:
@@ -177,7 +178,7 @@ def _t4(num_per_rank: int, *, optimizer: float = 0.0) -> Probe:
         micro_batches=(1.0,) * (2 * num_per_rank),
         gradients=buckets,
         buckets=buckets,
-        all_reduce={2: tuple(AllReduce(num_bytes=size, seconds=(_RHO * size / 2**30,)) for size in sizes)},
+        links={"all_reduce": {2: tuple(Swept(num_bytes=size, seconds=(_RHO * size / 2**30,)) for size in sizes)}},
     )
 
 
@@ -225,8 +226,8 @@ def test_the_interval_is_as_wide_as_the_repeats_are_apart() -> None:
 def test_latency_measured_on_two_ranks_only_is_uncertain_on_four_and_not_on_two() -> None:
     # One bucket at the end, 0.6 s of latency whatever its size.
     sizes = (_MIB / 8, _MIB, 8 * _MIB)
-    flat = {2: tuple(AllReduce(num_bytes=size, seconds=(0.6,)) for size in sizes)}
-    probe = _probe(buckets=(Gradient(num_bytes=_MIB, ready=1.0),), all_reduce=flat)
+    flat = {2: tuple(Swept(num_bytes=size, seconds=(0.6,)) for size in sizes)}
+    probe = _probe(buckets=(Gradient(num_bytes=_MIB, ready=1.0),), links={"all_reduce": flat})
     found = predict(probe, [2, 4], seed=1, num_draws=20_000)
     assert found[2].low == found[2].high == pytest.approx(12 / (6 + 0.6), rel=1e-9)
     assert found[4].value == pytest.approx(12 / (3 + 0.6 * math.sqrt(3)), rel=1e-3)
@@ -239,11 +240,10 @@ def test_latency_measured_on_two_ranks_only_is_uncertain_on_four_and_not_on_two(
 def test_a_sweep_of_more_ranks_than_any_cell_has_tells_how_latency_grows(hops: int) -> None:
     sizes = (_MIB / 8, _MIB, 8 * _MIB)
     swept = {
-        n: tuple(AllReduce(num_bytes=size, seconds=(0.6 * times,)) for size in sizes)
-        for n, times in ((2, 1), (4, hops))
+        n: tuple(Swept(num_bytes=size, seconds=(0.6 * times,)) for size in sizes) for n, times in ((2, 1), (4, hops))
     }
     last = (Gradient(num_bytes=_MIB, ready=1.0),)
-    probe = _probe(buckets=last, all_reduce=swept, link_only=frozenset([4]))
+    probe = _probe(buckets=last, links={"all_reduce": swept}, link_only=frozenset([4]))
     found = predict(probe, [4], seed=1)[4]
     assert found.low == found.high == pytest.approx(12 / (3 + 0.6 * hops), rel=1e-9)
     assert probe.measured_world_sizes == [2]
@@ -425,3 +425,19 @@ def test_gradients_in_16_bits_are_no_change_where_they_are_so_already_and_bucket
     assert before.keys() - after.keys() == {"gradients exchanged in 16 bits"}
     # Four gradients of 1 MiB in fp32: two fill a bucket of 2 MiB, however few bytes the link carries of them.
     assert len(after["gradient buckets of 2 MiB"].buckets) == 2
+
+
+def test_larger_batches_begin_at_what_was_measured_and_pay_the_update_and_the_exchange_less_often() -> None:
+    # A micro-batch takes 3 s, the update 2 s; the link is free: 4 micro-batches take one rank 14 s, two ranks 8 s.
+    probe = _probe(optimizer_seconds=(2.0,))
+    measured = {2: Estimate(value=1.6, low=1.5, high=1.8)}
+    found = make_prediction(probe, measured=measured, seed=0, model_error=None, world_sizes=(2, 8)).batches
+    values = {(one.world_size, one.factor): one.throughput for one in found}
+    assert (1, 1) not in values, "that is the baseline itself"
+    assert values[2, 1] == measured[2]
+    assert values[1, 4].value == pytest.approx(4 * 14 / (4 * 12 + 2))
+    # The model alone gives 14 / 8 on two ranks; of twice the batch 2 * 14 / (12 + 2).
+    assert values[2, 2].value == pytest.approx(1.6 * (2 * 14 / 14) / (14 / 8))
+    assert values[2, 2].low < values[2, 2].value < values[2, 2].high
+    assert (8, 1) not in values, "a rank without a micro-batch"
+    assert (8, 2) in values

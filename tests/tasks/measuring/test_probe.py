@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tasks.measuring.paired import PairedParts
-from tasks.measuring.probe import AllReduce, Gradient, compute_expected_maximum, make_buckets, make_probe
+from tasks.measuring.probe import Gradient, Swept, compute_expected_maximum, make_buckets, make_probe
 
 
 def test_the_expected_maximum_of_normals_is_that_of_the_textbooks_and_of_a_simulation() -> None:
@@ -57,7 +57,7 @@ def test_a_probe_is_built_from_one_ranks_parts_and_what_several_cost_each_other(
     pair = _pair(contention=(1.2, 1.4), wrapper_seconds=(0.1, 0.3), beyond_share_seconds=(0.75, 0.95))
     probe = make_probe(
         ALONE,
-        {2: SWEEP, 4: SWEEP},
+        {"all_reduce": {2: SWEEP, 4: SWEEP}},
         strategy="ddp",
         buckets=BUCKETS,
         paired={2: pair},
@@ -76,18 +76,20 @@ def test_a_probe_is_built_from_one_ranks_parts_and_what_several_cost_each_other(
     assert probe.in_flight_slowdown == pytest.approx((1.2, 1.4))
     assert probe.gradients == (Gradient(num_bytes=80.0, ready=0.5), Gradient(num_bytes=40.0, ready=1.0))
     assert probe.buckets == (Gradient(num_bytes=120.0, ready=1.0),)
-    assert probe.all_reduce[2] == (AllReduce(num_bytes=64, seconds=(0.1, 0.2)),)
-    assert (probe.measured_world_sizes, probe.link_only, probe.most_ranks) == ([2], {4}, 2)
+    assert probe.links["all_reduce"][2] == (Swept(num_bytes=64, seconds=(0.1, 0.2)),)
+    assert (probe.measured_world_sizes, probe.link_only, probe.swept_world_sizes) == ([2], {4}, [2, 4])
     nothing = {"alone_seconds": [], "in_flight_seconds": []}
     assert make_probe(
-        ALONE, {2: SWEEP}, strategy="ddp", buckets=BUCKETS, paired={2: pair}, in_flight=nothing
+        ALONE, {"all_reduce": {2: SWEEP}}, strategy="ddp", buckets=BUCKETS, paired={2: pair}, in_flight=nothing
     ).in_flight_slowdown == (1.0,)
 
 
 def test_that_a_rank_has_more_work_than_another_is_no_spread() -> None:
     # The longer micro-batch is 6 s, the mean one 4 s: that rank is 2 s behind an even share by its work alone.
     def spread(**changes: Any) -> Any:
-        probe = make_probe(ALONE, {2: SWEEP}, strategy="ddp", buckets=BUCKETS, paired={2: _pair(**changes)})
+        probe = make_probe(
+            ALONE, {"all_reduce": {2: SWEEP}}, strategy="ddp", buckets=BUCKETS, paired={2: _pair(**changes)}
+        )
         return probe.spread_seconds[2]
 
     assert spread(straggler_seconds=(2.0,)) == pytest.approx((0.0,))
@@ -102,7 +104,12 @@ def test_that_a_rank_has_more_work_than_another_is_no_spread() -> None:
 def test_one_ranks_parts_are_as_long_together_as_its_step_in_the_blocks() -> None:
     # 19 s where the parts add up to 9.5.
     probe = make_probe(
-        ALONE, {2: SWEEP}, strategy="ddp", buckets=BUCKETS, paired={2: _pair()}, baseline_seconds=(18.0, 19.0, 25.0)
+        ALONE,
+        {"all_reduce": {2: SWEEP}},
+        strategy="ddp",
+        buckets=BUCKETS,
+        paired={2: _pair()},
+        baseline_seconds=(18.0, 19.0, 25.0),
     )
     assert probe.forward_seconds == pytest.approx((4.0, 4.0))
     assert probe.optimizer_seconds == pytest.approx((2.0, 2.0))
@@ -110,7 +117,12 @@ def test_one_ranks_parts_are_as_long_together_as_its_step_in_the_blocks() -> Non
     # Parts that are longer one by one than in a step leave nothing that is fixed.
     longer = _answer([[1, 3]], [[1, 3]], [2], [-1])
     probe = make_probe(
-        longer, {2: SWEEP}, strategy="ddp", buckets=BUCKETS, paired={2: _pair()}, baseline_seconds=(9.0,)
+        longer,
+        {"all_reduce": {2: SWEEP}},
+        strategy="ddp",
+        buckets=BUCKETS,
+        paired={2: _pair()},
+        baseline_seconds=(9.0,),
     )
     assert 2 * (probe.forward_seconds[0] + probe.backward_seconds[0]) + probe.optimizer_seconds[0] == pytest.approx(9.0)
 
@@ -119,5 +131,5 @@ def test_micro_batches_that_differ_by_noise_only_are_taken_to_be_alike() -> None
     random = np.random.default_rng(7)
     noisy = 1 + random.normal(0, 0.02, size=(9, 8))
     alone = _answer(noisy, noisy, np.ones(9), np.zeros(9))
-    probe = make_probe(alone, {2: SWEEP}, strategy="ddp", buckets=BUCKETS, paired={2: _pair()})
+    probe = make_probe(alone, {"all_reduce": {2: SWEEP}}, strategy="ddp", buckets=BUCKETS, paired={2: _pair()})
     assert max(probe.micro_batches) < 1.01

@@ -124,20 +124,20 @@ def test_advice_says_what_to_write_and_puts_the_best_first(measured: Measurement
 def test_the_link_of_four_is_measured_where_there_are_devices_for_four_and_that_of_eight_is_not(
     measured: MeasurementFile,
 ) -> None:
-    assert measured.prediction is not None
-    assert "measured with 2 and 4 ranks;" in " ".join(measured.prediction.assumptions)
-    as_is = measured.prediction.curves[0].points
+    (prediction,) = measured.predictions
+    assert "measured with 2 and 4 ranks;" in " ".join(prediction.assumptions)
+    as_is = prediction.curves[0].points
     two = as_is[0]
     assert (two.measured, two.speedup, two.is_extrapolated) == (measured.arms[1].speedup, None, False)
     assert two.model is not None
     assert two.model_error == pytest.approx(two.model.value / two.shown.value - 1)
-    if any("are withheld" in sentence for sentence in measured.prediction.left_out):
+    if any("are withheld" in sentence for sentence in prediction.left_out):
         # The machine was too busy for two intervals to meet.
         assert as_is == [two]
         return
     # A step has four micro-batches.
     assert [(point.world_size, point.is_extrapolated) for point in as_is] == [(2, False), (4, True)]
-    assert measured.prediction.left_out[0].startswith("From 5 ranks on nothing is predicted")
+    assert prediction.left_out[0].startswith("From 5 ranks on nothing is predicted")
     # Latency is paid once per all-reduce; a sweep of two ranks alone would leave open whether three times.
     truth = expected_step_seconds(DEVICE, 1, 4) / expected_step_seconds(DEVICE, 4, 1)
     assert as_is[1].shown.value == pytest.approx(truth, rel=0.25)
@@ -262,7 +262,7 @@ def test_with_room_for_one_variant_there_are_a_prediction_and_advice_too(
     brief = MEASURE | {"max_seconds": 1, "advice_seconds": 2, "waterfall_seconds": 1}
     params = emulated_params([1, 2], num_micro_batches=4, measure=brief)
     found = measure_device(DEVICE, params, folder=tmp_path, stop=threading.Event(), num_devices=2)
-    assert found.prediction is not None
+    assert found.predictions
     assert found.advice is not None
     assert found.advice.tried
     assert not [sentence for sentence in found.left_out if "memory" in sentence]

@@ -1,6 +1,7 @@
 """The chain of counterfactuals, on seconds made up so that every part is known."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from tasks.measuring import waterfall as waterfall_module
 from tasks.measuring.arms import Cell, make_spreading_arms, make_trained_arm, name_data_arm
 from tasks.measuring.blocks import Timed, Trials
-from tasks.measuring.waterfall import compute_waterfall
+from tasks.measuring.waterfall import WAITING, compute_staged_waterfall, compute_waterfall
 from tasks.records.measurement import Estimate, Waterfall
 
 ONE = Cell(name="1gpu", strategy="single", world_size=1, global_batch_size=8)
@@ -175,3 +176,28 @@ def test_what_ddp_timed_itself_stands_beside() -> None:
     timers = {"backward_comm": 0.030, "backward_compute_comm_overlap": 0.012}
     assert fall(LOST, timers=timers).ddp_exposed_communication_seconds == pytest.approx(0.018)
     assert fall(LOST).ddp_exposed_communication_seconds is None
+
+
+def test_of_stages_the_wait_for_others_and_what_they_take_from_each_other_are_parts_and_the_rest_is_unexplained() -> (
+    None
+):
+    staged, given = replace(FOUR, strategy="pipeline"), trials(LOST)
+    measured = np.mean(given.list_by_turn(FOUR.name))
+    ideal = np.mean(given.list_by_turn(ONE.name)) / 4
+    found = compute_staged_waterfall(
+        given,
+        baseline=ONE,
+        cell=staged,
+        waits=[0.010, 0.011, 0.012, 0.013, 0.014],
+        theory="of stages alike 11 %",
+        is_weak=False,
+    )
+    waiting, contention = found.parts
+    assert (waiting.name, contention.name) == (WAITING, "contention")
+    assert waiting.seconds.value == pytest.approx(0.012)
+    assert 0 < waiting.seconds.low < 0.012 < waiting.seconds.high
+    assert waiting.how.endswith("of stages alike 11 %")
+    assert contention.seconds.value == pytest.approx(LOST["contention"])
+    assert (found.measured_seconds, found.ideal_seconds) == (pytest.approx(measured), pytest.approx(ideal))
+    assert found.unexplained_seconds == pytest.approx(measured - ideal - 0.012 - LOST["contention"])
+    assert found.lost_efficiency == pytest.approx(1 - ideal / measured)

@@ -145,6 +145,7 @@ def prediction() -> Prediction:
     """Return what more ranks would give, as it is and after two changes."""
     speedup = STEP_SECONDS["1proc"] / STEP_SECONDS["2proc"]
     return Prediction(
+        cells=["2proc"],
         curves=[
             curve("as it is", {2: 1.59, 4: 2.74, 8: 4.41, 16: 6.33, 64: 8.88}, speedup),
             curve("gradients in 16 bit", {2: 1.71, 4: 3.11, 8: 5.37, 16: 8.52, 64: 13.9}),
@@ -207,7 +208,7 @@ def measurement(**changes: Any) -> Measurement:
         "alikeness": None,
         "seconds": 61.5,
         "waterfalls": [waterfall()],
-        "prediction": prediction(),
+        "predictions": [prediction()],
         "advice": advice(),
         "memory": [memory("1proc", 1, 18.0), memory("2proc", 2, 30.0)],
     }

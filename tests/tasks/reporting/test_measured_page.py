@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
+from matplotlib.figure import Figure
 
 from tasks.reporting import drawing
 from tasks.reporting.markdown import escape
@@ -112,7 +113,7 @@ def test_a_change_that_could_not_be_run_is_named_with_the_reason(measured_result
 
 
 def test_a_section_with_nothing_says_why(measured_results: Results, clean_results: Results) -> None:
-    bare = {"waterfalls": [], "advice": None, "prediction": None}
+    bare = {"waterfalls": [], "advice": None, "predictions": []}
     for render in (lambda results: page_of(results).text, markdown_of):
         text = render(with_measurement(measured_results, **bare))
         assert "No cell has a step that could be taken apart: that takes several ranks inside DDP." in text
@@ -131,11 +132,35 @@ def test_what_ranks_wait_for_each_other_stands_among_what_is_lost(
         assert waits in " ".join(text.split())
 
 
+def test_each_way_of_spreading_has_a_table_of_its_own_and_a_line_in_one_chart(measured_results: Results) -> None:
+    stages = prediction().model_copy(
+        update={
+            "cells": ["2stages"],
+            "curves": [curve("as it is", {2: 1.2, 4: 1.33}, 1.25), curve("a link twice as fast", {4: 1.44})],
+            "assumptions": ["A message takes as long among many ranks as among few."],
+        }
+    )
+    results = with_measurement(measured_results, predictions=[prediction().model_dump(), stages.model_dump()])
+    for text in (page_of(results).told, " ".join(markdown_of(results).split())):
+        assert "Speedup of 2proc by number of ranks, as it is" in text
+        assert "Speedup of 2stages by number of ranks, as it is" in text
+        assert "What the prediction of 2stages takes for granted" in text
+        assert "2stages: Measured: 1.25x" in text
+        assert "1.33x" in text
+        assert "1.44x" in text
+    axes = Figure().subplots()
+    drawing.find_charts()["prediction"].draw(results, axes)
+    lines = {str(line.get_label()): line.get_xydata().tolist() for line in axes.lines}
+    assert lines["2stages"][-1] == [4, 1.33]
+    assert lines["2proc"][-1] == [64, 8.88]
+    assert "90 % interval" not in lines
+
+
 def test_ranks_that_are_not_predicted_are_named_with_the_reason(measured_results: Results) -> None:
     why = "Other numbers of ranks are withheld: the two intervals do not overlap."
     alone = curve("as it is", {2: 1.2}, 68 / 42)
     withheld = prediction().model_copy(update={"curves": [alone], "left_out": [why]})
-    results = with_measurement(measured_results, prediction=withheld.model_dump())
+    results = with_measurement(measured_results, predictions=[withheld.model_dump()])
     for text in (page_of(results).told, markdown_of(results)):
         assert why in text
         assert "The model is off by -25.9 % at 2 ranks" in text

@@ -45,15 +45,14 @@ def measured_three() -> Measurement:
     better = advised("larger buckets", 1.2, "recommended", "cells: {}", None).model_copy(update={"cell": "4proc"})
     advice = found.advice.model_copy(update={"tried": [better, *found.advice.tried], "combined": better})
     arms = [arm("1proc", 1), arm("2proc", 2), four, arm("1proc in a DDP wrapper", 1)]
-    prediction = found.prediction and found.prediction.model_copy(
-        update={"curves": [curve("as it is", {2: 1.59, 8: 4.4})]}
-    )
+    (alone,) = found.predictions
+    both = alone.model_copy(update={"cells": ["2proc", "4proc"], "curves": [curve("as it is", {2: 1.59, 8: 4.4})]})
     return found.model_copy(
         update={
             "arms": arms,
             "waterfalls": [waterfall(), waterfall("4proc", 4)],
             "advice": advice,
-            "prediction": prediction,
+            "predictions": [both, alone],
         }
     )
 
@@ -87,7 +86,8 @@ def test_of_what_was_measured_only_what_rests_on_the_bad_cell_goes(one_of_three:
     assert [one.step_seconds for one in found.arms] == [one.step_seconds for one in given.arms]
     assert found.waterfalls[0] == given.waterfalls[0]
     assert found.waterfalls[1].ideal_seconds is found.waterfalls[1].lost_efficiency is None
-    assert found.prediction is None
+    # One begins at the bad cell, the other does not.
+    assert [one.cells for one in found.predictions] == [["2proc"]]
     assert found.advice is not None
     assert given.advice is not None
     assert (found.advice.tried, found.advice.combined) == (given.advice.tried[1:], None)

@@ -139,10 +139,11 @@ def test_what_a_strategy_has_not_is_said_and_never_left_out_in_silence() -> None
         "2gpu: A prediction: not available for early_tied_head, with which a gradient is exchanged in two parts."
     ]
     all_three = ["A waterfall", "A prediction", "Advice on options"]
-    for strategy, is_exact, missing in (("ddp", True, all_three), ("fsdp2", False, all_three[:2])):
+    for strategy, is_exact, missing in (("ddp", True, all_three), ("fsdp2", True, all_three[:2])):
         found = list_unavailable("2gpu", strategy, {}, is_exact=is_exact)
         assert [sentence.split(": ")[1] for sentence in found] == missing
         assert all(f"not available for the strategy {strategy}" in sentence for sentence in found)
+    assert "offload" in list_unavailable("2gpu", "fsdp2", {"offload": "cpu"}, is_exact=False)[1]
     assert find_profile("unheard_of") is None
     assert get_exchange_dtype("unheard_of", {}) == "none"
     (sentence,) = list_unavailable("2gpu", "unheard_of", {}, is_exact=False)
@@ -270,6 +271,10 @@ def test_what_stages_wait_is_told_beside_what_theory_says() -> None:
     assert told is not None
     assert "wait for each other 35 % of" in told
     assert "it would be 25 %" in told
+    waits, theory = pipeline.split_waits(timers, {}, world_size=4) or (0.0, "")
+    assert waits == pytest.approx(0.35)
+    assert "it would be 25 % of the passes" in theory
+    assert pipeline.split_waits([{}] * 4, {}, world_size=4) is None
 
 
 def test_only_schedules_for_which_there_are_layers_are_advised() -> None:

@@ -12,13 +12,14 @@ from training.data.plan import make_micro_batches, plan_segment
 from training.model.weights import compute_parameter_checksum
 from training.plug import select_hardware
 from training.probing.parts import probe_compute, probe_slowdown_in_flight
-from training.probing.sweep import sweep_all_reduce
+from training.probing.sweep import sweep_exchange
 from training.process.distributed import join_ranks
 from training.process.files import write_json
 from training.workloads import find_workload
 
 NUM_REPEATS = 5
 SIZES = (2**16, 2**18, 2**20)
+KINDS = ("all_gather", "reduce_scatter", "broadcast", "send")
 
 
 def main() -> int:
@@ -50,11 +51,15 @@ def main() -> int:
             found["compute"] = probe_compute(strategy.replica, ranks, parts, num_repeats=NUM_REPEATS, on_start=begin)
         else:
             found |= {
-                "sweep": sweep_all_reduce(ranks, sizes=SIZES, num_repeats=NUM_REPEATS, seconds_budget=5.0),
-                "short_sweep": sweep_all_reduce(
+                "sweep": sweep_exchange(ranks, sizes=SIZES, num_repeats=NUM_REPEATS, seconds_budget=5.0),
+                "kinds": {
+                    kind: sweep_exchange(ranks, kind=kind, sizes=SIZES, num_repeats=3, seconds_budget=5.0)
+                    for kind in KINDS
+                },
+                "short_sweep": sweep_exchange(
                     ranks, sizes=(2**16, 2**30), num_repeats=NUM_REPEATS, seconds_budget=0.1
                 ),
-                "slept": sweep_all_reduce(
+                "slept": sweep_exchange(
                     ranks, sizes=(2**20, 2**21), num_repeats=NUM_REPEATS, seconds_budget=5.0,
                     seconds_of_link=lambda num_bytes: num_bytes / 2**20 * 10e-3,
                 ),

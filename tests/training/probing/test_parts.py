@@ -16,10 +16,10 @@ from tasks.measuring.prediction import predict
 from tasks.measuring.probe import make_buckets, make_probe
 from tests.tiny import make_config, make_slice
 from tests.training.forked_ranks import ForkedRanks, last_words
-from tests.training.probing.probes import NUM_REPEATS, SIZES
+from tests.training.probing.probes import KINDS, NUM_REPEATS, SIZES
 from tests.undisturbed import hold_undisturbed
 from training.probing.parts import probe_buckets, probe_compute
-from training.probing.sweep import sweep_all_reduce
+from training.probing.sweep import sweep_exchange
 from training.process.distributed import Ranks
 
 _BUCKET_MIB = 0.1
@@ -105,7 +105,7 @@ def test_buckets_hold_every_parameter_once_in_the_order_and_sizes_of_ddp(one: An
 
 def test_the_lever_bucket_size_fills_buckets_as_ddp_really_does(one: Any, two: Any) -> None:
     probe = make_probe(
-        one["compute"], {2: two["sweep"]}, in_flight=two["in_flight"], paired={2: EVEN_HALF},
+        one["compute"], {"all_reduce": {2: two["sweep"]}}, in_flight=two["in_flight"], paired={2: EVEN_HALF},
         strategy="ddp", buckets=probe_buckets(two["bucket_bytes"], one["compute"]["gradients"]),
     )  # fmt: skip
     made = make_buckets(probe.gradients, int(_BUCKET_MIB * 2**20))
@@ -134,6 +134,14 @@ def test_a_sweep_times_every_size_that_fits(two: Any) -> None:
         assert min(point["seconds"]) > 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_exchange_is_swept_on_real_ranks(two: Any, kind: str) -> None:
+    sweep = two["kinds"][kind]
+    assert (sweep["kind"], sweep["stopped_because"]) == (kind, None)
+    assert [point["num_bytes"] for point in sweep["points"]] == list(SIZES)
+    assert all(min(point["seconds"]) > 0 for point in sweep["points"])
+
+
 def test_a_sweep_says_what_it_left_out(two: Any) -> None:
     short = two["short_sweep"]
     assert [point["num_bytes"] for point in short["points"]] == [2**16]
@@ -149,7 +157,7 @@ def test_a_sweep_of_a_link_whose_seconds_are_known_sleeps_for_them(two: Any) -> 
 
 def test_one_rank_has_nothing_to_all_reduce(alone: Ranks) -> None:
     with pytest.raises(ValueError, match="at least 2 ranks"):
-        sweep_all_reduce(alone, num_repeats=1, seconds_budget=1.0)
+        sweep_exchange(alone, num_repeats=1, seconds_budget=1.0)
 
 
 def test_all_reduces_in_flight_outlast_the_backward_beside_them(two: Any) -> None:
@@ -184,7 +192,8 @@ def test_the_parts_of_an_emulated_device_are_found_and_foretell_its_step(
         # Half of the fixed seconds and of the update are the share of a rank that has all of both.
         whole = dataclasses.replace(EVEN_HALF, beyond_share_seconds=((6e-3 + 5e-3) / 2,))
         probe = make_probe(
-            alone["compute"], {2: sweep}, paired={2: whole}, link_bytes_per_byte=device.bytes_per_real_byte,
+            alone["compute"], {"all_reduce": {2: sweep}}, paired={2: whole},
+            link_bytes_per_byte=device.bytes_per_real_byte,
             strategy="ddp", buckets=probe_buckets(together["bucket_bytes"], alone["compute"]["gradients"]),
         )  # fmt: skip
         assert np.median(probe.forward_seconds) == pytest.approx(16e-3, rel=0.1)

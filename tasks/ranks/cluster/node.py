@@ -1,23 +1,22 @@
-"""The ranks on one machine of a Ray cluster, as an actor holds them (launchers/ray.py).
+"""The ranks on one machine of a Ray cluster, as an actor holds them.
 
-Ray sends these classes as they are; all else comes over as files, so that only the standard library is imported here
+Ray sends this class as it is; all else comes over as files, so that only the standard library is imported here
 before `prepare`. An actor does one thing at a time, in its first thread: what it starts ends with that thread.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,9 @@ class NodeRanks:
         self._files = cache / "files"
         self._files.mkdir(parents=True, exist_ok=True)
         self._folder = Path(tempfile.mkdtemp(prefix="launch-", dir=cache))
+        # Held until the end of this process: by it a folder is told from one that was left by a killed actor.
+        self._lock = (self._folder / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._found: dict[str, Path] = {}
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}
         self._told_failures: set[str] = set()
@@ -194,46 +196,15 @@ class NodeRanks:
                 os.killpg(one.pid, number)
 
     def _forget_old(self) -> None:
-        """Remove what no launch has read for long, and what was left by one that was killed."""
-        for path in [*self._files.iterdir(), *self._files.parent.glob("launch-*")]:
+        """Remove files that no launch has read for long, and the folders of launches whose actor is gone."""
+        for file in self._files.iterdir():
             with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_atime > _SECONDS_KEPT:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-class RankLines:
-    """The lines over which ranks of another machine get blocks to run: each comes to a socket of their own user.
-
-    It starts nothing, so that it may wait for all ranks at a time, each in a thread.
-    """
-
-    def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="ddp-")
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind(f"{self._folder}/line")
-        self._door.listen(128)
-        self._lines: dict[int, Connection] = {}
-
-    def tell_address(self) -> str:
-        """Return the path of the socket."""
-        return f"{self._folder}/line"
-
-    def accept(self, line: int) -> bytes:
-        """Wait for a rank, which is this line from here on; return what it says first."""
-        plug, _ = self._door.accept()
-        self._lines[line] = Connection(plug.detach())
-        return self._lines[line].recv_bytes()
-
-    def exchange(self, line: int, message: bytes) -> bytes:
-        """Return the rank's answer; raises EOFError or OSError once it has ended."""
-        self._lines[line].send_bytes(message)
-        return self._lines[line].recv_bytes()
-
-    def close(self) -> None:
-        """Hang up: ranks that wait for something to do then end."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        for line in self._lines.values():
-            line.close()
+                if time.time() - file.stat().st_atime > _SECONDS_KEPT:
+                    file.unlink()
+        for folder in self._files.parent.glob("launch-*"):
+            with contextlib.suppress(OSError), (folder / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
 
 
 def _digest(file: Path) -> str:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.ranks.node import NodeRanks
-from tasks.ranks.parcel import Parcel, list_checkpoints
+from tasks.ranks.cluster.node import NodeRanks
+from tasks.ranks.cluster.parcel import Parcel, list_checkpoints
 from tests.tiny import make_config, make_slice, make_tiny_model
 from training.process.files import digest_file, write_json
 from training.state.receipt import seal_folder
@@ -39,6 +39,16 @@ def test_a_file_that_is_another_here_is_sent_and_one_that_arrives_damaged_is_ref
     assert NodeRanks(1e9).list_missing({"a": (digest, "nowhere")}) == [digest]
 
 
+def test_the_folder_of_a_launch_goes_with_the_next_one_once_its_actor_is_gone(node: NodeRanks) -> None:
+    others = NodeRanks(1e9)
+    node.list_missing({})
+    assert others._folder.is_dir()
+    others._lock.close()
+    node.list_missing({})
+    assert not others._folder.exists()
+    assert node._folder.is_dir()
+
+
 def test_a_parcel_has_code_data_and_what_the_launch_goes_on_from(tmp_path: Path) -> None:
     model, rows = make_tiny_model(tmp_path / "model"), make_slice(tmp_path / "data" / "0-40")
     told = make_config(tmp_path / "work", model, [rows], epochs=2)
@@ -48,7 +58,11 @@ def test_a_parcel_has_code_data_and_what_the_launch_goes_on_from(tmp_path: Path)
         with seal_folder(tmp_path / "work" / folder, fingerprint=fingerprint, facts={}) as being_made:
             (being_made / "weights.pt").write_bytes(folder.encode())
     parcel = Parcel(tmp_path / "config.json")
-    assert {"code/training/loop.py", "code/tasks/ranks/node.py", "data/0/model.safetensors"} <= parcel.files.keys()
+    assert {
+        "code/training/loop.py",
+        "code/tasks/ranks/cluster/node.py",
+        "data/0/model.safetensors",
+    } <= parcel.files.keys()
     assert {f"work/segments/{first}/receipt.json", f"work/partial/{second}/step-00000004/weights.pt"} <= set(
         parcel.files
     )

@@ -1,4 +1,4 @@
-"""The audit fails on what is not allowed, not known, or no longer there, and says so where nothing could be checked."""
+"""`make licences` fails on what is not allowed, not known, or no longer there, and says what it could not check."""
 
 import json
 import threading
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests import audit
+from tests import licences
 
 ALLOWED = {"MIT", "BSD-3-Clause", "Apache-2.0 WITH LLVM-exception"}
 
@@ -33,7 +33,7 @@ ALLOWED = {"MIT", "BSD-3-Clause", "Apache-2.0 WITH LLVM-exception"}
     ],
 )
 def test_an_expression_is_allowed_if_one_can_keep_to_allowed_licences(expression: str, is_allowed: bool) -> None:
-    assert audit.is_allowed(expression, ALLOWED) is is_allowed
+    assert licences.is_allowed(expression, ALLOWED) is is_allowed
 
 
 @pytest.mark.parametrize(
@@ -50,21 +50,21 @@ def test_an_expression_is_allowed_if_one_can_keep_to_allowed_licences(expression
 def test_a_licence_is_read_from_all_metadata_that_has_ever_held_it(
     metadata: dict[str, str], classifiers: list[str], licence: str | None
 ) -> None:
-    found = audit.licence_of(metadata, classifiers)
+    found = licences.licence_of(metadata, classifiers)
     if licence is None:
-        assert found is None or not audit.is_allowed(found, ALLOWED)
+        assert found is None or not licences.is_allowed(found, ALLOWED)
     else:
         assert found == licence
 
 
 def test_the_lock_is_within_the_rules(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUDIT_SERVICE", "http://127.0.0.1:9/")
-    assert audit.main(project) == 0
+    assert licences.main(project) == 0
 
 
 def test_every_package_of_the_lock_is_looked_at(project: Path) -> None:
     lines = (project / "requirements.lock").read_text().splitlines()
-    packages = audit.locked_packages(project / "requirements.lock")
+    packages = licences.locked_packages(project / "requirements.lock")
     assert len(packages) == len([line for line in lines if "==" in line and line[0].isalnum()]) > 200
 
 
@@ -74,12 +74,12 @@ def _rules(**changes: Any) -> dict[str, Any]:
 
 def test_what_is_not_allowed_not_known_or_not_there_is_named() -> None:
     packages = ["hypothesis", "no-such-package"]
-    forbidden, unknown = audit.licence_faults(packages, _rules())
+    forbidden, unknown = licences.licence_faults(packages, _rules())
     assert forbidden.startswith("hypothesis: got the licence MPL-2.0; allowed: MIT")
     assert unknown.startswith("no-such-package: its licence cannot be told")
     named = {"hypothesis": "why", "no-*": "why", "gone": "why"}
-    (left,) = audit.licence_faults(packages, _rules(exceptions=named))
-    assert left.startswith("[tool.audit.exceptions] gone: no package")
+    (left,) = licences.licence_faults(packages, _rules(exceptions=named))
+    assert left.startswith("[tool.licences.exceptions] gone: no package")
 
 
 class _Service(BaseHTTPRequestHandler):
@@ -116,8 +116,8 @@ def _project(folder: Path, vulnerabilities: str = "") -> Path:
         "jinja2==3.1.6 \\\n    --hash=sha256:0\nrich==1.0 ; python_version < '4'\n"
     )
     (folder / "pyproject.toml").write_text(
-        '[tool.audit]\nlicences = ["MIT", "BSD-3-Clause"]\n[tool.audit.exceptions]\n'
-        f"[tool.audit.vulnerabilities]\n{vulnerabilities}\n"
+        '[tool.licences]\nlicences = ["MIT", "BSD-3-Clause"]\n[tool.licences.exceptions]\n'
+        f"[tool.licences.vulnerabilities]\n{vulnerabilities}\n"
     )
     return folder
 
@@ -126,9 +126,9 @@ def _project(folder: Path, vulnerabilities: str = "") -> Path:
 def test_a_known_vulnerability_fails_unless_it_is_accepted_with_a_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert audit.main(_project(tmp_path)) == 1
+    assert licences.main(_project(tmp_path)) == 1
     assert "jinja2 3.1.6: GHSA-1" in capsys.readouterr().err
-    assert audit.main(_project(tmp_path, '"GHSA-1" = "templates are ours"')) == 0
+    assert licences.main(_project(tmp_path, '"GHSA-1" = "templates are ours"')) == 0
     assert "2 packages asked about, 0 with open ones" in capsys.readouterr().out
 
 
@@ -136,5 +136,5 @@ def test_without_network_it_says_that_nothing_was_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AUDIT_SERVICE", "http://127.0.0.1:9/")
-    assert audit.main(_project(tmp_path)) == 0
+    assert licences.main(_project(tmp_path)) == 0
     assert "NOTHING WAS CHECKED" in capsys.readouterr().out

@@ -1,9 +1,9 @@
-"""`make audit`: the licence of every package of requirements.lock, and whether one has a known vulnerability.
+"""`make licences`: the licence of every package of requirements.lock, and whether one has a known vulnerability.
 
-Those of requirements-extras.lock count too, their licences where they are installed (`make extras`). Licences come from
-the installed packages' own metadata and have to be on the list in pyproject.toml ([tool.audit]). Vulnerabilities come
-from osv.dev, all packages in one question; where it cannot be reached nothing is checked, and that is said. (pip-audit
-asks once per package, `uv audit` wants a lock of its own kind.)
+Those of requirements-extras.lock count too, their licences where they are installed (`make extras`). Licences come
+from the installed packages' own metadata and have to be on the list in pyproject.toml ([tool.licences]).
+Vulnerabilities come from osv.dev, all packages in one question; where it cannot be reached nothing is checked, and that
+is said. (pip-audit asks once per package, `uv audit` wants a lock of its own kind.)
 """
 
 import fnmatch
@@ -103,11 +103,11 @@ def licence_faults(names: Iterable[str], rules: Mapping[str, Any]) -> Iterator[s
         if matched := [pattern for pattern in exceptions if fnmatch.fnmatchcase(name, pattern)]:
             unused.difference_update(matched)
         elif licence is None:
-            yield f"{name}: its licence cannot be told; look it up and name it in [tool.audit.exceptions]"
+            yield f"{name}: its licence cannot be told; look it up and name it in [tool.licences.exceptions]"
         elif not is_allowed(licence, allowed):
             yield f"{name}: got the licence {licence}; allowed: {', '.join(sorted(allowed))}"
     for pattern in sorted(unused):
-        yield f"[tool.audit.exceptions] {pattern}: no package of requirements.lock is meant; remove it"
+        yield f"[tool.licences.exceptions] {pattern}: no package of requirements.lock is meant; remove it"
 
 
 def is_installed(name: str) -> bool:
@@ -135,7 +135,7 @@ def known_vulnerabilities(packages: list[tuple[str, str]]) -> dict[tuple[str, st
 
 
 def main(root: Path) -> int:
-    rules = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["audit"]
+    rules = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["licences"]
     packages, extras = locked_packages(root / "requirements.lock"), root / "requirements-extras.lock"
     names = [name for name, _ in packages]
     if extras.is_file():

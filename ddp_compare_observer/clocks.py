@@ -1,0 +1,130 @@
+"""What happens inside whatever the script itself times.
+
+The script is given clocks that say what the real ones say. At each reading it is looked which variables in its reach
+hold an earlier reading, to the bit: from there to here is what it can be timing.
+"""
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddp_compare_observer.record import Guard, Line, Record
+from ddp_compare_observer.timeline import Timeline
+
+_CLOCKS = ("time", "perf_counter", "monotonic")
+_MOST_READINGS = 20_000
+_MOST_VARIABLES = 2_000
+_FOREIGN = ("site-packages", "dist-packages", "/lib/python")
+
+
+class ScriptLines:
+    """Which lines are the script's own: those of files below its folder that belong to no package."""
+
+    def __init__(self) -> None:
+        script = Path(sys.argv[0] if sys.argv and sys.argv[0] else ".").absolute()
+        self._folder = str(script.parent)
+        self._is_own: dict[str, bool] = {}
+        self._short: dict[str, str] = {}
+
+    def owns(self, file: str) -> bool:
+        """Return whether a file is the script's own."""
+        found = self._is_own.get(file)
+        if found is None:
+            whole = str(Path(file).absolute())
+            found = whole.startswith(self._folder) and not any(one in whole for one in _FOREIGN)
+            found = self._is_own[file] = found and "ddp_compare_observer" not in whole
+        return found
+
+    def find(self) -> Line | None:
+        """Return the innermost line of the script that is being run; None where there is none."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if self.owns(frame.f_code.co_filename):
+                return Line(self._shorten(frame.f_code.co_filename), frame.f_lineno)
+            frame = frame.f_back
+        return None
+
+    def name(self, frame: Any) -> Line:
+        """Return the line at which a frame is."""
+        return Line(self._shorten(frame.f_code.co_filename), frame.f_lineno)
+
+    def _shorten(self, file: str) -> str:
+        if file not in self._short:
+            self._short[file] = str(Path(file).absolute()).removeprefix(self._folder).lstrip("/")
+        return self._short[file]
+
+
+class _Reading(NamedTuple):
+    """What a clock said, and how far the script was then."""
+
+    line: Line
+    seconds: dict[str, float]
+    step: int
+
+
+class Clocks:
+    """The clocks of the module `time`, where a line of the script reads them."""
+
+    def __init__(self, record: Record, guard: Guard, times: Timeline, lines: ScriptLines) -> None:
+        self._record, self._guard, self._times, self._lines = record, guard, times, lines
+        self._readings: dict[float, _Reading] = {}
+        self._windows: dict[tuple[Line, Line], dict[str, Any]] = {}
+        self.count_steps: Callable[[], int] = lambda: 0
+
+    def watch(self) -> None:
+        """From now on the clocks are watched."""
+        for name in _CLOCKS:
+            setattr(time, name, self._make_observed(getattr(time, name)))
+
+    def _make_observed(self, original: Callable[[], float]) -> Callable[[], float]:
+        owns, guard, see = self._lines.owns, self._guard, self._see
+
+        @functools.wraps(original)
+        def read() -> float:
+            value = original()
+            frame = sys._getframe(1)
+            if owns(frame.f_code.co_filename):
+                guard(see, value, frame)
+            return value
+
+        return read
+
+    def _see(self, value: float, frame: Any) -> None:
+        if len(self._readings) >= _MOST_READINGS:
+            return
+        line, seconds, step = self._lines.name(frame), self._times.look(), self.count_steps()
+        # A reading is used where it was taken, or kept in an object of the frame.
+        reach = list(frame.f_locals.values())[:_MOST_VARIABLES]
+        held = [one for one in reach if type(one) is float]
+        owner = frame.f_locals.get("self")
+        held += [one for one in getattr(owner, "__dict__", {}).values() if type(one) is float]
+        for one in held:
+            earlier = self._readings.get(one)
+            if earlier is not None and step > earlier.step:
+                self._add_window(earlier, line, seconds, step)
+        self._readings[value] = _Reading(line, seconds, step)
+
+    def _add_window(self, earlier: _Reading, line: Line, seconds: dict[str, float], step: int) -> None:
+        window = self._windows.setdefault((earlier.line, line), {"number": 0, "steps": [], "seconds": {}})
+        window["number"] += 1
+        if len(window["steps"]) < 2 or window["steps"][1] < step:
+            window["steps"] = [min([earlier.step, *window["steps"][:1]]), step]
+        window["num_steps"] = window.get("num_steps", 0) + step - earlier.step
+        for kind, until in seconds.items():
+            spent = until - earlier.seconds.get(kind, 0.0)
+            window["seconds"][kind] = window["seconds"].get(kind, 0.0) + spent
+        if window["number"] & (window["number"] - 1) == 0:
+            self._write((earlier.line, line))
+
+    def finish(self) -> None:
+        """Write what was found, whole."""
+        for lines in self._windows:
+            self._write(lines)
+
+    def _write(self, lines: tuple[Line, Line]) -> None:
+        window = self._windows[lines]
+        seconds = {kind: round(spent, 6) for kind, spent in window["seconds"].items() if spent > 0}
+        self._record.write("window", begin=lines[0], end=lines[1], **{**window, "seconds": seconds})

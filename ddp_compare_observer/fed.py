@@ -1,0 +1,202 @@
+"""What the script's loaders give out: which rows, in which pass, and how long it is waited for."""
+
+import functools
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, dataloader
+
+from ddp_compare_observer import timeline
+from ddp_compare_observer.record import Guard, Record
+from ddp_compare_observer.samples import list_tensors, read_bytes
+
+_KEPT_BATCHES = 8
+_MOST_IDS = 4096
+_SHORT_ROW = 16
+_SUMMED_BYTES = 4096
+
+
+@dataclass
+class Given:
+    """A batch that a loader gave out; its rows are known by what they hold, none is kept."""
+
+    loader: int
+    """Which loader, in the order in which they were first used."""
+    ids: list[int] | None
+    """Indices into the data set, one per row; None where the loader does not say."""
+    num_rows: int
+    """Leading dimension of its first tensor; 0 where it has none."""
+    places: list[dict[int, int]] = field(default_factory=list)
+    """Checksum of a row -> its place, of each tensor on the host whose rows can be told from each other."""
+    is_used: bool = False
+
+    def find_places(self, checksums: list[int]) -> list[int] | None:
+        """Return the places of these rows in the batch; None if one is not in it."""
+        for of_tensor in self.places:
+            found = [of_tensor.get(one) for one in checksums]
+            if None not in found:
+                return [one for one in found if one is not None]
+        return None
+
+
+class Loaders:
+    """Every DataLoader of the process."""
+
+    def __init__(self, record: Record, guard: Guard, times: timeline.Timeline) -> None:
+        self._record, self._guard, self._times = record, guard, times
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._num_passes: dict[int, int] = {}
+        self._evaluating: set[int] = set()
+        self._lengths: dict[int, int | None] = {}
+        self.given: deque[Given] = deque(maxlen=_KEPT_BATCHES)
+        self.count_steps: Callable[[], int] = lambda: 0
+
+    def watch(self) -> None:
+        """From now on every loader is watched."""
+        begin, advance, index = DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__, (
+            dataloader._BaseDataLoaderIter._next_index
+        )  # fmt: skip
+
+        @functools.wraps(begin)
+        def observed_begin(loader: Any) -> Any:
+            kept = getattr(loader, "_iterator", None)
+            if kept is not None:
+                self._guard(_clear_ids, kept)
+            self._times.enter(self._name_wait(self._numbers.get(loader)))
+            try:
+                # Workers are started here.
+                iterator = begin(loader)
+            finally:
+                self._times.leave()
+            self._guard(self._begin, loader, iterator)
+            return iterator
+
+        @functools.wraps(advance)
+        def observed_advance(iterator: Any) -> Any:
+            number = iterator.__dict__.get("_ddp_compare_loader")
+            if number is None:
+                return advance(iterator)
+            self._times.enter(self._name_wait(number))
+            try:
+                batch = advance(iterator)
+            except StopIteration:
+                self._guard(self._end, iterator, number)
+                raise
+            finally:
+                self._times.leave()
+            self._times.charge(self._guard, self._give, iterator, number, batch)
+            return batch
+
+        @functools.wraps(index)
+        def observed_index(iterator: Any) -> Any:
+            found = index(iterator)
+            self._guard(_keep_ids, iterator, found)
+            return found
+
+        # dataloader.py of torch asks the class, so that workers and prefetching stay as they are.
+        DataLoader.__iter__ = observed_begin  # type: ignore[method-assign]
+        dataloader._BaseDataLoaderIter.__next__ = observed_advance  # type: ignore[method-assign, assignment]
+        dataloader._BaseDataLoaderIter._next_index = observed_index  # type: ignore[method-assign]
+
+    def find(self, tensors: list[torch.Tensor], *, is_training: bool) -> tuple[Given | None, list[int] | None]:
+        """Return the batch that a model's inputs came out of, and the ids of their rows; None for what is not known.
+
+        By what they hold; tensors on another device come in the order in which they were given.
+        """
+        for tensor in tensors:
+            checksums = _sum_rows(tensor)
+            for given in reversed(self.given) if checksums else ():
+                places = given.find_places(checksums)
+                if places is not None:
+                    ids = None if given.ids is None else [given.ids[at] for at in places]
+                    return self._use(given, is_training), ids
+        leading = {len(tensor) for tensor in tensors if tensor.dim()}
+        for given in self.given:
+            if not given.is_used and given.num_rows in leading:
+                return self._use(given, is_training), given.ids
+        return None, None
+
+    def _name_wait(self, number: int | None) -> str:
+        """Return what waiting for a loader counts as; whoever asks one for training rows evaluates no more."""
+        if number in self._evaluating:
+            return timeline.EVALUATION
+        self._times.name_the_rest(timeline.SCRIPT)
+        return timeline.DATA
+
+    def _use(self, given: Given, is_training: bool) -> Given:
+        given.is_used = True
+        if is_training:
+            self._evaluating.discard(given.loader)
+        else:
+            self._evaluating.add(given.loader)
+        return given
+
+    def _begin(self, loader: Any, iterator: Any) -> None:
+        number = self._numbers.get(loader)
+        if number is None:
+            number = self._numbers[loader] = len(self._numbers)
+            self._lengths[number] = _read_length(loader.dataset)
+            sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+            inner = getattr(sampler, "sampler", sampler)
+            self._record.write(
+                "loader", loader=number, num_rows=self._lengths[number], batch_size=getattr(loader, "batch_size", None),
+                sampler=type(inner).__name__, dataset=type(loader.dataset).__name__, num_workers=loader.num_workers,
+            )  # fmt: skip
+        self._num_passes[number] = self._num_passes.get(number, 0) + 1
+        iterator._ddp_compare_loader = number
+        self._record.write(
+            "pass", loader=number, number=self._num_passes[number], is_over=False, step=self.count_steps()
+        )
+
+    def _end(self, iterator: Any, number: int) -> None:
+        _clear_ids(iterator)
+        pass_number = self._num_passes.get(number, 0)
+        self._record.write("pass", loader=number, number=pass_number, is_over=True, step=self.count_steps())
+
+    def _give(self, iterator: Any, number: int, batch: Any) -> None:
+        queue = iterator.__dict__.get("_ddp_compare_ids")
+        ids = queue.popleft() if queue else None
+        tensors = [tensor for _, tensor in list_tensors(batch) if tensor.dim()]
+        num_rows = len(tensors[0]) if tensors else 0
+        if ids is not None and (len(ids) != num_rows or self._lengths.get(number) is None):
+            ids = None
+        of_rows = [_sum_rows(tensor) for tensor in tensors if len(tensor) == num_rows]
+        places = [{one: at for at, one in enumerate(checksums)} for checksums in of_rows if checksums]
+        self.given.append(Given(number, ids, num_rows, places))
+
+
+def _sum_rows(tensor: torch.Tensor) -> list[int]:
+    """Return a checksum per row of a tensor on the host; none where rows are too short to be told from each other."""
+    if tensor.device.type != "cpu" or not len(tensor) or tensor.layout != torch.strided:
+        return []
+    width = tensor.numel() // len(tensor) * tensor.element_size()
+    if width < _SHORT_ROW or len(tensor) > _MOST_IDS:
+        return []
+    rows = tensor.detach().reshape(len(tensor), -1)
+    content = read_bytes(rows[:, : max(1, _SUMMED_BYTES // rows.element_size())])
+    width = len(content) // len(tensor)
+    return [zlib.crc32(content[at * width : (at + 1) * width]) for at in range(len(tensor))]
+
+
+def _read_length(dataset: Any) -> int | None:
+    """Return how many rows a data set has whose rows are asked for by their index; None for a stream."""
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        return None
+    try:
+        return len(dataset)
+    except TypeError:
+        return None
+
+
+def _keep_ids(iterator: Any, found: Any) -> None:
+    if isinstance(found, list) and len(found) <= _MOST_IDS and all(isinstance(one, int) for one in found):
+        iterator.__dict__.setdefault("_ddp_compare_ids", deque()).append(list(found))
+
+
+def _clear_ids(iterator: Any) -> None:
+    iterator.__dict__.pop("_ddp_compare_ids", None)

@@ -1,0 +1,69 @@
+"""The record of one rank: a file of JSON lines that is only ever appended to, so that any end of the rank leaves it."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+read_clock = time.perf_counter
+"""The clock itself: scripts are given another one (clocks.py)."""
+
+
+class Line(NamedTuple):
+    """Where in the script something was asked for."""
+
+    file: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+class Record:
+    """The file of this rank. What a forked child of it would write is dropped."""
+
+    def __init__(self, folder: str, *, rank: int) -> None:
+        """Make the file; FileExistsError if a process of this rank has one already."""
+        path = Path(folder).absolute() / f"rank-{rank}.jsonl"
+        self._pid = os.getpid()
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.is_open = True
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append a line at once: a rank may be killed, or leave by os._exit."""
+        if not self.is_open or os.getpid() != self._pid:
+            return
+        line = json.dumps({"kind": kind, **fields}, separators=(",", ":"), default=str) + "\n"
+        try:
+            os.write(self._file, line.encode("utf-8", "replace"))
+        except OSError:
+            # The disk is full, or the script has closed every file: it goes on all the same.
+            self.is_open = False
+
+
+class Guard:
+    """Runs what the observer does, so that no fault of it reaches the script."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self.is_on = True
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Return what the function returns; None once something has failed."""
+        if not self.is_on:
+            return None
+        try:
+            return function(*arguments, **named)
+        except Exception as error:
+            self.is_on = False
+            self._record.write("broken", error=f"{type(error).__name__}: {error}"[:500], at=_find_place(error))
+            return None
+
+
+def _find_place(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"

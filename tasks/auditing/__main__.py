@@ -1,0 +1,101 @@
+"""`make audit SCRIPT="train.py --epochs 2" CELLS=1,2`: what a training script does, without changing it.
+
+Reads SCRIPT, CELLS, FOLDER, INTERPRETER, LAUNCHES, STEPS and HANG_SECONDS from the environment. Exit codes: 0 the audit
+is done, whatever it found; 2 for what cannot be audited; 6 where the script itself failed or hung.
+"""
+
+import datetime
+import json
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+from tasks.auditing.checks import ask_all
+from tasks.auditing.launched import Audit, Launched
+from tasks.auditing.page import make_document, tell_verdict
+from tasks.auditing.request import Request, parse_request
+from tasks.auditing.running import launch_script
+from tasks.auditing.speed import compute_speeds
+from tasks.gates.checks import compute_standings
+from tasks.process.failure import ConfigurationError, DistributedError, exit_with_one_line
+from tasks.process.lock import lock_machine
+from tasks.process.logs import configure_logging
+from tasks.process.stopping import stop_on_signals
+from tasks.reporting.data_files import write_text
+from tasks.reporting.html import render_html
+from tasks.reporting.markdown import render_markdown
+from training.process.redaction import redact
+
+_log = logging.getLogger(__name__)
+
+WORK = Path(".work/audits")
+REPORTS = Path("reports/audit")
+
+
+def run_audit(request: Request, *, work: Path, reports: Path, stop: threading.Event) -> str:
+    """Launch every cell, in turns, write the report, and return what is printed.
+
+    Raises ConfigurationError where there was nothing to observe, DistributedError where the script failed.
+    """
+    folder = work / datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")
+    audit = Audit(request, {cell: [] for cell in request.cells})
+    for turn in range(request.num_launches):
+        # There and back, so that what changes slowly does not always meet the same cell.
+        for cell in list(request.cells)[:: -1 if turn % 2 else 1]:
+            _log.info("%s: launch %d of %d", cell, turn + 1, request.num_launches)
+            launched = launch_script(request, cell, folder / f"{cell}-{turn + 1}", stop=stop)
+            audit.launches[cell].append(launched)
+            require_steps(launched)
+    gates, speeds = ask_all(audit), compute_speeds(audit)
+    standings = compute_standings(gates, list(request.cells))
+    document = make_document(audit, gates, speeds, standings)
+    write_text(reports / "index.html", redact(render_html(document, {})))
+    write_text(reports / "report.md", redact(render_markdown(document)))
+    findings = {"script": request.told, "findings": [gate.model_dump(mode="json") for gate in gates]}
+    write_text(reports / "findings.json", redact(json.dumps(findings, indent=1)) + "\n")
+    lines = [f"{gate.name}: {gate.compared}" for gate in gates if gate.verdict == "failed"]
+    told = [*lines, tell_verdict(gates, speeds, standings), f"Report: {reports / 'index.html'}"]
+    return redact("".join(f"{line}\n" for line in told))
+
+
+def require_steps(launched: Launched) -> None:
+    """Raise the error of a launch that says nothing about a training."""
+    told = f"{launched.cell}: the script's output is in {launched.folder / 'logs'}"
+    if launched.is_failed:
+        ending, _, words = launched.ending.partition("\n")
+        if words:
+            _log.error("%s", words)
+        raise DistributedError(f"{ending or f'it ended with exit code {launched.exit_code}'}; {told}")
+    ranks = launched.ranks
+    if all(rank.start is None for rank in ranks):
+        raise ConfigurationError(
+            f"no rank was observed: the interpreter was told to ignore its environment (-I, -E or -S); {told}"
+        )
+    if not any(rank.has_imported_torch for rank in ranks):
+        raise ConfigurationError(
+            f"the script ended with exit code 0 and never imported torch: nothing to observe; {told}"
+        )
+    if broken := [rank for rank in ranks if "broken" in rank.lines]:
+        error = broken[0].lines["broken"][0]
+        _log.warning("rank %d was observed up to step %d: %s", broken[0].rank, len(broken[0].steps), error.get("error"))
+    if not any(rank.steps for rank in ranks):
+        children = sum(int(one["number"]) for rank in ranks for one in rank.lines.get("children", []))
+        forked = f"; it forked {children} processes, which are not observed" if children else ""
+        raise ConfigurationError(
+            f"the script ended with exit code 0, and no optimizer step of torch.optim was seen in the processes that "
+            f"torchrun started{forked}; {told}"
+        )
+
+
+def _main() -> None:
+    configure_logging()
+    request = parse_request(os.environ)
+    with stop_on_signals() as stop, lock_machine("make audit"):
+        said = run_audit(request, work=WORK, reports=REPORTS, stop=stop)
+    sys.stdout.write(said)
+
+
+if __name__ == "__main__":
+    exit_with_one_line(_main, name="audit")

@@ -1,0 +1,117 @@
+"""What several findings ask of a record."""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from tasks.auditing.launched import Audit
+from tasks.auditing.rank_record import Fields, RankRecord
+from tasks.records.gate import Finding, make_unchecked_finding
+
+NOT_OBSERVABLE = "not observable"
+_PADDING = 0.4
+_SPREAD = {"", "DistributedDataParallel"}
+
+
+def make_unobservable(cell: str, reason: str) -> Finding:
+    """Return the finding of what cannot be known from outside, which is no pass."""
+    return make_unchecked_finding(f"{cell}: {NOT_OBSERVABLE}: {reason}")
+
+
+def find_nothing_seen(audit: Audit, cell: str) -> Finding | None:
+    """Return the finding of a cell whose steps were not seen; None where there are steps on every rank."""
+    if audit.first(cell).num_steps:
+        return None
+    return make_unobservable(
+        cell, "not every rank made an optimizer step of torch.optim in the process it was started as"
+    )
+
+
+def list_rows(step: Fields) -> list[tuple[str, str]] | None:
+    """Return (index, digest of the content) of each row that a rank's step learned from; None if not all are known.
+
+    A row without an index is known by its content alone, and the other way round.
+    """
+    told = step.get("told", {}).get("ids")
+    if told:
+        return [(f"told#{one}", "") for one in told]
+    rows: list[tuple[str, str]] = []
+    for micro in step["micros"]:
+        ids, digests = micro.get("ids"), micro.get("rows")
+        if ids is None and not digests:
+            return None
+        contents: list[str] = digests or []
+        names = [""] * len(contents) if ids is None else [f"{micro.get('loader')}#{one}" for one in ids]
+        rows += zip(names, contents if len(contents) == len(names) else [""] * len(names), strict=True)
+    return rows or None
+
+
+def list_first_pass(rank: RankRecord) -> tuple[list[Fields], bool]:
+    """Return the steps of the rank's first pass over its training data, and whether that pass was whole."""
+    loader = next((micro["loader"] for _, micro in rank.micros() if micro.get("loader") is not None), None)
+    if loader is None:
+        # What the script names itself is known as long as it runs.
+        return rank.steps, rank.is_whole and all(step.get("told", {}).get("ids") for step in rank.steps)
+    passes = [one for one in rank.lines.get("pass", []) if one["loader"] == loader]
+    end = next((one["step"] for one in passes if one["is_over"] and one["number"] == 1), None)
+    begin = next((one["step"] for one in passes if not one["is_over"] and one["number"] == 2), None)
+    last = end if end is not None else begin
+    if last is None:
+        return rank.steps, False
+    # Loaders may be read ahead of the steps: what is left over then still belongs to this pass.
+    last = max(last, begin or 0)
+    return [step for step in rank.steps if step["step"] <= last], end is not None
+
+
+def holds_whole_model(ranks: Sequence[RankRecord]) -> bool:
+    """Return whether every rank holds every parameter, as far as can be seen."""
+    is_sharded = any((rank.steps[0].get("start") or {}).get("is_sharded") for rank in ranks)
+    wrappers = {micro.get("wrapper", "") for rank in ranks for _, micro in rank.micros()}
+    return not is_sharded and wrappers <= _SPREAD
+
+
+def sampled_digests(rank: RankRecord) -> dict[int, list[str]]:
+    """Return step -> a digest per parameter after it, of the steps that were looked at closely."""
+    return {step["step"]: step["weights"]["digests"] for step in rank.steps if step.get("weights")}
+
+
+def do_parameters_differ(ranks: Sequence[RankRecord]) -> bool:
+    """Return whether two ranks hold other parameters after some step."""
+    first = sampled_digests(ranks[0])
+    return any(
+        digests != first[step] for rank in ranks[1:] for step, digests in sampled_digests(rank).items() if step in first
+    )
+
+
+def count_samples(ranks: Sequence[RankRecord]) -> list[int] | None:
+    """Return the samples of each step, all ranks together; None where a rank's are not known."""
+    found = []
+    for steps in zip(*(rank.steps for rank in ranks), strict=False):
+        micros = [micro for step in steps for micro in step["micros"]]
+        counts = [len(micro["ids"]) if micro.get("ids") else micro.get("num_samples", 0) for micro in micros]
+        if not counts or not all(counts):
+            return None
+        found.append(sum(counts))
+    return found or None
+
+
+def do_samples_lead(ranks: Sequence[RankRecord], base: Sequence[RankRecord]) -> bool:
+    """Return whether the first dimension of what a model is fed is its samples, and not the places of a sequence.
+
+    Then as many times the samples are as many times the elements, but for padding.
+    """
+    (mine, my_elements), (its, its_elements) = (_sum_first_dimension(one) for one in (ranks, base))
+    if not its or not its_elements or not my_elements:
+        return False
+    return abs(mine / its / (my_elements / its_elements) - 1) < _PADDING
+
+
+def _sum_first_dimension(ranks: Sequence[RankRecord]) -> tuple[float, float]:
+    """Return the first dimension and the elements of all micro-batches, per step."""
+    shapes = [micro.get("shape") or [0] for rank in ranks for _, micro in rank.micros()]
+    num_steps = max(len(rank.steps) for rank in ranks) or 1
+    return sum(one[0] for one in shapes) / num_steps, sum(prod(one) for one in shapes) / num_steps
+
+
+def each_common_step(ranks: Sequence[RankRecord]) -> Iterator[tuple[Fields, ...]]:
+    """Yield a step of every rank, those of one number together."""
+    yield from zip(*(rank.steps for rank in ranks), strict=False)

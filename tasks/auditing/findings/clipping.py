@@ -1,0 +1,50 @@
+"""Is the gradient clipped by one norm, or on every rank by another?"""
+
+from tasks.auditing.evidence import (
+    do_parameters_differ,
+    each_common_step,
+    find_nothing_seen,
+    holds_whole_model,
+    make_unobservable,
+)
+from tasks.auditing.launched import Audit
+from tasks.auditing.rank_record import tell_line
+from tasks.process import wording
+from tasks.records.gate import Finding, make_finding
+
+NAME = "Clipped by one norm"
+QUESTION = "Is the gradient clipped by the same norm on every rank?"
+REMEDY = "clip after the exchange, by the norm of the whole gradient (FSDP: its own clip_grad_norm_, or DTensors)"
+
+_APART = 1e-3
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Compare the norms that the clipping of torch was told, or worked out, step by step."""
+    if audit.request.cells[cell] == 1:
+        return None
+    if nothing := find_nothing_seen(audit, cell):
+        return nothing
+    ranks, problems, num_compared = audit.ranks(cell), [], 0
+    for steps in each_common_step(ranks):
+        clips = [step.get("clips", []) for step in steps]
+        if len({len(one) for one in clips}) > 1:
+            return make_unobservable(cell, "the ranks clip a different number of times")
+        for of_ranks in zip(*clips, strict=True):
+            num_compared += 1
+            norms = [one["norm"] for one in of_ranks]
+            if max(norms) - min(norms) > _APART * max(norms):
+                where = tell_line(of_ranks[0].get("line"))
+                told = ", ".join(f"{norm:.4g} on rank {rank}" for rank, norm in enumerate(norms[:4]))
+                problems.append(
+                    f"{cell}: step {steps[0]['step']} was clipped{f' at {where}' * bool(where)} by the norm {told}"
+                )
+    if not num_compared:
+        return make_unobservable(cell, "no clip_grad_norm_ was seen; what a script does by hand cannot be")
+    if problems and holds_whole_model(ranks) and do_parameters_differ(ranks):
+        return make_unobservable(cell, "every rank has a model of its own, and so a norm")
+    return make_finding(
+        problems,
+        otherwise=f"{cell}: the norm was the same on all ranks, {wording.format_plural(num_compared, 'time')}",
+        numbers={"compared": num_compared, "different": len(problems)},
+    )

@@ -1,0 +1,82 @@
+"""What stands inside the script's own clock?"""
+
+from tasks.auditing.evidence import find_nothing_seen, make_unobservable
+from tasks.auditing.launched import OTHER_WORK, Audit
+from tasks.auditing.rank_record import Fields, RankRecord, tell_line
+from tasks.process import wording
+from tasks.records.gate import Finding, make_finding
+
+NAME = "Only training was timed"
+QUESTION = "Is the script's own clock free of uploads, checkpoints and evaluation?"
+REMEDY = "read the clock right before and right after the steps, and add up; save, upload and evaluate outside"
+
+_COVERED = 0.5
+_MOST_OTHER = 0.05
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Look at the tightest of the spans that the script can have timed its steps with."""
+    if nothing := find_nothing_seen(audit, cell):
+        return nothing
+    found = [(rank, window) for rank in audit.ranks(cell) if (window := find_tightest_window(rank)) is not None]
+    if not found:
+        return make_unobservable(cell, "the script was not seen to read a clock before and after its steps")
+    rank, window = max(found, key=lambda pair: compute_other_share(pair[1]))
+    seconds, other = sum(window["seconds"].values()), _sum_other(window)
+    lines = f"{tell_line(window['begin'])} to {tell_line(window['end'])}"
+    parts = wording.join_names(
+        [
+            f"{kind} {wording.format_duration(window['seconds'][kind])}"
+            for kind in OTHER_WORK
+            if window["seconds"].get(kind)
+        ]
+    )
+    problem = (
+        f"{cell}: of {wording.format_duration(seconds)} between the clock readings at {lines} on rank {rank.rank}, "
+        f"{wording.format_duration(other)} were no step: {parts}"
+    )
+    is_wrong = compute_other_share(window) > _MOST_OTHER
+    result = make_finding(
+        [problem] if is_wrong else [],
+        otherwise=f"{cell}: {wording.format_small_percent(compute_other_share(window))} of the time between the "
+        f"clock's readings at {lines} was something else than training",
+        numbers={"seconds": seconds, "other_seconds": other},
+    )
+    return Finding(result.verdict, result.compared, result.numbers, _correct(audit, cell) if is_wrong else None)
+
+
+def find_tightest_window(rank: RankRecord) -> Fields | None:
+    """Return the span over most of the steps that is shortest per step; None where there is none.
+
+    A variable that still holds an older reading makes a longer one, which nobody may have meant.
+    """
+    covering = [window for window in rank.windows if window["num_steps"] >= _COVERED * len(rank.steps)]
+    return min(covering, key=lambda window: sum(window["seconds"].values()) / window["num_steps"], default=None)
+
+
+def compute_other_share(window: Fields) -> float:
+    """Return the share of a span in which no step ran."""
+    seconds = sum(window["seconds"].values())
+    return _sum_other(window) / seconds if seconds else 0.0
+
+
+def _sum_other(window: Fields) -> float:
+    return float(sum(window["seconds"].get(kind, 0.0) for kind in OTHER_WORK))
+
+
+def _correct(audit: Audit, cell: str) -> str:
+    """Return what the script's clock says of the speedup, and what it says without what is no step."""
+    spans = []
+    for name in (audit.baseline, cell):
+        windows = [window for rank in audit.ranks(name) if (window := find_tightest_window(rank)) is not None]
+        if not windows:
+            return ""
+        longest = max(windows, key=lambda window: sum(window["seconds"].values()))
+        spans.append((sum(longest["seconds"].values()), _sum_other(longest)))
+    (base, base_other), (mine, other) = spans
+    if cell == audit.baseline:
+        return f"without that its clock says {wording.format_duration(mine - other)}"
+    return (
+        f"by the script's clock {cell} is {wording.format_ratio(base / mine)} as fast as {audit.baseline}, without "
+        f"that {wording.format_ratio((base - base_other) / (mine - other))}"
+    )

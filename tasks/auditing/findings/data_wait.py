@@ -1,0 +1,30 @@
+"""Do the ranks compute, or wait for data?"""
+
+from tasks.auditing.evidence import find_nothing_seen
+from tasks.auditing.launched import Audit
+from tasks.auditing.split import split_steps
+from tasks.process import wording
+from tasks.records.gate import Finding, make_finding
+from tasks.records.measurement import DATA_BOUND_SHARE
+
+NAME = "Not data-bound"
+QUESTION = "Did the ranks compute, rather than wait for their loader?"
+REMEDY = "more workers (num_workers), texts tokenised beforehand, pinned memory; or fewer transformations per row"
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Compare the time in the loader with that of whole steps."""
+    if nothing := find_nothing_seen(audit, cell):
+        return nothing
+    split = split_steps(audit.first(cell))
+    seconds, waited = sum(split.values()), split.get("data", 0.0)
+    share = waited / seconds if seconds else 0.0
+    told = (
+        f"{cell}: {wording.format_small_percent(share)} of a step of {wording.format_duration(seconds)} was spent "
+        "waiting for the loader"
+    )
+    return make_finding(
+        [f"{told}, at most {wording.format_percent(DATA_BOUND_SHARE)} allowed"] * (share > DATA_BOUND_SHARE),
+        otherwise=told,
+        numbers={"data_wait_share": share, "most_allowed": DATA_BOUND_SHARE},
+    )

@@ -1,0 +1,67 @@
+"""Did the script train as many epochs as it was asked for?"""
+
+import re
+from typing import Any
+
+from tasks.auditing.evidence import find_nothing_seen, make_unobservable
+from tasks.auditing.launched import Audit
+from tasks.auditing.rank_record import RankRecord
+from tasks.process import wording
+from tasks.records.gate import Finding, make_finding
+
+NAME = "As many epochs as asked for"
+QUESTION = "Does the script go through its data as often as its arguments or constants say?"
+REMEDY = "let the loop over epochs run to the number that was asked for, or refuse the argument"
+
+_EPOCHS = re.compile(r"^(num_|n_|max_|total_)?(train_)?epochs?$", re.IGNORECASE)
+_ENDS_EARLIER = re.compile(
+    r"max_?(steps|iter)|num_?(steps|iter)|patience|early|resume|restore|init_from|load_from", re.IGNORECASE
+)
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Compare the passes over the training data with the number that the script was given."""
+    if nothing := find_nothing_seen(audit, cell):
+        return nothing
+    rank, launched = audit.ranks(cell)[0], audit.first(cell)
+    asked = _list_asked(rank)
+    numbers = {name: value for name, value in asked.items() if _EPOCHS.fullmatch(name) and _is_number(value)}
+    if not numbers:
+        return make_unobservable(cell, "no argument or global name of the script says how many epochs are wanted")
+    name, wanted = next(iter(numbers.items()))
+    passes = _count_passes(rank)
+    if passes is None or launched.was_ended or launched.is_failed:
+        return make_unobservable(cell, f"{name}={wanted}, but no pass over the data of a loader was seen to its end")
+    if passes < wanted and (passes > 1 or _may_end_earlier(asked)):
+        return make_unobservable(
+            cell, f"{passes} passes of {wanted} were made, and the script may have reasons to stop"
+        )
+    problem = (
+        f"{cell}: {name}={wanted}, and the script went through its data {wording.format_plural(passes, 'time')} "
+        f"({wording.format_plural(len(rank.steps), 'step')}), then ended by itself"
+    )
+    return make_finding(
+        [problem] if passes < wanted else [],
+        otherwise=f"{cell}: {name}={wanted}, and as many passes over the data",
+        numbers={"asked": wanted, "passes": passes},
+    )
+
+
+def _list_asked(rank: RankRecord) -> dict[str, Any]:
+    return {name: value for line in rank.lines.get("asked", []) for name, value in line["names"].items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _may_end_earlier(asked: dict[str, Any]) -> bool:
+    return any(_ENDS_EARLIER.search(name) and value not in (None, "", 0, -1, False) for name, value in asked.items())
+
+
+def _count_passes(rank: RankRecord) -> int | None:
+    """Return the whole passes over the training data; None where its last one was cut short or there was none."""
+    loader = next((micro["loader"] for _, micro in rank.micros() if micro.get("loader") is not None), None)
+    passes = [one for one in rank.lines.get("pass", []) if one["loader"] == loader]
+    begun, over = (sum(one["is_over"] is is_over for one in passes) for is_over in (False, True))
+    return over if over and begun == over else None

@@ -1,0 +1,64 @@
+"""Does every cell make the same updates: as many samples each, at the same learning rate?"""
+
+from statistics import median
+
+from tasks.auditing.evidence import count_samples, do_samples_lead, find_nothing_seen, make_unobservable
+from tasks.auditing.launched import Audit
+from tasks.process import wording
+from tasks.records.gate import Finding, make_finding
+
+NAME = "Same global batch"
+QUESTION = "Does an optimizer step learn from as many samples as the baseline's, at the same learning rate?"
+REMEDY = "divide the batch size per rank by the number of ranks, so that the global batch stays what it was"
+
+_APART = 0.01
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Compare samples per step and learning rates with the baseline's."""
+    if cell == audit.baseline:
+        return None
+    if nothing := find_nothing_seen(audit, cell) or find_nothing_seen(audit, audit.baseline):
+        return nothing
+    mine, base = (count_samples(audit.ranks(name)) for name in (cell, audit.baseline))
+    if mine is None or base is None or not do_samples_lead(audit.ranks(cell), audit.ranks(audit.baseline)):
+        return make_unobservable(cell, "how many samples a step learns from is not known")
+    batch, of_base = median(mine), median(base)
+    rate, base_rate = (_find_rate(audit, name) for name in (cell, audit.baseline))
+    numbers = {
+        "samples_per_step": batch,
+        "samples_per_step_of_baseline": of_base,
+        "rate": rate,
+        "baseline_rate": base_rate,
+    }
+    samples = f"{batch:g} samples per step, {audit.baseline} from {of_base:g}"
+    if abs(batch / of_base - 1) > _APART:
+        if rate is None or base_rate is None or abs(rate / base_rate - 1) > _APART:
+            return make_unobservable(
+                cell, f"it learns from {samples}, at another learning rate: time to the same quality would tell"
+            )
+        found = make_finding(
+            [f"{cell} learns from {samples}, at the same learning rate of {rate:g}: other updates, and fewer of them"],
+            otherwise="", numbers=numbers,
+        )  # fmt: skip
+        figure = (
+            f"{cell} makes {wording.format_ratio(of_base / batch)} as many updates of the same data: what it gains per "
+            "epoch is throughput (weak scaling), and no shorter way to the same model"
+        )
+        return Finding(found.verdict, found.compared, found.numbers, figure)
+    problems = []
+    if rate is not None and base_rate is not None and abs(rate - base_rate) > _APART * base_rate:
+        problems = [
+            f"{cell}: the highest learning rate is {rate:g}, {audit.baseline}'s {base_rate:g}, at the same batch"
+        ]
+    return make_finding(
+        problems,
+        otherwise=f"{cell} learns from {samples}, at a learning rate of {rate or 0:g} at most",
+        numbers=numbers,
+    )
+
+
+def _find_rate(audit: Audit, cell: str) -> float | None:
+    """Return the highest learning rate of the steps; None where it is not known."""
+    rates = [rate for step in audit.ranks(cell)[0].steps for rate in step["lr"] if rate is not None]
+    return max(rates) if rates and max(rates) > 0 else None

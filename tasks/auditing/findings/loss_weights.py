@@ -1,0 +1,72 @@
+"""Does every target weigh the same in an update, wherever it is learned from?"""
+
+from tasks.auditing.evidence import each_common_step, find_nothing_seen, make_unobservable
+from tasks.auditing.launched import Audit
+from tasks.auditing.rank_record import Fields, tell_line
+from tasks.process import wording
+from tasks.records.gate import Finding, make_finding
+
+NAME = "Every target weighs the same"
+QUESTION = "Is the loss a sum over targets divided by those of the whole update, and no mean of means?"
+REMEDY = (
+    "sum the losses of the targets and divide by their number in the whole optimizer step, over all micro-batches and "
+    "ranks (and multiply by the number of ranks where DDP divides by it)"
+)
+
+_APART = 1.02
+_SAME = 1e-3
+_SHARE = 0.1
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Compare the weight of a target in each micro-batch of a step, on all ranks."""
+    if nothing := find_nothing_seen(audit, cell):
+        return nothing
+    num_steps, wrong = 0, []
+    for steps in each_common_step(audit.ranks(cell)):
+        micros = [micro for step in steps for micro in step["micros"]]
+        weights = [_weigh(micro) for micro in micros]
+        known = [one for one in weights if one is not None]
+        if len(known) < len(micros) or len(known) < 2:
+            continue
+        num_steps += 1
+        if _find_spread([of_target for of_target, _ in known]) <= _APART:
+            continue
+        if _find_spread([of_mean for _, of_mean in known]) > 1 + _SAME:
+            return make_unobservable(cell, "what is back-propagated is no fixed multiple of a cross-entropy")
+        counts = [micro["num_targets"] for micro in micros]
+        wrong.append((steps[0]["step"], min(counts), max(counts), micros[0]))
+    if not num_steps:
+        return make_unobservable(
+            cell, "no step had several micro-batches whose loss is one unweighted torch.nn.functional.cross_entropy"
+        )
+    problems = []
+    if len(wrong) >= max(2, _SHARE * num_steps):
+        step, least, most, micro = wrong[0]
+        where = tell_line(micro.get("line"))
+        problems = [
+            f"{cell}: in {len(wrong)} of {num_steps} steps micro-batches count alike though their targets do not: at "
+            f"step {step} means over {least} and over {most} targets have the same weight"
+            f"{f' (model called at {where})' * bool(where)}"
+        ]
+    return make_finding(
+        problems,
+        otherwise=f"{cell}: a target weighs the same in every micro-batch of "
+        f"{wording.format_plural(num_steps, 'step')}",
+        numbers={"steps_compared": num_steps, "steps_of_means_of_means": len(wrong)},
+    )
+
+
+def _weigh(micro: Fields) -> tuple[float, float] | None:
+    """Return the weight of one target, and of the mean over all of the micro-batch; None where it is not known."""
+    loss, of_model, targets = micro.get("loss"), micro.get("loss_of_model"), micro.get("num_targets")
+    if micro.get("num_losses") != 1 or micro.get("is_weighted") or not loss or not of_model or not targets:
+        return None
+    weight = loss / of_model
+    if micro.get("reduction") == "mean":
+        return weight / targets, weight
+    return (weight, weight * targets) if micro.get("reduction") == "sum" else None
+
+
+def _find_spread(weights: list[float]) -> float:
+    return max(weights) / min(weights) if min(weights) > 0 else float("inf")

@@ -1,0 +1,57 @@
+"""Does each run write its results into files of its own?"""
+
+from pathlib import Path
+
+from tasks.auditing.evidence import find_nothing_seen
+from tasks.auditing.launched import Audit
+from tasks.auditing.rank_record import RankRecord
+from tasks.records.gate import Finding, make_finding
+
+NAME = "A file of its own for every run"
+QUESTION = "Is no file of results appended to by several ranks, or by the runs of several cells?"
+REMEDY = "give each run a folder of its own ({cell} in SCRIPT stands for the cell's name), and let rank 0 alone write"
+
+_RESULTS = {".csv", ".tsv", ".json", ".jsonl", ".ndjson"}
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Look for files of results that were opened to be appended to, and by whom."""
+    if nothing := find_nothing_seen(audit, cell):
+        return nothing
+    problems = []
+    of_ranks = {rank.rank: _list_appended(rank) for rank in audit.ranks(cell)}
+    for path in sorted(set().union(*of_ranks.values())):
+        ranks = [rank for rank, paths in of_ranks.items() if path in paths]
+        if len(ranks) > 1:
+            problems.append(f"{cell}: ranks {', '.join(map(str, ranks))} append to {path}")
+        earlier = _find_earlier(audit, cell, path)
+        held = next(paths[path] for paths in of_ranks.values() if path in paths)
+        if earlier and held:
+            problems.append(f"{cell} appends to {path}, which {earlier} wrote into before: it held {held:,} bytes")
+    num_files = len(set().union(*of_ranks.values()))
+    return make_finding(
+        problems,
+        otherwise=f"{cell}: no file of results was appended to by two ranks or two cells",
+        numbers={"files_appended_to": num_files},
+    )
+
+
+def _list_appended(rank: RankRecord) -> dict[str, int]:
+    """Return file of results -> bytes that it held before, of those that the rank appended to and had not made anew."""
+    found: dict[str, int] = {}
+    fresh: set[str] = set()
+    for one in rank.lines.get("open", []):
+        if one["mode"] in "wx":
+            fresh.add(one["path"])
+        elif one["mode"] == "a" and one["path"] not in fresh and Path(one["path"]).suffix in _RESULTS:
+            found.setdefault(one["path"], int(one["bytes_before"] or 0))
+    return found
+
+
+def _find_earlier(audit: Audit, cell: str, path: str) -> str | None:
+    for other in audit.request.cells:
+        if other == cell:
+            return None
+        if any(path in _list_appended(rank) for rank in audit.ranks(other)):
+            return other
+    return None

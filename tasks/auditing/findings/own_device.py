@@ -1,0 +1,28 @@
+"""Has every rank a device of its own?"""
+
+import os
+
+from tasks.auditing.evidence import find_nothing_seen
+from tasks.auditing.launched import Audit
+from tasks.process import wording
+from tasks.records.gate import Finding, make_finding
+
+NAME = "A device of its own for every rank"
+QUESTION = "Are there as many GPUs, or CPU cores, as the ranks use?"
+REMEDY = "ask for no more ranks than there are devices"
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Compare what is there with what the ranks use."""
+    if nothing := find_nothing_seen(audit, cell):
+        return nothing
+    ranks = audit.ranks(cell)
+    first = ranks[0].steps[0]
+    if first.get("device") == "cuda":
+        there, needed, what = int((ranks[0].first("torch") or {}).get("device_count", 0)), len(ranks), "GPU"
+    else:
+        there, needed, what = len(os.sched_getaffinity(0)), len(ranks) * int(first.get("num_threads", 1)), "CPU core"
+    told = (
+        f"{cell}: {wording.format_plural(len(ranks), 'rank')} use {wording.format_plural(needed, what)}, {there} there"
+    )
+    return make_finding([told] * (needed > there), otherwise=told, numbers={"needed": needed, "there": there})

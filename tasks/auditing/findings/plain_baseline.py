@@ -1,0 +1,33 @@
+"""Is the baseline of one rank the plain module?"""
+
+from tasks.auditing.evidence import find_nothing_seen, make_unobservable
+from tasks.auditing.launched import Audit
+from tasks.auditing.rank_record import tell_line
+from tasks.records.gate import Finding, make_finding
+
+NAME = "Baseline is the plain module"
+QUESTION = "Does the baseline of one rank train without a wrapper, which costs time that no single process needs?"
+REMEDY = "wrap the model only if world_size > 1"
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Look for a wrapper around the model of a single rank."""
+    if cell != audit.baseline or audit.request.cells[cell] != 1:
+        return None
+    if nothing := find_nothing_seen(audit, cell):
+        return nothing
+    first = audit.ranks(cell)[0].steps[0]
+    micro = first["micros"][0]
+    wrapper, where = micro.get("wrapper", ""), tell_line(micro.get("line"))
+    if wrapper and first.get("uses_accelerate"):
+        return make_unobservable(
+            cell,
+            f"accelerate wraps the model by {wrapper} because torchrun starts it; started by python alone it would not",
+        )
+    return make_finding(
+        [f"{cell}: one rank, and its model is wrapped by {wrapper}{f' (called at {where})' * bool(where)}"]
+        if wrapper
+        else [],
+        otherwise=f"{cell}: {micro.get('model') or 'the model'} is called as it is",
+        numbers={"ranks": 1},
+    )

@@ -1,0 +1,99 @@
+"""Does the same text become the same ids in every process?"""
+
+from collections.abc import Iterable
+
+from tasks.auditing.evidence import find_nothing_seen, make_unobservable
+from tasks.auditing.launched import Audit
+from tasks.auditing.rank_record import RankRecord
+from tasks.process import wording
+from tasks.records.gate import Finding, make_finding
+
+NAME = "Same ids for the same text"
+QUESTION = "Does a row of the data become the same token ids on every rank, and in every cell?"
+REMEDY = (
+    "build the vocabulary once and save it, or use a digest such as zlib.crc32; Python's own hash() of a text is "
+    "another one in every process, unless PYTHONHASHSEED is set"
+)
+
+_FEWEST_PAIRS = 20
+_MOST_EQUAL = 0.3
+_MOST_TARGETS = 2.0
+"""Pairs per id: a hash gives some texts the same id in one process and not in another."""
+_FEWEST_REPEATS = 2.0
+_FEWEST_IDS = 8
+
+Heads = dict[str, list[int]]
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Compare the first ids of rows that two processes were fed, those of the cell and of the baseline."""
+    if nothing := find_nothing_seen(audit, cell):
+        return nothing
+    others = (
+        []
+        if cell == audit.baseline
+        else [(f"{audit.baseline} rank {one.rank}", one) for one in audit.ranks(audit.baseline)]
+    )
+    mine = [(f"rank {one.rank}", one) for one in audit.ranks(cell)]
+    if len(mine) + len(others) < 2:
+        return None
+    num_rows, unclear = 0, 0
+    for at, (name, rank) in enumerate(mine):
+        for other_name, other in [*others, *mine[:at]]:
+            pairs, rows = _pair_ids(_collect_heads(rank), _collect_heads(other))
+            if len(pairs) < _FEWEST_PAIRS:
+                continue
+            verdict = _judge(pairs)
+            if verdict == "renamed":
+                return make_finding(
+                    [_describe(cell, rank, name, other_name, pairs, rows)],
+                    otherwise="",
+                    numbers={"rows_compared": rows},
+                )
+            num_rows += rows
+            unclear += verdict == "other"
+    if unclear:
+        return make_unobservable(cell, "the same rows hold other ids, as where they are changed at random")
+    if not num_rows:
+        return make_unobservable(cell, "no row of token ids with a known index was seen by two processes")
+    return make_finding(
+        [],
+        otherwise=f"{cell}: {wording.format_plural(num_rows, 'row')} that two processes were fed hold the same ids",
+        numbers={"rows_compared": num_rows},
+    )
+
+
+def _collect_heads(rank: RankRecord) -> Heads:
+    found: Heads = {}
+    for _, micro in rank.micros():
+        for index, head in zip(micro.get("ids") or [], micro.get("heads") or [], strict=False):
+            found.setdefault(f"{micro.get('loader')}#{index}", head)
+    return found
+
+
+def _pair_ids(mine: Heads, theirs: Heads) -> tuple[list[tuple[int, int]], int]:
+    """Return the ids that stand at the same place of the same row, and how many rows were compared."""
+    common = [key for key in mine if key in theirs]
+    pairs = [pair for key in common for pair in zip(mine[key], theirs[key], strict=False) if pair != (0, 0)]
+    return pairs, len(common)
+
+
+def _judge(pairs: Iterable[tuple[int, int]]) -> str:
+    """Return "same", "renamed" where each id stands for another one throughout, or "other"."""
+    every = list(pairs)
+    different = set(every)
+    if sum(one == other for one, other in different) > _MOST_EQUAL * len(different):
+        return "same"
+    num_ids = len({one for one, _ in different})
+    is_throughout = len(different) <= _MOST_TARGETS * num_ids and len(every) >= _FEWEST_REPEATS * len(different)
+    return "renamed" if is_throughout and num_ids >= _FEWEST_IDS else "other"
+
+
+def _describe(cell: str, rank: RankRecord, name: str, other: str, pairs: list[tuple[int, int]], num_rows: int) -> str:
+    one, another = next(pair for pair in pairs if pair[0] != pair[1])
+    start = rank.start or {}
+    salted = "; hashes of texts are salted in this process" if start.get("is_hash_salted") else ""
+    return (
+        f"{cell}: what is id {one} on {name} is id {another} on {other}, and so throughout, in "
+        f"{wording.format_plural(num_rows, 'row')} that both were fed: each has a vocabulary of its own{salted}"
+    )

@@ -1,0 +1,88 @@
+"""Do the ranks train one model, or each its own?"""
+
+from tasks.auditing.evidence import find_nothing_seen, holds_whole_model, make_unobservable, sampled_digests
+from tasks.auditing.launched import Audit
+from tasks.auditing.rank_record import RankRecord, tell_line
+from tasks.process import wording
+from tasks.records.gate import Finding, make_finding
+
+NAME = "Same parameters on all ranks"
+QUESTION = "Do all ranks hold the same parameters after a step?"
+REMEDY = "call the wrapped model (ddp_model(batch), not the module inside), and give its parameters to the optimizer"
+
+_FEW = 0.5
+_WHOLE = 0.4
+"""Of the parameters' bytes: models may be averaged in 16 bits."""
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Compare digests of the parameters after the sampled steps."""
+    if audit.request.cells[cell] == 1:
+        return None
+    if nothing := find_nothing_seen(audit, cell):
+        return nothing
+    ranks = audit.ranks(cell)
+    if not holds_whole_model(ranks):
+        return make_unobservable(cell, "each rank holds a part of the model")
+    of_ranks = [sampled_digests(rank) for rank in ranks]
+    steps = sorted(set(of_ranks[0]).intersection(*of_ranks[1:]))
+    if not steps or not of_ranks[0][steps[0]]:
+        return make_unobservable(cell, "no step was sampled on every rank")
+    if len({len(one[steps[0]]) for one in of_ranks}) > 1:
+        return make_unobservable(cell, "the ranks train other parameters than each other, as stages of a pipeline do")
+    differing = {step: _count_differing([one[step] for one in of_ranks]) for step in steps}
+    num_tensors = len(of_ranks[0][steps[0]])
+    wrong = [step for step in steps if differing[step]]
+    if wrong and len(wrong) < len(steps):
+        return make_unobservable(
+            cell,
+            f"the ranks differ after step {wrong[0]} and not after every one, as where models are averaged at times",
+        )
+    if wrong and _are_averaged(ranks[0]):
+        return make_unobservable(cell, "the ranks differ, and exchange whole models in some steps")
+    if wrong and max(differing.values()) <= _FEW * num_tensors:
+        return make_unobservable(
+            cell, f"{max(differing.values())} of {num_tensors} tensors differ, as where ranks hold experts of their own"
+        )
+    numbers = {"sampled_steps": len(steps), "tensors": num_tensors, "differing_tensors": max(differing.values())}
+    found = make_finding(
+        [_describe(cell, ranks, wrong, num_tensors, differing)] if wrong else [],
+        otherwise=f"{cell}: equal on all ranks after each of {wording.format_plural(len(steps), 'sampled step')}",
+        numbers=numbers,
+    )
+    figure = (
+        f"{cell} is {len(ranks)} trainings side by side, each of its own share of the rows: there is no speedup of one "
+        "training"
+    )
+    return Finding(found.verdict, found.compared, found.numbers, figure if wrong else None)
+
+
+def _are_averaged(rank: RankRecord) -> bool:
+    """Return whether some step exchanges as many bytes as the parameters have, and not every step does."""
+    size = rank.steps[0].get("parameter_bytes") or 0
+    shares = [
+        sum(num_bytes for _, num_bytes in step["traffic"].values()) / size
+        for step in rank.steps[1:]
+        if step.get("traffic") is not None and size
+    ]
+    return bool(shares) and max(shares) > _WHOLE > min(shares)
+
+
+def _count_differing(digests_of_ranks: list[list[str]]) -> int:
+    return sum(len(set(one)) > 1 for one in zip(*digests_of_ranks, strict=True))
+
+
+def _describe(cell: str, ranks: list[RankRecord], wrong: list[int], num_tensors: int, differing: dict[int, int]) -> str:
+    step = next(one for one in ranks[0].steps if one["step"] == wrong[0])
+    other = next(one for one in ranks[1].steps if one["step"] == wrong[0])
+    micro = step["micros"][0]
+    where = tell_line(micro.get("line"))
+    called = micro.get("model", "the model")
+    wrapped = f"wrapped by {micro['wrapper']}" if micro.get("wrapper") else "which no wrapper is around"
+    exchanged = max((one["num_collectives"] for one in ranks[0].steps[1:]), default=0)
+    heads = f"{step['weights']['l2']:.6g} on rank 0, {other['weights']['l2']:.6g} on rank 1"
+    return (
+        f"{cell}: from step {wrong[0]} on {differing[wrong[0]]} of {num_tensors} tensors differ between the ranks "
+        f"(length of the sampled elements {heads}); {called} is called{f' at {where}' * bool(where)}, {wrapped}, and a "
+        f"step has {wording.format_plural(exchanged, 'collective')}"
+    )

@@ -1,0 +1,63 @@
+"""Do all cells learn from the same rows?"""
+
+from tasks.auditing.evidence import find_nothing_seen, list_first_pass, list_rows, make_unobservable
+from tasks.auditing.launched import Audit
+from tasks.records.gate import Finding, make_finding
+
+NAME = "Same rows as the baseline"
+QUESTION = "Does a pass over the data learn from the rows that the baseline's learns from?"
+REMEDY = "seed the sampler alike in every cell, and spread the same rows over the ranks"
+
+_MOSTLY = 0.95
+_MOST_OTHER = 0.02
+"""What is left over at the end of a pass may be dropped, or made up for by repeated rows."""
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Compare the rows of the first pass of all ranks with the baseline's."""
+    if cell == audit.baseline:
+        return None
+    if nothing := find_nothing_seen(audit, cell) or find_nothing_seen(audit, audit.baseline):
+        return nothing
+    mine, base = (_collect_rows(audit, name) for name in (cell, audit.baseline))
+    if mine is None or base is None:
+        return make_unobservable(cell, "which rows were fed in a whole pass over the data is not known")
+    other = mine ^ base
+    is_wrong = len(other) > max(_MOST_OTHER * len(base), 2 * audit.request.cells[cell])
+    return make_finding(
+        [
+            f"{cell}: its first pass learned from {len(mine):,} different rows, that of {audit.baseline} from "
+            f"{len(base):,}; {len(other):,} of them are not in both"
+        ]
+        * is_wrong,
+        otherwise=f"{cell}: the first pass learned from the baseline's {len(base):,} rows",
+        numbers={"rows": len(mine), "rows_of_baseline": len(base), "not_in_both": len(other)},
+    )
+
+
+def _collect_rows(audit: Audit, cell: str) -> set[str] | None:
+    """Return the rows of the first pass of all ranks, by their index or else by their content.
+
+    None if not all are known, or some come more than once, as where they are drawn with replacement.
+    """
+    every: list[str] = []
+    for rank in audit.ranks(cell):
+        steps, is_whole = list_first_pass(rank)
+        if not is_whole:
+            return None
+        for step in steps:
+            fed = [micro for micro in step["micros"] if micro.get("loader") is not None]
+            rows = list_rows({**step, "micros": fed})
+            if rows is None:
+                return None
+            every += [index or content for index, content in rows]
+    return set(every) if len(set(every)) >= _MOSTLY * len(every) or _is_shared(audit, cell) else None
+
+
+def _is_shared(audit: Audit, cell: str) -> bool:
+    """Return whether no single rank meets a row twice: several ranks then meet the same ones."""
+    for rank in audit.ranks(cell):
+        rows = [row for step in list_first_pass(rank)[0] for row in list_rows(step) or []]
+        if len(set(rows)) < _MOSTLY * len(rows):
+            return False
+    return True

@@ -1,0 +1,71 @@
+"""Does a run that was told to go on from a file do so?"""
+
+import os
+import re
+
+from tasks.auditing.evidence import find_nothing_seen, make_unobservable
+from tasks.auditing.launched import Audit
+from tasks.auditing.rank_record import RankRecord
+from tasks.process import wording
+from tasks.records.gate import Finding, make_finding
+
+NAME = "Begins from the weights it was told to"
+QUESTION = "Where the script is told to resume from a file, does it hold that file's weights at the first step?"
+REMEDY = "end with an error where the file to go on from is missing or does not fit; don't begin anew in silence"
+
+_RESUMES = re.compile(r"resume|restore|init_from|load_from", re.IGNORECASE)
+_PATH = re.compile(r"/|\.(pt|pth|bin|ckpt|safetensors|tar)$")
+
+
+def find(audit: Audit, cell: str) -> Finding | None:
+    """Compare the first step's parameters with what was read from the file that the script was told to go on from."""
+    if nothing := find_nothing_seen(audit, cell):
+        return nothing
+    found = [(rank, *asked) for rank in audit.ranks(cell) for asked in _list_asked_files(rank)]
+    if not found:
+        # Nothing was asked for.
+        return None
+    problems, held = [], 0
+    for rank, name, path, is_there in found:
+        told = f"{cell}: {name}={path}"
+        if not is_there:
+            if _writes(rank, path):
+                return make_unobservable(
+                    cell, f"{name}={path} is what the script writes itself: it may begin where none is"
+                )
+            problems.append(f"{told} is no file, and rank {rank.rank} trained {len(rank.steps)} steps all the same")
+            continue
+        loaded = next(
+            (one for one in rank.lines.get("loaded", []) if one["path"].endswith(os.path.basename(path))), None
+        )
+        if loaded is None:
+            return make_unobservable(
+                cell, f"{name}={path} was not read by torch.load or safetensors on rank {rank.rank}"
+            )
+        if not loaded["num_held"]:
+            problems.append(
+                f"{told} was read, and at the first step rank {rank.rank} holds none of its tensors "
+                f"(0 of {loaded['num_parameters']})"
+            )
+        held += bool(loaded["num_held"])
+    return make_finding(
+        problems,
+        otherwise=f"{cell}: at the first step {wording.format_plural(held, 'rank')} hold tensors of the "
+        "file to go on from",
+        numbers={"ranks": len(found), "ranks_that_hold_them": held},
+    )
+
+
+def _list_asked_files(rank: RankRecord) -> list[tuple[str, str, bool]]:
+    return [
+        (name, value, bool(line["are_there"].get(name)))
+        for line in rank.lines.get("asked", [])[:1]
+        for name, value in line["names"].items()
+        if _RESUMES.search(name) and isinstance(value, str) and _PATH.search(value)
+    ]
+
+
+def _writes(rank: RankRecord, path: str) -> bool:
+    return any(
+        one["mode"] in "wx" and one["path"].endswith(os.path.normpath(path)) for one in rank.lines.get("open", [])
+    )

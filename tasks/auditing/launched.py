@@ -1,0 +1,67 @@
+"""Launches of a script: what each cell's ranks left, and what all of it is judged by."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from tasks.auditing.rank_record import RankRecord
+from tasks.auditing.request import Request
+
+OTHER_WORK = ("checkpoint", "evaluation", "network", "subprocess")
+"""What a rank does between steps that no step needs."""
+
+
+@dataclass
+class Launched:
+    """One start of a cell, over."""
+
+    cell: str
+    folder: Path
+    """Its record and logs."""
+    ranks: list[RankRecord]
+    exit_code: int
+    """The script's own: of the rank that caused the end."""
+    ending: str = ""
+    """Why it ended, where it did not end by itself with 0."""
+    was_ended: bool = False
+    """Whether the audit ended it, after as many steps as were asked for."""
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps that every rank has made."""
+        return min((len(rank.steps) for rank in self.ranks), default=0)
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the script failed."""
+        return self.exit_code != 0 and not self.was_ended
+
+
+@dataclass
+class Audit:
+    """All launches."""
+
+    request: Request
+    launches: dict[str, list[Launched]] = field(default_factory=dict)
+    """Cell -> its launches, in order."""
+
+    def first(self, cell: str) -> Launched:
+        """Return the launch that findings are made of: the first one of the cell."""
+        return self.launches[cell][0]
+
+    def ranks(self, cell: str) -> list[RankRecord]:
+        """Return the ranks of that launch."""
+        return self.first(cell).ranks
+
+    @property
+    def baseline(self) -> str:
+        """Name of the first cell."""
+        return self.request.baseline
+
+    @cached_property
+    def device(self) -> str:
+        """Where the script computes."""
+        for rank in self.ranks(self.baseline):
+            if rank.steps:
+                return str(rank.steps[0].get("device") or "cpu")
+        return "cpu"

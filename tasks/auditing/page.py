@@ -1,0 +1,287 @@
+"""The report of an audit: the blocks and renderers of a comparison's, with what was found of a stranger's script."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from tasks.auditing.checks import find_remedy
+from tasks.auditing.evidence import NOT_OBSERVABLE
+from tasks.auditing.launched import Audit
+from tasks.auditing.speed import Speed
+from tasks.auditing.split import find_exposed_seconds, split_steps, sum_other_work
+from tasks.process import wording
+from tasks.records.gate import Gate, Standing
+from tasks.reporting.blocks import (
+    Answers,
+    Block,
+    Document,
+    Facts,
+    Fold,
+    Items,
+    KeyFigures,
+    PageSection,
+    Table,
+    Text,
+    tabulate,
+)
+
+_UNOBSERVED = f"– {NOT_OBSERVABLE}"
+_WORDS = {
+    "data": "waiting for data", "forward": "forward", "backward": "backward, with DDP's exchange",
+    "exchange": "exchange asked for by the script", "optimizer": "optimizer", "logging": "log lines",
+    "script": "the script itself, between those", "checkpoint": "checkpoints", "evaluation": "evaluation",
+    "network": "after connecting to the network", "subprocess": "after starting another process",
+    "observer": "the observer",
+}  # fmt: skip
+
+
+def make_document(
+    audit: Audit, gates: Sequence[Gate], speeds: Sequence[Speed], standings: dict[str, Standing]
+) -> Document:
+    """Return the report."""
+    verdict = tell_verdict(gates, speeds, standings)
+    found = list(_list_failed(gates))
+    sections = [
+        PageSection("findings", "Is it right, and is it comparable?", list(_make_findings(audit, gates))),
+        PageSection("speed", "How much faster?", list(_make_speed(audit, speeds, standings))),
+        PageSection("split", "Why not more?", list(_make_split(audit))),
+        PageSection("advice", "What to change", [_make_advice(gates)]),
+        PageSection("measured", "What was observed", list(_make_observed(audit)), is_folded=True),
+    ]
+    return Document(
+        title=f"Audit of {audit.request.told}",
+        tab="what this script does",
+        summary=verdict,
+        lead=[
+            Text(verdict, role=_choose_role(audit, standings)),
+            KeyFigures(list(_list_figures(speeds, standings))),
+            Answers(
+                [
+                    ("Is it right?", wording.join_names(found) if found else "nothing wrong was seen", "findings"),
+                    ("How much faster?", _tell_speed(speeds, standings), "speed"),
+                    ("Why not more?", _tell_largest(audit), "split"),
+                ]
+            ),
+        ],
+        sections=sections,
+        end=[
+            Text(
+                "An audit sees from outside. What it could not see is called not observable and is no pass; what it "
+                "saw, it saw in the first launch of each cell."
+            )
+        ],
+    )
+
+
+def tell_verdict(gates: Sequence[Gate], speeds: Sequence[Speed], standings: dict[str, Standing]) -> str:
+    """Return the first sentence of the report, which is also what is printed."""
+    failed = list(_list_failed(gates))
+    if failed:
+        told = f"{wording.format_plural(len(failed), 'finding')}: {wording.join_names(failed)}."
+        return f"{told} {_tell_speed(speeds, standings)}"
+    unseen = sum(gate.verdict == "not checked" for gate in gates)
+    told = f"Nothing wrong was seen; {wording.format_plural(unseen, 'question')} of {len(gates)} not observable."
+    return f"{told} {_tell_speed(speeds, standings)}"
+
+
+def _choose_role(audit: Audit, standings: dict[str, Standing]) -> Literal["answer", "unresolved", "refusal"]:
+    states = {standings[cell].state for cell in audit.request.cells}
+    return "refusal" if "withheld" in states else "unresolved" if "unproven" in states else "answer"
+
+
+def _list_failed(gates: Sequence[Gate]) -> Iterator[str]:
+    return (gate.name for gate in gates if gate.verdict == "failed")
+
+
+def _tell_speed(speeds: Sequence[Speed], standings: dict[str, Standing]) -> str:
+    told = []
+    for speed in speeds:
+        if speed.speedup is None:
+            continue
+        standing = standings[speed.cell]
+        if standing.state == "withheld":
+            told.append(f"{speed.cell}: speedup withheld ({standing.gates[0]})")
+            continue
+        figure = (
+            wording.format_ratio_with_interval(speed.speedup)
+            if speed.has_interval
+            else wording.format_ratio(speed.speedup.value)
+        )
+        told.append(f"{speed.cell} is {figure} as fast{', no interval' * (not speed.has_interval)}, {standing.state}")
+    return f"{'; '.join(told)}." if told else "No speedup: too few steps were seen."
+
+
+def _tell_largest(audit: Audit) -> str:
+    cell = list(audit.request.cells)[-1]
+    split = split_steps(audit.first(cell))
+    if not split:
+        return "not observable: too few steps"
+    kind = max(split, key=lambda one: split[one])
+    return f"{cell}: {wording.format_percent(split[kind] / sum(split.values()))} of a step is {_WORDS[kind]}"
+
+
+def _list_figures(speeds: Sequence[Speed], standings: dict[str, Standing]) -> Iterator[tuple[str, str, str]]:
+    for speed in speeds:
+        if speed.speedup is not None:
+            value = (
+                wording.WITHHELD
+                if standings[speed.cell].state == "withheld"
+                else wording.format_ratio(speed.speedup.value)
+            )
+            yield value, f"speedup of {speed.cell}", standings[speed.cell].state
+        yield wording.format_duration(speed.step_seconds), f"per step, {speed.cell}", f"{speed.num_steps:,} steps timed"
+
+
+def _make_findings(audit: Audit, gates: Sequence[Gate]) -> Iterator[Block]:
+    for gate in gates:
+        for one in gate.findings:
+            if one.verdict == "failed":
+                corrected = [f"What it does to the claim: {one.true_figure}."] if one.true_figure else []
+                yield Fold(
+                    f"{gate.name} ({one.cell})",
+                    [Items([f"{one.compared}.", *corrected, f"To mend it: {find_remedy(gate.name)}."])],
+                    is_open=True,
+                )
+    cells = list(audit.request.cells)
+    rows = [
+        [gate.name, *(_mark(gate, cell) for cell in cells), gate.question] for gate in gates
+    ]  # fmt: skip
+    yield Table(
+        "Each question, cell by cell",
+        ["Question", *cells, "What it asks"],
+        rows,
+        num_prose=1,
+        words=dict.fromkeys(cells, "Cell"),
+    )
+    told = [
+        (f"{gate.name}, {one.cell}", one.compared) for gate in gates for one in gate.findings if one.verdict != "failed"
+    ]
+    yield Fold("What was seen of each", [Facts(told)])
+
+
+def _mark(gate: Gate, cell: str) -> str:
+    found = gate.find_cell_finding(cell)
+    if found is None:
+        return wording.NOTHING
+    return _UNOBSERVED if found.verdict == "not checked" else wording.MARKS[found.verdict]
+
+
+def _make_speed(audit: Audit, speeds: Sequence[Speed], standings: dict[str, Standing]) -> Iterator[Block]:
+    yield Text(
+        "Steps as the script itself makes them, from the end of one to the end of the next, by the slowest rank; "
+        "without the first tenth, and without checkpoints, evaluation and uploads between them. "
+        f"{wording.format_plural(audit.request.num_launches, 'launch')} of each cell, in turns."
+    )
+    yield tabulate(
+        "Speed of each cell",
+        [
+            ("Cell", lambda speed: speed.cell),
+            ("Seconds per step", lambda speed: wording.format_duration(speed.step_seconds)),
+            (
+                "Samples per second",
+                lambda speed: wording.format_optional(speed.samples_per_second, wording.format_three_digits),
+            ),
+            ("Speedup", lambda speed: _tell_ratio(speed, standings)),
+            ("Standing", lambda speed: standings[speed.cell].state),
+        ],
+        speeds,
+    )  # fmt: skip
+    for speed in speeds:
+        if speed.expected and standings[speed.cell].state != "withheld":
+            told = ", ".join(f"{wording.format_ratio(value)} on {number}" for number, value in speed.expected.items())
+            yield Text(
+                f"If the part of a step that {speed.cell} did not make shorter stays as long as it is (Karp and "
+                f"Flatt), it would be {told}. That is arithmetic and no measurement: links and data get slower with "
+                "more ranks."
+            )
+        if speed.speedup is not None and standings[speed.cell].reason:
+            yield Text(f"{speed.cell} is {standings[speed.cell].state}: {standings[speed.cell].reason}.", role="notice")
+
+
+def _tell_ratio(speed: Speed, standings: dict[str, Standing]) -> str:
+    if speed.speedup is None:
+        return wording.BASELINE
+    if standings[speed.cell].state == "withheld":
+        return wording.WITHHELD
+    return (
+        wording.format_ratio_with_interval(speed.speedup)
+        if speed.has_interval
+        else wording.format_ratio(speed.speedup.value)
+    )
+
+
+def _make_split(audit: Audit) -> Iterator[Block]:
+    cells = list(audit.request.cells)
+    splits = {cell: split_steps(audit.first(cell)) for cell in cells}
+    if audit.device != "cpu":
+        yield Text(
+            "The time split is that of the host: a GPU works on while the host goes on, and what waits for it last is "
+            "charged for it. Where the GPU's time goes is not observable here.", role="notice",
+        )  # fmt: skip
+    kinds = [kind for kind in _WORDS if any(split.get(kind) for split in splits.values())]
+    rows = [[_WORDS[kind], *(_tell_part(splits[cell], kind) for cell in cells)] for kind in kinds]
+    yield Table(
+        "Where a step goes, mean over ranks and steps",
+        ["Part of a step", *cells],
+        rows,
+        words=dict.fromkeys(cells, "Cell"),
+    )
+    for cell in cells:
+        exposed = find_exposed_seconds(audit.first(cell))
+        if exposed is not None:
+            yield Text(
+                f"{cell}: by DDP's own clock {wording.format_duration(max(exposed, 0.0))} of a backward's exchange are "
+                "beside no computation."
+            )
+    other = {cell: sum_other_work(audit.first(cell)) for cell in cells}
+    rows = [
+        [_WORDS[kind], *(wording.format_duration(other[cell].get(kind, 0.0)) for cell in cells)]
+        for kind in _WORDS
+        if any(other[cell].get(kind) for cell in cells)
+    ]
+    if rows:
+        yield Table("What is no step, in the whole run", ["Kind", *cells], rows, words=dict.fromkeys(cells, "Cell"))
+
+
+def _tell_part(split: dict[str, float], kind: str) -> str:
+    whole = sum(split.values())
+    return (
+        f"{wording.format_duration(split.get(kind, 0.0))} ({wording.format_percent(split.get(kind, 0.0) / whole)})"
+        if whole
+        else wording.NOT_AVAILABLE
+    )
+
+
+def _make_advice(gates: Sequence[Gate]) -> Block:
+    told = [f"{name}: {find_remedy(name)}." for name in _list_failed(gates)]
+    return Items(told or ["Nothing that was seen asks for a change."])
+
+
+def _make_observed(audit: Audit) -> Iterator[Block]:
+    for cell in audit.request.cells:
+        launched = audit.first(cell)
+        rank = launched.ranks[0]
+        first = rank.steps[0] if rank.steps else {}
+        micro = first["micros"][0] if first else {}
+        facts = [
+            ("ended", launched.ending.splitlines()[0] if launched.ending else f"exit code {launched.exit_code}"),
+            ("steps", wording.format_count(launched.num_steps)),
+            ("output", str(launched.folder / "logs")),
+            (
+                "Python and torch",
+                f"{(rank.start or {}).get('python', '')}, {(rank.first('torch') or {}).get('version', '')}",
+            ),
+            ("model", f"{micro.get('model', '')} {micro.get('wrapper', '')}".strip()),
+            ("trainable parameters", wording.format_count(int(first.get("num_parameters", 0)))),
+            ("optimizer", str(first.get("optimizer", ""))),
+            ("learning rate of the first step", ", ".join(map(str, first.get("lr", [])))),
+            ("precision", str(micro.get("precision", ""))),
+            ("attention", str(micro.get("attention", "")) or f"{NOT_OBSERVABLE}"),
+            ("micro-batches per step and rank", str(len(first.get("micros", [])))),
+            ("shape of the first input", str(micro.get("shape", ""))),
+            ("loss of the first step", str(micro.get("loss", NOT_OBSERVABLE))),
+            ("seed", str(first.get("seed", ""))),
+            ("threads of a rank", str(first.get("num_threads", ""))),
+            ("backend", str(first.get("backend", "")) or "no process group"),
+            ("observed to its end", "yes" if rank.is_whole else "no"),
+        ]
+        yield Fold(cell, [Facts([(name, wording.replace_unprintable(value)) for name, value in facts if value])])

@@ -1,0 +1,83 @@
+"""Cells with another global batch: nothing but what was said of it may differ, and every seed has to be trained right.
+
+Such a cell is another training, and is judged by its time to quality; what asks for the same work says so and no more.
+"""
+
+from collections.abc import Callable
+
+from tasks.gates.asked_for import check_steps
+from tasks.gates.comparability import check_every_sample_once
+from tasks.gates.correctness import check_same_parameters, check_segment_continuity
+from tasks.gates.heldout import check_evaluated_weights
+from tasks.gates.setting import find_setting_problems
+from tasks.process import wording
+from tasks.records.gate import Finding, make_finding
+from tasks.records.outputs import Outputs
+
+_CHECKS_OF_A_SEED: tuple[Callable[[Outputs, str], Finding | None], ...] = (
+    check_segment_continuity, check_same_parameters, check_steps, check_every_sample_once, check_evaluated_weights,
+)  # fmt: skip
+
+
+def is_other_training(outputs: Outputs, cell: str) -> bool:
+    """Return whether the cell says of itself that its batch is another than the baseline's."""
+    return cell in outputs.params.other_trainings
+
+
+def make_inapplicable_finding(cell: str) -> Finding:
+    """Return what a gate about the same work says of such a cell."""
+    return Finding("does not apply", f"{cell}: does not apply, this cell is another training")
+
+
+def check_only_batch_differs(outputs: Outputs, cell: str) -> Finding | None:
+    """Check that such a cell has the baseline's start weights, code, machine and settings, and its own batch."""
+    if not is_other_training(outputs, cell):
+        return None
+    own, asked = outputs.runs[cell].facts, outputs.params.train_of(cell)
+    expected = {
+        "base_model_digest": outputs.base_model.digest,
+        "code_digest": outputs.baseline.facts.code_digest,
+        "machine_digest": outputs.machine.digest,
+        "global_batch_size": asked.global_batch_size,
+    }
+    problems = [
+        f"{cell}: {name.replace('_', ' ')} {str(getattr(own, name))[:12]}, expected {str(value)[:12]}"
+        for name, value in expected.items()
+        if getattr(own, name) != value
+    ]
+    problems += find_setting_problems(outputs, cell)
+    batch = outputs.params.train.global_batch_size
+    return make_finding(
+        problems,
+        otherwise=f"{cell}: {asked.global_batch_size} samples per step instead of {batch}, learning rate "
+        f"{asked.learning_rate:.3g} instead of {outputs.params.train.learning_rate:.3g}; start weights, code, machine "
+        "and every other setting as in the baseline",
+        numbers={"global_batch_size": asked.global_batch_size, "learning_rate": asked.learning_rate},
+    )
+
+
+def check_seeds(outputs: Outputs, cell: str) -> Finding | None:
+    """Check of the cell's trainings from other seeds what is checked of the first; nothing where there are none."""
+    if not outputs.seeds:
+        return None
+    problems, first = [], outputs.runs[cell].facts
+    for seed, runs in outputs.seeds.items():
+        where, facts, view = f"{cell} from seed {seed}", runs[cell].facts, outputs.alone(cell, seed=seed)
+        problems += [
+            f"{where}: {name.replace('_', ' ')} is not that of the cell's first training"
+            for name in ("base_model_digest", "code_digest", "machine_digest")
+            if getattr(facts, name) != getattr(first, name)
+        ]
+        if facts.train != view.params.train.model_dump(mode="json"):
+            problems.append(f"{where}: trained with other settings than params.yaml asks for")
+        for check in _CHECKS_OF_A_SEED:
+            found = check(view, cell)
+            if found is not None and found.verdict == "failed":
+                problems.append(f"{where}: {found.compared}")
+    seeds = wording.join_names([str(seed) for seed in outputs.seeds])
+    return make_finding(
+        problems,
+        otherwise=f"{cell}: trained from seed {seeds} too, each time from the base model, on every row once per epoch, "
+        "in the order of its seed",
+        numbers={"seeds": len(outputs.seeds)},
+    )

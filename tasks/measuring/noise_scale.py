@@ -1,0 +1,150 @@
+"""The gradient noise scale: how many samples a batch has when noise and signal in its gradient are as large.
+
+Of McCandlish et al. 2018, An Empirical Model of Large-Batch Training, appendix A.1, for parts with any number of
+labels. A batch is cut at random into k parts. The gradient of part i, the mean over its n_i labels, has the expected
+squared norm |G|^2 + T / n_i, where G is the true gradient and T the trace of the covariance of one label's; that of all
+N labels together has |G|^2 + T / N. Weighted by n_i / N, the parts give two equations for both. Ratios of means over
+many batches are what is reported, never means of ratios, and their interval is Fieller's (1954, Some Problems in
+Interval Estimation), which has no upper end where the noise leaves no gradient to be seen.
+
+It is taken at fixed weights, by one process without a clock: nothing of it is in any timed step.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tasks.records.noise_scale import NoiseScale
+from training.config import TrainingConfig
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    from torch import Tensor
+
+    from tasks.equivalence.reference.update import BatchSquares
+
+_FEWEST_PARTS = 4
+"""Of a batch: with two, half of its freedom is spent on the mean."""
+FEWEST_BATCHES = 4
+"""Below, the interval says hardly anything."""
+
+
+class Moments(NamedTuple):
+    """What a batch says of the gradient, both without bias."""
+
+    squared_norm: float
+    """Of the true gradient."""
+    trace: float
+    """Of the covariance of one sample's gradient."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of two means and its interval; above 0."""
+
+    value: float | None
+    """None where the lower mean is not above 0."""
+    low: float
+    high: float | None
+    """None where the interval has no end."""
+
+
+def estimate_moments(batch: "BatchSquares") -> Moments:
+    """Return the two unknowns of the two equations above; ValueError for fewer than two parts."""
+    labels, k = np.asarray(batch.num_labels, dtype=np.float64), len(batch.num_labels)
+    if k < 2:
+        raise ValueError(f"a batch of {k} parts tells no noise; allowed: at least 2")
+    total = labels.sum()
+    mean_square = float(labels @ np.asarray(batch.squares) / total)
+    of_label = (mean_square - batch.square_of_all) * total / (k - 1)
+    return Moments(batch.square_of_all - of_label / total, of_label * batch.num_samples / total)
+
+
+def estimate_noise_ratio(moments: Sequence[Moments], *, confidence: float = 0.95) -> Ratio:
+    """Return mean trace / mean squared norm over batches that are independent of each other, in samples.
+
+    Raises ValueError for fewer than `FEWEST_BATCHES`.
+    """
+    if len(moments) < FEWEST_BATCHES:
+        raise ValueError(f"{len(moments)} batches give no interval; allowed: at least {FEWEST_BATCHES}")
+    from scipy.special import stdtrit  # a third of a second
+
+    norms, traces = np.array(moments).T
+    spread = np.cov(norms, traces) / len(moments) * float(stdtrit(len(moments) - 1, 0.5 + confidence / 2)) ** 2
+    norm, trace = float(norms.mean()), float(traces.mean())
+    # Fieller: the ratios r with (trace - r norm)^2 <= t^2 var(trace - r norm), a r^2 - 2 b r + c <= 0.
+    a, b, c = norm**2 - spread[0, 0], trace * norm - spread[0, 1], trace**2 - spread[1, 1]
+    root = math.sqrt(max(b * b - a * c, 0.0))
+    value = max(trace / norm, 0.0) if norm > 0 else None
+    if a > 0 and norm > 0:
+        return Ratio(value, max((b - root) / a, 0.0), max((b + root) / a, 0.0))
+    # Of the two branches of a hyperbola the one above 0.
+    return Ratio(value, max((b - root) / a, 0.0) if a < 0 < c else 0.0, None)
+
+
+def split_for_noise(config: TrainingConfig) -> tuple[TrainingConfig, int]:
+    """Return what one process is told, whose steps are the parts of a batch, in fp32; and how many make a batch.
+
+    A batch is about as large as the training's.
+    """
+    size = max(min(config.micro_batch_size, config.global_batch_size // _FEWEST_PARTS), 1)
+    told = dataclasses.replace(
+        config, strategy="single", options={}, world_size=1, precision="fp32", exact=False, compile=False,
+        micro_batch_size=size, global_batch_size=size,
+    )  # fmt: skip
+    return told, max(config.global_batch_size // size, _FEWEST_PARTS)
+
+
+def collect_squares(
+    config: TrainingConfig,
+    weights: Mapping[str, "Tensor"] | None,
+    *,
+    num_batches: int,
+    advance: Callable[[int], None] = lambda _: None,
+) -> list["BatchSquares"]:
+    """Return the squares of the first batches of the training's segments, at these weights or the base model's.
+
+    `advance` is told of each. Fewer where the segments have no more, or a batch fewer than two parts with labels.
+    """
+    from tasks.equivalence.reference.update import OneProcess
+
+    told, num_parts = split_for_noise(config)
+    process, found = OneProcess(told), list["BatchSquares"]()
+    if weights is not None:
+        process.begin_at(weights)
+    for first in range(1, process.num_steps + 2 - num_parts, num_parts):
+        if len(found) == num_batches:
+            break
+        one = process.square_gradients(range(first, first + num_parts))
+        advance(1)
+        if one.num_samples == num_parts * told.global_batch_size and len(one.num_labels) > 1:
+            found.append(one)
+    return found
+
+
+def measure_noise_scale(
+    config: TrainingConfig,
+    weights: Mapping[str, "Tensor"] | None,
+    *,
+    epoch: int,
+    num_batches: int,
+    advance: Callable[[int], None] = lambda _: None,
+) -> NoiseScale | None:
+    """Return the noise scale on the rows of the config's one segment; None where it has too few of them.
+
+    `epoch`: after which the weights were so.
+    """
+    told, num_parts = split_for_noise(config)
+    found = collect_squares(config, weights, num_batches=num_batches, advance=advance)
+    if len(found) < FEWEST_BATCHES:
+        return None
+    moments = [estimate_moments(one) for one in found]
+    ratio, means = estimate_noise_ratio(moments), np.mean(moments, axis=0).tolist()
+    return NoiseScale(
+        range=config.segments[0].range, epoch=epoch, value=ratio.value, low=ratio.low, high=ratio.high,
+        squared_norm=means[0], trace=means[1], num_batches=len(found),
+        batch_size=num_parts * told.global_batch_size, num_parts=num_parts,
+    )  # fmt: skip

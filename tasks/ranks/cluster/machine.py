@@ -1,0 +1,114 @@
+"""One machine of a Ray cluster: an actor there, what is asked of it, and whether it is lost."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.process.failure import ConfigurationError, DistributedError
+from tasks.ranks.cluster.connection import require_head
+
+_CHUNK_BYTES = 2**24
+_SECONDS_TO_PREPARE = 900.0
+"""For the digests of a model of many GB on a slow disk."""
+
+
+class Machine:
+    """An actor of class `kind` on one node, which is made for `who`."""
+
+    def __init__(
+        self, found: dict[str, Any], kind: type, *, who: str, number: int, silence_seconds: float, stop: threading.Event
+    ) -> None:
+        """`found`: the node as Ray describes it; once `stop` is set, no answer is waited for."""
+        self.who, self.number, self.address = who, number, str(found["NodeManagerAddress"])
+        self.facts: dict[str, Any] = {}
+        self.asked: Any = None
+        """The answer that is being waited for."""
+        self.heard_at = time.monotonic()
+        self.is_lost = False
+        self.silence_seconds = silence_seconds
+        self._stop, self._id = stop, found["NodeID"]
+        self.actor = self.make(kind, silence_seconds)
+
+    @property
+    def name(self) -> str:
+        """Which machine it is, for a person."""
+        return f"node {self.number} ({self.facts.get('host', self.address)})"
+
+    def make(self, kind: type, *words: Any, threads: int = 1) -> Any:
+        """Return a new actor on this machine; Ray reserves nothing for it."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        # Nobody has to have this project installed.
+        ray.cloudpickle.register_pickle_by_value(sys.modules[kind.__module__])
+        there = NodeAffinitySchedulingStrategy(self._id, soft=False)
+        made = ray.remote(kind).options(num_cpus=0, max_restarts=0, max_concurrency=threads, scheduling_strategy=there)
+        return made.remote(*words)
+
+    def ask(self, what: str, *words: Any, **named: Any) -> Any:
+        """Return what the actor answers, as `get` does."""
+        return self.get(getattr(self.actor, what).remote(*words, **named))
+
+    def get(self, answer: Any) -> Any:
+        """Return the answer; raises the DistributedError of a machine that is lost, or what went wrong there."""
+        import ray
+
+        deadline = time.monotonic() + _SECONDS_TO_PREPARE
+        while True:
+            try:
+                return ray.get(answer, timeout=1.0)
+            except ray.exceptions.GetTimeoutError:
+                require_head(self.who, seconds=self.silence_seconds)
+            except ray.exceptions.RayTaskError as error:
+                said = " ".join(str(error.cause).split())[:500]
+                raise DistributedError(f"{self.who}: {self.name}: {said}; run again") from error
+            except ray.exceptions.RayError as error:
+                raise self.lose(" ".join(str(error).split())[:300]) from None
+            if self._stop.is_set() or time.monotonic() > deadline:
+                raise self.lose("no answer")
+
+    def lose(self, why: str) -> DistributedError:
+        """Return the error that says so; nothing is asked of it any more."""
+        self.is_lost = True
+        return DistributedError(
+            f"{self.who}: {self.name} is lost: {why}; all ranks were ended; run again, it goes on from the last "
+            "checkpoint"
+        )
+
+    def prepare(self, files: dict[str, tuple[str, str]], *, like: Mapping[str, Any]) -> Path:
+        """Bring it what it lacks of the files: name -> (sha256, where it is here); return their folder there.
+
+        `like`: the facts of the stage's own machine, which this is if there are none.
+        """
+        places = dict(files.values())
+        for digest in self.ask("list_missing", files):
+            left = Path(places[digest]).stat().st_size
+            with Path(places[digest]).open("rb") as opened:
+                while True:
+                    content = opened.read(_CHUNK_BYTES)
+                    left -= len(content)
+                    self.ask("write", digest, content, is_last=left <= 0)
+                    if left <= 0:
+                        break
+        project = None if like else os.getcwd()
+        said = self.ask("prepare", files, project=project, node_rank=self.number, address=self.address)
+        self.require_fit(said, like=(like or said["facts"])["versions"])
+        return Path(said["folder"])
+
+    def require_fit(self, said: dict[str, Any], *, like: Mapping[str, str | None]) -> None:
+        """Take in what the machine said of itself; ConfigurationError without a token or with other versions."""
+        self.facts = said["facts"]
+        if said["is_open"]:
+            raise ConfigurationError(
+                f"{self.who}: {self.name}: Ray was started there without RAY_AUTH_MODE=token; start it with"
+            )
+        there = self.facts["versions"]
+        if other := [f"{name} {there.get(name)}, here {like[name]}" for name in like if there.get(name) != like[name]]:
+            raise ConfigurationError(
+                f"{self.who}: {self.name}: other versions than here: {'; '.join(other)}; install requirements.lock on "
+                "all machines"
+            )

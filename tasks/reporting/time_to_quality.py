@@ -1,0 +1,206 @@
+"""How much sooner a cell with another batch has a model as good as the baseline's: held-out loss over training seconds.
+
+As MLPerf does (Mattson et al. 2020, MLPerf Training Benchmark): one target for all, evaluated at stated points outside
+the clock, several seeds, and who does not come there has no time. Between two points the loss is taken to fall evenly
+with the seconds. The speed per token, which says nothing of the model, stands beside it and is another figure.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import Field
+
+from tasks.gates.measured import select_arm
+from tasks.params import Params
+from tasks.records.evaluation import EvaluatedEpoch
+from tasks.records.facts import Record
+from tasks.records.gate import Standing
+from tasks.records.measurement import Estimate
+from tasks.records.outputs import Outputs, RunOutputs
+from tasks.reporting.goodput import compute_data, pair_scales
+
+_FEWEST_FOR_INTERVAL = 3
+"""Seeds; two say next to nothing of their spread."""
+
+
+class QualityPoint(Record):
+    """A training where its model was evaluated."""
+
+    train_seconds: float
+    """Seconds of optimizer steps up to there, the slowest rank's."""
+    num_tokens: int
+    """Tokens learned from up to there."""
+    heldout_loss: float
+    """On the held-out rows, in nats per label."""
+
+
+class SeedQuality(Record):
+    """One training of a cell."""
+
+    seed: int
+    """What it was trained from."""
+    points: list[QualityPoint]
+    """Where it was evaluated: the base model, then after each segment."""
+    seconds_to_target: float | None
+    """Seconds of optimizer steps until the target; null if it was not reached."""
+    tokens_to_target: float | None
+    """Tokens until the target; null likewise."""
+
+
+class CellQuality(Record):
+    """One cell's way to the target."""
+
+    cell: str
+    """Name of the cell."""
+    global_batch_size: int
+    """Samples per optimizer step."""
+    learning_rate: float
+    """Peak."""
+    rule: str | None
+    """How the learning rate grew with the batch: sqrt, linear or none; null for cells of the baseline's own work."""
+    seeds: list[SeedQuality]
+    """Its trainings."""
+    speed_per_token: Estimate | None = None
+    """Tokens per second / the baseline's, as measured in turns; null if not measured or withheld. Not of a model."""
+    speedup: float | None = None
+    """Baseline's seconds to the target / the cell's, geometric mean over seeds; null if a seed did not come there."""
+    low: float | None = None
+    """Lower end of its 95 % interval over seeds; null with fewer than three."""
+    high: float | None = None
+    """Upper end."""
+    data: float | None = None
+    """Tokens to the target / the baseline's, geometric mean over seeds; null as the speedup is."""
+    device_time: float | None = None
+    """Ranks x seconds to the target / the baseline's; null as the speedup is."""
+    predicted: Estimate | None = None
+    """The speedup that the noise scale and the measured speed per token foretold; null where either is not known."""
+    standing: Standing
+    """What the gates leave of it; those that ask for the same work are not among them."""
+
+    @property
+    def num_reached(self) -> int:
+        """Trainings that came to the target."""
+        return sum(one.seconds_to_target is not None for one in self.seeds)
+
+
+class TimeToQuality(Record):
+    """When the cells came to a held-out loss."""
+
+    target_loss: float
+    """In nats per label."""
+    is_stated: bool
+    """Whether params.yaml states it; else it is the highest that a seed of the baseline ends with."""
+    cells: list[CellQuality] = Field(min_length=1)
+    """The baseline first, then the cells with another batch."""
+
+
+def find_crossing(values: Sequence[tuple[float, float]], target: float) -> float | None:
+    """Return at which x the loss first is the target or below; (x, loss) by x, between which it falls evenly.
+
+    None if it never is. The first point counts as reached where it already is.
+    """
+    for place, (x, loss) in enumerate(values):
+        if loss <= target:
+            if place == 0:
+                return x
+            before_x, before = values[place - 1]
+            return before_x + (x - before_x) * (before - target) / (before - loss)
+    return None
+
+
+def estimate_over_seeds(ratios: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Return the geometric mean of ratios above 0, and the ends of Student's 95 % interval of its logarithm."""
+    logs = np.log(np.asarray(ratios, dtype=np.float64))
+    mean = float(logs.mean())
+    if len(logs) < _FEWEST_FOR_INTERVAL:
+        return math.exp(mean), None, None
+    from scipy.special import stdtrit  # a third of a second
+
+    half = float(stdtrit(len(logs) - 1, 0.975)) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def compute_time_to_quality(outputs: Outputs, standings: dict[str, Standing]) -> TimeToQuality | None:
+    """Return when the baseline and the cells with another batch came to the target; None where no cell has one."""
+    params = outputs.params
+    if not params.other_trainings:
+        return None
+    cells = [params.baseline, *params.other_trainings]
+    paths = {cell: _list_paths(outputs, cell) for cell in cells}
+    stated = params.quality.target_heldout_loss
+    ends = [points[-1].heldout_loss for points in paths[params.baseline].values()]
+    target = max(ends) if stated is None else stated
+    found = {
+        cell: [_make_seed(seed, points, target) for seed, points in by_seed.items()] for cell, by_seed in paths.items()
+    }
+    first = found[params.baseline]
+    return TimeToQuality(
+        target_loss=target,
+        is_stated=stated is not None,
+        cells=[_make_cell(outputs, cell, found[cell], first, standings[cell]) for cell in cells],
+    )
+
+
+def _list_paths(outputs: Outputs, cell: str) -> dict[int, list[QualityPoint]]:
+    """Return seed -> where the cell's training from it was evaluated."""
+    evaluation = outputs.evaluation
+    runs = {outputs.params.train.seed: (outputs.runs[cell], evaluation.epochs.get(cell, []))}
+    for seed, others in outputs.seeds.items():
+        runs[seed] = others[cell], evaluation.seeds.get(seed, {}).get(cell, [])
+    base = QualityPoint(train_seconds=0.0, num_tokens=0, heldout_loss=evaluation.models["base"].loss)
+    return {seed: [base, *_list_points(run, epochs)] for seed, (run, epochs) in runs.items()}
+
+
+def _list_points(run: RunOutputs, epochs: Sequence[EvaluatedEpoch]) -> list[QualityPoint]:
+    losses = {(one.range, one.epoch): one.loss for one in epochs}
+    points, seconds, tokens = [], 0.0, 0
+    for segment in run.segments:
+        facts = segment.facts
+        seconds, tokens = seconds + facts.train_seconds, tokens + facts.num_tokens
+        if (key := (facts.range, facts.epoch)) in losses:
+            points.append(QualityPoint(train_seconds=seconds, num_tokens=tokens, heldout_loss=losses[key]))
+    return points
+
+
+def _make_seed(seed: int, points: list[QualityPoint], target: float) -> SeedQuality:
+    return SeedQuality(
+        seed=seed,
+        points=points,
+        seconds_to_target=find_crossing([(one.train_seconds, one.heldout_loss) for one in points], target),
+        tokens_to_target=find_crossing([(one.num_tokens, one.heldout_loss) for one in points], target),
+    )
+
+
+def _make_cell(
+    outputs: Outputs, cell: str, seeds: list[SeedQuality], first: list[SeedQuality], standing: Standing
+) -> CellQuality:
+    params, train = outputs.params, outputs.params.train_of(cell)
+    spread, is_given = params.cells[cell], standing.state != "withheld" and cell != params.baseline
+    per_token = None
+    if outputs.measurement is not None and is_given:
+        per_token = select_arm(outputs.measurement, cell).speedup
+    facts = {
+        "cell": cell, "global_batch_size": train.global_batch_size, "learning_rate": train.learning_rate,
+        "rule": spread.batch.learning_rate if spread.batch else None, "seeds": seeds, "standing": standing,
+        "speed_per_token": per_token, "predicted": _predict(outputs, params, cell, per_token),
+    }  # fmt: skip
+    seconds = [(its.seconds_to_target, own.seconds_to_target) for its, own in zip(first, seeds, strict=True)]
+    tokens = [(its.tokens_to_target, own.tokens_to_target) for its, own in zip(first, seeds, strict=True)]
+    ratios = [its / own for its, own in seconds if its and own]
+    needed = [own / its for its, own in tokens if its and own]
+    if is_given and len(ratios) == len(needed) == len(seeds):
+        speedup, low, high = estimate_over_seeds(ratios)
+        ranks = spread.world_size / params.cells[params.baseline].world_size
+        data = estimate_over_seeds(needed)[0]
+        facts |= {"speedup": speedup, "low": low, "high": high, "data": data, "device_time": ranks / speedup}
+    return CellQuality.model_validate(facts)
+
+
+def _predict(outputs: Outputs, params: Params, cell: str, per_token: Estimate | None) -> Estimate | None:
+    """Return the measured speed per token / the tokens that the noise scale says are needed."""
+    scales = pair_scales(outputs.evaluation.noise_scales, outputs)
+    if per_token is None or not scales:
+        return None
+    data = compute_data(scales, params.train_of(cell).global_batch_size, params.train.global_batch_size)
+    return Estimate(value=per_token.value / data.value, low=per_token.low / data.high, high=per_token.high / data.low)

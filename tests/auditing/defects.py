@@ -1,0 +1,202 @@
+"""Scripts with one thing wrong each: a correct one of scripts/, and what is changed in it."""
+
+from dataclasses import dataclass
+
+from tasks.auditing.findings import (
+    clipping,
+    clock,
+    epochs,
+    exchange,
+    global_batch,
+    labels,
+    loss_weights,
+    one_file,
+    plain_baseline,
+    rows_of_its_own,
+    same_ids,
+    same_parameters,
+    same_rows,
+    same_start,
+    start_weights,
+)
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A correct script with one thing wrong."""
+
+    script: str
+    """Which one."""
+    edits: dict[str, str]
+    """What stands there once -> what stands there instead."""
+    found: str
+    """Name of the finding."""
+    says: str
+    """What it says among other things."""
+    arguments: str = ""
+    """Of the script; `{url}` is the address of a server that takes its time."""
+    needs_baseline: bool = False
+    """Whether the baseline has to have it, too; else that is the correct script's."""
+
+
+_LOCAL_CLIP = """local = [one.to_local().detach().requires_grad_() for one in model.parameters()]
+    for mine, whole in zip(local, model.parameters()):
+        mine.grad = whole.grad.to_local()
+    torch.nn.utils.clip_grad_norm_(local, 0.1)"""
+_EVERY_SECOND = """            steps = globals().setdefault("steps", [])
+            steps.append(0)
+            if len(steps) % 2 == 0:
+                optimizer.optimizer.step()
+                optimizer.optimizer.zero_grad()"""
+_END_OF_CLOCK = "        seconds += time.perf_counter() - began\n"
+_UPLOAD = """        if rank == 0:
+            urllib.request.urlopen(arguments.notify, data=b"x").read()
+"""
+_SAVES = "        [torch.save(model.state_dict(), f'{arguments.out}/step.pt') for _ in range(100)]\n"
+_PREFIXED = """held = torch.load(arguments.resume)
+    model.load_state_dict({f"module.{name}": tensor for name, tensor in held.items()}, strict=False)"""
+_FEWER = "texts = texts[: 24 if world_size > 1 else 48]\nsampler = DistributedSampler(texts"
+
+DEFECTS = {
+    "missing sampler": Defect(
+        "plain_ddp", {"sampler=sampler, ": "shuffle=True, "}, rows_of_its_own.NAME, "from the same rows, 100 %"
+    ),
+    "missing sampler, shuffled apart": Defect(
+        "plain_ddp",
+        {"sampler=sampler, ": "shuffle=True, generator=torch.Generator().manual_seed(rank), "},
+        rows_of_its_own.NAME,
+        "learned from the same rows, 100 %",
+    ),
+    "raw module": Defect(
+        "plain_ddp",
+        {"logits = wrapped(": "logits = model("},
+        same_parameters.NAME,
+        "from step 1 on 3 of 3 tensors differ between the ranks",
+    ),
+    # hash() of a process of its own is in tests/auditing/test_command.py: forked ones share their salt.
+    "salted vocabulary": Defect(
+        "plain_ddp",
+        {
+            "import urllib.request\n": "import urllib.request\nimport zlib\n",
+            "1 + words.index(word)": '1 + zlib.crc32(f"{os.getpid()}{word}".encode()) % 98',
+        },
+        same_ids.NAME,
+        "each has a vocabulary of its own",
+    ),
+    "shard-local clipping": Defect(
+        "sharded",
+        {"torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)": _LOCAL_CLIP},
+        clipping.NAME,
+        "on rank 1",
+    ),
+    "exchange on every micro-batch": Defect(
+        "plain_ddp",
+        {"if is_last or world_size == 1 else": "if True else"},
+        exchange.NAME,
+        "2 exchanges per update of 2 micro-batches",
+    ),
+    "exchange on every micro-batch, accelerate": Defect(
+        "accelerated",
+        {
+            "with accelerator.accumulate(model):": "if True:",
+            "            optimizer.step()\n            optimizer.zero_grad()": _EVERY_SECOND,
+        },
+        exchange.NAME,
+        "2 exchanges per update of 2 micro-batches",
+    ),
+    "upload in the clock": Defect(
+        "plain_ddp",
+        {_END_OF_CLOCK: _UPLOAD + _END_OF_CLOCK},
+        clock.NAME,
+        "were no step: network",
+        arguments="--notify {url}",
+    ),
+    "checkpoint in the clock": Defect(
+        "plain_ddp", {_END_OF_CLOCK: _SAVES + _END_OF_CLOCK}, clock.NAME, "were no step: checkpoint"
+    ),
+    "mean of means": Defect(
+        "plain_ddp",
+        {'reduction="sum")': 'reduction="mean")', "loss * world_size / num_targets": "loss / len(group)"},
+        loss_weights.NAME,
+        "have the same weight",
+    ),
+    "mean of means, by hand": Defect(
+        "plain_ddp",
+        {"loss * world_size / num_targets": "loss / (labels[:, 1:] != -100).sum() / len(group)"},
+        loss_weights.NAME,
+        "have the same weight",
+    ),
+    "labels = attention mask": Defect(
+        "plain_ddp",
+        {'labels = micro["labels"]': 'labels = micro["attention_mask"]'},
+        labels.NAME,
+        "are the attention mask",
+    ),
+    "labels = attention mask, Trainer": Defect(
+        "trainer",
+        {'"labels": input_ids.masked_fill(mask == 0, -100)': '"labels": mask'},
+        labels.NAME,
+        "are the attention mask",
+    ),
+    "epochs ignored": Defect(
+        "plain_ddp",
+        {"range(arguments.epochs)": "range(1)"},
+        epochs.NAME,
+        "epochs=2, and the script went through its data 1 time",
+    ),
+    "resume from a file that is not there": Defect(
+        "plain_ddp",
+        {"if arguments.resume:": "if os.path.exists(arguments.resume):"},
+        start_weights.NAME,
+        "resume=missing/last.pt is no file",
+        arguments="--resume missing/last.pt",
+    ),
+    "resume that loads nothing": Defect(
+        "plain_ddp",
+        {"model.load_state_dict(torch.load(arguments.resume))": _PREFIXED},
+        start_weights.NAME,
+        "holds none of its tensors",
+        arguments="--resume saved.pt",
+    ),
+    "two jobs appending to one file": Defect(
+        "plain_ddp",
+        {'"w" if epoch == 0 else "a"': '"a"'},
+        one_file.NAME,
+        "which 1proc wrote into before",
+        needs_baseline=True,
+    ),
+    "two ranks appending to one file": Defect(
+        "plain_ddp",
+        {
+            '"w" if epoch == 0 else "a"': '"a"',
+            "    if rank == 0:\n        torch.save": "    if True:\n        torch.save",
+        },
+        one_file.NAME,
+        "ranks 0, 1 append to",
+    ),
+    "global batch multiplied": Defect(
+        "plain_ddp",
+        {"8 // world_size // ACC": "8 // ACC"},
+        global_batch.NAME,
+        "16 samples per step, 1proc from 8, at the same learning rate",
+    ),
+    "wrapped baseline": Defect(
+        "plain_ddp",
+        {" if world_size > 1 else model": ""},
+        plain_baseline.NAME,
+        "wrapped by DistributedDataParallel",
+        needs_baseline=True,
+    ),
+    "other weights at the start": Defect(
+        "plain_ddp",
+        {"torch.manual_seed(0)": "torch.manual_seed(world_size)"},
+        same_start.NAME,
+        "3 of 3 tensors differ",
+    ),
+    "other rows": Defect(
+        "plain_ddp",
+        {"sampler = DistributedSampler(texts": _FEWER},
+        same_rows.NAME,
+        "from 24 different rows, that of 1proc from 48",
+    ),
+}

@@ -1,0 +1,117 @@
+"""Scripts under the observer in a second each: ranks forked from a process that has imported torch already.
+
+`python -m tests.auditing.forked_scripts` is that process: it takes one launch per line on its standard input and
+answers with the exit codes of the ranks. A rank runs the script as `__main__` with the environment that
+torchrun gives it; what the import hook does before is left out, and tests/auditing/test_command.py has it from
+outside, under torchrun.
+"""
+
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tasks.auditing.launched import Launched
+from tasks.auditing.rank_record import read_rank
+from tests.conftest import PROJECT
+
+
+class ForkedScripts:
+    """The process that forks; `close` ends it."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            cwd=PROJECT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def launch(self, words: list[str], *, cell: str, world_size: int, folder: Path) -> Launched:
+        """Run the script to its end on so many ranks, in `folder`; return what it left."""
+        work = folder / f"{cell}-{len(list(folder.glob(cell + '-*')))}"
+        work.mkdir(parents=True)
+        asked = {"words": words, "world_size": world_size, "work": str(work), "folder": str(folder)}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        codes: list[int] = json.loads(self._process.stdout.readline())
+        ranks = [read_rank(work / f"rank-{rank}.jsonl", rank) for rank in range(world_size)]
+        words_of_ranks = [(work / f"{rank}.log").read_text()[-2000:] for rank in range(world_size)]
+        return Launched(cell, work, ranks, max(codes, key=abs), "\n".join(words_of_ranks) if any(codes) else "")
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+
+def _serve() -> None:
+    import accelerate
+    import torch
+    import transformers
+
+    # Some are imported by their first use only.
+    assert all((accelerate.Accelerator, transformers.Trainer, transformers.Qwen2ForCausalLM, torch.distributed))
+    import ddp_compare_observer.around
+    import ddp_compare_observer.computed  # noqa: F401
+
+    answers = os.dup(1)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        pids = [_fork(asked, rank, port) for rank in range(asked["world_size"])]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        os.write(answers, (json.dumps(codes) + "\n").encode())
+
+
+def _fork(asked: dict[str, Any], rank: int, port: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        log = os.open(Path(asked["work"]) / f"{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        code = _run(asked, rank, port)
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _run(asked: dict[str, Any], rank: int, port: int) -> int:
+    """Run the script as this rank; return its exit code."""
+    import atexit
+
+    from ddp_compare_observer.arming import arm_when_torch_comes
+
+    os.chdir(asked["folder"])
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(asked["world_size"]), "LOCAL_WORLD_SIZE":
+        str(asked["world_size"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    sys.argv = asked["words"]
+    sys.path.insert(0, str(Path(asked["words"][0]).parent))
+    arm_when_torch_comes(asked["work"], rank=rank, heartbeat=None)
+    try:
+        runpy.run_path(asked["words"][0], run_name="__main__")
+        return 0
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        atexit._run_exitfuncs()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,162 @@
+"""`make audit` from outside: under torchrun, on scripts that nobody has prepared, well behaved and not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import PROJECT
+
+_STEPS = """
+import os, subprocess, sys, time
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+assert os.environ["BEFORE"] == "it was loaded"
+assert "DDP_COMPARE_AUDIT" not in os.environ
+assert os.environ["PYTHONPATH"] == sys.argv[2]
+print("told:", sys.argv[1])
+os.chdir("/")
+left = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+print("left:", left.pid, flush=True)
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+words = [[f"word{(row * 7 + at * (row % 5 + 1)) % 40}" for at in range(12)] for row in range(32)]
+rows = DataLoader(
+    words, batch_size=8 // world_size, sampler=DistributedSampler(words, seed=0),
+    collate_fn=lambda texts: torch.tensor([[1 + hash(word) % 500 for word in text] for text in texts]),
+)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Embedding(501, 8), torch.nn.Linear(8, 501))
+wrapped = torch.nn.parallel.DistributedDataParallel(model) if world_size > 1 else model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    for batch in rows:
+        wrapped(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+dist.barrier()
+sys.stdout.flush()
+os._exit(0)
+"""
+_HANGS = """
+import time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(50):
+    model(torch.ones(2, 4)).sum().backward()
+    if step == 3 and dist.get_rank() == 1:
+        time.sleep(600)
+    dist.barrier()
+    optimizer.step()
+"""
+_ENDLESS = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+epochs = 3
+while True:
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def _audit(folder: Path, script: str, **asked: str) -> "subprocess.CompletedProcess[str]":
+    (folder / "a script.py").write_text(script)
+    environment = {
+        **os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "FOLDER": str(folder), "LAUNCHES": "1",
+        "TMPDIR": str(folder), "INTERPRETER": sys.executable, **asked,
+    }  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "tasks.auditing"], cwd=folder, env=environment, text=True, capture_output=True
+    )
+
+
+def _read_output(folder: Path, name: str) -> str:
+    return "\n".join(file.read_text() for file in sorted(folder.glob(f".work/audits/*/*/logs/**/{name}")))
+
+
+@pytest.mark.slow
+def test_a_script_is_audited_from_outside_and_finds_its_process_as_it_left_it(tmp_path: Path) -> None:
+    own = tmp_path / "own path"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import os\nos.environ['BEFORE'] = 'it was loaded'\n")
+    path = f"{own}:{PROJECT}"
+    done = _audit(
+        tmp_path, _STEPS, SCRIPT=f"'a script.py' 'two words' '{path}'", CELLS="1,2", PYTHONPATH=path
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Same ids for the same text: 2proc: what is id" in done.stdout
+    assert "2proc: speedup withheld" in done.stdout
+    output = _read_output(tmp_path, "stdout.log")
+    assert output.count("told: two words") == 3
+    left = [int(line.partition(": ")[2]) for line in output.splitlines() if line.startswith("left: ")]
+    assert len(left) == 3
+    assert not any(_is_alive(pid) for pid in left)
+    page = (tmp_path / "reports" / "audit" / "index.html").read_text()
+    assert "What it does to the claim" not in page  # nothing of it can be counted
+    assert "PYTHONHASHSEED" in page
+    found = json.loads((tmp_path / "reports" / "audit" / "findings.json").read_text())["findings"]
+    verdicts = {gate["name"]: gate["verdict"] for gate in found}
+    assert verdicts["Same parameters on all ranks"] == verdicts["Exchanged once per update"] == "passed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "code", "says"),
+    [
+        ("for _ in range(2_000_000): print('x' * 30)", 2, "never imported torch"),
+        ("import sys; print('own words', file=sys.stderr); sys.exit(7)", 6, "rank 0 ended with exit code 7"),
+    ],
+)
+def test_what_is_no_training_costs_one_line_and_its_output_is_kept(
+    tmp_path: Path, script: str, code: int, says: str
+) -> None:
+    done = _audit(tmp_path, script, SCRIPT="'a script.py'", CELLS="1")
+    assert done.returncode == code
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("audit: ")
+    assert says in last
+    logs = list(tmp_path.glob(".work/audits/*/*/logs/**/*.log"))
+    assert 0 < sum(log.stat().st_size for log in logs) < 20_000_000
+    assert str(next(tmp_path.glob(".work/audits/*/*/logs")).relative_to(tmp_path)) in last
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_and_ended(tmp_path: Path) -> None:
+    done = _audit(tmp_path, _HANGS, SCRIPT="'a script.py'", CELLS="2", HANG_SECONDS="4")
+    assert done.returncode == 6
+    assert "rank 1 hangs in section" in done.stderr.strip().splitlines()[-1]
+    assert "time.sleep" in _read_output(tmp_path, "stderr.log") or "line 11" in _read_output(tmp_path, "stderr.log")
+    assert not [one for one in psutil.process_iter() if str(tmp_path) in " ".join(_read_words(one))]
+
+
+@pytest.mark.slow
+def test_a_script_without_end_is_ended_after_the_steps_that_were_asked_for(tmp_path: Path) -> None:
+    token = "hf_" + "a" * 30
+    done = _audit(tmp_path, _ENDLESS, SCRIPT=f"'a script.py' --token {token}", CELLS="1", STEPS="5")
+    assert done.returncode == 0, done.stderr
+    report = (tmp_path / "reports" / "audit" / "report.md").read_text()
+    assert "As many epochs as asked for" in report
+    assert token not in report + done.stdout + done.stderr
+
+
+def _read_words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _is_alive(pid: int) -> bool:
+    """Return whether a process still runs; who is dead may wait for its parent for a while."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -1,0 +1,153 @@
+"""Every known defect is found and named, and nothing is found where nothing is wrong: scripts of several styles."""
+
+import dataclasses
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.auditing.checks import QUESTIONS, ask_all
+from tasks.auditing.findings import data_wait, exchange, own_device, rows_of_its_own, start_weights
+from tasks.auditing.launched import Audit
+from tasks.auditing.request import parse_request
+from tasks.records.gate import Gate
+from tests.auditing.defects import DEFECTS
+from tests.auditing.forked_scripts import ForkedScripts
+
+SCRIPTS = Path(__file__).parent / "scripts"
+TOLD_BY_SECONDS = {data_wait.NAME, own_device.NAME}
+"""What a tiny script on a busy machine may really be: bound by its data, or by too few cores."""
+CORRECT = sorted(file.stem for file in SCRIPTS.glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedScripts]:
+    scripts = ForkedScripts()
+    yield scripts
+    scripts.close()
+
+
+@pytest.fixture(scope="module")
+def slow_server() -> Iterator[str]:
+    """The address of a server that takes its time with an upload."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            time.sleep(0.1)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def audit_script(forked: ForkedScripts, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Audit]:
+    def run(source: Path, arguments: str = "", *, folder: Path | None = None, baseline: Audit | None = None) -> Audit:
+        folder = folder or tmp_path_factory.mktemp(source.stem)
+        if source.parent != folder:
+            shutil.copy(source, folder)
+        request = parse_request({"SCRIPT": f"{source.name} {arguments}", "CELLS": "1,2", "FOLDER": str(folder)})
+        audit = Audit(request)
+        for cell, world_size in request.cells.items():
+            if cell == audit.baseline and baseline is not None:
+                audit.launches[cell] = baseline.launches[cell]
+                continue
+            launched = forked.launch(request.words_for(cell), cell=cell, world_size=world_size, folder=folder)
+            assert launched.exit_code == 0, launched.ending
+            assert all(rank.is_whole for rank in launched.ranks), [rank.lines.get("broken") for rank in launched.ranks]
+            audit.launches[cell] = [launched]
+        return audit
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def correct(audit_script: Callable[..., Audit]) -> Callable[[str], Audit]:
+    done: dict[str, Audit] = {}
+
+    def get(name: str) -> Audit:
+        if name not in done:
+            done[name] = audit_script(SCRIPTS / f"{name}.py")
+        return done[name]
+
+    return get
+
+
+def _list_failed(gates: list[Gate]) -> dict[str, str]:
+    return {gate.name: gate.compared for gate in gates if gate.verdict == "failed" and gate.name not in TOLD_BY_SECONDS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CORRECT)
+def test_nothing_is_found_in_a_correct_script(correct: Callable[[str], Audit], name: str) -> None:
+    gates = ask_all(correct(name))
+    assert _list_failed(gates) == {}
+    # What cannot be known says so.
+    found = [one for gate in gates for one in gate.findings if one.verdict == "not checked"]
+    assert all("not observable" in one.compared for one in found)
+
+
+@pytest.mark.slow
+def test_what_can_be_seen_of_a_correct_script_is_said_to_be_right(correct: Callable[[str], Audit]) -> None:
+    gates = {gate.name: gate for gate in ask_all(correct("plain_ddp"))}
+    unseen = {name for name, gate in gates.items() if gate.verdict == "not checked"}
+    # It is not told to go on from anything.
+    assert unseen == {start_weights.NAME}
+    assert gates[exchange.NAME].compared.startswith("2proc: 1 exchange per update of 2 micro-batches (1.00 times")
+    assert gates[rows_of_its_own.NAME].compared.startswith("2proc: 48 different rows among the 48")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(DEFECTS))
+def test_a_known_defect_is_found_and_named(
+    audit_script: Callable[..., Audit],
+    correct: Callable[[str], Audit],
+    tmp_path: Path,
+    slow_server: str,
+    name: str,
+) -> None:
+    defect = DEFECTS[name]
+    text = (SCRIPTS / f"{defect.script}.py").read_text()
+    for right, wrong in defect.edits.items():
+        assert text.count(right) == 1, right
+        text = text.replace(right, wrong)
+    script = tmp_path / f"{defect.script}.py"
+    script.write_text(text)
+    torch.save({"embedding.weight": torch.ones(100, 16), "head.weight": torch.ones(100, 16)}, tmp_path / "saved.pt")
+    baseline = None if defect.needs_baseline else correct(defect.script)
+    audit = audit_script(script, defect.arguments.format(url=slow_server), folder=tmp_path, baseline=baseline)
+    failed = _list_failed(ask_all(audit))
+    assert defect.found in failed
+    assert defect.says in failed[defect.found]
+    # It is said once, under its own name.
+    assert set(failed) == {defect.found}
+
+
+def test_every_question_has_a_defect_that_it_finds() -> None:
+    assert {defect.found for defect in DEFECTS.values()} == {one.NAME for one in QUESTIONS} - TOLD_BY_SECONDS
+    assert len({one.NAME for one in QUESTIONS}) == len(QUESTIONS)
+
+
+@pytest.mark.slow
+def test_a_script_that_never_steps_or_has_no_torch_is_not_observable(
+    correct: Callable[[str], Audit],
+) -> None:
+    audit = correct("by_hand")
+    launched = audit.first("2proc")
+    ranks = [dataclasses.replace(rank, steps=[]) for rank in launched.ranks]
+    empty = Audit(audit.request, {**audit.launches, "2proc": [dataclasses.replace(launched, ranks=ranks)]})
+    assert all(
+        "not observable" in one.compared for gate in ask_all(empty) for one in gate.findings if one.cell == "2proc"
+    )

@@ -1,0 +1,94 @@
+"""The figures of an audit's report, worked out by hand from a record that is made up."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.auditing.launched import Audit, Launched
+from tasks.auditing.page import make_document, tell_verdict
+from tasks.auditing.rank_record import RankRecord
+from tasks.auditing.request import Request
+from tasks.auditing.speed import compute_speeds
+from tasks.auditing.split import split_steps, sum_other_work
+from tasks.gates.checks import compute_standings
+from tasks.records.gate import CellFinding, Gate
+from tasks.reporting.html import render_html
+from tasks.reporting.markdown import render_markdown
+
+_REQUEST = Request(
+    words=("/there/train.py", "--name", "<b>"), folder=Path("/there"), cells={"1proc": 1, "2proc": 2}, python="python",
+    num_launches=3, most_steps=None, hang_seconds=600,
+)  # fmt: skip
+
+
+def _make_steps(num_steps: int, samples: int, **seconds: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "step": step,
+            "lr": [0.1],
+            "micros": [{"num_samples": samples, "shape": [samples, 5]}],
+            "num_collectives": 0,
+            "seconds": dict(seconds),
+        }
+        for step in range(1, num_steps + 1)
+    ]
+
+
+def _launch(cell: str, of_ranks: list[list[dict[str, Any]]]) -> Launched:
+    ranks = [RankRecord(rank, steps=steps, lines={"end": [{"seconds": {}}]}) for rank, steps in enumerate(of_ranks)]
+    return Launched(cell, Path(f"/work/{cell}"), ranks, 0)
+
+
+def _make_audit(num_launches: int = 3) -> Audit:
+    one = [_launch("1proc", [_make_steps(20, 8, forward=0.04, backward=0.06)]) for _ in range(num_launches)]
+    # The slowest rank of a step counts; a checkpoint and the observer don't.
+    fast = _make_steps(20, 4, forward=0.02, backward=0.03, checkpoint=1.0, observer=0.5)
+    slow = _make_steps(20, 4, forward=0.02, backward=0.06)
+    return Audit(_REQUEST, {"1proc": one, "2proc": [_launch("2proc", [fast, slow]) for _ in range(num_launches)]})
+
+
+def _make_gate(verdict: Any) -> Gate:
+    finding = CellFinding(cell="2proc", verdict=verdict, compared="2proc: 1 against 2", true_figure="half of it")
+    return Gate(name="Same global batch", question="Is it?", findings=[finding])
+
+
+def test_a_speedup_is_samples_per_second_of_the_slowest_rank_without_other_work() -> None:
+    base, two = compute_speeds(_make_audit())
+    assert base.step_seconds == pytest.approx(0.1)
+    assert base.samples_per_second == pytest.approx(8 / 0.1)
+    assert two.step_seconds == pytest.approx(0.08)
+    assert two.num_steps == 3 * 18  # a tenth of 20 is left out
+    assert two.speedup is not None
+    assert two.speedup.value == pytest.approx(0.1 / 0.08)
+    assert two.has_interval
+    # Karp and Flatt: (1/1.25 - 1/2) / (1 - 1/2) = 0.6 of a step does not get shorter.
+    assert two.expected == {4: pytest.approx(1 / (0.6 + 0.4 / 4)), 8: pytest.approx(1 / (0.6 + 0.4 / 8))}
+
+
+def test_two_launches_give_no_interval_and_the_report_says_so() -> None:
+    audit = _make_audit(2)
+    speeds = compute_speeds(audit)
+    assert not speeds[1].has_interval
+    told = tell_verdict([], speeds, compute_standings([], list(_REQUEST.cells)))
+    assert "2proc is 1.25x as fast, no interval" in told
+
+
+def test_the_time_split_is_the_mean_over_ranks_and_other_work_stands_apart() -> None:
+    launched = _make_audit().first("2proc")
+    assert split_steps(launched) == pytest.approx({"forward": 0.02, "backward": 0.045})
+    assert sum_other_work(launched) == pytest.approx(
+        {"checkpoint": 20.0, "evaluation": 0, "network": 0, "subprocess": 0, "observer": 10.0}
+    )
+
+
+@pytest.mark.parametrize("verdict", ["failed", "not checked", "passed"])
+def test_a_failed_finding_withholds_the_speedup_everywhere_on_the_page(verdict: str) -> None:
+    audit = _make_audit()
+    gates = [_make_gate(verdict)]
+    document = make_document(audit, gates, compute_speeds(audit), compute_standings(gates, list(_REQUEST.cells)))
+    page, text = render_html(document, {}), render_markdown(document)
+    assert ("1.25x" in text) is ("1.25x" in page) is (verdict != "failed")
+    assert ("half of it" in text) is (verdict == "failed")
+    assert ("– not observable" in text) is (verdict == "not checked")
+    assert "<b>" not in page.replace("<b class", "")  # of the script's arguments

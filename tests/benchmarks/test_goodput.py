@@ -1,0 +1,33 @@
+"""The score of predicted times to quality, by hand."""
+
+import json
+
+import pytest
+
+from benchmarks.goodput import Score, make_row, summarise
+from tasks.records.measurement import Estimate
+
+
+def score(predicted: float, measured: float | None) -> Score:
+    def near(value: float) -> Estimate:
+        return Estimate(value=value, low=value * 0.9, high=value * 1.1)
+
+    return Score(
+        comparison="c", cell="2big", batch=32, learning_rate=2e-3, noise_scale=64.0, target_loss=5.0,
+        speed_per_token=near(1.8), predicted=near(predicted), measured=measured, low=None, high=None, data=1.2,
+    )  # fmt: skip
+
+
+def test_errors_are_relative_to_what_was_measured_and_cells_without_a_time_have_none() -> None:
+    scores = [score(1.5, 1.4), score(1.5, 1.2), score(1.5, None)]
+    assert [one.error for one in scores] == [pytest.approx(1.5 / 1.4 - 1), pytest.approx(0.25), None]
+    told = summarise(scores)
+    assert told.startswith(
+        "1 of 3 cells did not come to the target in every seed. Of 2 predictions 1 are within 15.0 %"
+    )
+    # Root of the mean of ln(1.5 / 1.4)^2 and ln(1.25)^2.
+    assert "0.165" in told
+    assert make_row(scores[1])[-3:] == ["1.50x (1.35 to 1.65)", "1.20x", "+25.0 %"]
+    assert make_row(scores[1])[7] == "1.20x"
+    assert make_row(scores[2])[-2:] == ["not reached", "n/a"]
+    assert json.loads(json.dumps(scores[0].as_json()))["predicted"]["value"] == 1.5

@@ -1,0 +1,184 @@
+"""A training on two raylets of this machine that loses actors, ranks, raylets, stages and the head."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.trial import Trial
+from tests.flows.toy_project import wait_for
+from tests.ray_cluster import Cluster, find_own_address, two_raylets
+from tests.tiny import make_config, make_slice, make_tiny_model
+from tests.training.conftest import events_in
+
+SECONDS = 180.0
+_EVERY = 5
+_LEFT = ("-m training", "ray::NodeRanks", "launchers.driver")
+KILLED = {
+    "ray::NodeRanks": ") is lost: ",
+    "-m training": " was ended by signal 9",
+    "raylet/raylet": ") is lost: ",
+    "launchers.driver": "",
+    "gcs_server": "the head of the Ray cluster at {address} is lost: ",
+}
+"""What is killed: one process with these words, the newest or any -> what is said of it."""
+
+
+class RayTraining:
+    """A training in exact mode, with a checkpoint after every fifth step, and the weights that torchrun's has."""
+
+    def __init__(
+        self, folder: Path, cluster: Cluster, *, num_steps: int = 60, python: str = sys.executable
+    ) -> None:  # fmt: skip
+        """`python`: of the stage, of torchrun and of ranks on the first machine."""
+        self._folder, self.cluster, self._python = folder, cluster, python
+        rows = make_slice(folder / "rows", num_rows=8 * num_steps)
+        self._told = (make_tiny_model(folder / "model"), [rows])
+        self.run("torchrun", "torchrun")
+
+    def start(self, name: str, *where: str, **more: str) -> "subprocess.Popen[str]":
+        """Start a stage's part of it in the work folder `name`; on both raylets if nothing else is said."""
+        config = make_config(
+            self._folder / name, *self._told, exact=True, checkpoint_every_steps=_EVERY, world_size=2, strategy="ddp",
+            cell="many",
+        )  # fmt: skip
+        (self._folder / f"{name}.json").write_text(json.dumps(config))
+        self._stream(name).unlink(missing_ok=True)
+        command = [self._python, "-m", "tests.tasks.ranks.launchers.driver", str(self._folder / f"{name}.json")]
+        environment = {**os.environ, **self.cluster.environment, **self.cluster.mark, **more}
+        return subprocess.Popen(
+            [*command, *(where or ("ray", self.cluster.address, "2"))], env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def run(self, name: str, *where: str) -> None:
+        """Run it to its end."""
+        process = self.start(name, *where)
+        out, _ = process.communicate(timeout=2 * SECONDS)
+        assert process.returncode == 0, out[-4000:]
+
+    def begin(self, name: str, *where: str, **more: str) -> "subprocess.Popen[str]":
+        """Start it; return once it has saved what it can go on from later."""
+        process = self.start(name, *where, **more)
+        wait_for(
+            lambda: process.poll() is not None or self._count_steps(name) > _EVERY,
+            seconds=SECONDS, what="a checkpoint is saved",
+        )  # fmt: skip
+        assert process.poll() is None, process.communicate()[0][-4000:]
+        return process
+
+    def resumed_at(self, name: str) -> int | None:
+        """Return the step after which the last launch went on; None if it has not come so far."""
+        began = [one for one in events_in(self._stream(name)) if one["event"] == "segment_started"]
+        return int(began[0]["resumed_at_step"]) if began else None
+
+    def saved_at(self, name: str) -> int | None:
+        """Return a step that the last launch has saved for sure; None if it has not come so far."""
+        begun = self.resumed_at(name)
+        return None if begun is None else begun + _EVERY * max(0, (self._count_steps(name) - 1) // _EVERY)
+
+    def find_difference(self, name: str) -> str:
+        """Return what differs from torchrun's at the end: weights, or what ranks of any launch were told by names."""
+        found, wanted = self._read_facts(name), self._read_facts("torchrun")
+        problems = []
+        if set(found["parameter_checksums"]) != set(wanted["parameter_checksums"]):
+            problems.append("other weights than torchrun's")
+        told, wanted_told = ([one["environment"] for one in facts["settings"]] for facts in (found, wanted))
+        if any(one != wanted_told[0] for one in told):
+            problems.append(f"ranks were told {told}, torchrun's {wanted_told}")
+        return "; ".join(problems)
+
+    def _read_facts(self, name: str) -> dict[str, Any]:
+        (file,) = (self._folder / name / "segments").glob("*/segment.json")
+        facts: dict[str, Any] = json.loads(file.read_bytes())
+        return facts
+
+    def _stream(self, name: str) -> Path:
+        return self._folder / name / "steps.jsonl"
+
+    def _count_steps(self, name: str) -> int:
+        return sum(one["event"] == "step" for one in events_in(self._stream(name)))
+
+
+def kill_trials(
+    training: RayTraining, *, num_trials: int, choose: random.Random | None = None
+) -> Iterator[Trial]:  # fmt: skip
+    """Kill in turn what KILLED names, then go on; in the end on one machine, to torchrun's weights.
+
+    The newest process once a checkpoint is saved; with `choose` any of them, every other time at a random moment while
+    machines, files and ranks are made ready.
+    """
+    cluster, saved, found = training.cluster, 0, []
+    for number in range(num_trials):
+        killed = list(KILLED)[number % len(KILLED)]
+        for machine in (0, 1):
+            cluster.start(machine)
+        is_early = choose is not None and number // len(KILLED) % 2 == 1
+        if choose is not None and is_early:
+            process = training.start("many")
+            wait_for(partial(cluster.find, killed), seconds=SECONDS, what=f"{killed} is there")
+            time.sleep(choose.uniform(0, 5))
+        else:
+            process = training.begin("many")
+        problems = _find_lost(training, saved)
+        saved = max(saved, training.saved_at("many") or 0)
+        victims = cluster.find(killed)
+        victim = choose.choice(victims) if choose else victims[-1]
+        wrong, seconds = _strike(training, process, killed, victim, is_early=is_early)
+        found.append(("; ".join(filter(None, (problems, wrong))), seconds))
+        if killed == "gcs_server" or (killed == "raylet/raylet" and victim != victims[-1]):
+            cluster.stop(0)
+        if killed in ("gcs_server", "raylet/raylet"):
+            cluster.stop(1)
+    cluster.stop(1)
+    cluster.start(0)
+    training.run("many", "ray", cluster.address, "1")
+    at_the_end = (_find_lost(training, saved), training.find_difference("many"))
+    for each, seconds in found:
+        yield Trial(problem="; ".join(filter(None, (each, *at_the_end))), seconds_lost=seconds)
+
+
+def _strike(
+    training: RayTraining, process: "subprocess.Popen[str]", killed: str, victim: int, *, is_early: bool
+) -> tuple[str, float]:
+    """Kill the victim and wait for the end of all ranks; return what was wrong, and the seconds that it took."""
+    cluster, struck_at = training.cluster, time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    try:
+        out, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out = f"not ended within {SECONDS:.0f} s: {process.communicate()[0]}"
+    wait_for(
+        lambda: not any(map(cluster.find, _LEFT)), seconds=SECONDS, what=f"no rank is left after the end of {killed}"
+    )
+    says = KILLED[killed].format(address=cluster.address)
+    if not says:
+        is_right = process.returncode == -signal.SIGKILL
+    elif is_early:
+        # What is lost before there are ranks may as well be called a cluster that is not there.
+        is_right = process.returncode in (4, 6) and out.splitlines()[-1].startswith("driver: ")
+    else:
+        is_right = process.returncode == 6 and says in out
+    problem = "" if is_right else f"{killed}: exit code {process.returncode}, it said: {out[-1500:]}"
+    return problem, time.monotonic() - struck_at
+
+
+def _find_lost(training: RayTraining, saved: int) -> str:
+    stood_at = training.resumed_at("many")
+    return "" if stood_at is None or stood_at >= saved else f"went on at step {stood_at}, saved were {saved}"
+
+
+def ray_trials(root: Path, *, num_trials: int, seed: int = 3) -> Iterator[Trial]:
+    """Yield them on a cluster of their own."""
+    here, starts = find_own_address(), (subprocess.Popen, subprocess.Popen)
+    with two_raylets(root, addresses=(here, here), starts=starts) as cluster:
+        training = RayTraining(root, cluster, num_steps=24 * num_trials)
+        yield from kill_trials(training, num_trials=num_trials, choose=random.Random(seed))

@@ -1,0 +1,92 @@
+"""Goodput, against arithmetic by hand."""
+
+from typing import Any
+
+import pytest
+
+from tasks.records.measurement import Estimate
+from tasks.records.noise_scale import NoiseScale
+from tasks.reporting import drawing
+from tasks.reporting.document import make_document
+from tasks.reporting.goodput import (
+    Goodput,
+    GoodputPoint,
+    compute_data,
+    compute_data_factor,
+    describe_noise,
+    select_best,
+)
+from tasks.reporting.markdown import render_markdown
+from tasks.reporting.results import Results
+
+
+def noise(value: float | None, low: float = 0.0, high: float | None = None) -> NoiseScale:
+    facts: dict[str, Any] = {"range": "0-8", "epoch": 1, "squared_norm": 1.0, "trace": 1.0}
+    return NoiseScale(**facts, value=value, low=low, high=high, num_batches=16, batch_size=16, num_parts=4)
+
+
+def point(world_size: int, batch: int, speedup: float) -> GoodputPoint:
+    one = Estimate(value=1.0, low=1.0, high=1.0)
+    found = Estimate(value=speedup, low=speedup - 0.1, high=speedup + 0.1)
+    return GoodputPoint(
+        world_size=world_size, global_batch_size=batch, throughput=one, is_measured=False, data=one, speedup=found
+    )
+
+
+def test_a_batch_at_the_noise_scale_needs_twice_the_samples_of_the_smallest() -> None:
+    # McCandlish et al. 2018, equation 2.11: samples / fewest samples = 1 + batch / noise scale.
+    assert compute_data_factor(100.0, 100, 0) == 2.0
+    assert compute_data_factor(48.0, 64, 16) == pytest.approx((48 + 64) / (48 + 16))
+    assert compute_data_factor(0.0, 64, 16) == 4.0, "without noise every step of a larger batch is as good as before"
+    assert compute_data_factor(None, 64, 16) == 1.0
+
+
+def test_segments_count_by_their_samples_and_noise_at_both_their_ends() -> None:
+    start, middle, end = noise(16, 8, 32), noise(48, 16, None), noise(None, 16, None)
+    found = compute_data([(0.25, start, middle), (0.75, middle, end)], 32, 16)
+    assert found.value == pytest.approx(0.25 * (48 / 32 + 80 / 64) / 2 + 0.75 * (80 / 64 + 1) / 2)
+    assert found.high == pytest.approx(0.25 * (40 / 24 + 48 / 32) / 2 + 0.75 * (48 / 32 + 48 / 32) / 2)
+    assert found.low == pytest.approx(0.25 * (64 / 48 + 1) / 2 + 0.75)
+
+
+def test_of_points_that_are_as_soon_the_one_with_the_fewest_ranks_and_the_smallest_batch_is_named() -> None:
+    points = [point(1, 16, 1.0), point(4, 64, 2.5), point(4, 32, 2.52), point(8, 64, 2.54), point(2, 16, 1.9)]
+    best = select_best(points)
+    assert best is not None
+    assert (best.world_size, best.global_batch_size) == (4, 32)
+    assert select_best([]) is None
+
+
+def test_the_chart_and_the_section_name_the_best_point(measured_results: Results) -> None:
+    points = [point(1, 32, 1.1), point(2, 16, 1.6), point(2, 32, 1.9), point(2, 64, 1.7)]
+    goodput = Goodput(
+        noise_scales=[noise(None, 8.0), noise(40.0, 30.0, 60.0)], mean_noise_scale=40.0, own_batch_size=16,
+        points=points, best=select_best(points),
+    )  # fmt: skip
+    results = measured_results.model_copy(update={"goodput": goodput})
+    chart = drawing.find_charts()["goodput"]
+    svg = drawing.draw_svg("goodput", chart, results)
+    assert all(word in svg for word in ("1 rank", "2 ranks", "best", "samples per optimizer step"))
+    assert "1.90x (1.80 to 2.00) at a batch of 32" in drawing.make_caption(chart, results)
+    said = render_markdown(make_document(results))
+    assert "Predicted: 2 ranks at a batch of 32 give 1.00x the tokens per second" in said
+    assert "Your batch of 16 is 2.50x below the gradient noise scale of 40.0 samples" in said
+    assert "n/a (8.00 to no end)" in said
+    assert "How much sooner is an equally good model there?" in said
+
+
+@pytest.mark.parametrize(
+    ("mean", "told"),
+    [
+        (
+            64.0,
+            "Your batch of 16 is 4.00x below the gradient noise scale of 64.0 samples: twice the batch costs 20.0 %",
+        ),
+        (4.0, "Your batch of 16 is 4.00x above the gradient noise scale of 4.00 samples: twice the batch costs 80.0 %"),
+        (0.0, "Your batch of 16 is far above the gradient noise scale of 0 samples: twice the batch costs 100.0 %"),
+        (None, "Noise hides the gradient even in batches far larger than 16"),
+    ],
+)
+def test_the_batch_is_told_against_the_noise_with_what_growing_it_costs(mean: float | None, told: str) -> None:
+    found = describe_noise(Goodput(noise_scales=[], mean_noise_scale=mean, own_batch_size=16))
+    assert found.startswith(told)
