@@ -18,7 +18,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup extras compare rebench report diff use params audit search rehearse fit mlflow serve check lint types imports licences test test-fast emulate nodes-demo museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
+.PHONY: help setup extras compare rebench report gallery diff use params audit search rehearse fit mlflow serve check lint types imports licences test test-fast emulate nodes-demo museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
@@ -59,6 +59,11 @@ fit: $(READY)  ## Leave out the cells that would not fit, and list them with the
 report: $(READY)  ## Render the report again from reports/results.json, without training
 	@python -m tasks.report --from-results reports/results.json --reports reports
 
+gallery: $(READY)  ## Render the examples of docs/gallery again, from their results.json
+	@for results in docs/gallery/*/results.json; do
+	  python -m tasks.report --from-results "$$results" --reports "$${results%/*}"
+	done
+
 diff: $(READY)  ## Two results.json side by side, also as reports/diff.html: make diff A=... B=...
 	@python -m tasks.reporting.diff "$${A-}" "$${B-}" --page reports/diff.html
 
@@ -78,7 +83,7 @@ clean:  ## Remove everything that a comparison made; asks first
 
 ##@ Look: at runs, at schedules, and at what scaling looks like
 
-mlflow: $(READY)  ## Open the MLflow UI on http://127.0.0.1:5000
+mlflow: $(READY)  ## Open the runs in MLflow, on http://127.0.0.1:5000/runs
 	@python -m tasks.services.tracker_ui
 
 serve: $(READY)  ## Serve the deployments ddp-compare and rebench (weekly), until Ctrl-C

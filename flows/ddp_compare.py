@@ -1,13 +1,16 @@
 """The flow: the stages of dvc.yaml in their order, each a task run, and the report as an artifact."""
 
+import base64
 import json
+import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from prefect import State, flow
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.artifacts import create_markdown_artifact
 from prefect.runtime import deployment
 from prefect.states import Completed, Failed
 
@@ -16,8 +19,9 @@ from flows.outage import tolerate_outage
 from flows.pipeline import list_stages
 from flows.rebench import make_trial_environment, require_no_regression
 from flows.run_log import set_up_flow_log
-from flows.running import end_abandoned_runs, mark_running, tag_run
+from flows.running import end_abandoned_runs, mark_running, name_run
 from tasks.params import Params, load_params
+from tasks.params.presets import use_preset
 from tasks.process.failure import ExitCode, StageError
 from tasks.process.lock import lock_workspace
 from tasks.process.parent import end_with_parent
@@ -31,10 +35,11 @@ outcome: list[State[Any]] = []
 
 
 @flow(name="ddp-compare", persist_result=False)
-def ddp_compare(rebench: bool = False) -> State[Any]:
+def ddp_compare(rebench: bool = False, preset: str | None = None) -> State[Any]:
     """Is N-GPU training faster than 1-GPU training, by how much, and is it still the same training?
 
-    `rebench` measures the speed again even if nothing has changed, and fails if a cell has become slower.
+    `rebench` measures the speed again even if nothing has changed, and fails if a cell has become slower. `preset`, the
+    name of a file in presets/, is made the active comparison first, as `make use` does.
     """
     set_up_flow_log()
     is_served, parent = bool(deployment.id), os.getppid()
@@ -44,7 +49,7 @@ def ddp_compare(rebench: bool = False) -> State[Any]:
         end_abandoned_runs()
     mark_running()
     try:
-        outcome.append(_compare(rebench=rebench))
+        outcome.append(_compare(rebench=rebench, preset=preset))
     finally:
         if is_served and os.getppid() != parent:
             # The training has saved and ended. Prefect would ask a server for a minute that mostly ended with the
@@ -53,11 +58,13 @@ def ddp_compare(rebench: bool = False) -> State[Any]:
     return outcome[-1]
 
 
-def _compare(*, rebench: bool) -> State[Any]:
+def _compare(*, rebench: bool, preset: str | None) -> State[Any]:
     try:
-        params = load_params()
         with lock_workspace("a flow run of Prefect"):
-            tag_run("ddp-compare", params.name)
+            if preset is not None:
+                logging.getLogger(__name__).info("%s", use_preset(preset))
+            params = load_params()
+            name_run(params.name, "ddp-compare", params.name)
             run_stages(params, rebench=rebench)
             if rebench:
                 require_no_regression(RESULTS)
@@ -91,16 +98,22 @@ def run_stages(params: Params, *, rebench: bool = False) -> None:
 
 
 def show_report() -> None:
-    """Put the report into the Prefect UI, where every run shows the one that it left, and where its page is."""
+    """Put the report with its charts into the Prefect UI, where every run shows the one that it left."""
     with tolerate_outage(f"the report is in {REPORT_PAGE} alone"):
         create_markdown_artifact(
-            REPORT.read_text(encoding="utf-8"),
+            show_charts(REPORT.read_text(encoding="utf-8"), REPORT.parent),
             key="ddp-compare-report",
-            description=f"With its charts: {REPORT_PAGE.resolve()}",
+            description=f"The page, on the machine that made it: {REPORT_PAGE.resolve()}",
         )
-        create_link_artifact(
-            REPORT_PAGE.resolve().as_uri(),
-            link_text=f"{REPORT_PAGE.resolve()}",
-            key="ddp-compare-page",
-            description="The report with its charts, on the machine that made it.",
-        )
+
+
+def show_charts(markdown: str, folder: Path) -> str:
+    """Return the report with each chart that it links to as an image inside it: the page of Prefect has no files."""
+
+    def show(link: re.Match[str]) -> str:
+        if not (file := folder / link["file"]).is_file():
+            return link[0]
+        image = base64.b64encode(file.read_bytes()).decode()
+        return f"![{link['title']}](data:image/svg+xml;base64,{image}) {link['title']}"
+
+    return re.sub(r"\[(?P<title>[^\]]*)\]\((?P<file>charts/[a-z_]+\.svg)\)", show, markdown)

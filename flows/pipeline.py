@@ -15,10 +15,9 @@ from dvc.repo import Repo
 
 from flows.child import make_environment, run_child
 from tasks.process.parent import STARTER
+from tasks.reporting.provenance import STAGE_SECONDS
 
 DVC_LOCK = Path("dvc.lock")
-SECONDS = Path(".work/stage_seconds.json")
-"""How long each stage took when it last ran here."""
 _ALWAYS = ["always changed"]
 _CACHED = "cached, nothing has changed"
 _UNCHANGED = "done, with the same result as before"
@@ -47,14 +46,14 @@ def tell_plan(stages: list[str], changes: Mapping[str, list[str]]) -> str:
 
 def remember_seconds(stage: str, seconds: float) -> None:
     """Keep how long the stage took, for the next plan."""
-    SECONDS.parent.mkdir(exist_ok=True)
-    SECONDS.write_text(json.dumps({**_read_seconds(), stage: round(seconds, 1)}) + "\n", encoding="utf-8")
+    STAGE_SECONDS.parent.mkdir(exist_ok=True)
+    STAGE_SECONDS.write_text(json.dumps({**_read_seconds(), stage: round(seconds, 1)}) + "\n", encoding="utf-8")
 
 
 def _read_seconds() -> dict[str, float]:
     """Return what is known; nothing where the file is not whole, which the next stage mends."""
     with contextlib.suppress(OSError, ValueError):
-        told = json.loads(SECONDS.read_bytes())
+        told = json.loads(STAGE_SECONDS.read_bytes())
         return {stage: float(told[stage]) for stage in told}
     return {}
 

@@ -54,10 +54,12 @@ def _is_alive(file: Path) -> bool:
     return False
 
 
-def tag_run(*tags: str) -> None:
-    """Add tags to this flow run, however it was started."""
-    with tolerate_outage("this run has no tags"), get_client(sync_client=True) as client:
-        client.update_flow_run(flow_run.id, tags=sorted({*flow_run.tags, *tags}))
+def name_run(comparison: str, *tags: str) -> None:
+    """Name this flow run after the comparison, and add tags to it, however it was started."""
+    # Prefect's own name stays behind it, by which two runs of a comparison are told apart.
+    name = f"{comparison}, {flow_run.name}"
+    with tolerate_outage("this run has Prefect's own name"), get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, name=name, tags=sorted({*flow_run.tags, *tags}))
 
 
 def end_abandoned_runs() -> None:

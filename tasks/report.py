@@ -19,7 +19,10 @@ from tasks.reporting.document import make_document
 from tasks.reporting.history_file import add_history
 from tasks.reporting.html import render_html
 from tasks.reporting.markdown import render_markdown
+from tasks.reporting.provenance import Provenance, collect_provenance, draw_badge, tell_badge
 from tasks.reporting.results import Results, read_results, write_results
+from tasks.reporting.timeline import write_timelines
+from tasks.reporting.verdict import name_state, sort_by_merit
 from tasks.services.tracker import log_report
 
 _INPUTS = ("raw", "base_model", "slices", "measurements", "runs", "evaluation", "machine")
@@ -27,10 +30,12 @@ _INPUTS = ("raw", "base_model", "slices", "measurements", "runs", "evaluation", 
 logger = logging.getLogger(__name__)
 
 
-def make_report(outputs: Outputs, reports: Path) -> Results:
+def make_report(outputs: Outputs, reports: Path, provenance: Provenance | None = None) -> Results:
     """Check the gates, write all files of the report, and return what results.json holds."""
     results = add_history(collect_results(outputs), outputs, reports / "history.csv")
+    results = results.model_copy(update={"provenance": provenance})
     write_report(results, reports)
+    write_timelines(reports / "timelines", outputs.measurement.timelines if outputs.measurement else {})
     data_files.write_metrics(reports / "metrics.json", results)
     data_files.write_epochs(reports / "epochs.csv", results)
     data_files.write_losses(reports / "losses.csv", outputs)
@@ -47,6 +52,9 @@ def write_report(results: Results, reports: Path) -> None:
     for file in (reports / "charts").iterdir():
         if file.suffix != ".svg" or file.stem not in svgs:
             file.unlink()
+    best = next(iter(sort_by_merit(results)), None)
+    told = tell_badge(best.speedup, best.measured_speedup) if best else tell_badge(None, None)
+    data_files.write_text(reports / "badge.svg", draw_badge(name_state(results), told))
     document = make_document(results)
     data_files.write_text(reports / "index.html", render_html(document, svgs))
     data_files.write_text(reports / "report.md", render_markdown(document))
@@ -85,7 +93,7 @@ def _main() -> None:
         outputs = read_outputs(params, **{name: getattr(arguments, name) for name in _INPUTS})
         # Before and after: the history takes a record in between, and large files are read when they are needed.
         snapshot.require_unchanged()
-        results = make_report(outputs, reports)
+        results = make_report(outputs, reports, collect_provenance(params))
         snapshot.require_unchanged()
         if results.history is not None:
             logger.info("history: %s", results.history.summary)

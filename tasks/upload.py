@@ -204,6 +204,8 @@ def _make_card(params: Params, results: Results, cell: str, checkpoints: list[st
         base_model=_find_hub_id(model.source),
         dataset=_find_hub_id(dataset.source),
         dataset_name=f"{dataset.label}, held-out rows {results.quality.heldout}",
+        dataset_split=params.dataset.split if dataset.commit else None,
+        dataset_revision=dataset.commit,
         license_id=model.license if _find_hub_id(model.source) else None,
         metrics=collect_metrics(results, cell, revision),
         task=_name_task(params.workload),

@@ -66,7 +66,6 @@ class Workspace:
         (folder / ".dvc").mkdir()
         for name in ("config", ".gitignore"):
             shutil.copy(project / ".dvc" / name, folder / ".dvc" / name)
-        shutil.copytree(project / ".dvc" / "plots", folder / ".dvc" / "plots")
         subprocess.run(["git", "init", "-q", "."], cwd=folder, check=True)
         workspace = cls(folder, programs=programs)
         workspace.change(changes)

@@ -31,7 +31,7 @@ from tasks.process.failure import DistributedError, PreemptedError, ResourceErro
 from tasks.process.progress import show_progress
 from tasks.ranks.cell_ranks import find_nodes
 from tasks.records.fingerprint import MachineFile
-from tasks.records.measurement import Advice, MeasurementFile, Prediction, Waterfall
+from tasks.records.measurement import Advice, MeasurementFile, Prediction, RankTimeline, Waterfall
 from tasks.records.sources import BaseModelManifest
 from tasks.strategies import find_profile, list_unavailable
 from training.record.segment_facts import RankDevice
@@ -81,7 +81,8 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         workers = stack.enter_context(open_workers(session.configs, launchers=launchers, nodes=nodes, stop=stop))
         observed = observe_memory(session, workers) if params.measure.memory else {}
         bench = Bench(workers, seed=params.train.seed, meter=meter, holds_all=holds_all)
-        with show_progress("measuring, blocks", None) as advance:
+        seconds = comparison.max_seconds + (comparison.waterfall_seconds if comparison.spreading else 0.0)
+        with show_progress("measuring, blocks", None, seconds=seconds) as advance:
             measured = measure_speed(session.comparison, bench, advance=advance)
         arms = compute_arm_speeds(session.comparison, bench, measured, session.arithmetic)
         devices = {
@@ -92,6 +93,8 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         }
         waits = _collect_waits(comparison, bench, params)
         more = _predict_and_advise(session, bench, workers, measured, fits, stop)
+        # Last: nothing is timed after it, and what it may break is not needed any more.
+        timelines = _record_timelines(comparison, bench, workers, more.left_out)
     headline = measured.headline
     shares = [block.others_share for blocks in headline.trials.blocks.values() for block in blocks]
     known = [share for share in shares if share is not None]
@@ -117,12 +120,30 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
         ranges=[part.name for part in session.rows],
         memory=rehearse_memory(session, observed),
         waits=waits,
+        timelines=timelines,
         devices_of_starts=devices,
         settings=settings,
         left_out=_explain_no_waterfall(comparison)
         + _collect_unavailable(params, {one.cell for one in measured.waterfalls})
         + more.left_out,
     )
+
+
+def _record_timelines(
+    comparison: TimedComparison, bench: Bench, workers: Mapping[str, Workers], left_out: list[str]
+) -> dict[str, list[RankTimeline]]:
+    """Return what each rank of each cell does in one step; what cannot be recorded is added to `left_out`."""
+    found = {}
+    for arm in comparison.trained:
+        try:
+            bench.make_ready(arm)
+            answers = workers[arm.cell].ask("timeline", variant=dict(arm.variant), doing=f"recording {arm.name}")
+            found[arm.cell] = [RankTimeline.model_validate(answer) for answer in answers]
+        except (DistributedError, ResourceError, ValueError) as error:
+            left_out.append(f"The timeline of {arm.cell} was left out: {error}.")
+            _log.warning("%s", left_out[-1])
+            break
+    return found
 
 
 def _compute_slowed_share(headline: Headline) -> float | None:

@@ -15,21 +15,34 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 @contextlib.contextmanager
-def show_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with the number of items done since its last call; `total` None: nobody knows yet."""
+def show_progress(what: str, total: int | None, *, seconds: float | None = None) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with the number of items done since its last call; `total` None: nobody knows yet.
+
+    `seconds`: what the work is given, where that and no number of items ends it.
+    """
     is_terminal = sys.stderr.isatty()
-    next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+    started = time.monotonic()
+    next_line = started + _SECONDS_BETWEEN_LINES
     done = 0
 
     def advance(count: int) -> None:
         nonlocal next_line, done
         done += count
-        progress.update(bar, completed=done)
+        spent = time.monotonic() - started
+        if seconds is None:
+            progress.update(bar, completed=done)
+            end = "" if total is None else f" of {total}"
+        else:
+            progress.update(bar, completed=min(spent, seconds), description=f"{what}: {done}")
+            end = (
+                f", about {seconds - spent:.0f} s left" if spent < seconds else f", past the {seconds:.0f} s asked for"
+            )
         if not is_terminal and time.monotonic() >= next_line:
             next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-            _log.info("%s: %d%s", what, done, f" of {total}" if total is not None else "")
+            _log.info("%s: %d%s", what, done, end)
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    counted = (MofNCompleteColumn(),) if seconds is None else ()
+    columns = (TextColumn("{task.description}"), BarColumn(), *counted, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not is_terminal, transient=True) as progress:
-        bar = progress.add_task(what, total=total)
+        bar = progress.add_task(what, total=total if seconds is None else seconds)
         yield advance

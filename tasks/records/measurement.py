@@ -7,7 +7,7 @@ Seconds are of one optimizer step, the slowest rank's, unless a name says otherw
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from tasks.records.blocks import BLOCKS_FILE, ArmBlocks, read_blocks, write_blocks
 from tasks.records.facts import Record
@@ -329,6 +329,19 @@ class Preflight(Record):
     """What was looked at."""
 
 
+class RankTimeline(Record):
+    """What a rank did in one step, by torch's profiler, whose own time is in it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    started_at_ns: int
+    """Nanoseconds since 1970, by its machine's clock."""
+    events: list[tuple[str, str, float, float]]
+    """(name, where: exchange, device or host and its thread, start in microseconds after that, microseconds)."""
+    num_left_out: int
+    """Shorter events that are not among them."""
+
+
 class Measurement(Record):
     """All that was measured before training."""
 
@@ -390,6 +403,8 @@ class MeasurementFile(Measurement, StageFile):
     """What was done in every block; in a file of its own beside this one."""
     blocks_sha256: str = ""
     """Of that file, as it was written; empty in one of an earlier version."""
+    timelines: dict[str, list[RankTimeline]] = Field(default_factory=dict)
+    """Cell -> what each rank did in one step; empty in a file of an earlier version."""
     ranges: list[str] = Field(default_factory=list)
     """The ranges whose rows were timed."""
     devices_of_starts: dict[str, list[list[RankDevice]]] = Field(default_factory=dict)

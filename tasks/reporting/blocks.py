@@ -63,6 +63,13 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class Links:
+    """Files beside the report: (name, where from the report's folder, what it is)."""
+
+    links: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
 class Terms:
     """Word -> what it means; every table's heading that is such a word leads here."""
 
@@ -111,11 +118,17 @@ def tabulate(
 
 @dataclass(frozen=True)
 class ShownChart:
-    """A drawing of charts/, and in words what it shows."""
+    """A drawing of charts/, how to read it, and in words the figures that it shows."""
 
     name: str
     title: str
     caption: str
+    figures: str = ""
+
+    @property
+    def told(self) -> str:
+        """All of it in words, for who does not see it."""
+        return f"{self.caption} {self.figures}".strip()
 
 
 @dataclass(frozen=True)
@@ -152,7 +165,7 @@ class Fold:
     is_open: bool = False
 
 
-Block = Text | Heading | Items | KeyFigures | Answers | Facts | Terms | Table | Charts | Code | Quotes | Fold
+Block = Text | Heading | Items | KeyFigures | Answers | Facts | Links | Terms | Table | Charts | Code | Quotes | Fold
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,15 @@ from tasks.reporting.accuracy import compute_time_to_accuracy, list_accuracies
 from tasks.reporting.cell_results import CellResults, Figures, Spread
 from tasks.reporting.chaos import compute_chaos
 from tasks.reporting.cost import compute_cost
+from tasks.reporting.evidence import collect_paired_blocks, collect_residuals
 from tasks.reporting.goodput import compute_goodput
 from tasks.reporting.quality import HeldoutCurve, ModelQuality, Quality
 from tasks.reporting.results import LossCurve, Results
 from tasks.reporting.straggler import find_slowest_rank
 from tasks.reporting.time_to_loss import compute_time_to_loss
 from tasks.reporting.time_to_quality import compute_time_to_quality
-from tasks.reporting.verdict import make_label, make_verdict
+from tasks.reporting.timeline import collect_timelines
+from tasks.reporting.verdict import make_label, make_verdict, name_state
 
 Value = TypeVar("Value")
 
@@ -68,11 +70,16 @@ def collect_results(outputs: Outputs) -> Results:
         quality=_collect_quality(outputs),
         loss_curves=[_collect_loss_curve(cell, run) for cell, run in outputs.runs.items()],
         measurement=measurement,
+        paired_blocks=collect_paired_blocks(outputs.measurement, withheld) if outputs.measurement else [],
+        residuals=collect_residuals(outputs.measurement, measurement.waterfalls)
+        if outputs.measurement and measurement
+        else [],
+        timelines=collect_timelines(outputs.measurement.timelines) if outputs.measurement else [],
         cost=compute_cost(outputs, given, measurement) if given else None,
         time_to_quality=compute_time_to_quality(outputs, found),
         goodput=compute_goodput(outputs, measurement),
     )
-    return results.model_copy(update={"verdict": make_verdict(results)})
+    return results.model_copy(update={"verdict": make_verdict(results), "state": name_state(results)})
 
 
 def _collect_comparison(outputs: Outputs) -> ComparisonFacts:

@@ -39,6 +39,7 @@ def collect_metrics(results: Results) -> dict[str, Any]:
         if model.accuracy_tokens is not None:
             cells[name]["heldout_accuracy_tokens"] = model.accuracy_tokens
     gates = {
+        "state": results.state,
         "passed": verdicts.count("passed"),
         "failed": verdicts.count("failed"),
         "not_checked": verdicts.count("not checked"),

@@ -9,11 +9,10 @@ from tasks.reporting.blocks import (
     Charts,
     Document,
     Fold,
+    Links,
     PageSection,
-    ShownChart,
     Table,
     Terms,
-    Text,
     list_blocks,
 )
 from tasks.reporting.results import Results
@@ -33,6 +32,7 @@ from tasks.reporting.sections import (
     not_claimed,
     prediction,
     preflight,
+    provenance,
     quality,
     speed,
     trust,
@@ -41,22 +41,28 @@ from tasks.reporting.sections import (
 
 SECTIONS: Sequence[SectionFile] = (
     verdict, losses, advice, prediction, batch, memory, gates, trust, quality, cost, history, speed, compared,
-    preflight, measured, not_claimed, glossary,
+    preflight, measured, provenance, not_claimed, glossary,
 )  # fmt: skip
 """In the order of the report: what was asked first, then what stands behind it."""
-_FOLDED = (speed, compared, preflight, measured, not_claimed, glossary)
+_FOLDED = (speed, compared, preflight, measured, provenance, not_claimed, glossary)
 """What stands behind the answers, for who wants to know."""
 
-_FILES = (
-    "Machine-readable: results.json (everything), blocks.parquet, epochs.csv, losses.csv, metrics.json; the charts "
-    "alone: charts/."
+_FILES = Links(
+    [
+        ("results.json", "results.json", "everything that stands here, for machines"),
+        ("blocks.parquet", "blocks.parquet", "every timed block as it ran; `make reanalyse` works from it"),
+        ("epochs.csv", "epochs.csv", "seconds, tokens and loss of every epoch"),
+        ("losses.csv", "losses.csv", "the loss of every optimizer step"),
+        ("report.md", "report.md", "the same report for a terminal"),
+        ("charts/", "charts/", "the charts as SVG files"),
+    ]
 )
 
 
 def make_document(results: Results) -> Document:
     """Return the report of these results, for every renderer."""
     charts = [
-        (chart.SECTION, ShownChart(name, chart.TITLE, drawing.make_caption(chart, results)))
+        (chart.SECTION, drawing.show_chart(name, chart, results))
         for name, chart in drawing.select_charts(results).items()
     ]
 
@@ -80,8 +86,15 @@ def make_document(results: Results) -> Document:
         summary=results.verdict,
         lead=verdict.make_lead(results),
         sections=[replace(one, blocks=[_keep_words(block, words) for block in one.blocks]) for one in sections],
-        end=[Text(_FILES)],
+        end=[Fold("Files beside this page", [_list_files(results)])],
     )
+
+
+def _list_files(results: Results) -> Links:
+    """Return the files beside the page, with a trace of one step of each cell where one was recorded."""
+    what = "one step of {}, rank by rank: open it in ui.perfetto.dev or chrome://tracing"
+    traces = [(one.file, one.file, what.format(one.cell)) for one in results.timelines]
+    return Links([*_FILES.links, *traces])
 
 
 def _keep_words(block: Block, words: set[str]) -> Block:

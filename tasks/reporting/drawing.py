@@ -1,11 +1,15 @@
 """Charts as SVG: one palette for light and dark, text that stays text, the same bytes for the same results."""
 
 import functools
+import json
+import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast
 
 from tasks.process import wording
+from tasks.reporting.blocks import ShownChart
 from tasks.reporting.results import Results
 from training.registry import import_file
 
@@ -15,6 +19,9 @@ _CHARTS = Path(__file__).with_name("charts")
 _WIDTH_INCHES, _HEIGHT_INCHES = 4.7, 3.2
 _DPI = 72.0
 _MOST_NAMES = 12
+_MOST_HOVER_POINTS = 80
+_HOVER = "hover-"
+"""Begins the id that matplotlib writes for an artist with hover texts, which follow as JSON in hexadecimal digits."""
 
 # matplotlib draws with these stand-ins; in the SVG each becomes a CSS variable, so that a page can set light and dark.
 INK, MUTED, GRID = "#010101", "#010102", "#010103"
@@ -50,11 +57,14 @@ class Chart(Protocol):
     SECTION: str
     """Where in the report it stands: the `slot` of a Charts block, such as speed, training or losses."""
 
+    CAPTION: str
+    """How to read it, without a figure."""
+
     def is_shown(self, results: Results) -> bool:
         """Return whether there is anything to draw; a chart without is left out."""
 
     def describe_chart(self, results: Results) -> str:
-        """Return in words what the chart shows, numbers included."""
+        """Return in words the figures that the chart shows, for who does not see it."""
 
     def draw(self, results: Results, axes: Axes) -> None:
         """Draw the results; both axes get a label with a unit."""
@@ -93,6 +103,18 @@ def add_legend(axes: Axes, *, columns: int = 4) -> None:
     axes.figure.legend(handles[:_MOST_NAMES], labels[:_MOST_NAMES], loc="outside lower center", ncols=columns)
 
 
+def add_hover(artist: Any, *texts: str) -> None:
+    """Let a reader who points at the artist see a text: one for all of it, or one for each of its points in order."""
+    artist.set_gid(_HOVER + json.dumps(texts).encode().hex())
+
+
+def add_hover_points(axes: Axes, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str]) -> None:
+    """Let a reader who points at a line see the texts of its points; of many points of some, evenly spread."""
+    every = max(1, math.ceil(len(xs) / _MOST_HOVER_POINTS))
+    (points,) = axes.plot(xs[::every], ys[::every], linestyle="none", marker="o", markersize=8, color=INK, alpha=0)
+    add_hover(points, *texts[::every])
+
+
 def set_height(axes: Axes, inches: float) -> None:
     """Make the chart higher or lower than the others."""
     figure = axes.get_figure(root=True)
@@ -106,17 +128,26 @@ def shorten(name: str, most: int = 16) -> str:
 
 
 def make_caption(chart: Chart, results: Results) -> str:
-    """Return in words what the chart shows, or why it shows nothing."""
-    if _is_withheld(chart, results):
-        return f"Withheld: {_explain_withheld(results)}."
-    return chart.describe_chart(results)
+    """Return how to read the chart, or why it shows nothing."""
+    return f"Withheld: {_explain_withheld(results)}." if _is_withheld(chart, results) else chart.CAPTION
+
+
+def tell_figures(chart: Chart, results: Results) -> str:
+    """Return in words the figures that the chart shows; none where they are withheld."""
+    return "" if _is_withheld(chart, results) else chart.describe_chart(results)
+
+
+def show_chart(name: str, chart: Chart, results: Results) -> ShownChart:
+    """Return the chart as a block of a document."""
+    return ShownChart(name, chart.TITLE, make_caption(chart, results), tell_figures(chart, results))
 
 
 def draw_svg(name: str, chart: Chart, results: Results) -> str:
     """Return the chart as an SVG file that follows the reader's light or dark setting."""
     svg = _plot_svg(name, chart, results)
-    svg = _insert_variables(_prefix_ids(svg[svg.index("<svg") :], name))
-    description = f"<title>{_escape(chart.TITLE)}</title><desc>{_escape(make_caption(chart, results))}</desc>"
+    svg = _insert_variables(_prefix_ids(_insert_titles(svg[svg.index("<svg") :]), name))
+    told = f"{make_caption(chart, results)} {tell_figures(chart, results)}".strip()
+    description = f"<title>{_escape(chart.TITLE)}</title><desc>{_escape(told)}</desc>"
     head, _, rest = svg.partition(">")
     head = re.sub(r' (width|height)="[^"]*"', "", head)
     return f'{head} role="img" font-family="system-ui, sans-serif">{_make_stylesheet()}{description}{rest}'
@@ -124,7 +155,7 @@ def draw_svg(name: str, chart: Chart, results: Results) -> str:
 
 def inline(svg: str) -> str:
     """Return the SVG for use inside a page that sets the colours and names the chart itself."""
-    svg = re.sub(r"<style data-standalone.*?</style>|<title>.*?</title>|<desc>.*?</desc>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<style data-standalone.*?</style><title>.*?</title><desc>.*?</desc>", "", svg, flags=re.DOTALL)
     return svg.replace(' role="img"', ' aria-hidden="true" focusable="false"', 1)
 
 
@@ -196,6 +227,22 @@ def _draw_withheld(results: Results, axes: Axes) -> None:
     text = "\n".join(["Withheld", "", *textwrap.wrap(_explain_withheld(results), 46)[:6]])
     box = {"boxstyle": "round,pad=1.2", "facecolor": "none", "edgecolor": MUTED, "linestyle": (0, (4, 3))}
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", bbox=box)
+
+
+def _insert_titles(svg: str) -> str:
+    """Return the SVG with the hover texts as titles, which every browser shows without a script."""
+    first, *parts = re.split(rf'<g id="{_HOVER}([0-9a-f]*)">', svg)
+    shown = [first]
+    for told, rest in zip(parts[::2], parts[1::2], strict=True):
+        titles = [f"<title>{_escape(text)}</title>" for text in json.loads(bytes.fromhex(told))]
+        if len(titles) == 1:
+            shown.append(f'<g class="hover">{titles[0]}{rest}')
+            continue
+        pieces = re.split(r"(<use [^>]*)/>", rest, maxsplit=len(titles))
+        uses = [use.replace("<use ", '<use class="hover" ', 1) for use in pieces[1::2]]
+        points = [f"{use}>{title}</use>" for use, title in zip(uses, titles, strict=False)]
+        shown += ["<g>", pieces[0], *[part for pair in zip(points, pieces[2::2], strict=True) for part in pair]]
+    return "".join(shown)
 
 
 def _prefix_ids(svg: str, name: str) -> str:

@@ -1,5 +1,7 @@
 """A document as one page that needs nothing else: reports/index.html."""
 
+import base64
+import hashlib
 from pathlib import Path
 
 from tasks.process import wording
@@ -29,6 +31,7 @@ def render_html(document: Document, svgs: dict[str, str]) -> str:
         "anchor": _make_anchor, "slug": _make_slug, "kind": _name_kind, "tone": lambda word: _TONES.get(word, "")
     }  # fmt: skip
     blocks = [block for section in document.sections for block in list_blocks(section.blocks)]
+    script = (_FOLDER / "script.js").read_text(encoding="utf-8")
     terms = [block for block in blocks if isinstance(block, Terms)]
     return environment.get_template("template.html.j2").render(
         document=document,
@@ -36,6 +39,9 @@ def render_html(document: Document, svgs: dict[str, str]) -> str:
         meanings={word: meaning for block in terms for word, meaning in block.meanings.items()},
         svgs={name: drawing.inline(svg) for name, svg in svgs.items()},
         style=(_FOLDER / "style.css").read_text(encoding="utf-8"),
+        script=script,
+        # A browser runs this script and no other, whatever else found its way into the page.
+        script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         light=_list_variables(0),
         dark=_list_variables(1),
     )

@@ -16,6 +16,7 @@ from tasks.reporting.blocks import (
     Heading,
     Items,
     KeyFigures,
+    Links,
     Quotes,
     Table,
     Terms,
@@ -45,12 +46,12 @@ def _render(block: Block) -> str:
             return "\n\n".join([f"### {escape(title)}", *_render_blocks(blocks)])
         case Heading(text):
             return f"### {escape(text)}"
-        case Items() | KeyFigures() | Answers() | Facts() | Terms():
+        case Items() | KeyFigures() | Answers() | Facts() | Links() | Terms():
             return _render_list(_list_items(block))
         case Table():
             return _render_table(block)
         case Charts(_, charts):
-            return _render_list([f"[{one.title}](charts/{one.name}.svg): {escape(one.caption)}" for one in charts])
+            return _render_list([f"[{one.title}](charts/{one.name}.svg): {escape(one.told)}" for one in charts])
         case Code(text, language):
             return _fence(language, text)
         case Quotes(title, quotes):
@@ -84,7 +85,7 @@ def _render_text(block: Text) -> str:
             return _escape_line(block.text)
 
 
-def _list_items(block: Items | KeyFigures | Answers | Facts | Terms) -> list[str]:
+def _list_items(block: Items | KeyFigures | Answers | Facts | Links | Terms) -> list[str]:
     match block:
         case Items(texts):
             return [_escape_line(text) for text in texts]
@@ -94,6 +95,8 @@ def _list_items(block: Items | KeyFigures | Answers | Facts | Terms) -> list[str
             return [f"**{escape(question)}** {escape(answer)}" for question, answer, _ in answers]
         case Facts(pairs):
             return [f"**{escape(name)}**: {escape(value)}" for name, value in pairs]
+        case Links(links):
+            return [f"[{escape(name)}]({href}): {escape(what)}" for name, href, what in links]
         case Terms(meanings):
             return [f"**{escape(word)}**: {escape(meaning)}" for word, meaning in meanings.items()]
 

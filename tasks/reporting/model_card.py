@@ -6,13 +6,14 @@ Its metadata is added in tasks/services/hub.py.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tasks.process import wording
 from tasks.reporting.accuracy import EpochAccuracy
-from tasks.reporting.blocks import Block, Code, Document, Facts, PageSection, Table
+from tasks.reporting.blocks import Block, Code, Document, Facts, Items, PageSection, Table
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.markdown import render_markdown
 from tasks.reporting.quality import ModelQuality
 from tasks.reporting.results import Results
-from tasks.reporting.sections import compared, gates, make_section, quality, speed, verdict
+from tasks.reporting.sections import compared, gates, make_section, not_claimed, quality, speed, verdict
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def render_model_card(
             "What is published",
             [_tell_published(results, published, revision), _tabulate_files(checkpoints, revision)],
         ),
+        PageSection("limits", "Intended use and limits", [Items(_tell_limits(results, published))]),
         make_section(compared, results),
         PageSection("quality", quality.TITLE, quality.show_models(results)),
         make_section(gates, results),
@@ -81,6 +83,20 @@ def _tell_loading(results: Results, repo_id: str | None, revision: Revision | No
         f"tokenizer = AutoTokenizer.from_pretrained({name})"
     )
     return Code(code, "python", "How to load it")
+
+
+def _tell_limits(results: Results, cell: CellResults) -> list[str]:
+    """Return what the weights are for, what is not known of them, and the energy that they took, where measured."""
+    told = [
+        "To be loaded, looked at and compared: the weights are what a measured training ended with. Nobody has judged "
+        "whether they are fit for anything else, or what harm their answers may do.",
+        *not_claimed.tell(results),
+    ]
+    found = [one for one in (results.cost.cells if results.cost else []) if one.cell == cell.cell]
+    if found and found[0].kwh_per_epoch is not None:
+        kwh = wording.format_three_digits(found[0].kwh_per_epoch * cell.num_epochs)
+        told.append(f"Its GPUs took {kwh} kWh, as measured; what that emits depends on the grid, which nobody told.")
+    return told
 
 
 def _tell_published(results: Results, cell: CellResults, revision: Revision | None) -> Block:

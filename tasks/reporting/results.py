@@ -17,10 +17,13 @@ from tasks.records.stage_file import read_checked
 from tasks.reporting.cell_results import CellResults
 from tasks.reporting.chaos import Chaos
 from tasks.reporting.cost import Cost
+from tasks.reporting.evidence import PairedBlock, Residual
 from tasks.reporting.goodput import Goodput
 from tasks.reporting.history import History
+from tasks.reporting.provenance import Provenance
 from tasks.reporting.quality import Quality
 from tasks.reporting.time_to_quality import TimeToQuality
+from tasks.reporting.timeline import CellTimeline
 from training.process.files import write_json
 
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
@@ -52,6 +55,9 @@ class Results(Record):
     """What it compares, in one sentence."""
     verdict: str
     """The answer, in one sentence."""
+    state: Literal["resolved", "not resolved", "withheld"] | None = None
+    """Whether the answer is one: not resolved means that noise or an unfit machine leaves it open, withheld that a gate
+    failed; null in results of an earlier version."""
     label: str | None
     """What kind of demonstration this is and what its figures do not say; null for GPUs and real data."""
     gates: list[Gate] = Field(min_length=1)
@@ -72,8 +78,16 @@ class Results(Record):
     """Training loss of the cells."""
     measurement: Measurement | None = None
     """What the stage `measure` found; null where it did not run."""
+    paired_blocks: list[PairedBlock] = Field(default_factory=list)
+    """Every block that was timed for a speedup that is given; empty in results of an earlier version."""
+    residuals: list[Residual] = Field(default_factory=list)
+    """Whether the parts of each waterfall add up to what the speedup lost; empty likewise."""
     cost: Cost | None = None
     """What the cells cost whose speedup is given; null if none is."""
+    timelines: list[CellTimeline] = Field(default_factory=list)
+    """One recorded step of each cell, thinned for drawing; empty where none was recorded."""
+    provenance: Provenance | None = None
+    """Where the figures come from; null in results of an earlier version."""
     time_to_quality: TimeToQuality | None = None
     """When cells with another batch had a model as good as the baseline's; null where no cell has another batch."""
     goodput: Goodput | None = None

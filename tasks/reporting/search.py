@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, cast
 
 from tasks.process import wording
 from tasks.records.search import SearchFile, TrialRecord
-from tasks.reporting.blocks import Block, Charts, Code, Document, Items, PageSection, ShownChart, Table, Text
+from tasks.reporting.blocks import Block, Charts, Code, Document, Items, PageSection, Table, Text
 from tasks.reporting.data_files import write_text
-from tasks.reporting.drawing import Chart, draw_svg, make_caption
+from tasks.reporting.drawing import Chart, draw_svg, show_chart
 from tasks.reporting.html import render_html
 from tasks.reporting.markdown import render_markdown
 from training.registry import import_file
@@ -157,7 +157,7 @@ def _reckon(found: SearchFile, *, alone: float, beside: float | None) -> float:
 
 def make_document(found: SearchFile) -> Document:
     """Return the report of a search, for every renderer."""
-    charts = [ShownChart(name, one.TITLE, make_caption(one, cast(Any, found))) for name, one in _select(found).items()]
+    charts = [show_chart(name, one, cast(Any, found)) for name, one in _select(found).items()]
     luck = judge_lead(found)
     role: Literal["answer", "unresolved"] = "answer" if luck and luck.is_beyond else "unresolved"
     sections = [

@@ -1,5 +1,7 @@
 """The answer in one sentence, and the label that says what kind of comparison gave it."""
 
+from typing import Literal
+
 from tasks.gates.measured import select_arm, select_cell_arms, select_imprecise_arms
 from tasks.gates.statistics import NOISE_OF_ONE_RUN, compute_parallel_efficiency
 from tasks.params.choices import read_unit
@@ -13,8 +15,6 @@ from tasks.reporting.tell_quality import list_others, tell_cell
 
 _VAGUE = 0.10
 """Relative half-width beyond which an interval says more than the figure in its middle."""
-_NOTICED = 0.05
-"""A difference of speed that somebody may care about."""
 
 
 def make_verdict(results: Results) -> str:
@@ -41,7 +41,8 @@ def list_clauses(results: Results) -> list[str]:
     if results.measurement is not None and results.is_speedup_measured:
         said = [*_describe_measured(results.measurement, best, rest), *others, *spoilt, count_passed_gates(results)]
     else:
-        said = [_describe_cell(results, best), *_describe_others(rest), *others, *spoilt, count_passed_gates(results)]
+        said = [_describe_cell(results, best), *_describe_others(rest, None), *others, *spoilt]
+        said.append(count_passed_gates(results))
         said.append(f"one run of each cell{_describe_spread(best)}, so no interval yet")
     return [_prefix_unproven(best) + said[0], *said[1:]]
 
@@ -57,7 +58,14 @@ def is_resolved(results: Results) -> bool:
     if best.standing.state != "proven" or results.measurement.preflight.verdict != "fit to measure":
         return False
     speedup = best.measured_speedup
-    return speedup is not None and (not speedup.holds_one or is_about_one(speedup))
+    return speedup is not None and (not speedup.holds_one or is_about_one(speedup, results.measurement))
+
+
+def name_state(results: Results) -> Literal["resolved", "not resolved", "withheld"]:
+    """Return which of three the answer is; want of quiet turns alone withholds a figure, and leaves the answer open."""
+    if results.is_withheld and not is_too_noisy(results):
+        return "withheld"
+    return "resolved" if is_resolved(results) else "not resolved"
 
 
 def is_too_noisy(results: Results) -> bool:
@@ -65,9 +73,12 @@ def is_too_noisy(results: Results) -> bool:
     return results.failed_gates == [QUIET_TURNS]
 
 
-def is_about_one(speedup: Estimate) -> bool:
-    """Return whether the whole interval lies so near 1 that nobody would notice the difference."""
-    return 1 - _NOTICED < speedup.low <= 1 <= speedup.high < 1 + _NOTICED
+def is_about_one(speedup: Estimate, measurement: Measurement) -> bool:
+    """Return whether the interval holds 1 and is as narrow as was asked for, so that a larger difference is ruled out.
+
+    What would be worth knowing is params.yaml's to say (measure.half_width); beyond 10 % no interval says that much.
+    """
+    return speedup.holds_one and speedup.relative_half_width <= min(measurement.half_width_asked, _VAGUE)
 
 
 def sort_by_merit(results: Results) -> list[CellResults]:
@@ -84,7 +95,7 @@ def _describe_measured(measurement: Measurement, best: CellResults, others: list
     first, arm = select_cell_arms(measurement)[0], select_arm(measurement, best.cell)
     wrapped = arm.speedup_over_wrapped
     beside = f"against the same process in a DDP wrapper {wording.format_ratio(wrapped.value)}" if wrapped else ""
-    said = [_describe_arm(measurement, first, arm), *[beside] * bool(beside), *_describe_others(others)]
+    said = [_describe_arm(measurement, first, arm), *[beside] * bool(beside), *_describe_others(others, measurement)]
     if select_imprecise_arms(measurement):
         asked = wording.format_small_percent(measurement.half_width_asked)
         said.append(f"the interval is wider than the +- {asked} asked for: see How far to trust it")
@@ -93,15 +104,15 @@ def _describe_measured(measurement: Measurement, best: CellResults, others: list
     return said
 
 
-def _describe_others(others: list[CellResults]) -> list[str]:
+def _describe_others(others: list[CellResults], measurement: Measurement | None) -> list[str]:
     """Return the speedups of the cells that the sentence is not about."""
     figures = []
     for cell in others:
         measured = cell.measured_speedup
         doubt = f"{wording.format_interval(measured)}, " if measured else ""
         same = ""
-        if measured is not None and measured.holds_one:
-            same = ", no measurable difference" if is_about_one(measured) else ", which may be 1"
+        if measured is not None and measurement is not None and measured.holds_one:
+            same = ", no measurable difference" if is_about_one(measured, measurement) else ", which may be 1"
         figures.append(
             f"{cell.cell} {wording.format_ratio(cell.speedup)} "
             f"({doubt}{wording.format_percent(cell.parallel_efficiency)} of linear{same})"
@@ -174,7 +185,7 @@ def _describe_arm(measurement: Measurement, first: ArmSpeed, arm: ArmSpeed) -> s
     if speedup.holds_one:
         ratio = wording.format_ratio(speedup.value)
         answer = f"Whether {arm.cell} is faster than {first.cell} cannot be told ({ratio}, "
-        if is_about_one(speedup):
+        if is_about_one(speedup, measurement):
             answer = f"No measurable difference between {arm.cell} and {first.cell} ({ratio}, "
     elif speedup.value < 1:
         answer = f"{arm.cell} trains slower than {first.cell} ({wording.format_ratio(speedup.value)}, "

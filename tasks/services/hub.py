@@ -212,6 +212,8 @@ def make_model_card(
     base_model: str | None,
     dataset: str | None,
     dataset_name: str,
+    dataset_split: str | None,
+    dataset_revision: str | None,
     license_id: str | None,
     metrics: dict[str, float],
     task: str,
@@ -220,16 +222,28 @@ def make_model_card(
     """Return README.md of a model repository: metadata as YAML, where the Hub reads it, then the body.
 
     `base_model` and `dataset` are Hub ids, None for others; `dataset_name` says in words what `metrics` (name ->
-    value) were measured on; `license_id` is the base model's, and `task` the model's, as the Hub names them.
+    value) were measured on, `dataset_split` and `dataset_revision` where in its repository that stands; `license_id` is
+    the base model's, and `task` the model's, as the Hub names them.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     evaluations = [
-        EvalResult(task, dataset or "local", dataset_name, metric, value, metric_name=metric)
+        EvalResult(
+            task,
+            dataset or "local",
+            dataset_name,
+            metric,
+            value,
+            metric_name=metric,
+            dataset_split=dataset_split,
+            dataset_revision=dataset_revision,
+        )
         for metric, value in metrics.items()
     ]
     metadata = ModelCardData(
         base_model=base_model,
+        base_model_relation=None if base_model is None else "finetune",
+        metrics=list(metrics) or None,
         license=license_id,
         datasets=None if dataset is None else [dataset],
         library_name=None if task.startswith("image") else "transformers",

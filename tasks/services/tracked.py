@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from tasks.inputs.snapshot import walk_leaves
 from tasks.params import Params
 from tasks.process import wording
@@ -44,6 +46,21 @@ STEP_ANCHOR, EPOCH_ANCHOR = "num_tokens", "epoch/num_tokens"
 """Every point has one of these metrics and is stored whole or not at all: it tells which points a store has."""
 
 
+class TrackedRows(Record):
+    """Rows that a comparison learns from or is evaluated on."""
+
+    name: str
+    """Data set and range."""
+    digest: str
+    """sha256 of what stands in them."""
+    source: str
+    """Where they come from, as params.yaml says it."""
+    num_rows: int
+    """Rows."""
+    context: str
+    """training or evaluation."""
+
+
 class TrackedComparison(Record):
     """What the run of a comparison is; where it is kept, which may hold credentials, is no part of it."""
 
@@ -57,6 +74,8 @@ class TrackedComparison(Record):
     """Identity: a comparison with the same digest goes on in the same run."""
     facts: dict[str, str]
     """Parameters and facts about the machine, one level deep."""
+    rows: list[TrackedRows] = Field(default_factory=list)
+    """What it learns from, and what it is evaluated on; part of the digest already."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +141,16 @@ def describe_comparison(params: Params, run: CellFacts, *, slices: Path, machine
         facts=flatten(
             {**content, "machine": facts.model_dump(exclude={"file_version"}), "code_digest": run.code_digest}
         ),
+        rows=[
+            TrackedRows(
+                name=f"{params.dataset.source} {part}",
+                digest=parts[str(part)].digest,
+                source=params.dataset.source,
+                num_rows=parts[str(part)].num_rows,
+                context="evaluation" if part == params.heldout else "training",
+            )
+            for part in (*params.ranges, params.heldout)
+        ],
     )
 
 
@@ -234,7 +263,8 @@ def make_gate_tags(results: Mapping[str, Any]) -> Tags:
 
     Under None: the tags of the comparison, one per gate with the cells that decided it, and one per cell.
     """
-    tags: Tags = {None: {}}
+    tags: Tags = {None: {"state": results.get("state") or "", "verdict": results.get("verdict") or ""}}
+    tags[None]["mlflow.source.git.commit"] = (results.get("provenance") or {}).get("commit") or ""
     for gate in results["gates"]:
         key = re.sub(_NOT_IN_KEYS, "", f"gate.{gate['name']}")
         for found in gate["findings"]:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.pipeline import SECONDS, list_stages, remember_seconds, tell_plan
+from flows.pipeline import list_stages, remember_seconds, tell_plan
+from tasks.reporting.provenance import STAGE_SECONDS
 
 STAGES = list_stages(["1proc", "2proc"])
 
@@ -29,7 +30,7 @@ def test_later_run_goes_on_from_the_first_that_changed_and_says_how_long_those_t
     assert tell_plan(STAGES, changes) == (
         "4 of 9 stages to run, which took 0:02:00 last time (h:min:s): train@2proc, evaluate, report, upload"
     )
-    assert "7200" not in SECONDS.read_text()
+    assert "7200" not in STAGE_SECONDS.read_text()
 
 
 def test_where_nothing_has_changed_nothing_is_announced() -> None:
@@ -39,7 +40,7 @@ def test_where_nothing_has_changed_nothing_is_announced() -> None:
 
 def test_a_damaged_file_of_times_is_none() -> None:
     remember_seconds("upload", 5.0)
-    SECONDS.write_text('{"upload": ')
+    STAGE_SECONDS.write_text('{"upload": ')
     assert "for the first time" in tell_plan(STAGES, {})
     remember_seconds("upload", 5.0)
-    assert '"upload": 5.0' in SECONDS.read_text()
+    assert '"upload": 5.0' in STAGE_SECONDS.read_text()

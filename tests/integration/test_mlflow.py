@@ -155,6 +155,10 @@ def test_a_report_makes_one_parent_with_a_child_per_cell_and_the_files(place: Pl
     assert runs["2proc"].data.tags["gate.Same rows same work"] == "passed: 1,600 rows and 1,600 rows"
     assert runs["2proc"].data.tags["speedup"] == "proven"
     assert "gate.Same rows same work" not in runs["1proc"].data.tags
+    inputs = {one.dataset.name: (one.tags[0].value, one.dataset.profile) for one in parent.inputs.dataset_inputs}
+    ranges = [f"{place.params.dataset.source} {part}" for part in (*place.params.ranges, place.params.heldout)]
+    assert list(inputs) == ranges
+    assert [context for context, _ in inputs.values()] == ["training"] * (len(ranges) - 1) + ["evaluation"]
     assert runs["2proc"].data.params["world_size"] == "2"
     assert runs["2proc"].data.metrics["final/speedup"] == 1.5
     kept = place.folder / "mlruns" / parent.info.experiment_id / parent.info.run_id / "artifacts"
@@ -328,6 +332,12 @@ def test_make_mlflow_opens_a_ui_that_shows_the_cells_side_by_side_and_the_tables
     place.report(speedup=1.5)
     with _ui(place, project) as (port, access, _):
         assert "<title>MLflow</title>" in _read(port, "/", access)
+        page = browser.new_page(http_credentials={
+            "username": access["MLFLOW_TRACKING_USERNAME"], "password": access["MLFLOW_TRACKING_PASSWORD"],
+        })  # fmt: skip
+        page.goto(f"http://127.0.0.1:{port}/runs")
+        expect(page.locator("body")).to_contain_text("small", timeout=60_000)
+        expect(page.locator("body")).to_contain_text("3 matching runs")
         run = place.runs()["small"]
         assert _read(port, f"/get-artifact?path=index.html&run_uuid={run.info.run_id}", access) == "<p>report</p>"
         _look_at_the_ui(browser, port, access, place.runs(), project / "test-artifacts")

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
+from flows.ddp_compare import show_charts
 from flows.server import find_or_start
 from tasks.params import load_params
 from tests.flows.toy_project import ToyProject, living, make_toy_project, wait_for
@@ -94,16 +95,23 @@ def test_report_is_an_artifact_of_the_cached_run_too(finished: ToyProject, api: 
     run = api.last_flow_run()
     found = api.ask("artifacts/filter", flow_runs={"id": {"any_": [run["id"]]}})
     artifacts = {artifact["key"]: artifact for artifact in found}
-    assert set(artifacts) == {"ddp-compare-report", "ddp-compare-page"}
+    assert set(artifacts) == {"ddp-compare-report"}
     report = artifacts["ddp-compare-report"]
     assert report["data"] == "# The toy's report\n"
     assert report["description"].endswith(f"{finished.folder}/reports/index.html")
-    assert f"(file://{finished.folder}/reports/index.html)" in artifacts["ddp-compare-page"]["data"]
+
+
+def test_charts_stand_inside_the_report_since_the_page_of_prefect_has_no_files(tmp_path: Path) -> None:
+    (tmp_path / "charts").mkdir()
+    (tmp_path / "charts" / "a_b.svg").write_bytes(b"<svg/>")
+    shown = show_charts("- [A b](charts/a_b.svg): what it shows, [else](charts/none.svg)", tmp_path)
+    assert shown == "- ![A b](data:image/svg+xml;base64,PHN2Zy8+) A b: what it shows, [else](charts/none.svg)"
 
 
 def test_run_is_tagged_with_the_project_and_the_comparison(finished: ToyProject, api: Api) -> None:
     name = load_params(finished.folder / "params.yaml").name
     assert set(api.last_flow_run()["tags"]) == {"ddp-compare", name}
+    assert api.last_flow_run()["name"].startswith(f"{name}, ")
 
 
 def test_deleted_output_is_restored_without_running_its_stage(finished: ToyProject, api: Api) -> None:

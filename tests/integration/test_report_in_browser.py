@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
 from tasks.report import make_report
@@ -18,7 +19,7 @@ from tests.tasks.reporting.measured import write_measurement
 pytestmark = pytest.mark.slow
 
 SECTIONS = ["verdict", "losses", "advice", "prediction", "memory", "gates", "trust", "quality", "cost", "history"]
-FOLDED = ["speed", "compared", "preflight", "measured", "not-claimed", "glossary"]
+FOLDED = ["speed", "compared", "preflight", "measured", "provenance", "not-claimed", "glossary"]
 NUM_CHARTS = {"given": 9, "withheld": 9, "unmeasured": 5}
 QUESTIONS = ["Is it worth the ranks?", "Can I trust it?", "Why not 2x?", "What next?", "What does it cost?"]
 SCREEN = 900
@@ -58,7 +59,10 @@ def opened(
     context.close()
 
 
-VIEWS = [(name, width, scheme) for name in NUM_CHARTS for width in (375, 1280) for scheme in ("light", "dark")]
+VIEWS = [
+    ("given", 1280, "light"), ("given", 375, "dark"), ("given", 320, "light"),
+    ("withheld", 375, "light"), ("withheld", 1280, "dark"), ("unmeasured", 1280, "light"), ("unmeasured", 375, "dark"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("opened", VIEWS, indirect=True, ids=str)
@@ -90,7 +94,7 @@ def test_the_page_is_whole_at_every_width_and_colour_scheme(
         box = charts.nth(place).bounding_box()
         assert box is not None
         assert box["width"] > 200
-        assert box["height"] > 120
+        assert box["height"] > 100
         assert charts.nth(place).locator("path").count() > 1 or "Withheld" in charts.nth(place).inner_text()
 
 
@@ -145,6 +149,76 @@ def test_the_gates_are_open_where_one_failed(opened: tuple[Page, list[str]]) -> 
     page, _ = opened
     assert page.locator("#gates table").first.is_visible()
     assert page.locator(".refusal .state").inner_text().endswith("Withheld")
+
+
+@pytest.mark.parametrize("opened", [("given", 1280, "dark"), ("withheld", 375, "light")], indirect=True, ids=str)
+def test_axe_finds_nothing_that_keeps_people_from_reading_the_page(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+    found = Axe().run(page)
+    assert [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found.response["violations"]] == []
+
+
+@pytest.mark.parametrize("opened", [("given", 1280, "light")], indirect=True, ids=str)
+def test_a_figure_of_a_chart_is_told_to_who_points_at_it_and_to_the_arrow_keys(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    chart = page.locator("#chart-measured_speedup .chart")
+    assert chart.locator("use.hover").count() == 24
+    chart.locator("use.hover").last.hover()
+    assert page.locator("#tip").inner_text() == "2proc, turn 24 of start 4: 1.619x; others used 20.0 %, not quiet"
+    chart.focus()
+    page.keyboard.press("ArrowLeft")
+    told = page.locator("#tip").inner_text()
+    assert told == "2proc: 1.62x (1.58 to 1.66)"
+    assert page.locator("[aria-live]").inner_text() == told
+    page.keyboard.press("Escape")
+    assert not page.locator("#tip").is_visible()
+
+
+@pytest.mark.parametrize("opened", [("given", 1280, "light")], indirect=True, ids=str)
+def test_a_table_is_sorted_by_what_its_figures_mean_and_back(opened: tuple[Page, list[str]]) -> None:
+    page, _ = opened
+    page.locator("#losses summary").click()
+    table = page.locator("#losses table")
+
+    def read() -> list[str]:
+        return table.locator("tbody th").all_inner_texts()
+
+    as_it_was = read()
+    button = table.get_by_role("button", name="Sort by Seconds per step")
+    button.press("Enter")
+    assert read()[:3] == ["fixed", "data wait", "unexplained"]
+    button.press("Enter")
+    assert read()[:3] == ["measured", "ideal", "exposed communication"]
+    assert table.locator("th[aria-sort]").count() == 1
+    button.press("Enter")
+    assert read() == as_it_was
+
+
+def test_without_scripts_every_word_is_there_and_no_foreign_script_runs(
+    browser: Browser, reports: dict[str, Path], tmp_path: Path
+) -> None:
+    page = browser.new_context(java_script_enabled=False).new_page()
+    page.goto(reports["given"].as_uri())
+    assert page.locator("button:visible").count() == 0
+    assert "Serial fraction" in (page.locator("#word-karp-flatt").text_content() or "")
+    assert page.locator("#chart-waterfall title").first.text_content() == "ideal: 34.0 ms"
+    smuggled = tmp_path / "smuggled.html"
+    smuggled.write_text(
+        reports["given"].read_text().replace("</footer>", "</footer><script>document.title='x'</script>")
+    )
+    other = browser.new_context().new_page()
+    other.goto(smuggled.as_uri())
+    assert other.title() != "x"
+    assert other.locator(".sort").count() > 0
+
+
+@pytest.mark.parametrize("opened", [("given", 1280, "light")], indirect=True, ids=str)
+def test_every_file_that_the_page_names_is_there(opened: tuple[Page, list[str]], reports: dict[str, Path]) -> None:
+    page, _ = opened
+    names = page.locator("footer a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
+    assert "results.json" in names
+    assert [name for name in names if not (reports["given"].parent / name).exists()] == []
 
 
 @pytest.mark.parametrize("opened", [("given", 1280, "light"), ("given", 1280, "dark")], indirect=True, ids=str)
@@ -210,7 +284,13 @@ def test_the_figures_of_every_arm_fit_a_wide_page(opened: tuple[Page, list[str]]
 def test_a_word_of_a_table_leads_to_its_meaning(opened: tuple[Page, list[str]]) -> None:
     page, _ = opened
     page.locator("#speed summary").first.click()
-    page.get_by_role("link", name="Karp-Flatt").first.click()
+    word = page.locator("a.term", has_text="Karp-Flatt").first
+    word.focus()
+    page.keyboard.press("Enter")
+    tip = page.locator("#tip")
+    assert "Serial fraction" in tip.inner_text()
+    assert word.get_attribute("aria-describedby") == "tip"
+    tip.get_by_role("link").click()
     assert page.url.endswith("#word-karp-flatt")
     assert "Serial fraction" in page.locator("#word-karp-flatt").inner_text()
 

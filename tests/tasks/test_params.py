@@ -266,7 +266,7 @@ def test_several_machines_are_a_cluster_of_ray(project: Path, tmp_path: Path) ->
     "name",
     [
         "embedded", "opt-dolly", "qwen2-arxiv", "opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline",
-        "bloomz-zero3-ray", "strategies-2gpu", "embedded-strategies",
+        "bloomz-zero3-ray", "strategies-2gpu", "embedded-strategies", "scan-8gpu", "qwen3-arxiv",
     ],
 )  # fmt: skip
 def test_every_preset_is_valid(name: str, project: Path) -> None:

@@ -23,6 +23,7 @@ FILES = [
     "losses.csv",
     "history.csv",
     "blocks.parquet",
+    "badge.svg",
 ]
 CHARTS = ["average_epoch_time", "loss_curves", "parallel_efficiency", "speedup", "time_per_epoch"]
 MEASURED_CHARTS = ["estimates", "frontier", "measured_speedup", "prediction", "waterfall"]
@@ -79,7 +80,7 @@ def test_rendering_anew_needs_results_json_alone_and_gives_the_same_bytes(tmp_pa
     done = run_stage(alone, "--from-results", "results.json", "--reports", ".")
     assert done.returncode == 0, done.stderr
     rendered = [path for path in files_in(alone) if path.name != "results.json"]
-    assert len(rendered) == 2 + len(CHARTS)
+    assert len(rendered) == 3 + len(CHARTS)
     for path in rendered:
         assert path.read_bytes() == (tmp_path / "first" / path.relative_to(alone)).read_bytes(), path.name
 

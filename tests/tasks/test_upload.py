@@ -239,6 +239,8 @@ def test_card_names_data_gates_verdict_and_evaluation_in_its_metadata(comparison
     assert "- **equal tokens**: 512 tokens in each\n" in body
     assert f"| 2proc | 2 | 2.00 s | 248 | 8.00 | {SPEEDUP:.2f}x | 62 % |" in body
     assert "**Model**: random weights; qwen2, 99,999 parameters" in body
+    assert "## Intended use and limits" in body
+    assert "Figures hold for this model, data, batch size, machine and these versions" in body
 
 
 def test_card_of_hub_sources_links_base_model_and_data_set(comparison: Path) -> None:
@@ -259,7 +261,12 @@ def test_card_names_the_licences_of_base_model_and_data_set_where_they_are_known
     write_json(comparison / "reports/results.json", content)
     upload.stage_publication(load_params(), sources(), comparison / "reports/hub")
     _, head, body = (comparison / "reports/hub/README.md").read_text(encoding="utf-8").split("---\n", 2)
-    assert yaml.safe_load(head)["license"] == "apache-2.0"
+    metadata = yaml.safe_load(head)
+    assert metadata["license"] == "apache-2.0"
+    assert metadata["base_model_relation"] == "finetune"
+    assert metadata["metrics"] == ["loss", "perplexity"]
+    evaluated = metadata["model-index"][0]["results"][0]["dataset"]
+    assert (evaluated["split"], evaluated["revision"]) == ("train", "d" * 40)
     assert f"**Model source**: hub:owner/base, commit {'c' * 40}, licence apache-2.0" in body
     assert f"**Data source**: hub:owner/rows, commit {'d' * 40}, licence cc0-1.0" in body
 

@@ -30,6 +30,7 @@ from training.probing.observed_memory import observe_memory
 from training.probing.parts import probe_compute, probe_slowdown_in_flight
 from training.probing.shared_state import SharedState
 from training.probing.sweep import sweep_exchange
+from training.probing.timeline import record_timeline
 from training.probing.variants import (
     Made,
     Variant,
@@ -196,6 +197,15 @@ class BlockRunner:
             lambda: self.run(Block(variant=variant, steps=[1], data="device"))
         )
 
+    def record_timeline(self, variant: Variant) -> dict[str, Any]:
+        """Return what this rank does in the segment's first step (training/probing/timeline.py)."""
+        run = self._run_steps(self._get(variant), Block(variant=variant, steps=[1], data="loader"))
+        next(run)
+        self._ranks.synchronize()
+        if self._ranks.world_size > 1:
+            dist.barrier()
+        return record_timeline(lambda: next(run, None), self._ranks)
+
     def probe(self, variant: Variant, *, num_repeats: int) -> dict[str, Any]:
         """Return the parts of the segment's first step, each timed alone (training/probing/parts.py)."""
         made = self._get(variant)
@@ -346,6 +356,8 @@ def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[st
         return runner.observe_memory()
     if command == "timers":
         return runner.collect_timers(variant)
+    if command == "timeline":
+        return runner.record_timeline(variant)
     if command == "probe":
         return runner.probe(variant, num_repeats=asked["num_repeats"])
     if command == "in_flight":
@@ -355,7 +367,9 @@ def _answer(runner: BlockRunner, ranks: Ranks, asked: dict[str, Any]) -> dict[st
     if command == "forget":
         runner.forget()
         return {}
-    raise ValueError(f"command {command!r}; allowed: run, facts, memory, timers, probe, in_flight, sweep, forget")
+    raise ValueError(
+        f"command {command!r}; allowed: run, facts, memory, timers, timeline, probe, in_flight, sweep, forget"
+    )
 
 
 def _send(line: Connection, answer: Mapping[str, Any]) -> None:

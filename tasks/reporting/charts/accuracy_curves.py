@@ -1,12 +1,16 @@
 """Accuracy of the cells on the held-out rows, epoch by epoch, from the base model on."""
 
-from tasks.reporting.drawing import Axes, add_legend, select_color, select_dashes, shorten
+from tasks.reporting.drawing import Axes, add_hover_points, add_legend, select_color, select_dashes, shorten
 from tasks.reporting.results import Results
 
 TITLE = "Accuracy"
 POSITION = 55
 NEEDS_SPEEDUP = False
 SECTION = "quality"
+CAPTION = (
+    "Share of the held-out rows that are put into the right class after each epoch, higher is better; curves of the "
+    "same training lie on each other."
+)
 
 
 def is_shown(results: Results) -> bool:
@@ -20,10 +24,7 @@ def describe_chart(results: Results) -> str:
     for cell, shares in _list_curves(results):
         best = max(shares[1:])
         told.append(f"{cell} from {shares[0]:.3f} to {shares[-1]:.3f}, at best {best:.3f}")
-    return (
-        "Share of the held-out rows that are put into the right class after each epoch, higher is better; curves of "
-        f"the same training lie on each other. {'; '.join(told)}."
-    )
+    return f"{'; '.join(told)}."
 
 
 def draw(results: Results, axes: Axes) -> None:
@@ -42,6 +43,8 @@ def draw(results: Results, axes: Axes) -> None:
             markersize=4,
             label=shorten(cell),
         )
+        told = [f"{cell}, after {passes}: {100 * share:.1f} %" for passes, share in enumerate(shares)]
+        add_hover_points(axes, range(len(shares)), [100 * share for share in shares], told)
     axes.set_xlabel("passes over a range; 0: the base model")
     axes.set_ylabel("accuracy (%)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

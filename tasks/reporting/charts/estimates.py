@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from tasks.process import wording
 from tasks.records.measurement import ArmSpeed, Estimate
 from tasks.reporting.cell_results import CellResults
-from tasks.reporting.drawing import INK, MUTED, Axes, select_color, set_height, shorten
+from tasks.reporting.drawing import INK, MUTED, Axes, add_hover, select_color, set_height, shorten
 from tasks.reporting.results import Results
 
 TITLE = "Speedup by every figure"
 POSITION = 80
 NEEDS_SPEEDUP = True
 SECTION = "trust"
+CAPTION = (
+    "The speedup that is given, in full colour, and what other figures say of the same cells; bars are 95 % "
+    "intervals, that of the whole training the spread of its segments."
+)
 
 _INCHES_PER_ROW, _INCHES_AROUND = 0.3, 1.25
 
@@ -33,10 +37,7 @@ def is_shown(results: Results) -> bool:
 def describe_chart(results: Results) -> str:
     """Return every figure with its interval, where it has one."""
     told = [f"{cell.cell}: {'; '.join(map(_describe, _list_rows(results, cell)))}." for cell in results.answers]
-    return (
-        "The speedup that is given, in full colour, and what other figures say of the same cells; bars are 95 % "
-        f"intervals, that of the whole training the spread of its segments. {' '.join(told)}"
-    )
+    return " ".join(told)
 
 
 def _describe(row: _Row) -> str:
@@ -56,7 +57,8 @@ def draw(results: Results, axes: Axes) -> None:
             color = select_color(number) if row.is_given else MUTED
             place = len(names)
             axes.plot([row.low, row.high], [place, place], color=color, linewidth=2 if row.is_given else 1.2)
-            axes.plot([row.value], [place], color=color, marker="o", markersize=7 if row.is_given else 4.5)
+            (point,) = axes.plot([row.value], [place], color=color, marker="o", markersize=7 if row.is_given else 4.5)
+            add_hover(point, f"{cell.cell}, {_describe(row)}")
             shown = wording.format_ratio(row.value)
             end = (row.high, place)
             axes.annotate(shown, end, xytext=(6, 0), textcoords="offset points", va="center", fontsize=9, color=INK)

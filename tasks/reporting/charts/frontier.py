@@ -1,7 +1,7 @@
 """Seconds per token over memory per rank, a point per cell with its interval: what is down and left is better."""
 
 from tasks.process import wording
-from tasks.reporting.drawing import MUTED, Axes, select_color, set_height, shorten
+from tasks.reporting.drawing import MUTED, Axes, add_hover_points, select_color, set_height, shorten
 from tasks.reporting.frontier import Place, is_of_cpu, list_places
 from tasks.reporting.results import Results
 
@@ -9,6 +9,10 @@ TITLE = "Time per token against memory per rank"
 POSITION = 75
 NEEDS_SPEEDUP = True
 SECTION = "memory"
+CAPTION = (
+    "Time per unit of work, all ranks together, with 95 % intervals, over the most memory that a rank allocated. No "
+    "other cell is better in both than those that the dashed line joins."
+)
 
 
 def is_shown(results: Results) -> bool:
@@ -24,13 +28,9 @@ def describe_chart(results: Results) -> str:
         f"{wording.format_memory(place.memory_gib)}"
         for place in places
     )
-    where = "on the CPU, no card's" if is_of_cpu(results) else "by torch's allocator"
+    where = "that of the CPU, no card's" if is_of_cpu(results) else "by torch's allocator"
     edge = wording.join_names([place.cell for place in _select_edge(places)])
-    text = (
-        f"Time per token, all ranks together, with 95 % intervals, over the most memory that a rank allocated ({where})"
-        f": {told}. No other cell is better in both than {edge}, which the dashed line joins."
-    )
-    return wording.replace_unit(text, results.unit)
+    return f"Memory is {where}: {told}. No other cell is better in both than {edge}."
 
 
 def draw(results: Results, axes: Axes) -> None:
@@ -48,6 +48,8 @@ def draw(results: Results, axes: Axes) -> None:
             [at], [1e6 * time.value], yerr=[[1e6 * (time.value - time.low)], [1e6 * (time.high - time.value)]],
             color=select_color(place.number), marker="o" if place.is_proven else "s", markersize=5, capsize=4,
         )  # fmt: skip
+        told = wording.format_microseconds_with_interval(time)
+        add_hover_points(axes, [at], [1e6 * time.value], [f"{place.cell}: {told}, {at:.3g} {unit}"])
         end = (at, 1e6 * time.value)
         axes.annotate(shorten(place.cell), end, xytext=(8, 4), textcoords="offset points", fontsize=9)
     axes.margins(x=0.25)

@@ -11,6 +11,7 @@ TITLE = "Predicted: how much sooner an equally good model is there"
 POSITION = 72
 NEEDS_SPEEDUP = True
 SECTION = "batch"
+CAPTION = "Predicted time of the first cell / time to an equally good model, by global batch; bands are intervals."
 
 _MARKERS = "os^vDP"
 
@@ -32,7 +33,7 @@ def describe_chart(results: Results) -> str:
     )
     best = results.goodput.best
     named = f" Best: {best.world_size} ranks at a batch of {best.global_batch_size}." if best else ""
-    return f"Predicted time of {results.baseline.cell} / time to an equally good model. Soonest of {told}.{named}"
+    return f"Soonest of {told}.{named}"
 
 
 def draw(results: Results, axes: Axes) -> None:

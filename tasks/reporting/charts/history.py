@@ -4,13 +4,17 @@ import math
 
 from tasks.process import wording
 from tasks.records.measurement import Estimate
-from tasks.reporting.drawing import MUTED, Axes, add_legend, select_color, select_dashes, shorten
+from tasks.reporting.drawing import MUTED, Axes, add_hover_points, add_legend, select_color, select_dashes, shorten
 from tasks.reporting.results import Results
 
 TITLE = "Step time over the last comparisons"
 POSITION = 90
 NEEDS_SPEEDUP = False
 SECTION = "history"
+CAPTION = (
+    "Seconds per step in each comparison / those in the first one shown, with the interval of each session; lower is "
+    "better."
+)
 
 _MOST_TOLD = 8
 _MOST_DATES = 4
@@ -30,10 +34,7 @@ def describe_chart(results: Results) -> str:
         if len(points) > 1
     ]
     more = f"; and {len(told) - _MOST_TOLD} more cells" if len(told) > _MOST_TOLD else ""
-    return (
-        "Seconds per step in each comparison / those in the first one shown, with the interval of each session; lower "
-        f"is better. {'; '.join(told[:_MOST_TOLD])}{more}."
-    )
+    return f"{'; '.join(told[:_MOST_TOLD])}{more}."
 
 
 def draw(results: Results, axes: Axes) -> None:
@@ -52,6 +53,10 @@ def draw(results: Results, axes: Axes) -> None:
             places, values, yerr=errors, color=select_color(number), linestyle=select_dashes(number), marker="o",
             markersize=4.5, capsize=3, elinewidth=1.2, label=shorten(cell),
         )  # fmt: skip
+        told = [
+            f"{cell}, {dates[place]}: {wording.format_duration_with_interval(step)} per step" for place, step in points
+        ]
+        add_hover_points(axes, places, values, told)
     step = math.ceil(len(dates) / _MOST_DATES)
     axes.set_xticks(range(0, len(dates), step), [date[:10] for date in dates[::step]])
     axes.set_xlabel("comparison finished on")

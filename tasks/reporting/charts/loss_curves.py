@@ -1,13 +1,22 @@
 """Training loss of the cells laid over each other."""
 
 from tasks.process import wording
-from tasks.reporting.drawing import Axes, add_legend, is_always_shown, select_color, select_dashes, shorten
+from tasks.reporting.drawing import (
+    Axes,
+    add_hover_points,
+    add_legend,
+    is_always_shown,
+    select_color,
+    select_dashes,
+    shorten,
+)
 from tasks.reporting.results import Results
 
 TITLE = "Training loss"
 POSITION = 50
 NEEDS_SPEEDUP = False
 SECTION = "quality"
+CAPTION = "Loss per optimizer step, lower is better; curves of the same training lie on each other."
 is_shown = is_always_shown
 
 
@@ -20,7 +29,7 @@ def describe_chart(results: Results) -> str:
     )
     per_point = results.loss_curves[0].steps_per_point
     mean = f" Each point is the mean of {per_point} steps." if per_point > 1 else ""
-    return f"Loss per optimizer step, lower is better; curves of the same training lie on each other. {told}.{mean}"
+    return f"{told}.{mean}"
 
 
 def draw(results: Results, axes: Axes) -> None:
@@ -35,6 +44,8 @@ def draw(results: Results, axes: Axes) -> None:
             alpha=0.55 if number == 0 else 1,
             label=shorten(curve.cell),
         )
+        told = [f"{curve.cell}, step {step}: {loss:.4f}" for step, loss in zip(curve.steps, curve.losses, strict=True)]
+        add_hover_points(axes, curve.steps, curve.losses, told)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel(f"loss ({results.loss_unit})")
     axes.margins(x=0.02)

@@ -1,13 +1,17 @@
 """How far the training losses of the cells are apart, step by step, on a logarithmic axis."""
 
 from tasks.process import wording
-from tasks.reporting.drawing import Axes, add_legend, select_color, select_dashes, shorten
+from tasks.reporting.drawing import Axes, add_hover_points, add_legend, select_color, select_dashes, shorten
 from tasks.reporting.results import LossCurve, Results
 
 TITLE = "Training losses apart"
 POSITION = 52
 NEEDS_SPEEDUP = False
 SECTION = "quality"
+CAPTION = (
+    "How far a loss is from that of the first cell, relative to it, on a logarithmic axis. Rounding grows with the "
+    "steps; a defect is there at once."
+)
 
 
 def is_shown(results: Results) -> bool:
@@ -23,24 +27,23 @@ def describe_chart(results: Results) -> str:
         largest = max(apart)
         step = curve.steps[apart.index(largest)]
         told.append(f"{curve.cell} at most {wording.format_difference(largest)} at step {wording.format_count(step)}")
-    return (
-        f"How far a loss is from that of {results.baseline.cell}, relative to it, on a logarithmic axis. Rounding "
-        f"grows with the steps; a defect is there at once. {'; '.join(told)}."
-    )
+    return f"{'; '.join(told)}."
 
 
 def draw(results: Results, axes: Axes) -> None:
     """Draw a line per cell but the baseline; steps of equal losses have no place on the axis."""
     numbers = {cell.cell: number for number, cell in enumerate(results.cells)}
     for curve in _list_others(results):
-        points = list(zip(curve.steps, _compute_differences(results, curve), strict=True))
+        points = [one for one in zip(curve.steps, _compute_differences(results, curve), strict=True) if one[1]]
         number = numbers[curve.cell]
         axes.plot(
-            [step for step, apart in points if apart],
-            [apart for _, apart in points if apart],
+            [step for step, _ in points],
+            [apart for _, apart in points],
             color=select_color(number), linestyle=select_dashes(number), marker="o", markersize=2,
             label=shorten(curve.cell),
         )  # fmt: skip
+        told = [f"{curve.cell}, step {step}: {apart:.1e}" for step, apart in points]
+        add_hover_points(axes, [step for step, _ in points], [apart for _, apart in points], told)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
     axes.yaxis.set_minor_formatter(lambda *_: "")

@@ -1,21 +1,21 @@
 """Share of linear speedup that each cell reached."""
 
 from tasks.process import wording
-from tasks.reporting.drawing import INK, MUTED, Axes, is_always_shown, select_color, shorten
+from tasks.reporting.drawing import INK, MUTED, Axes, add_hover, is_always_shown, select_color, shorten
 from tasks.reporting.results import Results
 
 TITLE = "Parallel efficiency"
 POSITION = 6
 NEEDS_SPEEDUP = True
 SECTION = "training"
+CAPTION = "Share of linear speedup that was reached, 100 % is linear; a thin bar is the 95 % interval."
 is_shown = is_always_shown
 
 
 def describe_chart(results: Results) -> str:
     """Return the parallel efficiency of every cell."""
     told = ", ".join(f"{cell.cell} {wording.format_percent(cell.parallel_efficiency)}" for cell in results.cells)
-    bars = " The thin bar is the 95 % interval." if any(cell.measured_efficiency for cell in results.cells) else ""
-    return f"Share of linear speedup that was reached, 100 % is linear: {told}.{bars}"
+    return f"{told}."
 
 
 def draw(results: Results, axes: Axes) -> None:
@@ -25,6 +25,10 @@ def draw(results: Results, axes: Axes) -> None:
     bars = axes.bar(places, shares, 0.55, color=[select_color(number) for number in places])
     labels = [wording.format_percent(cell.parallel_efficiency) for cell in results.cells]
     axes.bar_label(bars, labels, padding=3)
+    for cell, bar in zip(results.cells, bars, strict=True):
+        measured = cell.measured_efficiency
+        told = wording.format_percent(cell.parallel_efficiency)
+        add_hover(bar, f"{cell.cell}: {wording.format_percent_with_interval(measured) if measured else told}")
     tops = list(shares)
     for place, cell in enumerate(results.cells):
         if (measured := cell.measured_efficiency) is not None:

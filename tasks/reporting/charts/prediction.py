@@ -2,13 +2,17 @@
 
 from tasks.process import wording
 from tasks.records.measurement import PredictedPoint, Prediction
-from tasks.reporting.drawing import INK, MUTED, Axes, add_legend, select_color, set_height, shorten
+from tasks.reporting.drawing import INK, MUTED, Axes, add_hover_points, add_legend, select_color, set_height, shorten
 from tasks.reporting.results import Results
 
 TITLE = "Predicted speedup"
 POSITION = 70
 NEEDS_SPEEDUP = True
 SECTION = "prediction"
+CAPTION = (
+    "Speedup as the comparison stands. Points: measured, with 95 % intervals. Dashed: more ranks than were measured, "
+    "with 90 % intervals. Thin lines: after one change."
+)
 
 _MARKERS = "s^vD"
 """One per thin line, so that no line is told by its colour alone; changes beyond these are in the table only."""
@@ -27,13 +31,8 @@ def describe_chart(results: Results) -> str:
     predictions = _list_predictions(results)
     if len(predictions) > 1:
         told = [f"{wording.join_names(one.cells)}: {_describe_points(_list_points(one))}" for one in predictions]
-        return f"Speedups as the comparison stands. {' '.join(told)} Dashed: more ranks than were measured."
-    points = _list_points(predictions[0])
-    return f"Speedup as the comparison stands. {_describe_points(points)}" + (
-        " Dashed: more ranks than were measured; thin lines: after one change."
-        if any(point.speedup is not None for point in points)
-        else ""
-    )
+        return " ".join(told)
+    return _describe_points(_list_points(predictions[0]))
 
 
 def _describe_points(points: list[PredictedPoint]) -> str:
@@ -48,10 +47,7 @@ def _describe_points(points: list[PredictedPoint]) -> str:
         for point in points
         if point.measured is not None
     )
-    beginning = f"Measured, with 95 % intervals: {measured}."
-    if not foretold:
-        return f"{beginning} Predicted: nothing."
-    return f"{beginning} Predicted from there, with 90 % intervals: {foretold}."
+    return f"Measured: {measured}. Predicted from there: {foretold or 'nothing'}."
 
 
 def draw(results: Results, axes: Axes) -> None:
@@ -77,6 +73,13 @@ def draw(results: Results, axes: Axes) -> None:
                 [point.world_size], [measured.value], yerr=errors, color=INK, marker="o", markersize=5, capsize=4,
                 linestyle="none", label="measured" if point is _find_first_measured(points) else None,
             )  # fmt: skip
+    for curve in [curve for one in predictions for curve in one.curves[: 1 + len(_MARKERS)]]:
+        told = [
+            f"{curve.lever}, {point.world_size}: {wording.format_ratio_with_interval(point.shown)}"
+            for point in curve.points
+        ]
+        sizes_of_curve = [point.world_size for point in curve.points]
+        add_hover_points(axes, sizes_of_curve, [point.shown.value for point in curve.points], told)
     _label_axes(axes, sorted({base, *sizes}), min(point.shown.low for point in points), results)
 
 

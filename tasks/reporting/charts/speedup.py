@@ -8,6 +8,10 @@ TITLE = "Speedup of the whole training"
 POSITION = 30
 NEEDS_SPEEDUP = True
 SECTION = "verdict"
+CAPTION = (
+    "Times as fast as the first cell at equal work; the dashed line is linear. A thin bar spans the lowest and the "
+    "highest speedup of a single segment; it is no interval."
+)
 
 
 def is_shown(results: Results) -> bool:
@@ -21,13 +25,7 @@ def describe_chart(results: Results) -> str:
         f"{cell.cell} {wording.format_ratio(cell.whole.speedup)} on {wording.format_plural(cell.world_size, 'rank')}"
         for cell in results.cells
     )
-    spread = any(cell.speedup_of_segments for cell in results.cells)
-    bar = (
-        " The thin bar spans the lowest and the highest speedup of a single segment; it is no interval."
-        if spread
-        else ""
-    )
-    return f"Times as fast as {results.baseline.cell} at equal work; the dashed line is linear: {told}.{bar}"
+    return f"{told}."
 
 
 def draw(results: Results, axes: Axes) -> None:

@@ -2,13 +2,14 @@
 
 from tasks.process import wording
 from tasks.reporting.cell_results import Figures
-from tasks.reporting.drawing import Axes, add_legend, is_always_shown, select_color, select_dashes, shorten
+from tasks.reporting.drawing import Axes, add_hover, add_legend, is_always_shown, select_color, select_dashes, shorten
 from tasks.reporting.results import Results
 
 TITLE = "Time per epoch of each range"
 POSITION = 10
 NEEDS_SPEEDUP = False
 SECTION = "training"
+CAPTION = "Training seconds of each part of the training, lower is better."
 is_shown = is_always_shown
 
 _MOST_BARS = 24
@@ -24,7 +25,7 @@ def describe_chart(results: Results) -> str:
             f"{_name_segment(part, results)} {wording.format_seconds(part.train_seconds)}" for part in shown
         )
         parts.append(f"{cell.cell}: {seconds}")
-    return f"Training seconds, lower is better. {'; '.join(parts)}."
+    return f"{'; '.join(parts)}."
 
 
 def draw(results: Results, axes: Axes) -> None:
@@ -38,6 +39,9 @@ def draw(results: Results, axes: Axes) -> None:
             width = 0.8 / num_cells
             places = [group + (number - (num_cells - 1) / 2) * width for group in range(len(seconds))]
             bars = axes.bar(places, seconds, width * 0.92, color=color, label=shorten(cell.cell))
+            for part, bar in zip(cell.segments, bars, strict=True):
+                told = f"{cell.cell}, {_name_segment(part, results)}: {wording.format_seconds(part.train_seconds)}"
+                add_hover(bar, told)
             if num_cells * num_groups <= _MOST_NUMBERS:
                 axes.bar_label(bars, [wording.format_three_digits(value) for value in seconds], padding=2, fontsize=9)
         else:

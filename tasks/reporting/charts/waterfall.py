@@ -4,13 +4,17 @@ from dataclasses import dataclass
 
 from tasks.process import wording
 from tasks.records.measurement import Estimate, Waterfall
-from tasks.reporting.drawing import INK, MUTED, Axes, select_color, set_height, shorten
+from tasks.reporting.drawing import INK, MUTED, Axes, add_hover, select_color, set_height, shorten
 from tasks.reporting.results import Results
 
 TITLE = "Where the step goes"
 POSITION = 60
 NEEDS_SPEEDUP = False
 SECTION = "losses"
+CAPTION = (
+    "From the step that would be linear to the measured one: each bar begins where the one above ends, and a thin "
+    "line is its 95 % interval. Hatched: what the parts do not explain."
+)
 
 _COLORS = {"data wait": 4, "host-to-device copy": 4, "contention": 3, "straggler": 3, "DDP overhead": 1}
 _COLORS |= {"exposed communication": 1, "optimizer": 2, "fixed": 2, "waiting for other stages": 1}
@@ -84,10 +88,13 @@ def _draw_row(axes: Axes, place: int, row: _Row, begin: float, factor: float) ->
     left, length = factor * begin, factor * row.seconds
     end = max(left, left + length)
     if row.name == "unexplained":
-        axes.barh(place, length, 0.7, left=left, facecolor="none", edgecolor=MUTED, hatch="////")
+        bars = axes.barh(place, length, 0.7, left=left, facecolor="none", edgecolor=MUTED, hatch="////")
     else:
         color = select_color(0 if row.is_whole else _COLORS.get(row.name, 3))
-        axes.barh(place, length, 0.7, left=left, color=color)
+        bars = axes.barh(place, length, 0.7, left=left, color=color)
+    interval = row.interval
+    told = wording.format_duration_with_interval(interval) if interval else wording.format_duration(row.seconds)
+    add_hover(bars[0], f"{row.name}: {told}")
     if row.interval is not None:
         ends = [factor * (begin + seconds) for seconds in (row.interval.low, row.interval.high)]
         axes.plot(ends, [place, place], color=INK, linewidth=1, marker="|", markersize=5)

@@ -11,6 +11,7 @@ TITLE = "Parameters and what came of them"
 POSITION = 20
 NEEDS_SPEEDUP = False
 SECTION = "rungs"
+CAPTION = "A line per trial across its parameters, and at the right what came of it; the best in the end is broad."
 
 _MARGIN = 0.04
 
@@ -23,9 +24,9 @@ def is_shown(found: SearchFile) -> bool:
 def describe_chart(found: SearchFile) -> str:
     """Return what stands on the axes."""
     return (
-        "A line per trial across its learning rate (logarithmic), batch size, weight decay, steps of warm-up and its "
+        "Axes: learning rate (logarithmic), batch size, weight decay, steps of warm-up and "
         f"held-out loss after {wording.format_plural(found.asked.rungs[0], 'epoch')}, which all trials have; "
-        f"{found.trials[found.best].name}, the best in the end, is broad."
+        f"the best in the end is {found.trials[found.best].name}."
     )
 
 

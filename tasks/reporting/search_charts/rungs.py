@@ -8,6 +8,7 @@ TITLE = "Held-out loss, rung by rung"
 POSITION = 10
 NEEDS_SPEEDUP = False
 SECTION = "rungs"
+CAPTION = "Loss on the held-out rows over the epochs of each trial, lower is better; the best one is broad."
 
 
 def is_shown(found: SearchFile) -> bool:
@@ -24,9 +25,7 @@ def describe_chart(found: SearchFile) -> str:
         if (losses := [trial.losses[epochs] for trial in found.trials if epochs in trial.losses])
     )
     base = wording.format_loss(found.base_loss)
-    return (
-        f"Loss on rows {found.heldout} after as many epochs each, lower is better; the base model has {base}. {told}."
-    )
+    return f"On rows {found.heldout}; the base model has {base}. {told}."
 
 
 def draw(found: SearchFile, axes: Axes) -> None:

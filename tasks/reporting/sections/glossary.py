@@ -25,6 +25,7 @@ GLOSSARY: dict[str, str] = {
     "Loss": "Mean negative log-likelihood per token, in nats; per sample where each has a class. Lower is better.",
     "Perplexity": "exp(loss): among how many equally likely tokens the model hesitates on average. Lower is better.",
     "Against base": "Loss minus the base model's loss on the same rows. Below 0 the training helped.",
+    "Stage": "One step of the pipeline: a stanza of dvc.yaml.",
     "Model": "The base model, or the last checkpoint of a cell.",
     "Tokens": "Tokens counted, each exactly once.",
     "Range": "Rows start-end of the data set, end exclusive, trained one after another.",

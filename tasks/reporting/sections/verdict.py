@@ -1,5 +1,7 @@
 """The answer, the few figures that it rests on, and what is asked next."""
 
+from typing import Literal
+
 from tasks.gates.measured import find_largest_part, select_arm, select_cell_arms
 from tasks.process import wording
 from tasks.records.measurement import Measurement
@@ -8,13 +10,24 @@ from tasks.reporting.cell_results import CellResults
 from tasks.reporting.cost import CellCost, Cost
 from tasks.reporting.results import Results
 from tasks.reporting.tell_quality import tell_soonest
-from tasks.reporting.verdict import count_passed_gates, is_resolved, is_too_noisy, list_clauses, sort_by_merit
+from tasks.reporting.verdict import (
+    count_passed_gates,
+    is_resolved,
+    is_too_noisy,
+    list_clauses,
+    name_state,
+    sort_by_merit,
+)
 
 TITLE = "Verdict"
 _NEARLY_LINEAR = 0.97
 _SECONDS_PER_HOUR = 3600.0
 _AS_MANY = 0.02
 """Two numbers of results per hour that are no further apart are called the same."""
+
+_ROLES: dict[str, Literal["answer", "unresolved", "refusal"]] = {
+    "resolved": "answer", "not resolved": "unresolved", "withheld": "refusal",
+}  # fmt: skip
 
 _Figures = list[tuple[str, str, str]]
 
@@ -31,9 +44,7 @@ def make_answer(results: Results) -> Text:
 
 
 def _say(results: Results, text: str) -> Text:
-    if results.is_withheld:
-        return Text(text, "unresolved" if is_too_noisy(results) else "refusal")
-    return Text(text, "answer" if is_resolved(results) else "unresolved")
+    return Text(text, _ROLES[name_state(results)])
 
 
 def make_blocks(results: Results) -> list[Block]:

@@ -1,6 +1,7 @@
 """MLflow: one parent run per comparison, one child run per cell, and values in batches."""
 
 import functools
+import json
 import logging
 import os
 import time
@@ -9,7 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.services.tracked import EPOCH_ANCHOR, STEP_ANCHOR, Figures, Point, Report, Rows, TrackedComparison
+from tasks.services.tracked import (
+    EPOCH_ANCHOR,
+    STEP_ANCHOR,
+    Figures,
+    Point,
+    Report,
+    Rows,
+    TrackedComparison,
+    TrackedRows,
+)
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -47,6 +57,28 @@ def _make_site(uri: str) -> "ASGIApp":
 def open_runs(comparison: TrackedComparison, *, uri: str) -> "_Runs":
     """Return the comparison's runs in the store."""
     return _Runs(comparison, uri)
+
+
+def find_runs_page(uri: str, experiment: str) -> str:
+    """Return the path of the page that lists an experiment's runs: by itself MLflow opens an empty page of traces."""
+    from mlflow import MlflowClient
+
+    found = MlflowClient(tracking_uri=uri).get_experiment_by_name(experiment)
+    return f"/#/experiments/{found.experiment_id}/runs?workflowType=machine_learning" if found else "/"
+
+
+def _make_input(rows: TrackedRows) -> Any:
+    """Return rows as MLflow shows them among the inputs of a run."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    return DatasetInput(
+        # MLflow takes a digest of 36 characters at most.
+        dataset=Dataset(
+            name=rows.name, digest=rows.digest[:36], source_type="params.yaml",
+            source=json.dumps({"source": rows.source}), profile=json.dumps({"num_rows": rows.num_rows}),
+        ),
+        tags=[InputTag("mlflow.data.context", rows.context)],
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,7 +120,11 @@ class _Runs:
     def open_parent(self) -> Any:
         """Return the comparison's run, made if need be."""
         tags = {"mlflow.note.content": self._comparison.description}
-        return self._open(None, name=self._comparison.name, facts=self._comparison.facts, tags=tags)
+        is_new = None not in self._runs
+        run = self._open(None, name=self._comparison.name, facts=self._comparison.facts, tags=tags)
+        if is_new and self._comparison.rows:
+            self._client.log_inputs(run.info.run_id, datasets=[_make_input(rows) for rows in self._comparison.rows])
+        return run
 
     def open_cell(self, cell: str, facts: Mapping[str, str]) -> _CellRun:
         """Return the cell's run below the comparison's, made if need be, with the facts as parameters."""

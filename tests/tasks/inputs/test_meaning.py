@@ -17,6 +17,7 @@ MODULES = {
     "tasks/records/measurement.py": {"measure", "report", "upload"},
     "tasks/gates/statistics.py": {"evaluate", "report", "upload"},
     "tasks/reporting/style.css": {"report"},
+    "tasks/reporting/script.js": {"report"},
     "tasks/reporting/charts/speedup.py": {"report"},
     "tasks/measuring/blocks.py": {"measure"},
     "tasks/measuring/model_error.json": {"measure"},
@@ -76,7 +77,9 @@ def _stale_after(folder: Path, module: str, change: Callable[[str], str], before
 def test_a_change_of_meaning_makes_stale_the_stages_that_may_run_it(
     module: str, copied: Path, unchanged: dict[str, str]
 ) -> None:
-    added = {".py": "\nCHANGED = True\n", ".css": "\n.changed {}\n", ".json": "\n"}[Path(module).suffix]
+    added = {".py": "\nCHANGED = True\n", ".css": "\n.changed {}\n", ".js": "\n// changed\n", ".json": "\n"}[
+        Path(module).suffix
+    ]
     assert _stale_after(copied, module, lambda text: text + added, unchanged) == MODULES[module]
 
 

@@ -51,6 +51,12 @@ class Page(HTMLParser):
         """All that is read, white space made single."""
         return " ".join(" ".join(self.texts).split())
 
+    @property
+    def told(self) -> str:
+        """The same, and before it what is said of each chart to who does not see it."""
+        labels = [element.attributes.get("aria-label", "") for element in self.all("div")]
+        return f"{' '.join(labels)} {self.text}"
+
     def all(self, tag: str) -> list[Element]:
         """Return every element of this kind."""
         return [element for element in self.elements if element.tag == tag]

@@ -36,7 +36,7 @@ def test_losses_csv_has_one_line_per_cell_and_step(tmp_path: Path, params: dict[
 def test_metrics_json_holds_the_few_figures_that_dvc_prints(tmp_path: Path, clean_results: Results) -> None:
     data_files.write_metrics(tmp_path / "metrics.json", clean_results)
     metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert metrics["gates"] == {"passed": 17, "failed": 0, "not_checked": 0}
+    assert metrics["gates"] == {"state": "not resolved", "passed": 17, "failed": 0, "not_checked": 0}
     assert metrics["base"] == {"heldout_loss": 4.1}
     assert metrics["2proc"] == {
         "seconds_per_epoch": 6.4,
@@ -70,3 +70,9 @@ def test_a_file_is_replaced_not_written_into(tmp_path: Path) -> None:
     cached.chmod(0o444)
     data_files.write_text(path, "new")
     assert (path.read_text(), cached.read_text()) == ("new", "old")
+
+
+def test_metrics_say_whether_the_answer_is_one(measured_results: Results, withheld_results: Results) -> None:
+    assert [data_files.collect_metrics(one)["gates"]["state"] for one in (measured_results, withheld_results)] == [
+        "resolved", "withheld",
+    ]  # fmt: skip

@@ -20,8 +20,8 @@ def texts(svg: str) -> list[str]:
 
 def test_the_charts_are_found_by_their_files_in_the_order_of_the_report() -> None:
     first, *others = MEASURED_CHARTS
-    beside = others.index("prediction") + 1
-    others.insert(beside, "goodput")
+    others.insert(others.index("prediction") + 1, "goodput")
+    others.insert(others.index("waterfall") + 1, "timeline")
     found = [first, *NAMES_OF_CHARTS, "loss_difference", "accuracy_curves", *others, "history"]
     assert list(drawing.find_charts()) == found
 
@@ -86,13 +86,13 @@ def test_a_chart_of_what_was_measured_shows_its_figures_and_a_unit_on_every_axis
         ("measured_speedup", ["2proc 1.62x (1.58 to 1.66) on 2 ranks", "in a DDP wrapper 0.98x (0.96 to 1.01) on 1"]),
         ("waterfall", ["ideal step of 34.0 ms to the measured 42.0 ms", "contention 2.00 ms", "unexplained 0.200 ms"]),
         ("prediction", ["2.74x (2.61 to 2.87) on 4 ranks (extrapolated),", "8.88x (6.34 to 11.42) on 64 ranks (extra"]),
-        ("prediction", ["Measured, with 95 % intervals: 1.62x (1.58 to 1.66) on 2 ranks. Predicted from there"]),
+        ("prediction", ["Measured: 1.62x (1.58 to 1.66) on 2 ranks. Predicted from there"]),
     ],
 )
 def test_a_chart_of_what_was_measured_says_its_figures_in_words(
     measured_results: Results, name: str, expected: list[str]
 ) -> None:
-    told = drawing.make_caption(drawing.find_charts()[name], measured_results)
+    told = drawing.tell_figures(drawing.find_charts()[name], measured_results)
     assert all(words in told for words in expected), told
 
 
@@ -126,7 +126,7 @@ def test_a_withheld_waterfall_keeps_the_parts_of_the_cell_alone_and_has_neither_
     found = texts(drawing.draw_svg("waterfall", chart, withheld_measured_results))
     assert {"exposed communication", "3.50", "measured", "42.0"} <= set(found)
     assert not {"ideal", "34.0", "unexplained"} & set(found)
-    told = drawing.make_caption(chart, withheld_measured_results)
+    told = drawing.tell_figures(chart, withheld_measured_results)
     assert told == (
         "2proc: of a step of 42.0 ms: exposed communication 3.50 ms, straggler 0.600 ms, DDP overhead 1.00 ms, "
         "contention 2.00 ms."
@@ -224,6 +224,7 @@ def test_many_cells_and_many_segments_can_be_drawn(clean_results: Results) -> No
 def test_a_new_chart_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_results: Results) -> None:
     (tmp_path / "data_wait.py").write_text(
         'TITLE = "Data wait"\nPOSITION = 35\nNEEDS_SPEEDUP = False\nSECTION = "training"\n\n'
+        'CAPTION = "how to read it"\n'
         'def describe_chart(results):\n    return "words"\n\n'
         "def draw(results, axes):\n    axes.plot([0, 1])\n"
     )

@@ -187,3 +187,19 @@ def test_a_block_has_the_rows_of_the_segment_that_is_asked_for(
     assert first["num_samples"] == second["num_samples"] == 16
     assert first["rows_digest"] != second["rows_digest"]
     assert runner._get(Variant(), 1).strategy is runner._get(Variant()).strategy
+
+
+def test_a_recorded_step_shows_forward_backward_and_update_in_this_order_and_leaves_the_weights(
+    runner: BlockRunner, tiny_model: Path
+) -> None:
+    found = runner.record_timeline(Variant())
+    assert found["started_at_ns"] > 1e18
+    starts = [event[2] for event in found["events"]]
+    assert starts == sorted(starts)
+    names = [event[0] for event in found["events"]]
+    first = [next(n for n, name in enumerate(names) if name.startswith(kind)) for kind in _IN_ORDER]
+    assert first == sorted(first)
+    assert all(event[1].startswith("host") and event[3] >= 0 for event in found["events"])
+
+
+_IN_ORDER = ("aten::embedding", "autograd::engine::evaluate_function", "Optimizer.step")

@@ -1,0 +1,71 @@
+"""Where a report comes from, and how it is cited: commit, command, params, seconds of each stage, a badge."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from tasks.process import wording
+from tasks.process.source import read_commit
+from tasks.records.facts import Record
+from tasks.records.measurement import Estimate
+
+STAGE_SECONDS = Path(".work/stage_seconds.json")
+"""How long each stage took when `make compare` last ran it here."""
+_COLORS = {"resolved": "#00704f", "not resolved": "#7a5b00", "withheld": "#b3261e"}
+_CHARACTER, _MARGIN, _LEFT = 7, 8, "speedup"
+"""Pixels of a letter of the badge, and beside its texts; what stands at its left."""
+
+
+class Provenance(Record):
+    """Where a report comes from."""
+
+    commit: str | None
+    """Commit of the folder when the figures were put together, with ` and changes` behind it where tracked files
+    differed; null without git."""
+    command: str
+    """What makes it again."""
+    params: str
+    """The params.yaml that was compared, defaults filled in, as JSON, which is YAML."""
+    stage_seconds: dict[str, float]
+    """Stage -> seconds of its last run here; empty where another command ran the stages."""
+
+
+def collect_provenance(params: BaseModel) -> Provenance:
+    """Return what is known of it here and now."""
+    seconds = {}
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        seconds = {str(name): float(took) for name, took in json.loads(STAGE_SECONDS.read_bytes()).items()}
+    # A store may be named with a password.
+    content = params.model_dump(mode="json", exclude_none=True, exclude={"tracking"})
+    return Provenance(
+        commit=read_commit(), command="make compare", params=json.dumps(content, indent=2), stage_seconds=seconds
+    )
+
+
+def cite(name: str, verdict: str, created_at: str, commit: str | None) -> str:
+    """Return one line that says what was found, when and by what."""
+    version = f", commit {commit}" if commit else ""
+    return f"{name}: {verdict.rstrip('.')}. Report of ddp-compare, {created_at[:10]}{version}."
+
+
+def draw_badge(state: str, told: str) -> str:
+    """Return a badge as SVG: what the comparison says, in the colour of its state, which it also names in words."""
+    text = f"{told}, {state}"
+    left, right = (_CHARACTER * len(part) + 2 * _MARGIN for part in (_LEFT, text))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="22" role="img" '
+        f'aria-label="{_LEFT}: {text}">'
+        f'<rect width="{left + right}" height="22" rx="4" fill="#1a1f26"/>'
+        f'<path d="M{left} 0h{right - 4}a4 4 0 0 1 4 4v14a4 4 0 0 1-4 4H{left}z" fill="{_COLORS[state]}"/>'
+        f'<g fill="#fff" font-family="Verdana, DejaVu Sans, sans-serif" font-size="12" text-anchor="middle">'
+        f'<text x="{left / 2:g}" y="15">{_LEFT}</text><text x="{left + right / 2:g}" y="15">{text}</text></g></svg>\n'
+    )
+
+
+def tell_badge(speedup: float | None, interval: Estimate | None) -> str:
+    """Return what a badge says of the best cell: its speedup with its interval, or that none is given."""
+    if speedup is None:
+        return "not given"
+    return wording.format_ratio_with_interval(interval) if interval else wording.format_ratio(speedup)

@@ -1,0 +1,109 @@
+"""One step of each rank: in short for the page, and whole as a file for Perfetto (ui.perfetto.dev) or chrome://tracing."""
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from tasks.records.facts import Record
+from tasks.records.measurement import RankTimeline
+from training.process.files import replace_file
+
+_MOST_SPANS = 120
+"""Of a kind and rank on the page: what is closer together than the width of a line is one."""
+
+Kind = Literal["forward and else", "backward", "update", "exchange", "GPU"]
+
+
+class Span(Record):
+    """Something that a rank did, from when to when."""
+
+    rank: int
+    """Number of the rank."""
+    kind: Kind
+    """What it did; on a GPU its kernels are of one kind."""
+    start_seconds: float
+    """After the first event of any rank."""
+    end_seconds: float
+    """Likewise."""
+
+
+class CellTimeline(Record):
+    """One recorded step of a cell; recording takes time of its own."""
+
+    cell: str
+    """Name of the cell."""
+    spans: list[Span]
+    """What its ranks did, thinned for drawing."""
+
+    @property
+    def file(self) -> str:
+        """Where the whole of it stands beside the report."""
+        return f"timelines/{quote(self.cell, safe='')}.json.gz"
+
+
+def collect_timelines(found: Mapping[str, Sequence[RankTimeline]]) -> list[CellTimeline]:
+    """Return the steps of all cells in short."""
+    return [CellTimeline(cell=cell, spans=list(_list_spans(ranks))) for cell, ranks in found.items() if ranks]
+
+
+def write_timelines(folder: Path, found: Mapping[str, Sequence[RankTimeline]]) -> None:
+    """Write a trace per cell into the folder, which has no other files then; the same bytes for the same steps."""
+    folder.mkdir(exist_ok=True)
+    traces = {Path(CellTimeline(cell=cell, spans=[]).file).name: ranks for cell, ranks in found.items() if ranks}
+    for file in folder.iterdir():
+        if file.name not in traces:
+            file.unlink()
+    for name, ranks in traces.items():
+        content = json.dumps({"traceEvents": list(_list_trace_events(ranks)), "displayTimeUnit": "ms"})
+        with replace_file(folder / name) as temporary:
+            temporary.write_bytes(gzip.compress(content.encode(), mtime=0))
+
+
+def _list_trace_events(ranks: Sequence[RankTimeline]) -> Iterator[dict[str, Any]]:
+    """Yield the events as the Trace Event Format has them: a process per rank, a thread per place."""
+    for rank, start, one in _align(ranks):
+        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+        places = {place: number for number, place in enumerate(dict.fromkeys(event[1] for event in one.events))}
+        for place, number in places.items():
+            yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": place}}
+        for name, place, began, took in one.events:
+            yield {"ph": "X", "name": name, "pid": rank, "tid": places[place], "ts": start + began, "dur": took}
+
+
+def _align(ranks: Sequence[RankTimeline]) -> list[tuple[int, float, RankTimeline]]:
+    """Return (rank, microseconds to add to its starts so that the first event of any rank is at 0, timeline)."""
+    known = [one for one in ranks if one.events]
+    first = min((one.started_at_ns / 1000 + one.events[0][2] for one in known), default=0.0)
+    return [(rank, one.started_at_ns / 1000 - first, one) for rank, one in enumerate(ranks)]
+
+
+def _list_spans(ranks: Sequence[RankTimeline]) -> Iterator[Span]:
+    aligned = _align(ranks)
+    last = max((start + began + took for _, start, one in aligned for *_, began, took in one.events), default=0.0)
+    for rank, start, one in aligned:
+        by_kind: dict[Kind, list[list[float]]] = {}
+        outer: dict[str, float] = {}
+        for name, place, began, took in one.events:
+            # What runs inside of another event of its thread is a part of that.
+            if place.startswith("host") and began < outer.get(place, 0.0):
+                continue
+            outer[place] = began + took
+            spans, from_, to = by_kind.setdefault(_find_kind(name, place), []), start + began, start + began + took
+            if spans and from_ <= spans[-1][1] + last / _MOST_SPANS / 4:
+                spans[-1][1] = max(spans[-1][1], to)
+            else:
+                spans.append([from_, to])
+        for kind, spans in by_kind.items():
+            for from_, to in spans[:_MOST_SPANS]:
+                yield Span(rank=rank, kind=kind, start_seconds=from_ / 1e6, end_seconds=to / 1e6)
+
+
+def _find_kind(name: str, place: str) -> Kind:
+    if place in ("exchange", "device"):
+        return "exchange" if place == "exchange" else "GPU"
+    if name.startswith("autograd::"):
+        return "backward"
+    return "update" if name.startswith("Optimizer.step") else "forward and else"

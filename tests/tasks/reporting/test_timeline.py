@@ -1,0 +1,57 @@
+import gzip
+import json
+from pathlib import Path
+
+from tasks.records.measurement import RankTimeline
+from tasks.reporting import drawing
+from tasks.reporting.results import Results
+from tasks.reporting.timeline import collect_timelines, write_timelines
+from tests.tasks.reporting.rendered import page_of
+
+STEP = {
+    "2proc": [
+        RankTimeline(started_at_ns=5_000_000, num_left_out=0, events=[
+            ("Model.forward", "host 1", 10.0, 400.0), ("aten::mm", "host 1", 20.0, 300.0),
+            ("autograd::engine::evaluate_function: MmBackward0", "host 1", 500.0, 500.0),
+            ("gloo:all_reduce", "exchange", 800.0, 600.0), ("Optimizer.step#AdamW.step", "host 1", 1500.0, 100.0),
+        ]),
+        # Its clock began 100 microseconds later.
+        RankTimeline(started_at_ns=5_100_000, num_left_out=0, events=[("gloo:all_reduce", "exchange", 710.0, 600.0)]),
+    ]
+}  # fmt: skip
+
+
+def test_the_page_has_each_rank_on_one_clock_and_nothing_twice() -> None:
+    (found,) = collect_timelines(STEP)
+    spans = [(one.rank, one.kind, round(1e6 * one.start_seconds), round(1e6 * one.end_seconds)) for one in found.spans]
+    assert spans == [
+        (0, "forward and else", 0, 400), (0, "backward", 490, 990), (0, "exchange", 790, 1390),
+        (0, "update", 1490, 1590),
+        (1, "exchange", 800, 1400),
+    ]  # fmt: skip
+
+
+def test_a_trace_has_a_process_per_rank_and_the_same_bytes_each_time(tmp_path: Path) -> None:
+    for _ in range(2):
+        write_timelines(tmp_path / "timelines", {**STEP, "../1proc": []})
+    (file,) = (tmp_path / "timelines").iterdir()
+    before = file.read_bytes()
+    events = json.loads(gzip.decompress(before))["traceEvents"]
+    assert [one["args"]["name"] for one in events if one["ph"] == "M"] == [
+        "rank 0", "host 1", "exchange", "rank 1", "exchange",
+    ]  # fmt: skip
+    timed = [(one["pid"], one["name"], one["ts"], one["dur"]) for one in events if one["ph"] == "X"]
+    assert (0, "aten::mm", 10.0, 300.0) in timed
+    assert (1, "gloo:all_reduce", 800.0, 600.0) in timed
+    write_timelines(tmp_path / "timelines", STEP)
+    assert file.read_bytes() == before
+    write_timelines(tmp_path / "timelines", {})
+    assert not file.exists()
+
+
+def test_the_page_draws_the_step_and_links_to_its_trace(measured_results: Results) -> None:
+    results = measured_results.model_copy(update={"timelines": collect_timelines(STEP)})
+    page = page_of(results)
+    assert "timelines/2proc.json.gz" in [one.attributes.get("href") for one in page.all("a")]
+    assert "rank 0 0.600 ms, rank 1 0.600 ms" in page.told
+    assert "rank 0, backward: 0.500 ms" in drawing.draw_svg("timeline", drawing.find_charts()["timeline"], results)
