@@ -37,7 +37,7 @@ def _make_steps(num_steps: int, samples: int, **seconds: float) -> list[dict[str
 
 def _launch(cell: str, of_ranks: list[list[dict[str, Any]]]) -> Launched:
     ranks = [RankRecord(rank, steps=steps, lines={"end": [{"seconds": {}}]}) for rank, steps in enumerate(of_ranks)]
-    return Launched(cell, Path(f"/work/{cell}"), ranks, 0)
+    return Launched(cell, Path(f"launched/{cell}"), ranks, 0)
 
 
 def _make_audit(num_launches: int = 3) -> Audit:
