@@ -40,13 +40,11 @@ def download_rows(params: Params, raw: Path, *, source_digest: str | None, heldo
     dataset, other = params.dataset, params.dataset.of_heldout
     repeated = RepeatedRows(None if other else params.heldout)
     place_part = _place_images if dataset.holds_images else _place_texts
-    _clear(raw)
     manifest = place_part(dataset, params.num_rows_needed, raw, repeated=repeated, source_digest=source_digest)
     if dataset.label is not None:
         require_classes(manifest.class_names)
     if other is not None:
         repeated.begin_heldout(params.heldout)
-        _clear(raw / HELDOUT)
         found = place_part(other, params.heldout.end, raw / HELDOUT, repeated=repeated, source_digest=heldout_digest)
         if unknown := set(found.class_names) - set(manifest.class_names):
             raise DataError(
@@ -64,6 +62,7 @@ def _place_texts(
     commit = _find_commit(dataset, "dataset")
     stored = store_rows(dataset, num_rows, commit=commit)
     _require_unchanged(dataset, source_digest, stored.source_digest)
+    _clear(raw)
     facts = place_rows(stored, num_rows, repeated=repeated, target=raw / ROWS)
     is_builtin = dataset.kind == "builtin"
     return RawManifest(
@@ -89,6 +88,7 @@ def _place_images(
     stored = store_images(dataset)
     _require_unchanged(dataset, source_digest, stored.source_digest)
     facts = collect_image_facts(stored, num_rows, repeated=repeated, source=dataset.source)
+    _clear(raw)
     link_file(stored.file, raw / ROWS)
     name = "scikit-learn's digits (built-in)" if dataset.kind == "builtin" else Path(dataset.location).name
     return RawManifest(

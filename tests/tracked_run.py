@@ -59,7 +59,7 @@ def write_comparison(data: Path, params: Params) -> None:
 def cell_facts(cell: str, params: Params) -> CellFacts:
     """Return the beginning of run.json, as it is known before the training."""
     return CellFacts(
-        cell=cell, **params.cells[cell].model_dump(), threads_per_rank=1, device="cpu", micro_batch_size=4,
+        cell=cell, **params.cells[cell].spread, threads_per_rank=1, device="cpu", micro_batch_size=4,
         grad_accum_steps=params.grad_accum_steps(cell), global_batch_size=16, model_name="tiny",
         base_model_digest="the base model", code_digest="this code", machine_digest="this machine",
     )  # fmt: skip

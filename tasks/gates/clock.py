@@ -89,6 +89,7 @@ def _find_sum_problem(run: RunOutputs) -> str | None:
             ("log points", "log_seconds"),
             ("held-out rows", "heldout_seconds"),
         )
+        if name != "heldout_seconds" or _sum_facts(run, name)
     )
     meaning = (
         "the clock of the steps ran while something else was timed too"

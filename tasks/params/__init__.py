@@ -195,7 +195,9 @@ class Params(Section):
             self._require_even_split(name)
             if self.train.exact:
                 require_exact(f"cells.{name}", cell.strategy, cell.options)
-        if unfit := explain_unfit_batches(self):
+        if unfit := explain_unfit_batches(
+            self.train, self.cells, is_weak=self.measure.scaling == "weak", seeds=self.quality.seeds
+        ):
             raise ValueError(unfit)
         self._check_optional()
         return self

@@ -1,12 +1,10 @@
 """Cells with another global batch than the comparison's: what each then trains, and which of them are refused."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from tasks.params.cells import CellParams
 from tasks.params.train import TrainParams
-
-if TYPE_CHECKING:
-    from tasks.params import Params
 
 
 def make_own_train(train: TrainParams, cell: CellParams, *, seed: int | None = None) -> TrainParams:
@@ -27,27 +25,30 @@ def make_own_train(train: TrainParams, cell: CellParams, *, seed: int | None = N
     return train.model_copy(update=changes) if changes else train
 
 
-def explain_unfit_batches(params: "Params") -> str | None:
-    """Return why a cell's batch cannot be judged, with the remedy; None if all can."""
-    for name in params.other_trainings:
+def explain_unfit_batches(
+    train: TrainParams, cells: Mapping[str, CellParams], *, is_weak: bool, seeds: int
+) -> str | None:
+    """Return why a cell's batch cannot be judged, with the remedy; None if all can. The first cell is the baseline."""
+    others = [name for name, cell in cells.items() if cell.batch is not None]
+    for name in others:
         where = f"cells.{name}.batch"
-        if name == params.baseline:
+        if name == next(iter(cells)):
             return f"{where}: got one in the first cell; allowed: null, it is the baseline"
-        if params.measure.scaling == "weak":
+        if is_weak:
             return (
                 f"{where}: got one with measure.scaling weak; allowed: scaling strong, since in weak scaling every "
                 "batch grows, and none is judged by its quality"
             )
-        if params.cells[name].batch_factor == 1:
+        if cells[name].batch_factor == 1:
             return f"{where}.factor: got world_size with one rank; allowed: a number from 2 on"
-        own = params.train_of(name)
+        own = make_own_train(train, cells[name])
         if own.learning_rate > 10:
             return f"{where}.learning_rate: makes a peak of {own.learning_rate:g}; allowed: at most 10, so sqrt or none"
-        if own.epochs < params.train.epochs:
-            return f"{where}.epochs: got {own.epochs}; allowed: at least train.epochs, {params.train.epochs}"
-    if params.quality.seeds > 1 and not params.other_trainings:
+        if own.epochs < train.epochs:
+            return f"{where}.epochs: got {own.epochs}; allowed: at least train.epochs, {train.epochs}"
+    if seeds > 1 and not others:
         return (
-            f"quality.seeds: got {params.quality.seeds} without a cell that has another batch; allowed: 1, cells of "
+            f"quality.seeds: got {seeds} without a cell that has another batch; allowed: 1, cells of "
             "the same work are compared step by step"
         )
     return None

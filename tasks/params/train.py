@@ -16,6 +16,8 @@ AUTO = 0
 
 
 def _read_auto(given: Any) -> Any:
+    if given == AUTO and not isinstance(given, bool):
+        raise ValueError("allowed: a number from 1 on, or auto")
     return AUTO if given == "auto" else given
 
 
@@ -27,7 +29,7 @@ class TrainParams(Section):
     global_batch_size: int = Field(ge=1, le=1_000_000)
     """Samples per optimizer step, all ranks together."""
     micro_batch_size: Annotated[int, BeforeValidator(_read_auto)] = Field(ge=0, le=1_000_000)
-    """Samples per forward pass of one rank; auto (or 0): the largest with which every cell fits into its memory.
+    """Samples per forward pass of one rank; auto: the largest with which every cell fits into its memory.
 
     The update is the same for any, to the rounding of sums.
     """

@@ -9,6 +9,10 @@ TITLE = "Held-out loss"
 POSITION = 52
 NEEDS_SPEEDUP = False
 SECTION = "quality"
+CAPTION = (
+    "Loss on rows that none is trained on, lower is better; where it rises while the training loss falls, rows are "
+    "learned by heart."
+)
 
 
 def is_shown(results: Results) -> bool:
@@ -18,14 +22,10 @@ def is_shown(results: Results) -> bool:
 
 def describe_chart(results: Results) -> str:
     """Return first, lowest and last held-out loss of every cell."""
-    told = "; ".join(
+    return "; ".join(
         f"{curve.cell} from {curve.losses[0]:.3f} to {curve.losses[-1]:.3f}, at lowest {min(curve.losses):.3f} after "
         f"step {wording.format_count(curve.steps[curve.losses.index(min(curve.losses))])}"
         for curve in _list_curves(results)
-    )
-    return (
-        "Loss on rows that none is trained on, lower is better; where it rises while the training loss falls, rows are "
-        f"learned by heart. {told}."
     )
 
 

@@ -22,7 +22,7 @@ def test_the_charts_are_found_by_their_files_in_the_order_of_the_report() -> Non
     first, *others = MEASURED_CHARTS
     others.insert(others.index("prediction") + 1, "goodput")
     others.insert(others.index("waterfall") + 1, "timeline")
-    found = [first, *NAMES_OF_CHARTS, "loss_difference", "accuracy_curves", *others, "history"]
+    found = [first, *NAMES_OF_CHARTS, "heldout_curves", "loss_difference", "accuracy_curves", *others, "history"]
     assert list(drawing.find_charts()) == found
 
 

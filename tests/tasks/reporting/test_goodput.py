@@ -67,7 +67,7 @@ def test_the_chart_and_the_section_name_the_best_point(measured_results: Results
     chart = drawing.find_charts()["goodput"]
     svg = drawing.draw_svg("goodput", chart, results)
     assert all(word in svg for word in ("1 rank", "2 ranks", "best", "samples per optimizer step"))
-    assert "1.90x (1.80 to 2.00) at a batch of 32" in drawing.make_caption(chart, results)
+    assert "1.90x (1.80 to 2.00) at a batch of 32" in drawing.tell_figures(chart, results)
     said = render_markdown(make_document(results))
     assert "Predicted: 2 ranks at a batch of 32 give 1.00x the tokens per second" in said
     assert "Your batch of 16 is 2.50x below the gradient noise scale of 40.0 samples" in said
