@@ -18,7 +18,19 @@ from tests.tasks.reporting.measured import write_measurement
 
 pytestmark = pytest.mark.slow
 
-SECTIONS = ["verdict", "losses", "advice", "prediction", "memory", "gates", "trust", "quality", "cost", "history"]
+SECTIONS = [
+    "verdict",
+    "losses",
+    "advice",
+    "prediction",
+    "batch",
+    "memory",
+    "gates",
+    "trust",
+    "quality",
+    "cost",
+    "history",
+]
 FOLDED = ["speed", "compared", "preflight", "measured", "provenance", "not-claimed", "glossary"]
 NUM_CHARTS = {"given": 9, "withheld": 9, "unmeasured": 5}
 QUESTIONS = ["Is it worth the ranks?", "Can I trust it?", "Why not 2x?", "What next?", "What does it cost?"]

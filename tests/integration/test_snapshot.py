@@ -179,10 +179,10 @@ def test_a_param_edited_between_the_end_of_a_stage_and_dvcs_record_makes_it_stal
     stage = workspace.folder / "tasks" / "train.py"
     stage.write_text(
         stage.read_text().replace(
-            "    _assemble(run, arguments.run)\n\n\ndef",
-            "    _assemble(run, arguments.run)\n"
+            "    _assemble(runs[0], arguments.run)\n",
+            "    _assemble(runs[0], arguments.run)\n"
             "    text = Path('params.yaml').read_text()\n"
-            "    Path('params.yaml').write_text(text.replace('weight_decay: 0.01', 'weight_decay: 0.05'))\n\n\ndef",
+            "    Path('params.yaml').write_text(text.replace('weight_decay: 0.01', 'weight_decay: 0.05'))\n",
         )
     )
     workspace.repro("train@1proc")
@@ -259,6 +259,7 @@ _IMPORTED_BY_THOSE = {
     "tasks.inputs",
     "tasks.process",
     "tasks.ranks",
+    "tasks.params.batches",
     "tasks.params.cells",
     "tasks.params.choices",
     "tasks.machine.gpus",
@@ -267,6 +268,7 @@ _IMPORTED_BY_THOSE = {
     "tasks.store.kept",
     "tasks.params.options",
     "tasks.params.prompts",
+    "tasks.params.quality",
     "tasks.params.search",
     "tasks.params.section",
     "tasks.params.services",
