@@ -125,7 +125,8 @@ def test_compiled_layers_are_certified_in_fp32_where_their_kernels_do_not_round_
 
 
 _RAISE = '(_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.32 GiB"))'
-_FORWARD, _SEED = "self.on_section(StepSection.FORWARD)", "torch.manual_seed(part.dropout_seed)"
+_FORWARD = "self.add_backward(self.forward(model, micro_batch, weight=weight), weight=weight)"
+_SEED = "torch.manual_seed(part.dropout_seed)"
 
 
 @pytest.mark.parametrize(
