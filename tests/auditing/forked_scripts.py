@@ -18,7 +18,9 @@ from typing import Any
 
 from tasks.auditing.launched import Launched
 from tasks.auditing.rank_record import read_rank
-from tests.conftest import PROJECT
+
+# Not that of tests/conftest.py, which makes a folder for a worker's scratch: each rank would remove it at its end.
+_PROJECT = Path(__file__).resolve().parents[2]
 
 
 class ForkedScripts:
@@ -28,7 +30,7 @@ class ForkedScripts:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
-            cwd=PROJECT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            cwd=_PROJECT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
     def launch(self, words: list[str], *, cell: str, world_size: int, folder: Path) -> Launched:
