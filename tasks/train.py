@@ -198,10 +198,10 @@ def _main() -> None:
 def _train_or_reuse(run: CellTraining, arguments: argparse.Namespace, params: Params, snapshot: Snapshot) -> None:
     """Train what is missing of a run; what another seed trains is sent to no tracker."""
     missing = run.list_missing()
+    seed = f", seed {run.params.train.seed}" if len(params.seeds) > 1 else ""
     _log.info(
-        "%s, seed %d: %d of %d segments are finished already%s",
-        run.cell, run.params.train.seed, len(run.segments) - len(missing), len(run.segments),
-        "" if missing else "; nothing to train",
+        "%s%s: %d of %d segments are finished already%s",
+        run.cell, seed, len(run.segments) - len(missing), len(run.segments), "" if missing else "; nothing to train",
     )  # fmt: skip
     if missing and run.params.train.schedule_span == "run" and run.params.train.schedule != "constant":
         _log.info(
