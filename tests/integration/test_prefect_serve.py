@@ -101,7 +101,8 @@ def test_two_deployments_one_on_demand_and_one_by_cron_that_measures_again(serve
     deployments = {deployment["name"]: deployment for deployment in served.api.ask("deployments/filter")}
     assert set(deployments) == {"ddp-compare", "rebench"}
     on_demand, rebench = deployments["ddp-compare"], deployments["rebench"]
-    assert (on_demand["schedules"], on_demand["parameters"]) == ([], {})
+    # Both stand in the form of the UI.
+    assert (on_demand["schedules"], on_demand["parameters"]) == ([], {"rebench": False, "preset": None})
     assert [plan["schedule"]["cron"] for plan in rebench["schedules"] if plan["active"]] == ["0 3 * * 0"]
     assert rebench["parameters"] == {"rebench": True}
     for deployment in deployments.values():
