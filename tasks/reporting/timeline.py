@@ -44,18 +44,27 @@ class CellTimeline(Record):
         return f"timelines/{quote(self.cell, safe='')}.json.gz"
 
 
+_ABOUT = """One optimizer step of each cell, rank by rank, as a trace for Perfetto or chrome://tracing.
+A cell without a file here was not recorded; the report says why.
+"""
+
+
 def collect_timelines(found: Mapping[str, Sequence[RankTimeline]]) -> list[CellTimeline]:
     """Return the steps of all cells in short."""
     return [CellTimeline(cell=cell, spans=list(_list_spans(ranks))) for cell, ranks in found.items() if ranks]
 
 
 def write_timelines(folder: Path, found: Mapping[str, Sequence[RankTimeline]]) -> None:
-    """Write a trace per cell into the folder, which has no other files then; the same bytes for the same steps."""
+    """Write a trace per cell into the folder, and what they are; the same bytes for the same steps.
+
+    It has no other files then, and is never empty, of which DVC would warn.
+    """
     folder.mkdir(exist_ok=True)
     traces = {Path(CellTimeline(cell=cell, spans=[]).file).name: ranks for cell, ranks in found.items() if ranks}
     for file in folder.iterdir():
         if file.name not in traces:
             file.unlink()
+    (folder / "README.txt").write_text(_ABOUT, encoding="utf-8")
     for name, ranks in traces.items():
         content = json.dumps({"traceEvents": list(_list_trace_events(ranks)), "displayTimeUnit": "ms"})
         with replace_file(folder / name) as temporary:
