@@ -14,17 +14,17 @@ from tasks.inputs.meaning import NOT_CONTENT, collect_meanings
 from tasks.params import load_params
 
 MODULES = {
-    "tasks/records/measurement.py": {"measure", "report", "upload"},
+    "tasks/records/measurement.py": {"measure", "train@1proc", "train@2proc", "report", "upload"},
     "tasks/gates/statistics.py": {"evaluate", "report", "upload"},
     "tasks/reporting/style.css": {"report"},
     "tasks/reporting/script.js": {"report"},
     "tasks/reporting/charts/speedup.py": {"report"},
     "tasks/measuring/blocks.py": {"measure"},
     "tasks/measuring/model_error.json": {"measure"},
-    "tasks/strategies/ddp.py": {"measure", "report"},
+    "tasks/strategies/ddp.py": {"measure", "train@1proc", "train@2proc", "report"},
     "tasks/equivalence/reference/causal_lm.py": {"measure", "evaluate"},
-    "tasks/ranks/cell_ranks.py": {"measure", "train@1proc", "train@2proc"},
-    "tasks/ranks/launchers/torchrun.py": {"measure", "train@1proc", "train@2proc"},
+    "tasks/ranks/cell_ranks.py": {"measure", "train@1proc", "train@2proc", "evaluate"},
+    "tasks/ranks/launchers/torchrun.py": {"measure", "train@1proc", "train@2proc", "evaluate"},
     "tasks/data/slicing/image_classification.py": {"slice"},
     "tasks/data/sources/rows.py": {"download"},
     "tasks/train.py": {"train@1proc", "train@2proc"},
