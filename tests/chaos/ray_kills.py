@@ -35,7 +35,7 @@ class RayTraining:
     """A training in exact mode, with a checkpoint after every fifth step, and the weights that torchrun's has."""
 
     def __init__(
-        self, folder: Path, cluster: Cluster, *, num_steps: int = 60, python: str = sys.executable
+        self, folder: Path, cluster: Cluster, *, num_steps: int = 600, python: str = sys.executable
     ) -> None:  # fmt: skip
         """`python`: of the stage, of torchrun and of ranks on the first machine."""
         self._folder, self.cluster, self._python = folder, cluster, python
@@ -180,5 +180,5 @@ def ray_trials(root: Path, *, num_trials: int, seed: int = 3) -> Iterator[Trial]
     """Yield them on a cluster of their own."""
     here, starts = find_own_address(), (subprocess.Popen, subprocess.Popen)
     with two_raylets(root, addresses=(here, here), starts=starts) as cluster:
-        training = RayTraining(root, cluster, num_steps=24 * num_trials)
+        training = RayTraining(root, cluster, num_steps=120 * num_trials)
         yield from kill_trials(training, num_trials=num_trials, choose=random.Random(seed))
