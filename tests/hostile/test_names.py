@@ -20,6 +20,7 @@ from tasks.process.failure import ConfigurationError, DataError
 from tasks.reporting import data_files, history_file
 from tasks.reporting.collect import collect_results
 from tasks.reporting.results import Results
+from tests.conftest import PROJECT
 from tests.hostile.conftest import ParamsCommand
 from tests.tasks.reporting.comparison import outputs_of, write_comparison
 from tests.tasks.reporting.hostile import NAMES, TEXT, hostile
@@ -150,7 +151,8 @@ def test_a_browser_finds_no_script_that_the_template_has_not(
     page.on("dialog", lambda dialog: (alarms.append(dialog.message), dialog.dismiss()))
     page.on("request", lambda asked: alarms.append(asked.url) if not asked.url.startswith("file:") else None)
     page.goto((tmp_path / "index.html").as_uri(), wait_until="networkidle")
-    assert page.evaluate("document.scripts.length") == 0
+    scripts = page.evaluate("[...document.scripts].map(script => script.textContent)")
+    assert scripts == [(PROJECT / "tasks" / "reporting" / "script.js").read_text(encoding="utf-8")]
     handlers = "[...document.querySelectorAll('*')].flatMap(e => e.getAttributeNames()).filter(n => n.startsWith('on'))"
     assert page.evaluate(handlers) == []
     assert page.evaluate("document.querySelectorAll('a[href^=javascript], iframe, object, embed, base').length") == 0

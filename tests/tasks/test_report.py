@@ -62,7 +62,7 @@ def test_the_stage_writes_every_file_and_prints_the_verdict(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     reports = tmp_path / "reports"
     assert [str(path.relative_to(reports)) for path in files_in(reports)] == sorted(
-        [*FILES, *(f"charts/{name}.svg" for name in CHARTS)]
+        [*FILES, "timelines/README.txt", *(f"charts/{name}.svg" for name in CHARTS)]
     )
     results = read_results(reports / "results.json")
     assert done.stdout.splitlines() == [results.label, results.verdict, "reports/index.html"]

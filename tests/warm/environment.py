@@ -16,9 +16,12 @@ from pathlib import Path
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _LAUNCHER = Path(__file__).with_name("launcher.py")
-_NO_MATTER = ("PYTHON", "PYTHONDONTWRITEBYTECODE", "HF_HUB_DISABLE_TELEMETRY", "HF_XET_TELEMETRY_ENABLED", "HF_TOKEN")
-"""Of no consequence here: the first is the Makefile's, every stage sets the telemetry's itself, and the token is looked
-for when it is used."""
+_NO_MATTER = (
+    "PYTHON", "PYTHONBREAKPOINT", "PYTHONDONTWRITEBYTECODE", "HF_HUB_DISABLE_TELEMETRY", "HF_XET_TELEMETRY_ENABLED",
+    "HF_TOKEN",
+)  # fmt: skip
+"""Of no consequence here: the first is the Makefile's, the second is left behind by Ray where a test connects to it,
+every stage sets the telemetry's itself, and the token is looked for when it is used."""
 _ROOM_FOR_WORDS, _ROOM_FOR_ENVIRONMENT = "." * 20_000, "." * 60_000
 """What a process shows in /proc is written over what the server was started with, and cannot be longer."""
 

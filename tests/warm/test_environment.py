@@ -58,6 +58,10 @@ def test_the_stages_of_a_scratch_project_do_not_import_torch_again(warm: Path, p
     assert '"is warm": true' in said
 
 
+def test_what_ray_leaves_in_the_environment_has_nothing_started_anew(warm: Path, project: Path) -> None:
+    assert '"is warm": true' in _run(warm / "python", project, PYTHONBREAKPOINT="ray.util.rpdb.set_trace").stdout
+
+
 def test_what_an_interpreter_looks_at_when_it_starts_has_it_started_anew(warm: Path, project: Path) -> None:
     assert '"is warm": false' in _run(warm / "python", project, PYTHONHASHSEED="1").stdout
 
