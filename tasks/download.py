@@ -132,7 +132,7 @@ def download_model(params: Params, base_model: Path, *, class_names: Sequence[st
     It tells these classes apart, if there are any.
     """
     if params.dataset.holds_images:
-        stored = store_image_model(params.model, class_names=class_names)
+        stored = store_image_model(params.model, class_names=class_names, image_size=params.dataset.image_size)
     else:
         stored = store_model(params.model, commit=_find_commit(params.model, "model"), class_names=class_names)
     _clear(base_model)

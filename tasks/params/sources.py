@@ -15,7 +15,7 @@ _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 
 BUILTIN_CLASSIFIERS = ("tiny-modernbert",)
-BUILTIN_IMAGE_MODELS = ("resnet18",)
+BUILTIN_IMAGE_MODELS = ("resnet18", "resnet50", "vit-b-16")
 BUILTIN_MODELS = ("tiny-qwen2", *BUILTIN_CLASSIFIERS, *BUILTIN_IMAGE_MODELS)
 BUILTIN_IMAGES = ("digits",)
 BUILTIN_INSTRUCTIONS = ("instructions",)

@@ -64,10 +64,10 @@ def write_rows(workload: str, folder: Path, *, num_rows: int, first_row: int, mi
 
 
 def _write_resnet(folder: Path) -> None:
-    from tasks.data.builtin.resnet import write_resnet18
+    from tasks.data.builtin.image_networks import write_image_network
 
     folder.mkdir(parents=True)
-    write_resnet18(folder, [str(digit) for digit in range(10)])
+    write_image_network(folder, "resnet18", [str(digit) for digit in range(10)])
     files = {file.name: digest_file(file) for file in sorted(folder.iterdir())}
     facts: dict[str, Any] = {
         "source": "builtin:resnet18",

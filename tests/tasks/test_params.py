@@ -304,7 +304,7 @@ def test_the_preset_of_workers_of_ray_has_their_micro_batches_and_checkpoints(pr
     assert bloomz.train.checkpoint_every_steps == 200
 
 
-@pytest.mark.parametrize("name", ["resnet18-imagefolder", "resnet18-2nodes"])
+@pytest.mark.parametrize("name", ["resnet18-imagefolder", "resnet18-2nodes", "resnet50-imagefolder", "vit-imagefolder"])
 def test_a_preset_of_images_is_valid_and_asks_for_its_folder(name: str, project: Path) -> None:
     if name == "resnet18-2nodes":
         pytest.importorskip("ray", reason="`make extras` installs it", exc_type=ImportError)
