@@ -75,6 +75,7 @@ def _place_texts(
         template=_read_template(dataset),
         **facts,
         license="the open-source licence of each package" if is_builtin else stored.license,
+        languages=["en"] if is_builtin else stored.languages,
         label=_make_label(dataset, facts.get("class_names", [])),
         packages=read_package_versions() if is_builtin else {},
         source_digest=stored.source_digest,

@@ -32,7 +32,7 @@ SECTIONS = [
     "history",
 ]
 FOLDED = ["speed", "compared", "preflight", "measured", "provenance", "not-claimed", "glossary"]
-NUM_CHARTS = {"given": 9, "withheld": 9, "unmeasured": 5}
+NUM_CHARTS = {"given": 10, "withheld": 10, "unmeasured": 5}
 QUESTIONS = ["Is it worth the ranks?", "Can I trust it?", "Why not 2x?", "What next?", "What does it cost?"]
 SCREEN = 900
 """Pixels from top to bottom of a laptop's window."""
