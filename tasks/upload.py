@@ -208,7 +208,7 @@ def _make_card(params: Params, results: Results, cell: str, checkpoints: list[st
     return hub.make_model_card(
         body,
         name=f"{params.name}-{cell}",
-        base_model=_find_hub_id(model.source),
+        base_model=None if model.is_random_weights else _find_hub_id(model.source),
         dataset=_find_hub_id(dataset.source),
         dataset_name=f"{dataset.label}, held-out rows {results.quality.heldout}",
         dataset_split=params.dataset.split if dataset.commit else None,

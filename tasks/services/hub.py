@@ -20,7 +20,7 @@ from tasks.process.failure import ConfigurationError, DataError, ResourceError, 
 from tasks.records.publication import PublicationManifest
 from tasks.services import network
 from tasks.services.manifest import compute_git_hash, list_differences, read_digests, read_paths
-from tasks.services.model_files import SMALL_FILES, WEIGHTS_FILES
+from tasks.services.model_files import INDEX, SMALL_FILES, WEIGHTS_FILES
 from tasks.store.links import link_file
 from training.process.files import digest_file
 
@@ -56,15 +56,15 @@ def resolve_commit(repo_id: str, revision: str, *, kind: Literal["model", "datas
     return commit
 
 
-def download_model(repo_id: str, commit: str, folder: Path) -> None:
-    """Fill `folder` with the model's config, safetensors weights and tokenizer, as real files.
+def download_model(repo_id: str, commit: str, folder: Path, *, has_weights: bool = True) -> None:
+    """Fill `folder` with the model's config, safetensors weights (unless told otherwise) and tokenizer, as real files.
 
     Weights are hard links into the Hugging Face cache where the file system allows it, the rest are copies.
     Raises as `resolve_commit`; also DataError if the repository has no config or no safetensors weights.
     """
     from huggingface_hub import snapshot_download
 
-    wanted = (*SMALL_FILES, *WEIGHTS_FILES)
+    wanted = (*SMALL_FILES, *WEIGHTS_FILES) if has_weights else tuple(name for name in SMALL_FILES if name != INDEX)
 
     def fetch() -> str:
         # Folders of a repository ("*/*") hold other formats of the same model.
@@ -78,7 +78,7 @@ def download_model(repo_id: str, commit: str, folder: Path) -> None:
     names = {file.name for file in files}
     if "config.json" not in names:
         raise DataError(f"model {repo_id} at {commit}: has no config.json; choose a transformers model")
-    if not any(name.endswith(".safetensors") for name in names):
+    if has_weights and not any(name.endswith(".safetensors") for name in names):
         raise DataError(
             f"model {repo_id} at {commit}: has no model.safetensors, and pickled weights are refused; choose a "
             "model with safetensors, or convert it (https://huggingface.co/spaces/safetensors/convert)"

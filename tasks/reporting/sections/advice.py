@@ -3,7 +3,7 @@
 from tasks.gates.measured import explain_omission
 from tasks.process import wording
 from tasks.records.measurement import Advice, Advised, Measurement
-from tasks.reporting.blocks import Block, Code, Heading, Text, tabulate
+from tasks.reporting.blocks import Block, Code, Fold, Heading, Text, tabulate
 from tasks.reporting.goodput import describe_noise
 from tasks.reporting.results import Results
 
@@ -41,8 +41,14 @@ def _show_changes(results: Results) -> list[Block]:
         [*tried, *((f"all together: {one.change}", one) for one in combined)],
         num_prose=2,
     )
-    patches = [*(("All together", one) for one in combined), *tried]
-    return [Text(_advise(measurement, advice)), table, *[block for one in patches for block in _show_patch(*one)]]
+    first, *others = [*(("All together", one) for one in combined), *tried]
+    folded = [block for one in others for block in _show_patch(*one)]
+    return [
+        Text(_advise(measurement, advice)),
+        table,
+        *_show_patch(*first),
+        *[Fold("The other changes, for params.yaml", folded)] * bool(folded),
+    ]
 
 
 def _advise(measurement: Measurement, advice: Advice) -> str:

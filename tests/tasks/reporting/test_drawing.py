@@ -22,7 +22,8 @@ def test_the_charts_are_found_by_their_files_in_the_order_of_the_report() -> Non
     first, *others = MEASURED_CHARTS
     others.insert(others.index("prediction") + 1, "goodput")
     others.insert(others.index("waterfall") + 1, "timeline")
-    found = [first, *NAMES_OF_CHARTS, "heldout_curves", "loss_difference", "accuracy_curves", *others, "history"]
+    found = [first, *NAMES_OF_CHARTS, "heldout_curves", "loss_difference", "accuracy_curves", *others]
+    found += ["hardware", "history"]
     assert list(drawing.find_charts()) == found
 
 
@@ -31,10 +32,10 @@ def test_a_chart_that_has_nothing_to_show_is_left_out(clean_results: Results, me
     first, *others = MEASURED_CHARTS
     # Of one comparison there is no history yet.
     others_given = [name for name in NAMES_OF_CHARTS if name != "speedup"]
-    assert list(drawing.select_charts(measured_results)) == [first, *others_given, *others]
+    assert list(drawing.select_charts(measured_results)) == [first, *others_given, *others, "hardware"]
     nothing = measurement(waterfalls=[], predictions=[], memory=[])
     bare = measured_results.model_copy(update={"measurement": nothing})
-    assert list(drawing.select_charts(bare)) == ["measured_speedup", *others_given, "estimates"]
+    assert list(drawing.select_charts(bare)) == ["measured_speedup", *others_given, "estimates", "hardware"]
     empty = measurement(predictions=[Prediction(cells=["2proc"], curves=[], assumptions=[])])
     assert "prediction" not in drawing.select_charts(measured_results.model_copy(update={"measurement": empty}))
 
