@@ -234,3 +234,12 @@ def test_a_new_chart_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = drawing.find_charts()
     assert list(found) == ["data_wait"]
     assert "Data wait" in texts(drawing.draw_svg("data_wait", found["data_wait"], clean_results))
+
+
+def test_the_axis_of_losses_apart_has_at_least_two_labels_however_near_they_are(clean_results: Results) -> None:
+    steps = list(range(1, 11))
+    first = LossCurve(cell="1proc", steps_per_point=1, steps=steps, losses=[4.0] * 10)
+    second = LossCurve(cell="2proc", steps_per_point=1, steps=steps, losses=[4.0 * (1 + 3e-7)] * 10)
+    results = clean_results.model_copy(update={"loss_curves": [first, second]})
+    svg = drawing.draw_svg("loss_difference", drawing.find_charts()["loss_difference"], results)
+    assert {"1e-07", "1e-06"} <= set(texts(svg))
