@@ -24,7 +24,8 @@ def _main() -> int:
 
     if not os.environ.get(VERBOSE):
         # Its bars, one for every path of every stage, stay off at this level.
-        logging.getLogger("dvc.progress").setLevel(logging.CRITICAL)
+        for name in ("dvc.progress", "dvc_data.callbacks"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     # Eight stages would say eight times how to add dvc.lock to git.
     logging.getLogger("dvc.repo.scm_context").setLevel(logging.WARNING)
     return int(main(arguments))

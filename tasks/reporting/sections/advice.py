@@ -41,12 +41,12 @@ def _show_changes(results: Results) -> list[Block]:
         [*tried, *((f"all together: {one.change}", one) for one in combined)],
         num_prose=2,
     )
-    first, *others = [*(("All together", one) for one in combined), *tried]
-    folded = [block for one in others for block in _show_patch(*one)]
+    patches = [*(("All together", one) for one in combined), *tried]
+    folded = [block for one in patches[1:] for block in _show_patch(*one)]
     return [
         Text(_advise(measurement, advice)),
         table,
-        *_show_patch(*first),
+        *_show_patch(*patches[0]),
         *[Fold("The other changes, for params.yaml", folded)] * bool(folded),
     ]
 
