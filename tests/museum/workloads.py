@@ -66,10 +66,10 @@ def write_rows(workload: str, folder: Path, *, num_rows: int, first_row: int, mi
 
 def _write_resnet(folder: Path, *, seed: int) -> None:
     """Write the built-in network with weights of this seed: each its own, moved by a tenth of how far they spread."""
-    from tasks.data.builtin.resnet import write_resnet18
+    from tasks.data.builtin.image_networks import write_image_network
 
     folder.mkdir(parents=True)
-    write_resnet18(folder, [str(digit) for digit in range(10)])
+    write_image_network(folder, "resnet18", [str(digit) for digit in range(10)])
     weights = load_file(folder / "model.safetensors")
     chance = np.random.default_rng(seed)
     moved = {
