@@ -89,6 +89,7 @@ class TrainingConfig:
     packing: bool
     loss_chunk_rows: int
     activation_checkpointing: Literal["none", "layers"]
+    adapter: Mapping[str, Any]
     compile: bool
     seed: int
     exact: bool

@@ -265,13 +265,13 @@ def test_several_machines_are_a_cluster_of_ray(project: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name",
     [
-        "embedded", "opt-dolly", "qwen2-arxiv", "opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline",
+        "embedded", "opt-dolly", "lora", "qwen2-arxiv", "opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline",
         "bloomz-zero3-ray", "strategies-2gpu", "embedded-strategies", "scan-8gpu", "qwen3-arxiv",
     ],
 )  # fmt: skip
 def test_every_preset_is_valid(name: str, project: Path) -> None:
-    if name.endswith("-ray"):
-        pytest.importorskip("ray", reason="`make extras` installs it", exc_type=ImportError)
+    if extra := {"bloomz-zero3-ray": "ray", "lora": "peft"}.get(name):
+        pytest.importorskip(extra, reason="`make extras` installs it", exc_type=ImportError)
     assert load_params(project / "presets" / f"{name}.yaml").name == name
 
 
