@@ -84,8 +84,7 @@ def make_ranks_config(
     """Return what the ranks of a cell are told."""
     spread, train = params.cells[cell], params.train_of(cell)
     return TrainingConfig(
-        **train.model_dump(exclude={*NOT_FOR_RANKS, "loss_chunk_rows", "adapter"}),
-        adapter=train.adapter.model_dump() if train.adapter else {},
+        **train.model_dump(exclude={*NOT_FOR_RANKS, "loss_chunk_rows"}),
         loss_chunk_rows=train.loss_chunk_rows or LOSS_CHUNK_ROWS[device],
         cell=cell,
         strategy=spread.strategy,

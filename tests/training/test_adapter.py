@@ -154,7 +154,7 @@ def test_the_second_computation_begins_and_grows_as_the_formula_says(
     (gradient,) = process.gradient(1, order_as_one_rank).by_order
     # Its second factor is 0, so that nothing of the loss depends on the first.
     assert not gradient[first].any()
-    whole = OneProcess(parsed(_config(tmp_path / "work", tiny_model, slices[:1], adapter={}), tmp_path))
+    whole = OneProcess(parsed(_config(tmp_path / "work", tiny_model, slices[:1], adapter=None), tmp_path))
     (of_weights,) = whole.gradient(1, order_as_one_rank).by_order
     by_hand = 8 / 4 * of_weights[f"{_LAYER}.weight"] @ begin[first].t()
     assert torch.allclose(gradient[second], by_hand, rtol=1e-4, atol=1e-7)

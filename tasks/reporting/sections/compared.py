@@ -103,7 +103,7 @@ def _describe_adapter(train: dict[str, Any]) -> str:
     targets = adapter["targets"]
     layers = "every linear layer but the head" if targets == "all-linear" else wording.join_names(targets)
     return (
-        f"; trained is a LoRA adapter alone, rank {adapter['rank']} and alpha {adapter['alpha']:g}, beside {layers}, and "
+        f"; trained is a LoRA adapter alone, rank {adapter['rank']} and alpha {adapter['alpha']:g}, beside {layers}; "
         "checkpoints hold the model with it merged"
     )
 
