@@ -159,7 +159,7 @@ $(READY): requirements.lock pyproject.toml
 	[ -e .git ] || dvc config --local core.no_scm true
 	touch $@
 
-extras: $(EXTRAS)  ## Add Ray, W&B and TensorBoard, by the hashes of requirements-extras.lock
+extras: $(EXTRAS)  ## Add Ray, W&B, TensorBoard and peft (LoRA), by the hashes of requirements-extras.lock
 
 # An environment that was made anew has lost them.
 $(EXTRAS): requirements-extras.lock $(READY)
@@ -185,5 +185,5 @@ licences: $(READY)  ## Licences of requirements.lock, and known vulnerabilities 
 
 lock: $(READY)  ## Resolve requirements.lock and requirements-extras.lock anew from pyproject.toml
 	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock
-	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["ray"], *extras["tensorboard"], *extras["wandb"], sep="\n")' |
+	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["lora"], *extras["ray"], *extras["tensorboard"], *extras["wandb"], sep="\n")' |
 	  uv pip compile --quiet --universal --generate-hashes --no-header -c requirements.lock - -o requirements-extras.lock

@@ -65,6 +65,9 @@ def measure_cells(session: Session, *, stop: threading.Event) -> MeasurementFile
     started = time.perf_counter()
     params, machine, comparison = session.params, session.machine, session.comparison
     num_parameters = BaseModelManifest.read(session.arithmetic.base_model).num_parameters
+    if params.train.adapter is not None:
+        # Weights alone are as large as the model: gradient and moments, three quarters of it, are an adapter's.
+        num_parameters //= 4
     found = run_preflight(
         params, machine, cells=list(params.cells), device=session.device, folder=session.work.parent,
         num_parameters=num_parameters,
