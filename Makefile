@@ -66,6 +66,9 @@ gallery: $(READY)  ## Render the examples of docs/gallery again, from their resu
 	  python -m tasks.report --from-results "$$results" --reports "$${results%/*}"
 	done
 
+screens: $(READY)  ## Pictures of every screen of the comparison that stands here: docs/gallery/screens/
+	@python -m tests.screens docs/gallery/screens
+
 diff: $(READY)  ## Two results.json side by side, also as reports/diff.html: make diff A=... B=...
 	@python -m tasks.reporting.diff "$${A-}" "$${B-}" --page reports/diff.html
 
