@@ -6,6 +6,8 @@ MAKEFLAGS += --no-print-directory
 .SHELLFLAGS := -euo pipefail -c
 
 # Recipes see no path but through the environment: the shell splits and unquotes what stands in their text.
+# What is typed behind `make` reaches it as it is: make would read "$" in it, and run what stands in $(shell ...).
+$(foreach name,SCRIPT FOLDER INTERPRETER PYTHON PRESET GPU A B PREPARED OUT,$(if $(filter command,$(firstword $(origin $(name)))),$(eval override export $(name) := $$(value $(name)))))
 export PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
@@ -185,5 +187,5 @@ licences: $(READY)  ## Licences of requirements.lock, and known vulnerabilities 
 
 lock: $(READY)  ## Resolve requirements.lock and requirements-extras.lock anew from pyproject.toml
 	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock
-	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["lora"], *extras["ray"], *extras["tensorboard"], *extras["wandb"], sep="\n")' |
+	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["lightning"], *extras["lora"], *extras["ray"], *extras["tensorboard"], *extras["wandb"], sep="\n")' |
 	  uv pip compile --quiet --universal --generate-hashes --no-header -c requirements.lock - -o requirements-extras.lock
