@@ -59,7 +59,7 @@ def find_changed_base(checkpoint: Path, base: Mapping[str, Tensor], config: Trai
     """Return the tensors of a checkpoint that are not the base model's with the factors' product added, by name."""
     from training.model.weights import load_tensors
 
-    assert config.adapter is not None
+    assert config.adapter is not None, "nothing is merged where all weights are trained"
     weights, factors = load_tensors(checkpoint), load_trained(checkpoint, has_adapter=True)
     scale, changed = config.adapter["alpha"] / config.adapter["rank"], list[str]()
     for name, expected in base.items():

@@ -167,3 +167,23 @@ def test_a_config_of_no_known_model_is_refused_in_one_line(tmp_path: Path) -> No
     write_json(model / "config.json", {"model_type": "no-such-model"})
     with pytest.raises(UnfitModelError, match=r"config\.json describes no model"):
         _rehearse_again(tmp_path, model, slices)
+
+
+def test_beside_an_adapter_all_weights_are_there_and_gradient_and_moments_are_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="`make extras` installs it", exc_type=ImportError)
+    lora = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": ["q_proj"]}
+    steps = {}
+    for name, adapter in (("all", None), ("lora", lora)):
+        (tmp_path / name).mkdir()
+        steps[name] = _rehearse(tmp_path / name, strategy="ddp", world_size=2, precision="fp32", adapter=adapter)
+    whole, factors = (4 * steps[name].num_parameters for name in ("all", "lora"))
+    # Two layers of 64 inputs and 64 outputs.
+    assert factors == 4 * 2 * 4 * (64 + 64)
+    found = steps["lora"].peak_bytes
+    assert found["weights"] == pytest.approx(whole + factors, rel=0.1)
+    assert 2 * factors <= found["moments"] < 3 * factors
+    # By their shapes some activations are counted among them.
+    assert factors <= found["gradients"] < steps["all"].peak_bytes["gradients"] / 3
+    assert factors <= found["communication"] < 2 * factors
+    assert steps["lora"].work.exchanged["allreduce_"] == pytest.approx(factors, rel=0.1)
+    assert steps["lora"].total_bytes < steps["all"].total_bytes
