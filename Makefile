@@ -20,7 +20,7 @@ export UV_SYSTEM_CERTS := 1
 export DVC_NO_ANALYTICS := 1
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup extras compare rebench report gallery diff use params audit search rehearse fit mlflow serve check lint types imports licences test test-fast emulate nodes-demo museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
+.PHONY: help setup extras compare rebench report gallery screens diff use params audit search rehearse fit mlflow serve check lint types imports licences test test-fast emulate nodes-demo museum chaos bench-causes bench-alarms bench-prediction bench-bookkeeping bench-trackers bench-levers bench bench-gpu gpu-day bench-growth retrain reanalyse prune lock clean
 
 # A line that begins with `##@` is the heading of the targets below it.
 help:
