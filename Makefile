@@ -6,6 +6,8 @@ MAKEFLAGS += --no-print-directory
 .SHELLFLAGS := -euo pipefail -c
 
 # Recipes see no path but through the environment: the shell splits and unquotes what stands in their text.
+# What is typed behind `make` reaches it as it is: make would read "$" in it, and run what stands in $(shell ...).
+$(foreach name,SCRIPT FOLDER INTERPRETER PYTHON PRESET GPU A B PREPARED OUT,$(if $(filter command,$(firstword $(origin $(name)))),$(eval override export $(name) := $$(value $(name)))))
 export PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
@@ -63,6 +65,9 @@ gallery: $(READY)  ## Render the examples of docs/gallery again, from their resu
 	@for results in docs/gallery/*/results.json; do
 	  python -m tasks.report --from-results "$$results" --reports "$${results%/*}"
 	done
+
+screens: $(READY)  ## Pictures of every screen of the comparison that stands here: docs/gallery/screens/
+	@python -m tests.screens docs/gallery/screens
 
 diff: $(READY)  ## Two results.json side by side, also as reports/diff.html: make diff A=... B=...
 	@python -m tasks.reporting.diff "$${A-}" "$${B-}" --page reports/diff.html
@@ -156,7 +161,7 @@ $(READY): requirements.lock pyproject.toml
 	[ -e .git ] || dvc config --local core.no_scm true
 	touch $@
 
-extras: $(EXTRAS)  ## Add Ray, W&B and TensorBoard, by the hashes of requirements-extras.lock
+extras: $(EXTRAS)  ## Add Ray, W&B, TensorBoard and peft (LoRA), by the hashes of requirements-extras.lock
 
 # An environment that was made anew has lost them.
 $(EXTRAS): requirements-extras.lock $(READY)
@@ -182,5 +187,5 @@ licences: $(READY)  ## Licences of requirements.lock, and known vulnerabilities 
 
 lock: $(READY)  ## Resolve requirements.lock and requirements-extras.lock anew from pyproject.toml
 	@uv pip compile --quiet --universal --generate-hashes --no-header --extra dev pyproject.toml -o requirements.lock
-	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["ray"], *extras["tensorboard"], *extras["wandb"], sep="\n")' |
+	python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["lightning"], *extras["lora"], *extras["ray"], *extras["tensorboard"], *extras["wandb"], sep="\n")' |
 	  uv pip compile --quiet --universal --generate-hashes --no-header -c requirements.lock - -o requirements-extras.lock

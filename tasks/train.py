@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 _WORK = Path(".work/runs")
 
-_CHECKPOINT_BYTES_PER_PARAMETER = 12
+_BYTES_PER_WEIGHT, _BYTES_WITH_MOMENTS = 4, 12
 _PARTIALS_KEPT = 2
 """As many as training/state/checkpoint.py keeps where it saves at an interval."""
 
@@ -133,8 +133,9 @@ class CellTraining:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a checkpoint: weights and the two moments of AdamW, in fp32."""
-        return self.base_model.num_parameters * _CHECKPOINT_BYTES_PER_PARAMETER
+        """Size of a checkpoint: weights and, unless an adapter alone has them, the two moments of AdamW, in fp32."""
+        bytes_per_parameter = _BYTES_PER_WEIGHT if self.params.train.adapter else _BYTES_WITH_MOMENTS
+        return self.base_model.num_parameters * bytes_per_parameter
 
     def count_max_checkpoints(self, missing: list[PlannedSegment]) -> int:
         """Return how many checkpoints this run adds at most at one time: the last is written beside partial ones."""

@@ -214,6 +214,7 @@ def make_config(
         "packing": False,
         "loss_chunk_rows": 2048,
         "activation_checkpointing": "none",
+        "adapter": None,
         "compile": False,
         "seed": 1,
         "exact": False,

@@ -89,6 +89,7 @@ class TrainingConfig:
     packing: bool
     loss_chunk_rows: int
     activation_checkpointing: Literal["none", "layers"]
+    adapter: Mapping[str, Any] | None
     compile: bool
     seed: int
     exact: bool
@@ -136,6 +137,9 @@ def _parse_object(kind: Any, raw: Any, *, where: str) -> Any:
 
 def _parse_value(kind: Any, value: Any, *, where: str) -> Any:
     origin = typing.get_origin(kind)
+    if origin is types.UnionType:
+        # Of a mapping and nothing.
+        return None if value is None else _parse_value(typing.get_args(kind)[0], value, where=where)
     if origin is Literal:
         if value not in typing.get_args(kind):
             raise ValueError(f"{where}: got {value!r}; allowed: {', '.join(typing.get_args(kind))}")

@@ -68,7 +68,9 @@ def _compare_updates(
     problems: list[str] = []
     if ends and len(files) != process.num_steps:
         problems.append(f"the ranks made {len(files)} updates, one process {process.num_steps}")
-    states = _load_states(files, ends[0] if ends else None)
+    if ends and (changed := process.list_changed(ends[0])):
+        problems.append(f"weights that the adapter leaves alone are not the base model's: {', '.join(changed[:3])}")
+    states = _load_states(files, ends[0] if ends else None, has_adapter=bool(config.adapter))
     for number, (kept, after) in zip(range(1, process.num_steps + 1), states, strict=False):
         if number == 1 and not compute_difference(kept["weights"], process.start_weights).is_bitwise_equal:
             problems.append("the ranks begin with other weights than the base model's")
@@ -87,9 +89,10 @@ def _compare_updates(
 
 
 def _load_states(
-    files: Sequence[Path], end: Path | None
+    files: Sequence[Path], end: Path | None, *, has_adapter: bool
 ) -> Iterator[tuple[dict[str, Any], dict[str, "Tensor"] | None]]:
     """Yield what each update began with, and the weights after it; None where the ranks left none."""
+    from tasks.equivalence.reference.adapter import load_trained
     from training.model.weights import load_tensors
 
     kept = load_tensors(files[0])
@@ -97,7 +100,7 @@ def _load_states(
         following = load_tensors(file)
         yield kept, following["weights"]
         kept = following
-    yield kept, load_tensors(end) if end else None
+    yield kept, load_trained(end, has_adapter=has_adapter) if end else None
 
 
 def _list_disagreements(kept: dict[str, Any], number: int) -> list[str]:

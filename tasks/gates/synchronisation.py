@@ -54,7 +54,7 @@ def make_work(
         world_size=outputs.runs[cell].facts.world_size,
         num_steps=num_steps,
         num_rounds=num_rounds,
-        gradient_bytes=outputs.base_model.num_parameters * _BYTES_PER_GRADIENT,
+        gradient_bytes=outputs.num_trained * _BYTES_PER_GRADIENT,
         options=outputs.params.cells[cell].options,
         is_exact=outputs.params.train.exact,
         exchange=segment.facts.exchange,

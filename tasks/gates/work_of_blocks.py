@@ -217,7 +217,7 @@ class _Judge:
         The baseline inside a wrapper is a step of ddp with one bucket.
         """
         if is_wrapped:
-            gradient_bytes = self.outputs.base_model.num_parameters * 4
+            gradient_bytes = self.outputs.num_trained * 4
             work = Work(
                 world_size=1, num_steps=num_steps, num_rounds=(num_steps, num_steps), gradient_bytes=gradient_bytes,
                 exchange={"bucket_bytes": [gradient_bytes]},

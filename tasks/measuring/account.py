@@ -31,6 +31,8 @@ class Arithmetic:
     """Arithmetic of forward and backward."""
     gpu_name: str | None
     """The GPUs' name; None on the CPU, whose peak is not known."""
+    has_adapter: bool = False
+    """Whether an adapter is trained, and no weight of the model."""
 
     def utilisation(self, *, tokens_per_second: float, positions_per_second: float, positions_per_row: float,
                     world_size: int) -> tuple[float | None, float | None]:  # fmt: skip
@@ -39,7 +41,8 @@ class Arithmetic:
         Tokens learned from are one fewer per row than tokens fed.
         """
         peak = find_peak_tflops(self.gpu_name, self.precision) if self.gpu_name else None
-        if peak is None or self.lengths is None:
+        # The formulas count the products of a gradient that most weights have none of beside an adapter.
+        if peak is None or self.lengths is None or self.has_adapter:
             return None, None
         config: dict[str, Any] = json.loads((self.base_model / "config.json").read_bytes())
         shape, _ = find_model_shape(config)

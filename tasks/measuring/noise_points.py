@@ -78,7 +78,7 @@ def measure_points(
 def _measure(point: Point, params: Params, slices: Path, base_model: Path) -> NoiseScaleFile:
     import torch
 
-    from training.model.weights import load_tensors
+    from tasks.equivalence.reference.adapter import load_trained
 
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
     # The next pass's order: its rows come as they would if the training went on.
@@ -91,7 +91,8 @@ def _measure(point: Point, params: Params, slices: Path, base_model: Path) -> No
     num_batches = params.quality.noise_batches
     what = "the gradient noise scale (none is measured with quality.noise_batches: 0)"
     with show_progress("gradient noise scale, batches", num_batches) as advance, name_out_of_memory(what):
-        weights = None if point.checkpoint is None else load_tensors(point.checkpoint)
+        has_adapter = bool(config.adapter)
+        weights = None if point.checkpoint is None else load_trained(point.checkpoint, has_adapter=has_adapter)
         found = measure_noise_scale(config, weights, epoch=point.epoch, num_batches=num_batches, advance=advance)
     where = f"after {point.range} epoch {point.epoch}" if point.epoch else "at the start"
     if found is None:

@@ -99,6 +99,7 @@ def plan_session(
             lengths=lengths,
             precision=params.train.precision,
             gpu_name=machine.gpus[0].name if device == "cuda" else None,
+            has_adapter=params.train.adapter is not None,
         ),
         device=device,
         num_devices=machine.num_gpus if device == "cuda" else _count_cores(machine) // params.train.threads_per_rank,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from tasks.params.adapter import require_fit_for_adapter
 from tasks.params.batches import explain_unfit_batches, make_own_train
 from tasks.params.cells import CellParams, RayParams
 from tasks.params.choices import (
@@ -195,6 +196,8 @@ class Params(Section):
             self._require_even_split(name)
             if self.train.exact:
                 require_exact(f"cells.{name}", cell.strategy, cell.options)
+        if self.train.adapter is not None:
+            require_fit_for_adapter(self.workload, self.cells)
         if unfit := explain_unfit_batches(
             self.train, self.cells, is_weak=self.measure.scaling == "weak", seeds=self.quality.seeds
         ):

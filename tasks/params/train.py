@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from tasks.params.adapter import LoraParams
 from tasks.params.section import Finite, Section
 
 NOT_FOR_RANKS = frozenset({"epochs", "schedule_span", "watchdog_seconds", "emulated_bf16"})
@@ -87,6 +88,8 @@ class TrainParams(Section):
 
     The same update, to the bit. Takes about one forward more.
     """
+    adapter: LoraParams | None = None
+    """What is trained beside weights that stay as they are, in place of all of them; null: all of them."""
     compile: bool = False
     """Compile the model's layers (torch.compile) before the first step; needs a C++ compiler on CPU."""
     seed: int = Field(default=0, ge=0, lt=2**31)

@@ -100,6 +100,8 @@ class FirstStep(Record):
     """What it counts, in the workload's unit."""
     parameter_checksum: str
     """Checksum of the weights from which training has to start."""
+    num_trained: int | None = None
+    """Numbers that are trained, where those of an adapter are; null: all parameters."""
     loss: float | None
     """Mean loss in nats per label, which step 1 has to log; null where it logs another."""
     why_no_loss: str | None = None

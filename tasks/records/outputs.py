@@ -192,6 +192,11 @@ class Outputs:
         )
 
     @property
+    def num_trained(self) -> int:
+        """How many numbers have a gradient: all parameters, or an adapter's, counted from the base model's layers."""
+        return self.evaluation.first_step.num_trained or self.base_model.num_parameters
+
+    @property
     def baseline(self) -> RunOutputs:
         """The run of the first cell."""
         return self.runs[self.params.baseline]

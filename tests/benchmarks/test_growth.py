@@ -50,11 +50,11 @@ def test_the_part_whose_memory_grows_most_is_named() -> None:
 def test_a_part_is_measured_by_what_it_takes_while_it_runs() -> None:
     def run() -> None:
         taken = b"\x01" * (64 << 20)
-        time.sleep(0.05)
+        time.sleep(0.5)  # a busy machine lets the other thread look late
         del taken
 
     found = measured(run)
-    assert found["seconds"] >= 0.05
+    assert found["seconds"] >= 0.5
     # Looked at before and after alone, it would be none.
     assert found["memory_mib"] == pytest.approx(64, abs=16)
 

@@ -45,6 +45,7 @@ COMMANDS_RUN_BELOW = [
     "make use PRESET=qwen2-arxiv",
     "make use PRESET=imdb",
     "make use PRESET=opt-dolly",
+    "make use PRESET=lora",
     "make use PRESET=opt-1.3b-fsdp",
     "make use PRESET=llama-1b-zero2-offload",
     "make use PRESET=llama-1b-pipeline",

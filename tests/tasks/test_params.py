@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.params import Params, load_params
+from tasks.params.sources import ModelParams, require_model_for
 from tasks.params.strict_yaml import read_strict_yaml
 from tasks.process.failure import ConfigurationError
 from tests.ray_cluster import needs_ray
@@ -216,8 +217,47 @@ def test_several_trackers_are_a_list_and_none_is_no_tracker(tmp_path: Path) -> N
         assert load_params(file).tracking.kinds == kinds
 
 
+LORA = "seq_len: 64, adapter: {rank: 4, alpha: 8}"
+BAD_ADAPTERS = {
+    "rank 0": ("rank: 4", "rank: 0", ["train.adapter.rank", "0"]),
+    "another kind": ("rank: 4", "kind: dora, rank: 4", ["train.adapter.kind", "dora", "lora"]),
+    "no target": ("rank: 4", "rank: 4, targets: []", ["train.adapter.targets", "at least one"]),
+    "a target twice": ("rank: 4", "rank: 4, targets: [q_proj, q_proj]", ["train.adapter.targets", "different"]),
+    "sharded weights": ("strategy: ddp", "strategy: fsdp2", ["cells.2proc.strategy fsdp2", "ddp or single or zero1"]),
+    "stages": ("strategy: ddp", "strategy: pipeline", ["cells.2proc.strategy pipeline", "ddp or single or zero1"]),
+    "a head of its own": (
+        "workload: causal_lm", "workload: sequence_classification", ["workload sequence_class", "causal_lm or inst"],
+    ),
+    "the head's gradient": (
+        "world_size: 2}", "world_size: 2, options: {early_tied_head: true}}", ["options.early_tied_head", "false"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_ADAPTERS)
+def test_an_adapter_is_refused_where_it_does_not_hold(case: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="`make extras` installs it", exc_type=ImportError)
+    old, new, named = BAD_ADAPTERS[case]
+    good = GOOD.replace("seq_len: 64", LORA)
+    (file := tmp_path / "params.yaml").write_text(good)
+    adapter = load_params(file).train.adapter
+    assert adapter is not None
+    assert adapter.model_dump() == {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear"}
+    bad = good.replace(old, new, 1)
+    if "sequence_class" in new:
+        bad = bad.replace("builtin:docstrings", "builtin:docstrings\n  label: package")
+        bad = bad.replace("builtin:tiny-qwen2", "builtin:tiny-modernbert")
+    file.write_text(bad)
+    with pytest.raises(ConfigurationError) as caught:
+        load_params(file)
+    assert "\n" not in str(caught.value)
+    for part in named:
+        assert part in str(caught.value)
+
+
 @pytest.mark.parametrize(
-    ("asked", "package"), [("tracking.kind", "wandb"), ("tracking.kind", "tensorboard"), ("launcher", "ray")]
+    ("asked", "package"),
+    [("tracking.kind", "wandb"), ("tracking.kind", "tensorboard"), ("launcher", "ray"), ("train.adapter", "peft")],
 )
 def test_an_extra_that_is_not_installed_is_refused_in_one_line_with_the_command(
     tmp_path: Path, project: Path, asked: str, package: str
@@ -226,13 +266,16 @@ def test_an_extra_that_is_not_installed_is_refused_in_one_line_with_the_command(
     file.write_text(GOOD + f"tracking: {{kind: [mlflow, {package}]}}\n")
     if asked == "launcher":
         file.write_text(GOOD.replace("strategy: ddp, ", "strategy: ddp, launcher: ray, "))
+    if package == "peft":
+        file.write_text(GOOD.replace("seq_len: 64", LORA))
     # As where it is not installed: nothing of that name is found.
     code = f"import runpy, sys; sys.modules[{package!r}] = None; runpy.run_module('tasks.params', run_name='__main__')"
     environment = {**os.environ, "PYTHONPATH": str(project)}
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
-    assert f"{asked}: got {package}, and the package {package} is not installed; `make extras` installs" in line
+    given = "lora" if package == "peft" else package
+    assert f"{asked}: got {given}, and the package {package} is not installed; `make extras` installs" in line
 
 
 def test_a_local_file_with_too_few_rows_is_refused_with_its_number_of_rows(tmp_path: Path) -> None:
@@ -265,14 +308,32 @@ def test_several_machines_are_a_cluster_of_ray(project: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name",
     [
-        "embedded", "opt-dolly", "qwen2-arxiv", "opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline",
+        "embedded", "opt-dolly", "lora", "qwen2-arxiv", "opt-1.3b-fsdp", "llama-1b-zero2-offload", "llama-1b-pipeline",
         "bloomz-zero3-ray", "strategies-2gpu", "embedded-strategies", "scan-8gpu", "qwen3-arxiv",
+        "gpt2-scratch", "llama-1b",
     ],
 )  # fmt: skip
 def test_every_preset_is_valid(name: str, project: Path) -> None:
-    if name.endswith("-ray"):
-        pytest.importorskip("ray", reason="`make extras` installs it", exc_type=ImportError)
+    if extra := {"bloomz-zero3-ray": "ray", "lora": "peft"}.get(name):
+        pytest.importorskip(extra, reason="`make extras` installs it", exc_type=ImportError)
     assert load_params(project / "presets" / f"{name}.yaml").name == name
+
+
+@pytest.mark.parametrize(
+    ("source", "workload", "why"),
+    [
+        ("builtin:tiny-qwen2", "causal_lm", "weights: got random for builtin:tiny-qwen2"),
+        ("hub:me/mine", "sequence_classification", "model.weights: got random with workload sequence_classification"),
+    ],
+)
+def test_random_weights_are_refused_where_there_is_nothing_to_draw(source: str, workload: str, why: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(why)):
+        require_model_for(
+            workload,
+            ModelParams(
+                source=source, revision="main" if source.startswith("hub") else None, name="x", weights="random"
+            ),
+        )
 
 
 def test_presets_of_models_that_are_shared_out_make_the_checkpoints_and_the_work_that_they_are_known_for(
@@ -304,7 +365,7 @@ def test_the_preset_of_workers_of_ray_has_their_micro_batches_and_checkpoints(pr
     assert bloomz.train.checkpoint_every_steps == 200
 
 
-@pytest.mark.parametrize("name", ["resnet18-imagefolder", "resnet18-2nodes"])
+@pytest.mark.parametrize("name", ["resnet18-imagefolder", "resnet18-2nodes", "resnet50-imagefolder", "vit-imagefolder"])
 def test_a_preset_of_images_is_valid_and_asks_for_its_folder(name: str, project: Path) -> None:
     if name == "resnet18-2nodes":
         pytest.importorskip("ray", reason="`make extras` installs it", exc_type=ImportError)

@@ -299,9 +299,14 @@ def test_it_times_the_passes_of_a_full_step_and_what_of_them_is_its_own(
     [
         ({"precision": "fp16"}, {}, "precision: fp16 is not available for the strategy pipeline"),
         ({"compile": True}, {}, "compile: true is not available for the strategy pipeline"),
+        (
+            {"eval_every_steps": 2, "heldout_digest": "rows"},
+            {},
+            "eval_every_steps: 2 is not available for the strategy pipeline; leave it, or use strategy ddp",
+        ),
         ({}, {"num_layers": 1}, "2 stages of a model of 1 layers; allowed: at most as many stages as layers"),
     ],
-    ids=["fp16", "compiled", "too few layers"],
+    ids=["fp16", "compiled", "looks at held-out rows", "too few layers"],
 )
 def test_what_it_cannot_do_is_refused_in_one_line(
     changes: dict[str, Any], model: dict[str, Any], says: str, forked: ForkedRanks, slices: list[Path], tmp_path: Path

@@ -1,5 +1,6 @@
 """What is particular to classifying texts; what holds for every workload stands in test_workloads.py."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,11 @@ import pytest
 import torch
 
 from tasks.data.sources.heads import give_head
+from tasks.params import load_params
+from tasks.params.schedule import list_schedule_spans
 from tests.tiny import make_config, make_slice, make_tiny_classifier, make_tiny_model, write_slice
-from tests.training.conftest import parsed
+from tests.training.conftest import events_in, facts_of, parsed, relative_l2, weights_at_end
+from tests.training.forked_ranks import ForkedRanks
 from training.config import TrainingConfig
 from training.process.failure import BadCheckpointError, UnfitModelError
 from training.workloads import sequence_classification as workload
@@ -115,6 +119,41 @@ def test_the_longest_text_that_a_model_takes_is_found_by_trying(folder: Path, tm
     workload.prepare(model, config(64))
     with pytest.raises(UnfitModelError, match="use fewer tokens"):
         workload.prepare(model, config(65))
+
+
+def test_twenty_epochs_of_the_preset_run_one_schedule_from_its_peak_to_zero(
+    folder: Path, project: Path, ranks: ForkedRanks, tmp_path: Path
+) -> None:
+    asked = load_params(project / "presets" / "imdb.yaml", looks_at_data=False)
+    train = asked.train.model_copy(update={"global_batch_size": 8, "micro_batch_size": 2})
+    params = asked.model_copy(update={"train": train, "ranges": asked.ranges[:1]})
+    spans = list_schedule_spans(params, {str(params.ranges[0]): 20})
+    # 20 rows, 8 per step.
+    num_steps, warm_up, peak = 20 * 3, 6, 2e-3
+    assert [tuple(span) for span in spans] == [(3 * epoch, num_steps) for epoch in range(20)]
+
+    def train_on(world_size: int) -> dict[str, Any]:
+        config = make_config(
+            tmp_path / str(world_size), folder / "model", [folder / "rows"], epochs=20, learning_rate=peak,
+            workload="sequence_classification", schedule=train.schedule, warmup_steps=warm_up, world_size=world_size,
+            strategy="ddp" if world_size > 1 else "single",
+        )  # fmt: skip
+        for segment, (begin, total) in zip(config["segments"], spans, strict=True):
+            segment |= {"schedule_begin": begin, "schedule_total": total}
+        return ranks.train(config)
+
+    one, two = train_on(1), train_on(2)
+    rates = [
+        line["learning_rate"] for line in events_in(Path(two["work_dir"]) / "steps.jsonl") if line["event"] == "step"
+    ]
+    assert len(rates) == num_steps
+    assert rates[:warm_up] == pytest.approx([peak * step / warm_up for step in range(1, warm_up + 1)])
+    falls = [before - after for before, after in itertools.pairwise(rates[warm_up:])]
+    # No epoch begins anew: every step takes as much off as any other.
+    assert falls == pytest.approx([peak / (num_steps - warm_up)] * len(falls), rel=1e-6)
+    assert [facts_of(two, epoch)["epoch"] for epoch in range(20)] == list(range(1, 21))
+    assert facts_of(two)["loss"] < facts_of(two, 0)["loss"]
+    assert relative_l2(weights_at_end(two), weights_at_end(one)) < 1e-4
 
 
 def test_a_slice_without_its_labels_is_refused(tmp_path: Path) -> None:

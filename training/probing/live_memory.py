@@ -115,7 +115,7 @@ class LiveMemory(TorchDispatchMode):
         # Layers of other stages are held by circles of references.
         gc.collect()
         self.name_weights([*strategy.module.parameters(), *strategy.module.buffers()])
-        for part in strategy.module.parameters():
+        for part in (one for one in strategy.module.parameters() if one.requires_grad):
             part.register_post_accumulate_grad_hook(lambda one: self.name([one.grad], GRADIENTS))
         # The warm-up begins with its stand-ins for the moments.
         self.kind = MOMENTS

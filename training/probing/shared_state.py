@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from training.config import TrainingConfig
+from training.model.adapter import make_plain
 from training.step.replica import Replica
 from training.workloads import Workload
 
@@ -45,7 +46,7 @@ class SharedState:
         updated = {part for group in replica.optimizer.param_groups for part in group["params"]}
         state = replica.optimizer.state
         for name, part in replica.module.named_parameters():
-            kept.setdefault(name, part.data)
+            kept.setdefault(make_plain(name), part.data)
             if part in updated:
                 state[part] = moments.setdefault(name, state[part])
 

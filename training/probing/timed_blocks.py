@@ -316,7 +316,7 @@ def _list_levers(made: Made) -> list[str]:
     model = made.model if isinstance(made.strategy, Replicated) else workload.load_model(made.config.model_dir)
     if workload.can_pack(model, made.config):
         can.append("packing")
-    if workload.find_tied_weight(model) is not None:
+    if workload.find_tied_weight(model) is not None and not made.config.adapter:
         can.append("early_tied_head")
     return can
 

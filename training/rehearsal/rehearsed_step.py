@@ -8,6 +8,7 @@ import dataclasses
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from training.config import TrainingConfig
 from training.probing.live_memory import LiveMemory, Work, find_head_width
@@ -56,8 +57,9 @@ def rehearse_step(config: TrainingConfig, *, capability: Capability | None, rank
     memory = LiveMemory()
     with pretend_ranks(config.world_size, rank=rank, capability=capability) as (ranks, fake), memory:
         model = workload.outline_model(config.model_dir)
-        num_parameters = sum(part.numel() for part in model.parameters() if part.requires_grad)
         memory.head_width = find_head_width(model)
+        # Of the whole model, before a strategy cuts or shards it; with an adapter, once that is there.
+        whole = _count_trained(model)
         strategy = find_strategy(config.strategy).build(model, workload, config, ranks)
         memory.look_at(strategy)
         strategy.warm_up(micro_batch.map_tensors(fake.from_tensor))
@@ -65,8 +67,12 @@ def rehearse_step(config: TrainingConfig, *, capability: Capability | None, rank
             peak_bytes=dict(memory.peak),
             num_positions=micro_batch.num_positions,
             work=memory.work,
-            num_parameters=num_parameters,
+            num_parameters=_count_trained(model) if config.adapter else whole,
         )
+
+
+def _count_trained(model: nn.Module) -> int:
+    return sum(part.numel() for part in model.parameters() if part.requires_grad)
 
 
 def _try_outline(workload: Workload, model_dir: Path) -> None:

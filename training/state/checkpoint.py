@@ -35,7 +35,8 @@ from training.step.strategy import STATE, WEIGHTS, MisfitError, Part, Strategy
 _log = logging.getLogger(__name__)
 
 _PARTIALS_KEPT = 2
-_STATE = "state.pt"
+STATE_FILE = "state.pt"
+"""In the folder of a checkpoint, beside its weights: all else that the next step depends on."""
 _PARTIAL_WEIGHTS = "weights.pt"
 
 
@@ -107,7 +108,7 @@ class CheckpointStore:
         Raises BadCheckpointError if that cannot be done: training never begins from anything else instead.
         """
         folder = self._segments / segment.fingerprint
-        _restore(strategy, folder / self._make_weights_name(segment), folder / _STATE)
+        _restore(strategy, folder / self._make_weights_name(segment), folder / STATE_FILE)
         wanted = facts["parameter_checksums"][0]
         for got in strategy.digest().parameters:
             if got != wanted:
@@ -118,13 +119,13 @@ class CheckpointStore:
 
         Raises BadCheckpointError if that cannot be done.
         """
-        state = _restore(strategy, folder / _PARTIAL_WEIGHTS, folder / _STATE)
+        state = _restore(strategy, folder / _PARTIAL_WEIGHTS, folder / STATE_FILE)
         try:
             counters = Counters(**state["counters"])
             counters.traffic = {kind: Exchanged(**one) for kind, one in state["counters"]["traffic"].items()}
             record.counters = counters
         except (KeyError, TypeError, AttributeError) as error:
-            raise BadCheckpointError(f"{folder / _STATE}: no counters of a segment: {error}") from None
+            raise BadCheckpointError(f"{folder / STATE_FILE}: no counters of a segment: {error}") from None
         record.counters.num_resumes += 1
         record.load(folder)
 
@@ -193,7 +194,7 @@ class CheckpointStore:
 
         After each part rank 0 says how it went: no rank waits in the next one for a rank 0 that has failed.
         """
-        names = {WEIGHTS: weights_name, STATE: _STATE}
+        names = {WEIGHTS: weights_name, STATE: STATE_FILE}
         facts = {**self._facts, "start_checksum": record.counters.start_checksum}
         with contextlib.ExitStack() as open_folder:
             folder = Path()

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 
 from training.config import TrainingConfig
 from training.data.batches import MicroBatch
+from training.model.adapter import adapt
 from training.model.attention_kernels import choose_attention_kernels
 from training.model.layers import recompute_layers
 from training.model.weights import (
+    TensorDigest,
     collect_weights,
     compute_parameter_checksum,
     compute_tensor_checksum,
@@ -53,6 +56,7 @@ class Replica:
         """
         choose_attention_kernels(device)
         workload.prepare(model, config)
+        self._adapter = adapt(model, config)
         if config.activation_checkpointing == "layers":
             recompute_layers(model)
         shard(model)
@@ -282,8 +286,8 @@ class Replica:
     @property
     def num_checkpoint_bytes(self) -> int:
         """About how much a checkpoint takes: weights and moments."""
-        copies = 1 + len(self._moments)
-        return copies * sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
+        trained = sum(parameter.nbytes for parameter in self._parameters)
+        return sum(parameter.nbytes for parameter in self.module.parameters()) + len(self._moments) * trained
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what is trained, by name; see Strategy."""
@@ -294,41 +298,62 @@ class Replica:
         yield from sorted(self._collect_gradient().items())
 
     def parameter_checksum(self) -> str:
-        """Return the sha256 (hex) of all parameters."""
-        return compute_parameter_checksum(self.module)
+        """Return the sha256 (hex) of all parameters, an adapter's merged: of the model that a checkpoint holds."""
+        if self._adapter is None:
+            return compute_parameter_checksum(self.module)
+        digest = TensorDigest()
+        for name, part in self._adapter.merge_parameters():
+            digest.add(name, part)
+        return digest.hex()
 
     def optimizer_checksum(self) -> str:
-        """Return the sha256 (hex) of what the next update depends on beside the parameters: moments, loss scale."""
+        """Return the sha256 (hex) of what the next update depends on beside the parameters: see `collect_moments`."""
         return compute_tensor_checksum(self.collect_moments())
 
     def collect_moments(self) -> dict[str, Tensor]:
-        """Return the optimizer's tensors and the loss scale, each under a name of its own."""
+        """Return the optimizer's tensors, an adapter's factors and the loss scale, each under a name of its own."""
         kept = {
             f"{key} of {name}": value
             for name, part in self._list_named_parameters()
             for key, value in self._optimizer.state.get(part, {}).items()
             if isinstance(value, Tensor)
         }
-        return {**kept, "loss scale": torch.tensor(self._scaler.get_scale())}
+        return {**kept, **self._factors(), "loss scale": torch.tensor(self._scaler.get_scale())}
+
+    def _factors(self) -> dict[str, Tensor]:
+        return {} if self._adapter is None else self._adapter.factors()
 
     def snapshot(self, *, is_written: bool) -> Iterator[Part]:
         """Yield weights and state; see Strategy. `is_written`: whether by this rank."""
-        yield Part(WEIGHTS, collect_weights(self.module) if is_written else None)
+        collect = partial(collect_weights, self.module) if self._adapter is None else self._adapter.merge_weights
+        yield Part(WEIGHTS, collect() if is_written else None)
         yield Part(STATE, self.state() if is_written else None)
 
     def restore(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Take up what `snapshot` gave, all or nothing; see Strategy."""
         self.require_fit(weights, state)
         self.load_state(state)
-        self.module.load_state_dict(weights, strict=True)
+        self.load_weights(weights, state)
+
+    def load_weights(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """Have these weights, which fit; an adapter has the factors of the state, and its base stays as it is."""
+        if self._adapter is None:
+            self.module.load_state_dict(weights, strict=True)
+        else:
+            self._adapter.load_factors(state["adapter"])
 
     def require_fit(self, weights: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Raise MisfitError for weights or a state, each whole, of another model or optimizer."""
-        for part, found in (
-            (WEIGHTS, list_differences(weights, self.module.state_dict())), (STATE, self.list_state_differences(state))
-        ):  # fmt: skip
+        wanted = self.module.state_dict() if self._adapter is None else self._adapter.outline_weights()
+        of_state = self.list_state_differences(state)
+        of_state += list_differences(state["adapter"], self._factors()) if self._adapter is not None else []
+        for part, found in ((WEIGHTS, list_differences(weights, wanted)), (STATE, of_state)):
             if found:
                 raise MisfitError(part, found)
+        if self._adapter is not None:
+            merged = self._adapter.merge_weights(state["adapter"])
+            if wrong := [name for name, part in merged.items() if not torch.allclose(part, weights[name], rtol=1e-6)]:
+                raise MisfitError(WEIGHTS, [f"{name} is not that of the base with its factors" for name in wrong])
 
     def state(self) -> dict[str, Any]:
         """Return everything else that the next step depends on."""
@@ -336,6 +361,7 @@ class Replica:
             "optimizer": self._optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "rng": torch.get_rng_state(),
+            **({"adapter": {name: part.cpu() for name, part in self._factors().items()}} if self._adapter else {}),
             "without_moments": [
                 name for name, part in self._list_named_parameters() if part not in self._optimizer.state
             ],

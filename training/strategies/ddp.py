@@ -42,6 +42,8 @@ bucket_mib: how large a bucket of gradients is (MiB; null: 25 and a first one of
 every step for the same graph. bucket_view: whether exchanged gradients stay in the buckets or are copied back.
 gradient_hook: the dtype in which gradients are exchanged; none: fp32. early_tied_head: whether the head's part of a
 tied embedding's gradient is exchanged at the beginning of the backward (training/step/tied_head.py)."""
+TAKES_ADAPTERS = True
+"""Whether `train.adapter` is for it: all of a model is on every rank, the factors too."""
 
 _TIMER_STEPS = 5
 _TIMERS = ("forward_compute", "backward_compute", "backward_comm", "backward_compute_comm_overlap")

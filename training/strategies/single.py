@@ -15,6 +15,8 @@ from training.workloads import Workload
 
 OPTIONS: dict[str, Any] = {}
 """There are none."""
+TAKES_ADAPTERS = True
+"""Whether `train.adapter` is for it: all of a model is on every rank, the factors too."""
 
 
 def build(

@@ -27,6 +27,8 @@ from training.workloads import Workload
 
 OPTIONS = ddp.OPTIONS
 """Of ddp, which reduces the gradient."""
+TAKES_ADAPTERS = True
+"""Whether `train.adapter` is for it: all of a model is on every rank, the factors too."""
 
 _ALIGNMENT = 64
 """Elements: a parameter begins where a tensor of its own could, so that every kernel treats it as one."""
@@ -185,7 +187,7 @@ class Zero1(Replicated):
             start += num_mine
         own = {number: saved["state"][place] for number, place in enumerate(mine) if place in saved["state"]}
         self.replica.load_state({**state, "optimizer": {"state": own, "param_groups": groups}})
-        self.module.load_state_dict(weights, strict=True)
+        self.replica.load_weights(weights, state)
 
     def _list_dealt(self) -> list[nn.Parameter]:
         """Return what is trained in the order in which an optimizer of all would number it."""

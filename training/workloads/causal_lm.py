@@ -28,6 +28,8 @@ from training.process.failure import UnfitModelError
 UNIT = "token"
 HAS_LABELS = False
 HAS_PROMPTS = False
+TAKES_ADAPTERS = True
+"""Whether `train.adapter` is for it: the head is trained already, and is left as it is."""
 
 
 def _cache_per_model(ask: Callable[[nn.Module], bool]) -> Callable[[nn.Module], bool]:

@@ -21,6 +21,7 @@ def compute_first_step(params: Params, *, slices: Path, base_model: Path, device
     The loss is None, and `why_no_loss` says why, where step 1 of a right training has another one: with dropout.
     `parameter_checksum` is that of the weights which training has to start from.
     """
+    from tasks.equivalence.reference.adapter import count_factors
     from training.data.augmentation import Augmentation
     from training.data.plan import plan_segment
     from training.model.weights import compute_parameter_checksum
@@ -46,6 +47,7 @@ def compute_first_step(params: Params, *, slices: Path, base_model: Path, device
         num_rows=len(rows),
         num_tokens=int(source.num_tokens(train.seq_len)[rows].sum()),
         parameter_checksum=compute_parameter_checksum(model),
+        num_trained=count_factors(model, train.adapter.model_dump()) if train.adapter else None,
         loss=None,
         why_no_loss=_explain_no_loss(params.workload, has_dropout=workload.has_dropout(model)),
     )

@@ -8,6 +8,7 @@ the sum of the gradients, clipping, and the calls of the optimizer.
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tasks.equivalence.reference import find_reference
+from tasks.equivalence.reference.adapter import attach_factors, find_changed_base
 from tasks.process.failure import DivergedError
 from training.config import TrainingConfig
 from training.data.batches import IGNORED_LABEL, MicroBatch
@@ -97,9 +99,10 @@ class OneProcess:
         self._config = config
         self._workload = find_reference(config.workload)
         self._model = self._workload.load_model(config.model_dir, device=config.device, is_packed=config.packing)
-        self._named = {name: part for name, part in self._model.named_parameters() if part.requires_grad}
+        self._base = dict(self._model.named_parameters())
+        self._named = attach_factors(self._model, config)
         self.start_weights = {name: part.detach().to("cpu", copy=True) for name, part in self._named.items()}
-        """The base model's weights, on the CPU."""
+        """What is trained, as it begins, on the CPU: the base model's weights, or an adapter's factors."""
         self._steps = list(_generate_steps(config))
         self.num_steps = len(self._steps)
         """Steps of all segments."""
@@ -119,6 +122,10 @@ class OneProcess:
         with torch.no_grad():
             for name, part in self._named.items():
                 part.copy_(weights[name])
+
+    def list_changed(self, checkpoint: Path) -> list[str]:
+        """Return what a checkpoint of an adapter has changed beside its factors; none where all is trained."""
+        return find_changed_base(checkpoint, self._base, self._config) if self._config.adapter else []
 
     @property
     def weights(self) -> dict[str, Tensor]:

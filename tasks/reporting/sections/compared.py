@@ -53,7 +53,7 @@ def tell_facts(results: Results) -> list[tuple[str, str]]:
             "Work",
             f"{facts.workload}, {wording.format_plural(int(train['epochs']), 'epoch')}, {train['global_batch_size']} "
             f"samples per step, {_describe_sample(facts)}, {_describe_optimizer(train)}, {train['precision']}, seed "
-            f"{train['seed']}; {_describe_scaling(results)}",
+            f"{train['seed']}{_describe_adapter(train)}; {_describe_scaling(results)}",
         ),
         (
             "Machine",
@@ -94,6 +94,18 @@ def _describe_optimizer(train: dict[str, Any]) -> str:
     if schedule != "constant" and train.get("schedule_floor"):
         schedule += f" to {wording.format_percent(train['schedule_floor'])} of it"
     return f"{name}, learning rate {train['learning_rate']:g} ({schedule})"
+
+
+def _describe_adapter(train: dict[str, Any]) -> str:
+    """Return what is trained in place of all weights; nothing where these are, or in results of an earlier version."""
+    if not (adapter := train.get("adapter")):
+        return ""
+    targets = adapter["targets"]
+    layers = "every linear layer but the head" if targets == "all-linear" else wording.join_names(targets)
+    return (
+        f"; trained is a LoRA adapter alone, rank {adapter['rank']} and alpha {adapter['alpha']:g}, beside {layers}; "
+        "checkpoints hold the model with it merged"
+    )
 
 
 def _describe_rows(facts: ComparisonFacts) -> str:

@@ -45,6 +45,19 @@ EXHIBITS = [
         spares_baseline=True,
     ),
     Exhibit(
+        key="loss scale not shared",
+        defect="Under fp16 each rank has a loss scale of its own, by which it divides what all ranks' scales are in.",
+        claim=SHARDED_VARIANTS,
+        mutation=Mutation(
+            "training/step/replica.py",
+            "torch.amp.GradScaler(device.type, enabled",
+            'torch.amp.GradScaler(device.type, init_scale=2.0 ** (16 - int(os.environ.get("RANK", 0))), enabled',
+        ),
+        disarmed=_PARAMETERS_COMPARED,
+        params=(("train.precision", "fp16"),),
+        caught_by="Same parameters on all ranks",
+    ),
+    Exhibit(
         key="zero1: shares clipped one by one",
         defect="Each rank clips the gradient of its own share by the norm of that share.",
         claim=SHARDED_VARIANTS,

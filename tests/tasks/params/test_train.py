@@ -5,7 +5,9 @@ import dataclasses
 import inspect
 import itertools
 import typing
+from collections.abc import Mapping
 
+from tasks.params.adapter import LoraParams
 from tasks.params.train import TrainParams
 from tasks.reporting.described import read_field_docstrings
 from training.config import TrainingConfig
@@ -23,6 +25,10 @@ def test_the_ranks_are_told_every_value_of_training_in_the_type_that_params_yaml
     assert set(told) - OF_THE_CELL == shared
     # null in params.yaml: the stage chooses by the device, so that the ranks are told a number.
     by_device = {"loss_chunk_rows": int | None}
+    # A section of its own: the ranks are told what stands in it, or nothing.
+    assert asked.pop("adapter") == LoraParams | None
+    assert told.pop("adapter") == Mapping[str, typing.Any] | None
+    shared -= {"adapter"}
     assert {name: asked[name] for name in shared} == {name: told[name] for name in shared} | by_device
 
 

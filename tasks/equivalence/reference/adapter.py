@@ -1,0 +1,71 @@
+"""Low-rank factors beside a reference's linear layers, as one process trains them: by hooks and without peft."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training.config import TrainingConfig
+from training.model.adapter import FIRST, SECOND, draw_first_factor, list_targets
+
+
+def attach_factors(model: Any, config: TrainingConfig) -> dict[str, nn.Parameter]:
+    """Have the model's layers add what its factors make of their inputs; return the factors, by name, and nothing else.
+
+    Where the config asks for no adapter: all parameters of the model that are trained.
+    """
+    if not config.adapter:
+        return {name: part for name, part in model.named_parameters() if part.requires_grad}
+    model.requires_grad_(False)
+    rank, scale = config.adapter["rank"], config.adapter["alpha"] / config.adapter["rank"]
+    found: dict[str, nn.Parameter] = {}
+    for name, layer in list_targets(model, config.adapter["targets"]).items():
+        begin = draw_first_factor(name, rank=rank, num_inputs=layer.in_features, seed=config.seed)
+        first = nn.Parameter(begin.to(config.device))
+        second = nn.Parameter(torch.zeros(layer.out_features, rank, device=config.device))
+        layer.register_forward_hook(partial(_add_product, first=first, second=second, scale=scale))
+        found |= {f"{name}.{FIRST}": first, f"{name}.{SECOND}": second}
+    return found
+
+
+def _add_product(
+    layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, *, first: Tensor, second: Tensor, scale: float
+) -> Tensor:
+    return output + F.linear(F.linear(inputs[0], first), second) * scale
+
+
+def count_factors(model: nn.Module, adapter: Mapping[str, Any]) -> int:
+    """Return how many numbers are trained: rank x (inputs + outputs) of every layer that gets factors."""
+    layers = list_targets(model, adapter["targets"]).values()
+    return sum(int(adapter["rank"]) * (part.in_features + part.out_features) for part in layers)
+
+
+def load_trained(checkpoint: Path, *, has_adapter: bool) -> dict[str, Tensor]:
+    """Return what is trained as it is at a checkpoint: the factors, which stand beside it; or all of its weights."""
+    from training.model.weights import load_tensors
+    from training.state.checkpoint import STATE_FILE
+
+    if not has_adapter:
+        return load_tensors(checkpoint)
+    factors: dict[str, Tensor] = load_tensors(checkpoint.with_name(STATE_FILE))["adapter"]
+    return factors
+
+
+def find_changed_base(checkpoint: Path, base: Mapping[str, Tensor], config: TrainingConfig) -> list[str]:
+    """Return the tensors of a checkpoint that are not the base model's with the factors' product added, by name."""
+    from training.model.weights import load_tensors
+
+    weights, factors = load_tensors(checkpoint), load_trained(checkpoint, has_adapter=True)
+    scale, changed = config.adapter["alpha"] / config.adapter["rank"], list[str]()
+    for name, expected in base.items():
+        layer = name.removesuffix(".weight")
+        if f"{layer}.{FIRST}" in factors:
+            product = factors[f"{layer}.{SECOND}"].double() @ factors[f"{layer}.{FIRST}"].double()
+            expected = (expected.double() + scale * product).float()
+        if name not in weights or not torch.allclose(weights[name], expected, rtol=1e-6, atol=1e-7):
+            changed.append(name)
+    return changed

@@ -1,0 +1,63 @@
+"""The section `train.adapter` of params.yaml: what is trained in place of all weights, and where that is possible."""
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from tasks.params.cells import CellParams
+from tasks.params.choices import list_file_names, read_constant
+from tasks.params.section import Finite, Section
+
+
+class LoraParams(Section):
+    """Low-rank factors beside linear layers (Hu et al. 2021), put there by peft, which `make extras` installs."""
+
+    kind: Literal["lora"] = "lora"
+    """The only one."""
+    rank: int = Field(ge=1, le=1024)
+    """Inner size of every layer's two factors."""
+    alpha: Finite = Field(gt=0, le=4096)
+    """What the factors' product is multiplied by, times the rank: alpha / rank is its scale."""
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    """Last parts of the names of the linear layers that get factors, as the model has them; all-linear: every one but
+    the head."""
+
+    @field_validator("targets")
+    @classmethod
+    def _check_targets(cls, value: str | list[str]) -> str | list[str]:
+        if not value or (len(set(value)) < len(value) and not isinstance(value, str)):
+            raise ValueError(f"targets: got {value}; allowed: all-linear, or different names, at least one")
+        return value
+
+
+def require_fit_for_adapter(workload: str, cells: Mapping[str, CellParams]) -> None:
+    """Raise ValueError, with the remedy, where peft is missing, or workload or a cell's strategy takes no adapter."""
+    if importlib.util.find_spec("peft") is None:
+        raise ValueError("train.adapter: got lora, and the package peft is not installed; `make extras` installs it")
+    if not _takes_adapters("workloads", workload):
+        allowed = _list_takers("workloads")
+        raise ValueError(
+            f"train.adapter: got lora with workload {workload}, whose head has to be trained whole; allowed: null, or "
+            f"the workload {allowed}"
+        )
+    for name, cell in cells.items():
+        if not _takes_adapters("strategies", cell.strategy):
+            raise ValueError(
+                f"train.adapter: got lora with cells.{name}.strategy {cell.strategy}, which spreads a model's weights "
+                f"over ranks; allowed: null, or the strategy {_list_takers('strategies')}"
+            )
+        if cell.options.get("early_tied_head"):
+            raise ValueError(
+                f"cells.{name}.options.early_tied_head: got true with train.adapter, which does not train the head; "
+                "allowed: false"
+            )
+
+
+def _takes_adapters(kind: str, name: str) -> bool:
+    return bool(read_constant(f"training/{kind}/{name}.py", "TAKES_ADAPTERS"))
+
+
+def _list_takers(kind: str) -> str:
+    return " or ".join(name for name in list_file_names(f"training/{kind}") if _takes_adapters(kind, name))

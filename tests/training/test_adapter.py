@@ -1,0 +1,170 @@
+"""Low-rank factors trained beside a model's weights: on real ranks, through real checkpoints."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("peft", reason="`make extras` installs it", exc_type=ImportError)
+
+from tasks.equivalence.reference.update import OneProcess, order_as_one_rank
+from tasks.equivalence.updates import compare_with_one_process, judge
+from tests.tiny import make_config, make_tiny_model
+from tests.training.conftest import are_bitwise_equal, facts_of, parsed, relative_l2, weights_at_end
+from tests.training.forked_ranks import ForkedRanks
+from training.loop import train
+from training.model.adapter import adapt, draw_first_factor
+from training.process.distributed import Ranks
+from training.process.events import EventStream
+from training.process.failure import StoppedError, UnfitModelError
+from training.process.stop_request import StopRequest
+from training.strategies import single
+from training.workloads import causal_lm
+
+Launch = Callable[..., list[dict[str, Any]]]
+
+_LORA = {"kind": "lora", "rank": 4, "alpha": 8.0, "targets": "all-linear"}
+_LAYER = "model.layers.0.self_attn.q_proj"
+
+
+def _config(work: Path, model: Path, slices: list[Path], **changes: Any) -> dict[str, Any]:
+    return make_config(work, model, slices, **{"adapter": _LORA, "learning_rate": 1e-2, **changes})
+
+
+def _state_at_end(config: dict[str, Any]) -> dict[str, Any]:
+    folder = Path(config["work_dir"]) / "segments" / config["segments"][-1]["fingerprint"]
+    state: dict[str, Any] = torch.load(folder / "state.pt", weights_only=True)
+    return state
+
+
+def _count_factors(model: Path) -> int:
+    linear = [part for name, part in causal_lm.load_model(model).named_modules() if isinstance(part, torch.nn.Linear)]
+    # The head has none.
+    return sum(_LORA["rank"] * (part.in_features + part.out_features) for part in linear[:-1])  # type: ignore[operator]
+
+
+@pytest.fixture(scope="module")
+def plain(ranks: ForkedRanks, tiny_model: Path, slices: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The config of one plain process's training of both slices."""
+    return ranks.train(_config(tmp_path_factory.mktemp("plain") / "work", tiny_model, slices))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"strategy": "ddp"}, {"strategy": "zero1"}, {"strategy": "ddp", "exact": True}], ids=str
+)
+def test_two_ranks_train_the_factors_that_one_trains_and_exchange_these_alone(
+    changes: dict[str, Any],
+    plain: dict[str, Any],
+    ranks: ForkedRanks,
+    tiny_model: Path,
+    slices: list[Path],
+    tmp_path: Path,
+) -> None:
+    config = ranks.train(_config(tmp_path / "work", tiny_model, slices, world_size=2, **changes))
+    one, two = _state_at_end(plain)["adapter"], _state_at_end(config)["adapter"]
+    assert list(one) == list(two)
+    assert relative_l2(two, one) < 2e-5
+    assert relative_l2(weights_at_end(config), weights_at_end(plain)) < 2e-6
+    facts = facts_of(config)
+    if not config["exact"]:
+        gradient = facts["traffic"]["all_reduce"]["num_bytes"] / facts["num_steps"]
+        assert gradient == 4 * _count_factors(tiny_model)
+        assert gradient < 4 * sum(part.numel() for part in causal_lm.load_model(tiny_model).parameters()) / 2
+
+
+def test_a_checkpoint_is_the_ordinary_model_with_the_loss_of_the_adapted_one(
+    plain: dict[str, Any], tiny_model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    folder = Path(plain["work_dir"]) / "segments" / plain["segments"][-1]["fingerprint"]
+    (file,) = folder.glob("tiny_*.pt")
+    merged = causal_lm.load_model(tiny_model, checkpoint=file).eval()
+    adapted = causal_lm.load_model(tiny_model)
+    found = adapt(adapted, parsed(plain, tmp_path))
+    assert found is not None
+    found.load_factors(_state_at_end(plain)["adapter"])
+    batch = causal_lm.open_slice(slices[0]).collate(range(16), seq_len=32)
+    with torch.no_grad():
+        of_base, of_merged, of_adapted = (
+            float(causal_lm.loss_sum(model, batch))
+            for model in (causal_lm.load_model(tiny_model), merged, adapted.eval())
+        )
+    assert of_merged == pytest.approx(of_adapted, rel=1e-6)
+    assert abs(of_merged - of_base) > 1e-3 * of_base
+    base, after = causal_lm.load_model(tiny_model).state_dict(), merged.state_dict()
+    changed = {name for name in base if not torch.equal(base[name], after[name])}
+    assert changed == {
+        f"model.layers.{layer}.{part}.weight"
+        for layer in range(2)
+        for part in [
+            *(f"self_attn.{one}_proj" for one in "qkvo"),
+            *(f"mlp.{one}_proj" for one in ("gate", "up", "down")),
+        ]
+    }
+
+
+def test_a_stopped_training_goes_on_to_the_same_bits(
+    plain: dict[str, Any], train_here: Launch, tiny_model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    config = _config(tmp_path / "work", tiny_model, slices)
+    with pytest.raises(StoppedError):
+        train_here(config, stop_after_step=3)
+    train_here(config)
+    assert facts_of(config, 0)["num_resumes"] == 1
+    assert are_bitwise_equal(weights_at_end(config), weights_at_end(plain))
+    assert are_bitwise_equal(_state_at_end(config)["adapter"], _state_at_end(plain)["adapter"])
+
+
+def test_weights_that_are_not_the_base_with_its_factors_are_not_gone_on_from(
+    alone: Ranks, plain: dict[str, Any], tiny_model: Path, tmp_path: Path
+) -> None:
+    strategy = single.build(causal_lm.load_model(tiny_model), causal_lm, parsed(plain, tmp_path), alone)  # type: ignore[arg-type]
+    weights, state = weights_at_end(plain), _state_at_end(plain)
+    weights[f"{_LAYER}.weight"] = weights[f"{_LAYER}.weight"] * 1.01
+    before = strategy.digest()
+    with pytest.raises(ValueError, match=f"{_LAYER}.weight is not that of the base"):
+        strategy.restore(weights, state)
+    assert strategy.digest() == before
+
+
+def test_the_certificate_passes_right_updates_and_no_changed_base(
+    alone: Ranks, tiny_model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    config = parsed(_config(tmp_path / "work", tiny_model, slices[:1]), tmp_path)
+    events = EventStream(config.work_dir / "steps.jsonl", rank=0)
+    train(config, alone, stop=StopRequest(), events=events, keeps_updates=True)
+    updates, problems = compare_with_one_process(config, on_update=lambda: None)
+    assert judge(updates, problems) == ("passed", None)
+    (file,) = (tmp_path / "work").glob("segments/*/tiny_*.pt")
+    weights = torch.load(file, weights_only=True)
+    torch.save({**weights, "model.norm.weight": weights["model.norm.weight"] * 1.001}, file)
+    verdict, why = judge(*compare_with_one_process(config, on_update=lambda: None))
+    assert (verdict, "model.norm.weight" in str(why)) == ("failed", True)
+
+
+def test_the_second_computation_begins_and_grows_as_the_formula_says(
+    tiny_model: Path, slices: list[Path], tmp_path: Path
+) -> None:
+    process = OneProcess(parsed(_config(tmp_path / "work", tiny_model, slices[:1]), tmp_path))
+    first, second = (f"{_LAYER}.lora_{one}.default.weight" for one in "AB")
+    begin = process.start_weights
+    assert torch.equal(begin[first], draw_first_factor(_LAYER, rank=4, num_inputs=64, seed=1))
+    assert not begin[second].any()
+    (gradient,) = process.gradient(1, order_as_one_rank).by_order
+    # Its second factor is 0, so that nothing of the loss depends on the first.
+    assert not gradient[first].any()
+    whole = OneProcess(parsed(_config(tmp_path / "work", tiny_model, slices[:1], adapter=None), tmp_path))
+    (of_weights,) = whole.gradient(1, order_as_one_rank).by_order
+    by_hand = 8 / 4 * of_weights[f"{_LAYER}.weight"] @ begin[first].t()
+    assert torch.allclose(gradient[second], by_hand, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "query"], ["lm_head"], ["embed_tokens"]], ids=str)
+def test_a_target_that_is_no_linear_layer_below_the_head_is_refused_with_those_that_are(
+    targets: list[str], tmp_path: Path, slices: list[Path]
+) -> None:
+    folder = make_tiny_model(tmp_path / "untied", tied=False)
+    config = parsed(_config(tmp_path / "work", folder, slices, adapter={**_LORA, "targets": targets}), tmp_path)
+    with pytest.raises(UnfitModelError, match=f"got {targets[-1]}, .*allowed: down_proj, gate_proj, k_proj"):
+        adapt(causal_lm.load_model(folder), config)

@@ -1,0 +1,139 @@
+"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): small factors are trained beside weights that stay as they are.
+
+The library peft puts them into the model. What is checkpointed and compared is the model with its factors merged: an
+ordinary one, under its ordinary names. The factors themselves are a part of the state, from which training goes on.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.config import TrainingConfig
+from training.model.weights import collect_weights
+from training.process.failure import UnfitModelError
+
+ALL_LINEAR = "all-linear"
+"""As targets: every linear layer but the head."""
+FIRST, SECOND = "lora_A.default.weight", "lora_B.default.weight"
+"""What follows a layer's name in those of its factors: (rank, inputs), then (outputs, rank)."""
+_BASE = ".base_layer."
+"""What peft puts between a layer's name and those of what it had before."""
+
+
+def list_targets(model: nn.Module, targets: str | Iterable[str]) -> dict[str, nn.Linear]:
+    """Return name -> linear layer of those that get factors: the last part of a name is a target, or all are.
+
+    Raises UnfitModelError for a target that is no linear layer of the model, or its head.
+    """
+    whole: Any = model
+    head = whole.get_output_embeddings() if hasattr(whole, "get_output_embeddings") else None
+    # Its own subclasses alone: another may multiply otherwise.
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head}
+    known = {name.rpartition(".")[2] for name in linear}
+    wanted = known if targets == ALL_LINEAR else set(targets)
+    if unknown := sorted(wanted - known):
+        raise UnfitModelError(
+            f"train.adapter.targets: got {', '.join(unknown)}, of which {type(model).__name__} has no linear layer "
+            f"below its head; allowed: {', '.join(sorted(known)) or 'none, it has no such layer'}"
+        )
+    return {name: part for name, part in linear.items() if name.rpartition(".")[2] in wanted}
+
+
+def draw_first_factor(name: str, *, rank: int, num_inputs: int, seed: int) -> Tensor:
+    """Return where a layer's first factor begins: (rank, num_inputs) float32, by seed and name of the layer alone.
+
+    Uniform between +-1/sqrt(num_inputs), as a linear layer's weights begin. The second begins at 0.
+    """
+    number = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7], "big")
+    generator = torch.Generator().manual_seed(number)
+    bound = num_inputs**-0.5
+    return torch.empty(rank, num_inputs).uniform_(-bound, bound, generator=generator)
+
+
+class Adapter:
+    """The factors in a model, and what the model is with them merged."""
+
+    def __init__(self, model: nn.Module, layers: Iterable[str], *, scale: float) -> None:
+        self._model = model
+        self._layers = sorted(layers)
+        self._scale = scale
+
+    def factors(self) -> dict[str, Tensor]:
+        """Return what is trained, by name, where it is."""
+        return {name: part.detach() for name, part in self._model.named_parameters() if _is_factor(name)}
+
+    def load_factors(self, factors: Mapping[str, Tensor]) -> None:
+        """Have these values in the factors, in the memory where they are."""
+        with torch.no_grad():
+            for name, part in self.factors().items():
+                part.copy_(factors[name])
+
+    def merge(self, named: Mapping[str, Tensor], factors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of the model without its factors, by plain name and sorted by it, each layer's merged.
+
+        On the CPU and through fp64, where rounding leaves no room for another order of sums.
+        """
+        plain = {make_plain(name): tensor for name, tensor in named.items() if not _is_factor(name)}
+        layers = {f"{name}.weight": name for name in self._layers}
+        for name, tensor in sorted(plain.items(), key=lambda item: item[0]):
+            if (layer := layers.get(name)) is None:
+                yield name, tensor
+                continue
+            first, second = (factors[f"{layer}.{end}"].detach().cpu().double() for end in (FIRST, SECOND))
+            weight = tensor.detach().cpu()
+            yield name, (weight.double() + self._scale * (second @ first)).to(weight.dtype)
+
+    def merge_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the same of the parameters as they are."""
+        yield from self.merge(dict(self._model.named_parameters()), self.factors())
+
+    def merge_weights(self, factors: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Return the state dict of the ordinary model on the CPU; `factors`: with others than it has."""
+        return dict(self.merge(collect_weights(self._model), self.factors() if factors is None else factors))
+
+    def outline_weights(self) -> dict[str, Tensor]:
+        """Return name -> a tensor of the same shape and type as in that state dict."""
+        return {make_plain(name): part for name, part in self._model.state_dict().items() if not _is_factor(name)}
+
+
+def adapt(model: nn.Module, config: TrainingConfig) -> Adapter | None:
+    """Put the factors that the config asks for into the model, which then trains nothing else; None: it asks for none.
+
+    Raises UnfitModelError where peft is missing, or has no such layers.
+    """
+    if not config.adapter:
+        return None
+    rank, alpha = int(config.adapter["rank"]), float(config.adapter["alpha"])
+    layers = list_targets(model, config.adapter["targets"])
+    try:
+        # Here, not above: seconds, and no part of the ordinary set-up.
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise UnfitModelError(f"train.adapter: lora needs peft ({error}); install it with: make extras") from None
+    lora = LoraConfig(
+        r=rank, lora_alpha=alpha, target_modules=list(layers), lora_dropout=0.0, bias="none", init_lora_weights=True
+    )
+    inject_adapter_in_model(lora, model)
+    found = Adapter(model, layers, scale=alpha / rank)
+    inputs = {name: part.in_features for name, part in layers.items()}
+    with torch.no_grad():
+        for name, part in model.named_parameters():
+            part.requires_grad_(_is_factor(name))
+            layer = name.removesuffix(f".{FIRST}")
+            if layer in inputs and layer != name:
+                part.copy_(draw_first_factor(layer, rank=rank, num_inputs=inputs[layer], seed=config.seed))
+            elif name.endswith(f".{SECOND}"):
+                part.zero_()
+    return found
+
+
+def make_plain(name: str) -> str:
+    """Return the name that a parameter or buffer has in the ordinary model."""
+    return name.replace(_BASE, ".")
+
+
+def _is_factor(name: str) -> bool:
+    return name.endswith((f".{FIRST}", f".{SECOND}"))
