@@ -1,9 +1,9 @@
 """From what the stages wrote to Results: the figures of every cell, the gates, the verdict."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tasks.gates import statistics
 from tasks.gates.checks import check_gates, compute_standings
@@ -102,11 +102,20 @@ def _collect_comparison(outputs: Outputs) -> ComparisonFacts:
         heldout=_collect_slice(outputs, params.heldout_name),
         workload=trained.workload,
         unit=read_unit(trained.workload),
-        train={key: value for key, value in trained.train.items() if value is not None},
+        train=dict(_flatten(trained.train)),
         recorded={name: recorded.get(name, {}) for name in ("versions", "kernels", "environment")},
         machine=MachineFacts(**machine.model_dump(include=set(MachineFacts.model_fields))),
         trained_at=min(segment.facts.started_at for run in outputs.runs.values() for segment in run.segments),
     )
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
+    """Yield each value by its name, those of a section as `section.name`, a list as its words; none of null."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield f"{prefix}{name}", ", ".join(value) if isinstance(value, list) else value
 
 
 def _collect_slice(outputs: Outputs, name: str) -> SliceFacts:

@@ -98,13 +98,13 @@ def _describe_optimizer(train: dict[str, Any]) -> str:
 
 def _describe_adapter(train: dict[str, Any]) -> str:
     """Return what is trained in place of all weights; nothing where these are, or in results of an earlier version."""
-    if not (adapter := train.get("adapter")):
+    if "adapter.kind" not in train:
         return ""
-    targets = adapter["targets"]
-    layers = "every linear layer but the head" if targets == "all-linear" else wording.join_names(targets)
+    targets = train["adapter.targets"]
+    layers = "every linear layer but the head" if targets == "all-linear" else targets
     return (
-        f"; trained is a LoRA adapter alone, rank {adapter['rank']} and alpha {adapter['alpha']:g}, beside {layers}; "
-        "checkpoints hold the model with it merged"
+        f"; trained is a LoRA adapter alone, rank {train['adapter.rank']} and alpha {train['adapter.alpha']:g}, beside "
+        f"{layers}; checkpoints hold the model with it merged"
     )
 
 

@@ -183,3 +183,15 @@ def test_kernels_and_environment_are_printed_as_the_ranks_recorded_them(params: 
     facts = dict(tell_facts(collect_results(outputs_of(tmp_path, params))))
     assert facts["Kernels"] == "attention sdpa, deterministic False, matmul_precision highest"
     assert facts["Environment of the ranks"] == "OMP_NUM_THREADS 1"
+
+
+def test_an_adapter_is_named_in_the_report_as_it_was_trained(params: dict[str, Any], tmp_path: Path) -> None:
+    assert "adapter" not in dict(tell_facts(collect_results(outputs_of(tmp_path, params))))["Work"]
+    lora = {"kind": "lora", "rank": 16, "alpha": 32.0, "targets": ["q_proj", "v_proj"]}
+    edit_json(
+        tmp_path / "runs" / "1proc" / "run.json", train=setting_of(params)["train"] | {"epochs": 1, "adapter": lora}
+    )
+    results = collect_results(outputs_of(tmp_path, params))
+    assert results.comparison.train["adapter.rank"] == 16
+    work = dict(tell_facts(results))["Work"]
+    assert "trained is a LoRA adapter alone, rank 16 and alpha 32, beside q_proj, v_proj; checkpoints hold" in work
